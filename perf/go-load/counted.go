@@ -56,7 +56,7 @@ func (l *load) countEchoes(connections, times int) error {
 			for number := 0; number < times/connections && err == nil; number++ {
 				err = roundTrip(conn, uint64(number))
 			}
-			// The library may call the close of a tunnel an error (upstream's D-43).
+			// The library may call the close of a tunnel an error.
 			_ = conn.Close()
 			mu.Lock()
 			defer mu.Unlock()

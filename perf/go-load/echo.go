@@ -97,7 +97,7 @@ func (l *load) closedLoop(connections int, lasting time.Duration) ([]time.Durati
 	for _, conn := range conns {
 		group.Go(func() {
 			times, err := askUntil(conn, end, warmUp)
-			// The library may call the close of a tunnel an error (upstream's D-43).
+			// The library may call the close of a tunnel an error.
 			_ = conn.Close()
 			mu.Lock()
 			defer mu.Unlock()

@@ -128,6 +128,7 @@ mod tests {
         }
     }
 
+    /// Limit (operations): Listeners for health, metrics and administration
     #[tokio::test(start_paused = true)]
     async fn an_answer_has_to_be_read_within_its_time_however_slowly_it_is_read() {
         for step in [0, 1] {

@@ -82,6 +82,7 @@ pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudg
 mod tests {
     use super::*;
 
+    /// Limit (memory): Bytes held by the process (`--process-budget`)
     #[test]
     fn the_process_budget_is_a_quarter_of_the_memory_unless_a_flag_says_otherwise() {
         let plan = |process_budget_bytes| IsolationPlan {
@@ -101,6 +102,7 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Memory of the cgroup, without pages of files
     #[test]
     fn sockets_are_bounded_where_memory_is_small() {
         for (memory, expected) in [
@@ -115,6 +117,7 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Bytes held by the process (`--process-budget`)
     #[test]
     fn budgets_leave_half_of_the_memory_to_the_process() {
         for (memory, link, share) in [

@@ -80,6 +80,7 @@ fn give_up_lanes(hub: &Hub, lanes: usize) {
 mod tests {
     use super::*;
 
+    /// Limit (peers): Lanes of a process | a third of its file descriptors, less 512
     #[test]
     fn lanes_get_a_third_of_the_descriptors() {
         assert_eq!(lanes_of(Some(20_000)), 6496);

@@ -506,6 +506,10 @@ fn any_address() -> std::net::IpAddr {
 mod tests {
     use super::*;
 
+    /// Limit (peers): TLS handshakes at once on a listener | 256; 128 from one IPv4 address or IPv6 /64. Further ones
+    /// wait
+    /// Limit (peers): TLS connections before their handshake | 1,024 silent: the oldest is closed. 4,096 waiting: the
+    /// newest of the busiest address is closed; each at most 1/8 of the descriptors
     #[test]
     fn connections_on_the_way_to_a_handshake_are_capped_and_have_an_eighth_of_the_descriptors() {
         for (descriptors, silent, waiting) in [

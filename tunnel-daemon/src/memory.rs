@@ -139,6 +139,7 @@ mod tests {
         assert_eq!(mem_total("nonsense"), None);
     }
 
+    /// Limit (memory): Bytes held by the process (`--process-budget`)
     #[test]
     fn the_tightest_limit_on_the_way_to_the_root_counts() {
         let folder = tempfile::tempdir().unwrap();

@@ -172,6 +172,7 @@ mod tests {
         assert_eq!(hundredths(u64::MAX, 1), u64::MAX);
     }
 
+    /// Limit (memory): Memory of the cgroup, without pages of files
     #[tokio::test(start_paused = true)]
     async fn budget_follows_the_use_of_the_cgroup() {
         let folder = tempfile::tempdir().unwrap();

@@ -390,6 +390,7 @@ impl Namespaces {
 mod tests {
     use super::*;
 
+    /// Limit (redirect): Captured network namespaces besides the own one | 256; more are logged
     #[test]
     fn what_looks_leave_out_is_said_when_it_begins_and_when_it_ends_and_not_in_between() {
         let mut left_out = LeftOut::default();

@@ -1,4 +1,7 @@
-//! `cargo xtask docs`: writes the pages below docs/reference from the code. The tests that write them compare them otherwise.
+//! `cargo xtask docs`: writes the pages below docs/reference: some from doc comments here, the others by tests of the daemon, which
+//! compare them otherwise.
+
+pub(crate) mod promises;
 
 use std::time::Duration;
 
@@ -13,6 +16,7 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// # Errors
 /// When the package does not build, or a page cannot be written.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    promises::write(workspace)?;
     let mut command = workspace.cargo(&[
         "test",
         "--quiet",

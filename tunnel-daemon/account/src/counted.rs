@@ -113,6 +113,7 @@ mod tests {
         assert_eq!(counted.take(7), sent(10));
     }
 
+    /// Limit (accounting): Connections whose accounts metrics hold | 131,072. A lost end is noticed by the second sweep
     #[test]
     fn connections_whose_ends_were_lost_do_not_pile_up() {
         let mut counted = Counted::new(MAX);

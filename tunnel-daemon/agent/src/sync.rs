@@ -18,7 +18,7 @@ const DUPLICATES_FREE: u32 = 10;
 const BACKOFF_FACTOR: f64 = 1.5;
 /// Share of a pause that is added at random (upstream's).
 const JITTER: f64 = 0.1;
-/// For so long after a lease has appeared, attempts that find only known servers come at the shortest pause (rule 54).
+/// For so long after a lease has appeared, attempts that find only known servers come at the shortest pause.
 const EAGER_FOR: Duration = Duration::from_secs(30);
 
 /// How often attempts may come.

@@ -131,6 +131,7 @@ mod tests {
     use super::*;
     use crate::link::tests::context;
 
+    /// Limit (sizes): Protocol and address of a dial | 1,024 bytes together, then the dial is refused
     #[tokio::test]
     async fn an_address_longer_than_1024_bytes_is_refused_and_not_dialled() {
         let context = context(1);

@@ -17,7 +17,7 @@ pub const MIB: u64 = 1024 * KIB;
 pub const MESSAGE_BYTES_MAX: u64 = 4 * MIB;
 /// Largest DATA payload towards Go agents and servers, bytes: what upstream itself reads at once.
 pub const DATA_BYTES_TO_GO: u64 = 32 * KIB;
-/// Largest DATA payload towards a gRPC client that keeps up, bytes (rules 6).
+/// Largest DATA payload towards a gRPC client that keeps up, bytes.
 pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
 /// Bytes of what to dial, network name and all: four times the longest name with its port. Dials wait in memory that no budget
 /// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
@@ -59,7 +59,7 @@ pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time a gRPC client's call may be without a dial or a tunnel, before its first dial or after its last one: such a call may hold
 /// 16 KiB of a message, and 400,000 of them take every place. Go clients dial at once and end the call with its tunnel.
 pub const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a tunnel whose peer closed linger this long without progress, then they are dropped (rules 1).
+/// Bytes of a tunnel whose peer closed linger this long without progress, then they are dropped.
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The Go client's own dial deadline: ours must answer before it.
 pub const GO_CLIENT_DIAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -91,11 +91,11 @@ pub const ACCOUNT_SERIES: u32 = 100;
 /// The most a flag may ask for.
 pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
 
-/// Dial deadline of the native server: under the Go client's own, so the client learns the cause (rules 7).
+/// Dial deadline of the native server: under the Go client's own, so the client learns the cause.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time an agent gives a target to accept, all addresses together (compat 6.8).
 pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Grace of the native programs: under Kubernetes' 30 s between SIGTERM and SIGKILL (rules 10).
+/// Grace of the native programs: under Kubernetes' 30 s between SIGTERM and SIGKILL.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 /// Idle time before an HTTP/2 ping, both programs (compat 2.3).
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
@@ -160,7 +160,7 @@ pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
 pub const CONFIG_FILE_BYTES_MAX: u64 = MIB;
 /// Over its own share without progress for this long: closed (design 5).
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Half-closed and not a byte for this long: reset (rules 9).
+/// Half-closed and not a byte for this long: reset.
 pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Request head of an HTTP-CONNECT client, bytes: what Go's server takes.

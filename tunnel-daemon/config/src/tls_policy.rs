@@ -167,6 +167,7 @@ mod tests {
         (TlsPolicy::parse(version, &suites, &mut warnings), warnings)
     }
 
+    /// Upstream (configuration): TLS versions below 1.2 are accepted with a warning and raised.
     #[test]
     fn versions_below_1_2_are_accepted_with_a_warning_and_raised() {
         for name in ["VersionTLS10", "VersionTLS11"] {

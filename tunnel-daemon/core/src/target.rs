@@ -209,6 +209,7 @@ mod tests {
 
     use super::*;
 
+    /// Upstream (choice): The host part of an address is found with and without a port, for IPv6, too.
     #[test]
     fn host_part_follows_upstream_and_reads_bracketed_v6_without_port() {
         let full = "fd70:6e61:7465:7761:7265:0000:0000:0001";

@@ -74,6 +74,7 @@ fn lane_takes_its_corpus() {
     replay_target("lane");
 }
 
+/// Limit (sizes): TLS message split over several records, on a lane
 #[test]
 fn tls_records_takes_its_corpus() {
     replay_target("tls_records");

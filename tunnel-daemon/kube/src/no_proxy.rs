@@ -57,6 +57,8 @@ mod tests {
     use super::*;
 
     /// The table of Go's `httpproxy`, and entries that its documentation names.
+    ///
+    /// Upstream (configuration): `NO_PROXY` follows the rules of Go.
     #[test]
     fn exceptions_match_as_in_go() {
         const LIST: &str = "foobar.com, .barbaz.net, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30, \

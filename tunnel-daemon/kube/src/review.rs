@@ -72,7 +72,7 @@ impl ReviewError {
 }
 
 impl ReviewPolicy {
-    /// What a token says of itself, before it costs a review (rule 49). Passing proves nothing.
+    /// What a token says of itself, before it costs a review. Passing proves nothing.
     ///
     /// # Errors
     /// Where upstream would end, too.

@@ -142,6 +142,7 @@ mod tests {
         assert_eq!((one.expires, one.subject), (None, None));
     }
 
+    /// Limit (sizes): Token of an agent | 16 KiB
     #[test]
     fn what_is_no_jwt_has_no_claims() {
         for text in [

@@ -227,6 +227,7 @@ mod tests {
         assert!(state.queues.is_empty() && state.order.is_empty() && state.waiting == 0);
     }
 
+    /// Limit (peers): Token reviews
     #[tokio::test]
     async fn waiting_is_bounded_in_all_and_for_an_address_that_is_not_trusted() {
         let turns = Turns::new(1, 34);

@@ -246,6 +246,7 @@ async fn an_api_server_that_is_away_is_asked_again_and_holds_up_no_end() {
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
+/// Upstream (configuration): Expired leases are deleted; valid and foreign ones stay.
 #[tokio::test]
 async fn expired_leases_are_deleted_and_the_others_counted() {
     let mut world = World::new().await;
@@ -300,7 +301,9 @@ async fn leases_are_watched_with_and_without_streaming_lists() {
     }
 }
 
-/// Rule 54: expiry counts only in sync.
+/// Expiry counts only in sync.
+///
+/// Upstream (configuration): While the API server is away, the last server count stays.
 #[tokio::test]
 async fn while_the_api_server_is_away_the_last_state_stands() {
     let mut world = World::new().await;

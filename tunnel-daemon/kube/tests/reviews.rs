@@ -175,6 +175,7 @@ async fn what_a_token_says_of_itself_costs_no_review() {
     assert_eq!(world.results(), [ReviewResult::Denied]);
 }
 
+/// Limit (sizes): Answer of the API server | 1 MiB
 #[tokio::test]
 async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
     let world = world().await;
@@ -247,7 +248,10 @@ async fn an_api_server_that_is_away_is_named() {
     assert!(!refused.contains("ServiceError"), "{refused}");
 }
 
-/// Rule 49: at most 32 reviews at once, whoever asks.
+/// At most 32 reviews at once, whoever asks.
+///
+/// Limit (peers): Token reviews | 32 at once; 1,024 callers wait, half of them reserved for addresses with a link. 16
+/// per address without a link
 #[tokio::test]
 async fn few_reviews_are_under_way_at_once() {
     let world = world().await;
@@ -266,6 +270,8 @@ async fn few_reviews_are_under_way_at_once() {
 }
 
 /// Strangers who fill the queue of their address, while the API server does not answer.
+///
+/// Limit (peers): Token reviews
 #[tokio::test]
 async fn a_silent_api_server_has_a_bounded_number_of_callers_waiting() {
     let world = world().await;
@@ -354,6 +360,8 @@ async fn a_rate_that_is_set_is_kept() {
 }
 
 /// KKP and k0s replace the files of a server that runs.
+///
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(start_paused = true)]
 async fn another_kubeconfig_is_taken_into_use_and_a_broken_one_is_not() {
     let world = world().await;
@@ -374,6 +382,7 @@ async fn another_kubeconfig_is_taken_into_use_and_a_broken_one_is_not() {
     assert_eq!((world.api.reviews(), next.reviews()), (2, 1));
 }
 
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test]
 async fn a_token_file_is_trimmed_and_read_again() {
     let api = FakeApi::start().await;

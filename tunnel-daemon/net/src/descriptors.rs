@@ -312,6 +312,8 @@ mod tests {
         descriptors
     }
 
+    /// Limit (peers): File descriptors in use | at 3/4 no additional lanes; at 7/8 idle lanes are closed. Near the
+    /// limit clients and dials are refused, then clients and at last agents wait
     #[test]
     fn lanes_have_no_room_first_then_clients_then_agents() {
         let order = [Use::Lane, Use::Tunnel, Use::Client, Use::Agent];
@@ -339,6 +341,7 @@ mod tests {
         );
     }
 
+    /// Limit (peers): File descriptors in use
     #[test]
     fn idle_lanes_are_closed_down_to_where_new_ones_have_room() {
         for (in_use, lanes) in [(895, 0), (896, 128), (1000, 232)] {

@@ -110,6 +110,7 @@ mod tests {
         TcpStream::connect(listener.local_addr().unwrap()).unwrap()
     }
 
+    /// Limit (times): A link whose sent bytes are not acknowledged | ends after 20 s
     #[test]
     fn options_reach_the_kernel() {
         let stream = stream();

@@ -280,6 +280,7 @@ mod tests {
         UnixListening::bind(&path, StaleFile::Remove).unwrap();
     }
 
+    /// Upstream (configuration): A file that is no socket survives at the path of a unix socket.
     #[tokio::test]
     async fn file_that_is_no_socket_survives_and_listening_fails() {
         let directory = directory();

@@ -112,6 +112,7 @@ mod tests {
         );
     }
 
+    /// Limit (redirect): A cgroup namespace that shows a part of the host as its root | logged as a part
     #[test]
     fn a_mount_of_less_than_all_cgroups_is_a_part_of_the_host() {
         // As a container with a cgroup namespace of its own sees them.

@@ -96,6 +96,7 @@ mod tests {
 
     use super::*;
 
+    /// Limit (redirect): An exempt process | exempt until it ends; its id is reused safely within about 1 s
     #[test]
     fn processes_that_ended_or_are_others_are_over() {
         let mut processes = Processes::default();

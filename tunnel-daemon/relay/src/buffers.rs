@@ -78,6 +78,7 @@ mod tests {
         assert_eq!(buffers.lend(LARGE)[0], 7);
     }
 
+    /// Limit (memory): Relay buffers | 64 MiB per process, then 16 KiB per direction with data
     #[test]
     fn growth_stops_at_the_budget_but_no_pair_goes_without() {
         let mut buffers = Buffers::new(LARGE);
@@ -87,6 +88,7 @@ mod tests {
         assert_eq!(buffers.take_refused(), 1);
     }
 
+    /// Limit (memory): Relay buffers
     #[test]
     fn burst_leaves_a_bounded_number_of_free_buffers() {
         let mut buffers = Buffers::new(usize::MAX);

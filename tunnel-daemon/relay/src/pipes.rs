@@ -89,6 +89,8 @@ impl Pipes {
 mod tests {
     use super::*;
 
+    /// Limit (memory): Kernel pipes of the relay | 48 MiB per process, or one pipe of 256 KiB per ten raw lanes if that
+    /// is less
     #[test]
     #[cfg_attr(miri, ignore = "the kernel sizes pipes")]
     fn budget_caps_the_pool_and_each_refusal_counts() {

@@ -148,6 +148,7 @@ mod tests {
         });
     }
 
+    /// Limit (memory): Memory of the cgroup, without pages of files
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn buffers_become_small_and_grow_again() {

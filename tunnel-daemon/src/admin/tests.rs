@@ -228,6 +228,8 @@ fn dropped_listener_frees_its_port_and_leaves_the_other_serving() {
     assert!(is_free(admin.local_addr()));
 }
 
+/// Limit (operations): Listeners for health, metrics and administration | 256 connections, headers of 64 KiB, 60 s per
+/// answer. Scrapes within 1 s share one text
 #[test]
 fn limits_are_256_connections_64_kibibytes_of_headers_and_60_seconds_for_an_answer() {
     let limits = AdminLimits::default();
@@ -236,6 +238,7 @@ fn limits_are_256_connections_64_kibibytes_of_headers_and_60_seconds_for_an_answ
     assert_eq!(limits.answer_timeout, Duration::from_secs(60));
 }
 
+/// Limit (operations): Listeners for health, metrics and administration
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_not_read_ends_its_connection_after_sixty_seconds() {
     let metrics = ServerMetrics::new(&["default"]);

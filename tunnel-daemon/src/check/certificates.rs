@@ -299,6 +299,7 @@ mod tests {
         (line.verdict, line.text)
     }
 
+    /// Limit (operations): Remaining days of a certificate below which `adit check` reports `degraded` | 30
     #[test]
     fn a_certificate_is_judged_by_the_days_that_are_left() {
         for (left, expected, part) in [

@@ -256,6 +256,7 @@ async fn silent_data_runtime_is_not_ready_after_a_second() {
     );
 }
 
+/// Limit (operations): Queued readiness checks | 64 per process
 #[tokio::test(start_paused = true)]
 async fn more_questions_than_the_queue_holds_are_refused_at_once() {
     let (asker, _questions) = readiness_channel();

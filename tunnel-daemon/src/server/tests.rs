@@ -56,7 +56,9 @@ fn agent() -> LinkInfo {
     }
 }
 
-/// Rule 21. A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
+/// A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
+///
+/// Limit (times): PING on an idle lane | every 30 s; closed if the last one is unanswered
 #[tokio::test(start_paused = true)]
 async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     let metrics = ServerMetrics::new(&[]);

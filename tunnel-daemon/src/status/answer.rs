@@ -396,6 +396,7 @@ mod tests {
         assert_eq!(ids(&table, "limit=1&sort=bytes"), [2]);
     }
 
+    /// Limit (operations): Tunnels in an answer of the admin socket | 100; on request 10,000
     #[test]
     fn ten_thousand_tunnels_and_more_are_answered_boundedly() {
         let table = Arc::new(OpenTunnels::default());

@@ -170,6 +170,7 @@ mod tests {
         tracing::debug!(target: "h2::codec", "frame{number}");
     }
 
+    /// Limit (operations): Debug logging switched on at run time | off again after 15 min
     #[tokio::test(start_paused = true)]
     async fn debug_logging_goes_off_by_itself_after_fifteen_minutes() {
         let (debug, said, _guard) = log(levels(LevelFilter::WARN, None));

@@ -263,6 +263,7 @@ mod tests {
 
     use super::*;
 
+    /// Limit (operations): Listeners for health, metrics and administration
     #[test]
     fn answers_that_are_sent_at_the_same_time_share_a_text_for_a_second() {
         let registry = Registry::new();

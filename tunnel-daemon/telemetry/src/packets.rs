@@ -209,6 +209,7 @@ mod tests {
         assert_eq!(packets(&families, "from_agent", "DATA"), 0);
     }
 
+    /// Limit (operations): Unknown packet types in metrics | 16, then `other`
     #[test]
     fn unknown_numbers_beyond_the_bound_share_other() {
         let families = families();

@@ -123,6 +123,7 @@ mod tests {
         EventLimit::new(per_second, burst, IntCounter::new("c", "c").unwrap())
     }
 
+    /// Limit (operations): Log lines about failed dials | 10 per second, 50 at once
     #[test]
     fn suppressed_lines_are_counted_and_told_with_the_next() {
         let limit = limit(1, 2);

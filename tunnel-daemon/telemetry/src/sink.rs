@@ -287,6 +287,7 @@ mod tests {
         )
     }
 
+    /// Limit (operations): Log lines queued for a slow destination | 4,096, then lines are dropped and counted
     #[test]
     fn writer_never_waits_for_a_stuck_destination_and_the_loss_is_told() {
         let (mut queue, enters, opener, behind) = gated(LogFormat::Text);
@@ -325,6 +326,7 @@ mod tests {
         );
     }
 
+    /// Limit (operations): Length of a log line | 8 KiB, then cut; JSON stays valid
     #[test]
     fn a_line_longer_than_eight_kibibytes_is_cut() {
         let longest = vec![b'x'; LINE_BYTES_MAX];

@@ -153,6 +153,7 @@ fn used_server_exports_upstreams_families_with_their_types() {
     assert_eq!(ours, BTreeSet::from(expected));
 }
 
+/// Upstream (configuration): The gauge of open tunnels follows, and the duration histogram gets one sample per tunnel.
 #[test]
 fn server_series_are_spelled_as_upstream_spells_them() {
     let metrics = used_server();
@@ -381,6 +382,8 @@ fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
     }
 }
 
+/// Limit (accounting): Round-trip time of open connections, links and lanes | their mean; no series while none was
+/// measured
 #[test]
 fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
     let metrics = ServerMetrics::new(&[]);
@@ -407,6 +410,7 @@ fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
     assert!(!types.contains_key("adit_ebpf_open_rtt_seconds"));
 }
 
+/// Upstream (configuration): The gauge of open tunnels follows, and the duration histogram gets one sample per tunnel.
 #[tokio::test]
 async fn cancelled_tunnel_leaves_its_gauges_and_is_counted_as_ended() {
     let metrics = ServerMetrics::new(&[]);

@@ -476,6 +476,7 @@ mod tests {
         assert_eq!(live.view(Instant::now()).quality, Some(quality));
     }
 
+    /// Limit (operations): Texts of a tunnel in the list of open tunnels | 256 bytes each of destination and peer id
     #[test]
     fn the_text_of_a_peer_is_kept_short() {
         let table = Arc::new(OpenTunnels::default());

@@ -11,6 +11,7 @@ use crate::jwt::{Signer, claims};
 use crate::process::Process;
 use crate::wait::{secs, until};
 
+/// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[test]
 fn only_tokens_of_the_account_for_the_audience_are_let_in() {
     let Some(programs) = programs("admission") else {

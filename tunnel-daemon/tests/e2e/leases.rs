@@ -36,6 +36,8 @@ fn published(cluster: &Cluster, count: usize) {
 }
 
 /// 3 -> 1 -> 3, each server at an address of its own.
+///
+/// Upstream (configuration): Agents follow the leases of their servers from one to three servers and back.
 #[test]
 fn an_agent_follows_the_leases_of_servers() {
     let Some(programs) = programs("leases") else {
@@ -110,6 +112,8 @@ fn an_agent_follows_the_leases_of_servers() {
 }
 
 /// Two servers and two agents become four and four: servers are started anew with the new count, as platforms do it.
+///
+/// Upstream (configuration): Agents follow a static server count.
 #[test]
 fn agents_follow_the_count_that_servers_have_in_a_flag() {
     let Some(programs) = programs("static count") else {

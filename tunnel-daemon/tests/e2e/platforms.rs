@@ -3,7 +3,7 @@
 //!
 //! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532, without
 //! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through
-//! each pair. docs/compatibility.md has the table of this run.
+//! each pair. docs/reference/platforms.md has the table of this run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -31,7 +31,10 @@ use self::rows::{End, PLATFORMS, Platform};
 /// Set in the process that has a file system and a network of its own: the platform's name.
 const INSIDE: &str = "ADIT_TEST_PLATFORM_INSIDE";
 /// Where the docs have the table.
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/reference/platforms.md"
+);
 /// In which the programs are, for their user to run.
 const PROGRAMS: &str = "/mnt/programs";
 const SECRETS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -512,7 +515,7 @@ fn platform(name: &str) {
     let page = fs::read_to_string(PAGE).expect("a page");
     assert!(
         said.contains(&row) && page.contains(&row),
-        "docs/compatibility.md lacks this row: {row}"
+        "docs/reference/platforms.md lacks this row: {row}"
     );
 }
 

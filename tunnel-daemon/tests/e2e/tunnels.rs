@@ -58,6 +58,7 @@ fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
     agent.kill();
 }
 
+/// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[test]
 fn a_pod_of_the_cluster_is_reached_by_grpc() {
     a_pod_of_the_cluster_is_reached(Mode::Grpc, "proxy-server", "grpc");

@@ -1,7 +1,6 @@
 //! Loopback tier: the whole server and its agents in one process, on real sockets, through every frontend.
 //!
-//! Each test is named after what it proves and carries the number of its line in the compatibility checklist where
-//! there is one. Nothing sleeps: tests wait for conditions, each with a limit and a name.
+//! Each test is named after what it proves. Nothing sleeps: tests wait for conditions, each with a limit and a name.
 
 mod cases;
 mod support;

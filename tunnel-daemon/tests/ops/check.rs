@@ -94,6 +94,7 @@ fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
     (cert_path, key_path)
 }
 
+/// Limit (operations): Remaining days of a certificate below which `adit check` reports `degraded`
 #[test]
 fn check_finds_what_is_wrong_with_certificates() {
     let files = Files::create();

@@ -371,6 +371,8 @@ mod tests {
     }
 
     /// Also when there is nothing more to read, and only a part of a record is left.
+    ///
+    /// Limit (memory): Buffer of an incomplete TLS record on a lane | the bytes of the record received so far
     #[tokio::test]
     async fn a_part_of_a_record_that_waits_keeps_no_block() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
@@ -390,6 +392,8 @@ mod tests {
     }
 
     /// Records of the read before are in use, whose allocation was much larger.
+    ///
+    /// Limit (memory): Buffer of an incomplete TLS record on a lane
     #[tokio::test]
     async fn what_comes_behind_a_part_of_a_record_keeps_its_own_size() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
@@ -406,6 +410,8 @@ mod tests {
         assert!(fill.capacity() < 20, "{}", fill.capacity());
     }
 
+    /// Limit (memory): Free read buffers that are kept for reuse | 8 of 256 KiB per thread; in total 1/32 of the memory
+    /// limit. None below 512 MiB
     #[tokio::test]
     async fn where_memory_is_small_no_read_has_a_block() {
         take_none();
@@ -442,6 +448,7 @@ mod tests {
         assert!(again.is_empty());
     }
 
+    /// Limit (memory): Free read buffers that are kept for reuse
     #[test]
     fn blocks_in_use_are_forgotten_when_there_are_too_many() {
         let mut blocks = Blocks::new();
@@ -458,6 +465,7 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Free read buffers that are kept for reuse
     #[test]
     fn threads_keep_no_more_blocks_together_than_there_is_room_for() {
         let room = AtomicUsize::new(3);

@@ -64,6 +64,8 @@ mod tests {
         parse_bundle(Path::new("/x/ca.pem"), text.as_bytes()).map(|store| store.len())
     }
 
+    /// Upstream (configuration): CA bundles: every certificate counts, foreign blocks are ignored, malformed
+    /// certificates are errors.
     #[test]
     fn every_certificate_of_a_bundle_is_an_anchor() {
         assert_eq!(
@@ -72,6 +74,8 @@ mod tests {
         );
     }
 
+    /// Upstream (configuration): CA bundles: every certificate counts, foreign blocks are ignored, malformed
+    /// certificates are errors.
     #[test]
     fn foreign_block_is_ignored() {
         let foreign = "-----BEGIN PUBLIC KEY-----\naGVsbG8=\n-----END PUBLIC KEY-----\n";
@@ -84,6 +88,8 @@ mod tests {
         assert_eq!(anchors(&format!("{with_headers}{}", ca())).unwrap(), 1);
     }
 
+    /// Upstream (configuration): CA bundles: every certificate counts, foreign blocks are ignored, malformed
+    /// certificates are errors.
     #[test]
     fn malformed_certificate_is_refused_naming_file_and_block() {
         let error = anchors(&format!("{}{NOT_A_CERTIFICATE}", ca())).unwrap_err();
@@ -94,6 +100,8 @@ mod tests {
         assert!(error.to_string().contains("/x/ca.pem"), "{error}");
     }
 
+    /// Upstream (configuration): CA bundles: every certificate counts, foreign blocks are ignored, malformed
+    /// certificates are errors.
     #[test]
     fn truncated_and_non_base64_blocks_are_skipped() {
         let truncated = "-----BEGIN CERTIFICATE-----\naGVs\n";
@@ -104,6 +112,8 @@ mod tests {
         );
     }
 
+    /// Upstream (configuration): CA bundles: every certificate counts, foreign blocks are ignored, malformed
+    /// certificates are errors.
     #[test]
     fn bundle_without_certificate_is_an_error_naming_the_file() {
         for text in ["", "hello\n", "-----BEGIN CERTIFICATE-----\naGVs\n"] {

@@ -477,6 +477,9 @@ mod tests {
     }
 
     /// A byte in a frame of its own takes as much memory as seventy.
+    ///
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane | 256 KiB in at most 4,096 chunks
+    /// Limit (memory): Bytes queued of a client or target that has closed
     #[tokio::test]
     async fn a_leg_may_be_4096_frames_ahead_of_its_lane_however_small_they_are() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

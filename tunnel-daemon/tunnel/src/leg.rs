@@ -438,6 +438,7 @@ mod tests {
         assert_eq!(live.bytes(), (3, 9));
     }
 
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
     async fn a_leg_may_be_256_kibibytes_ahead_of_its_link() {
         let mailbox = Arc::new(Mailbox::default());
@@ -455,6 +456,9 @@ mod tests {
         assert!(ready.is_ready(), "what the link sent makes room");
     }
 
+    /// Limit (memory): Tunnels while `--process-budget` is in use
+    /// Limit (memory): Kernel socket buffers of paused clients and targets | counted by `--process-budget`; 16 KiB each
+    /// from half of it on
     #[tokio::test]
     async fn a_leg_may_be_16_kibibytes_ahead_while_memory_is_short() {
         let budget = Arc::new(ProcessBudget::new(1 << 20));
@@ -490,6 +494,8 @@ mod tests {
     }
 
     /// A byte in a piece of its own takes as much memory as seventy.
+    ///
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
     async fn a_leg_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
         let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));

@@ -196,6 +196,8 @@ mod tests {
         assert!(rig.link.held_bytes() > 0 && !rig.holds());
     }
 
+    /// Limit (memory): Drain rate above which a full link waits for its slow readers | 1 MiB/s over all readers of the
+    /// link, measured over 500 ms. The first measurement takes 600 ms
     #[test]
     fn a_link_that_fills_up_is_left_unread_until_its_readers_are_known_to_take_nothing() {
         let mut rig = Rig::new(false);
@@ -227,7 +229,7 @@ mod tests {
         assert!(!rig.holds());
     }
 
-    /// Rule 14: a download beside stalled readers must not have their link left unread for as long as they stall.
+    /// A download beside stalled readers must not have their link left unread for as long as they stall.
     #[test]
     fn a_link_held_by_those_who_do_not_read_is_read_on_beside_one_who_does() {
         for (stalled, waited_for) in [(36, false), (35, true)] {
@@ -243,6 +245,7 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Drain rate above which a full link waits for its slow readers
     #[test]
     fn readers_of_one_mebibyte_a_second_together_are_waited_for_and_slower_ones_are_not() {
         for (taken, waited_for) in [
@@ -263,6 +266,7 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Drain rate above which a full link waits for its slow readers
     #[test]
     fn a_burst_counts_only_when_its_half_second_is_over() {
         let mut rig = Rig::full_for_long();

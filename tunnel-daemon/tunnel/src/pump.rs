@@ -434,6 +434,8 @@ mod tests {
     use crate::Mailbox;
 
     /// The peer decides what is around them, and a budget counts only their own bytes.
+    ///
+    /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
     async fn crumbs_that_wait_keep_nothing_of_what_they_came_in() {
         let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));

@@ -124,6 +124,7 @@ mod tests {
         (0..=250).cycle().take(length).collect()
     }
 
+    /// Limit (memory): Small chunks queued for a slow endpoint
     #[tokio::test]
     async fn crumbs_for_a_leg_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones() {
         let (mut seat, mut leg, mailbox) = seat();

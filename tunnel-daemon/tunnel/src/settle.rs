@@ -176,6 +176,7 @@ mod tests {
         settling.await
     }
 
+    /// Limit (times): Bytes in the agent's kernel after a close | read within 5 min, else the lane is cut
     #[tokio::test(start_paused = true)]
     async fn last_bytes_that_a_peer_does_not_read_are_waited_for_five_minutes() {
         let (mut lane, _peer) = unread().await;
@@ -186,7 +187,9 @@ mod tests {
         assert_eq!(since.elapsed().as_secs(), 30 + 300);
     }
 
-    /// Rule 19: an answer that is missing proves nothing while bytes in front of it may be read yet.
+    /// An answer that is missing proves nothing while bytes in front of it may be read yet.
+    ///
+    /// Limit (times): Bytes in the agent's kernel after a close
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_the_last_bytes_after_minutes_keeps_its_lane() {
         let (mut lane, mut peer) = unread().await;

@@ -181,6 +181,7 @@ mod tests {
         assert!(watch.probes.lock().unwrap().is_empty());
     }
 
+    /// Limit (memory): Entries of the idle check of tunnels on lanes | twice the open tunnels
     #[test]
     fn the_list_does_not_grow_with_tunnels_that_are_over() {
         let watch = LaneWatch::default();

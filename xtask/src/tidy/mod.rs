@@ -13,6 +13,7 @@ mod sources;
 
 use anyhow::bail;
 
+use crate::docs::promises;
 use crate::workspace::Workspace;
 
 /// Most findings printed; more than that is one mistake repeated.
@@ -45,12 +46,13 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(leaks::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
     all.extend(claims::check(workspace)?);
+    all.extend(promises::check(workspace)?);
     Ok(all)
 }
 
 /// Writes a small repository for the tests of the checks.
 #[cfg(test)]
-fn sample(files: &[(&str, &str)]) -> (tempfile::TempDir, Workspace) {
+pub(crate) fn sample(files: &[(&str, &str)]) -> (tempfile::TempDir, Workspace) {
     let folder = tempfile::tempdir().unwrap();
     for (path, text) in files {
         let path = folder.path().join(path);

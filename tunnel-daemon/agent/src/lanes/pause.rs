@@ -83,6 +83,7 @@ impl Pause {
 mod tests {
     use super::*;
 
+    /// Limit (times): Backoff of lanes after three failures in a row | 1 s, doubled up to 60 s
     #[tokio::test(start_paused = true)]
     async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
         let mut pause = Pause::default();
@@ -102,6 +103,7 @@ mod tests {
         assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
     }
 
+    /// Limit (times): Backoff of lanes after three failures in a row
     #[tokio::test(start_paused = true)]
     async fn three_strays_for_each_lane_that_is_wanted_make_a_pause() {
         let mut pause = Pause::default();

@@ -143,6 +143,8 @@ async fn all_idle(keeper: &LaneKeeper, idle: usize) {
 }
 
 /// What a burst has made it open is closed again, down to the lanes that are always kept.
+///
+/// Limit (peers): Idle lanes of an agent
 #[tokio::test(start_paused = true)]
 async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -248,7 +250,7 @@ async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
     attempts.load(Relaxed)
 }
 
-/// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.
+/// One lane that is there does not make a server that refuses the others worth asking every second.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
     let attempts = attempts_beside_one_lane(None).await;
@@ -263,7 +265,9 @@ async fn tunnels_on_the_lanes_there_are_end_no_pause() {
     assert!((4..25).contains(&attempts), "{attempts}");
 }
 
-/// Rule 18: behind a balancer of many servers most attempts lead elsewhere. Time stands still here: a pause would not end.
+/// Behind a balancer of many servers most attempts lead elsewhere. Time stands still here: a pause would not end.
+///
+/// Limit (times): Backoff of lanes after three failures in a row
 #[tokio::test(start_paused = true)]
 async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_without_a_pause() {
     const SERVERS: usize = 5;
@@ -304,6 +308,8 @@ async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_with
 }
 
 /// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.
+///
+/// Limit (isolation): A dial on a lane that its agent is about to close | served
 #[tokio::test]
 async fn a_tunnel_that_is_opened_on_a_lane_nobody_needs_is_served() {
     let context = context(10);

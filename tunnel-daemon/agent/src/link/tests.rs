@@ -43,6 +43,7 @@ fn a_token_is_sent_and_never_printed() {
     assert!(!printed.contains("s3cret"), "{printed}");
 }
 
+/// Limit (times): Response headers of a link | 10 s
 #[tokio::test(start_paused = true)]
 async fn response_headers_are_waited_for_ten_seconds() {
     let (ours, theirs) = duplex(1 << 16);
@@ -133,6 +134,8 @@ async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
 }
 
 /// One look at the stream brings more dials than a queue of commands would hold answers.
+///
+/// Limit (peers): Tasks of dials and targets in an agent | 200,000, then dials are refused
 #[tokio::test]
 async fn each_dial_of_a_burst_is_refused_when_there_is_no_room_for_targets() {
     let (ours, theirs) = duplex(1 << 20);

@@ -112,6 +112,8 @@ async fn is_reset(node: &NodeListener, listener: &TcpListener) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
+/// Limit (peers): Connections of an agent's node listeners | 4,096 per listener, 16,384 in total, 1,024 without a
+/// tunnel
 #[tokio::test]
 async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
     let (door, metrics) = door();
@@ -131,6 +133,7 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
     assert!(metrics.scrape().text().contains(refused));
 }
 
+/// Limit (peers): Connections of an agent's node listeners
 #[tokio::test]
 async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
     let (door, metrics) = door();
@@ -152,6 +155,7 @@ async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
     assert!(metrics.scrape().text().contains(refused));
 }
 
+/// Limit (peers): Connections of an agent's node listeners
 #[tokio::test]
 async fn listeners_may_have_4096_connections_each_and_16384_together() {
     let (door, _metrics) = door();

@@ -208,6 +208,9 @@ async fn an_address_that_takes_no_connection_hardly_delays_the_next_one() {
 }
 
 /// RFC 2782: the first one's queue is full when it is called, and it takes the call when the kernel asks again, a second later.
+///
+/// Limit (times): SRV records of one name | tried by priority; each priority has its share of 15 s
+/// Limit (isolation): Several servers behind one name | the agent tries the least recently tried one first
 #[tokio::test]
 async fn a_server_of_another_priority_is_not_taken_before_its_turn() {
     let files = certificates();
@@ -282,6 +285,7 @@ async fn a_refused_certificate_is_told_before_the_callers_time_is_over() {
     assert!(begun.elapsed() >= ADDRESSES_TIME, "the other had its time");
 }
 
+/// Limit (isolation): Several servers behind one name
 #[tokio::test]
 async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
     let files = certificates();

@@ -203,6 +203,7 @@ async fn black_hole() -> (SocketAddr, Vec<std::net::TcpStream>, socket2::Socket)
     (address, queued, socket)
 }
 
+/// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers | 20 s together
 #[tokio::test(start_paused = true)]
 async fn a_server_that_takes_no_connection_is_given_up_after_twenty_seconds() {
     let (server, _queued, _socket) = black_hole().await;
@@ -214,6 +215,7 @@ async fn a_server_that_takes_no_connection_is_given_up_after_twenty_seconds() {
     assert_twenty_seconds(took.await);
 }
 
+/// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_never_answered_is_given_up_after_twenty_seconds() {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
@@ -221,6 +223,7 @@ async fn a_name_that_is_never_answered_is_given_up_after_twenty_seconds() {
     assert_twenty_seconds(took.await);
 }
 
+/// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers
 #[tokio::test(start_paused = true)]
 async fn a_forward_proxy_that_never_answers_is_given_up_after_twenty_seconds() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

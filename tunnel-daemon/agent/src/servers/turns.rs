@@ -63,6 +63,7 @@ mod tests {
         std::iter::from_fn(|| turns.take(share, servers).now_or_never()).collect()
     }
 
+    /// Limit (peers): Lanes that an agent opens at once | 4; 2 to one of several servers
     #[test]
     fn a_server_that_never_answers_has_half_of_the_turns_while_there_are_others() {
         let (turns, silent, other) = (Turns::default(), Share::default(), Share::default());

@@ -238,6 +238,7 @@ async fn enough_links_to_others_are_no_reason_to_miss_a_leased_server() {
     assert_eq!(sync.next_attempt(now), None);
 }
 
+/// Upstream (configuration): The server count is the larger one of leases and headers where that is configured.
 #[tokio::test(start_paused = true)]
 async fn the_larger_count_counts_where_that_is_asked_for() {
     let now = Instant::now();
@@ -292,6 +293,8 @@ async fn sync_forever_goes_on_slowly_and_draining_stops_everything() {
 }
 
 /// Whatever answers at a server's address could have an agent connect without end.
+///
+/// Limit (peers): Servers and links of an agent
 #[tokio::test(start_paused = true)]
 async fn an_agent_believes_in_64_servers_and_has_as_many_links() {
     let now = Instant::now();

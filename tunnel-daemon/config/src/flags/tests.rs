@@ -64,6 +64,12 @@ fn flags_are_consistent_in_themselves() {
     super::Cli::command().debug_assert();
 }
 
+/// Limit (memory): Share of a tunnel in the budget of a link to a Go peer
+/// Limit (memory): Bytes held for one link of an agent
+/// Limit (peers): Lanes of one link | 4,096, or the limit of the other end if that is less
+/// Limit (accounting): Label sets of accounting | 100, then `other`
+/// Limit (times): Dial at a server, native mode
+/// Limit (times): A link whose agent stays silent
 #[test]
 fn native_defaults_are_the_safe_ones() {
     let (plan, warnings) = server(&[
@@ -141,6 +147,7 @@ fn several_frontends_are_served_at_once() {
     assert_eq!(plan.log.format, LogFormat::Json);
 }
 
+/// Limit (peers): Links of one certificate under one agent id | 64
 #[test]
 fn grants_are_read_and_malformed_ones_name_the_entry_and_the_remedy() {
     let unix = "--frontend=grpc=unix:/tmp/a.sock";

@@ -1,6 +1,6 @@
 //! Flags that some upstream release had, or a later one has, and this program does not act on.
 //!
-//! They are skipped with a warning, so a manifest written for that release starts (rules 11).
+//! They are skipped with a warning, so a manifest written for that release starts.
 
 /// One such flag.
 #[derive(Debug)]

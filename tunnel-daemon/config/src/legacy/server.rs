@@ -52,7 +52,7 @@ pub(super) struct ServerOptions {
     pub(super) graceful_shutdown_timeout: GoDuration,
     pub(super) backend_dial_timeout: GoDuration,
     pub(super) warn_on_channel_limit: bool,
-    /// Ours, not upstream's: upstream lets anyone register when nothing is configured (D-24).
+    /// Ours, not upstream's: upstream lets anyone register when nothing is configured.
     pub(super) insecure_allow_unauthenticated_agents: bool,
     /// Ours, not upstream's.
     pub(super) agent_grants: Vec<String>,

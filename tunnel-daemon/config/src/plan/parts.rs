@@ -222,7 +222,7 @@ impl Default for ConnectPlan {
 pub enum Drain {
     /// Tunnels may finish for at most this long, then the process exits 0. Zero cuts them at once.
     For(Duration),
-    /// No limit: only the second signal ends the process (upstream's agent, compat 15.1).
+    /// No limit: only the second signal ends the process (as upstream's agent).
     UntilSecondSignal,
 }
 

@@ -209,6 +209,7 @@ fn other_methods_and_versions_are_answered_once_the_head_is_complete() {
     }
 }
 
+/// Limit (sizes): CONNECT head | 1 MiB, then status 431
 #[test]
 fn the_limit_is_on_the_head_and_not_on_what_follows() {
     let head = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
@@ -228,6 +229,7 @@ fn the_limit_is_on_the_head_and_not_on_what_follows() {
     );
 }
 
+/// Limit (sizes): CONNECT head
 #[test]
 fn a_head_without_end_is_refused_at_one_mebibyte() {
     let mut bytes = b"CONNECT a:1 HTTP/1.1\r\nX: ".to_vec();

@@ -64,6 +64,7 @@ impl Rig {
     }
 }
 
+/// Limit (peers): Concurrent attempts of one dial | 5: the first, one hedge, and three that replace silent agents
 #[test]
 fn a_slow_answer_is_hedged_once() {
     let mut rig = Rig::new();
@@ -85,6 +86,9 @@ fn a_hedge_that_no_agent_takes_is_not_tried_again() {
     assert_eq!(rig.check(4000), Step::Ask(Reason::Silent));
 }
 
+/// Limit (peers): Concurrent attempts of one dial
+/// Limit (times): A dial on a silent link | asks up to three other agents; without one it waits 10 s, 1,024 dials at
+/// once
 #[test]
 fn a_silent_agent_is_replaced_at_once_and_the_dial_goes_on_there_too() {
     let mut rig = Rig::new();
@@ -123,6 +127,7 @@ fn a_dial_of_a_link_that_ended_fails_at_once() {
     assert_eq!(step, Step::Fail(DialFailure::LinkLost));
 }
 
+/// Limit (times): A dial on a silent link
 #[test]
 fn a_dial_of_a_link_that_ended_in_silence_waits_for_an_agent_for_ten_seconds() {
     let mut rig = Rig::new();
@@ -143,6 +148,7 @@ fn an_agent_that_never_was_is_not_waited_for() {
     assert_eq!(none, Step::Fail(DialFailure::NoAgent));
 }
 
+/// Limit (times): Two agents asked for one dial | the first success wins; after one refusal the other has 1 s
 #[test]
 fn one_refusal_leaves_the_other_agent_a_second_and_is_the_answer_then() {
     for (first, second) in [(FIRST, SECOND), (SECOND, FIRST)] {
@@ -183,6 +189,8 @@ fn a_link_that_ends_beside_another_attempt_leaves_that_its_time() {
     assert_eq!(step, Step::Fail(target("refused")));
 }
 
+/// Limit (times): Hedge of an unanswered dial | after 10 median answer times of the link, at least 200 ms, at most 2 s.
+/// For a tenth of the dials per second, or 10
 #[test]
 fn a_hedge_is_due_after_ten_medians_within_bounds() {
     let due = |answers: &[u64]| {
@@ -219,6 +227,7 @@ fn time_counts_from_the_first_dial_that_is_unanswered() {
     assert_eq!(times.hedge_at(at(3000)), at(5000), "others are answered");
 }
 
+/// Limit (times): Hedge of an unanswered dial
 #[test]
 fn hedges_are_a_tenth_of_dials_and_ten_a_second() {
     let mut budget = HedgeBudget::default();
@@ -238,6 +247,8 @@ fn hedges_are_a_tenth_of_dials_and_ten_a_second() {
     assert_eq!(hedges(&mut budget, 4000), 10);
 }
 
+/// Limit (times): A target that failed after 2 s or more | no second agent is asked for 10 s; 1,024 targets are
+/// remembered
 #[test]
 fn a_target_that_timed_out_is_not_hedged_for_ten_seconds() {
     let mut budget = HedgeBudget::default();

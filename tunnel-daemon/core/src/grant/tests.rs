@@ -263,7 +263,7 @@ fn check_token(
         .map_err(|refusal| refusal.to_string())
 }
 
-/// Rule 46: one stolen token must not take every node's id.
+/// One stolen token must not take every node's id.
 #[test]
 fn an_account_is_granted_what_belongs_to_its_tokens_node() {
     for entry in [
@@ -319,7 +319,7 @@ fn nodes_are_named_by_themselves_and_with_a_star() {
     assert!(check_token(&grants, ACCOUNT, "", "agent-7", "").is_err());
 }
 
-/// Rule 47: what is granted to a certificate and what to a token does not add up.
+/// What is granted to a certificate and what to a token does not add up.
 #[test]
 fn an_agent_with_both_proofs_is_judged_as_one_of_them() {
     let grants = grants(&["cn=a,id=a", "serviceaccount=n/s,id=b,default-route=true"]);

@@ -169,6 +169,7 @@ fn a_block_that_outgrows_a_frame_is_cut_again() {
     assert_eq!(blocks, [[field(":authority", &"-".repeat(20_000))]]);
 }
 
+/// Limit (memory): Incomplete header block of a gRPC client | 256 KiB per connection
 #[test]
 fn a_block_beyond_the_limit_is_an_error_before_it_is_held() {
     let mut stream = BytesMut::from(PREFACE);
@@ -189,6 +190,7 @@ fn a_block_beyond_the_limit_is_an_error_before_it_is_held() {
     );
 }
 
+/// Limit (memory): Incomplete header block of a gRPC client
 #[test]
 fn endless_empty_continuations_are_an_error() {
     let mut stream = BytesMut::from(PREFACE);

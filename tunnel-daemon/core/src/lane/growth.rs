@@ -104,6 +104,7 @@ mod tests {
         }
     }
 
+    /// Limit (peers): Idle lanes of an agent | 4; doubled when short, halved when most are unused for 60 s
     #[test]
     fn a_few_lanes_are_warm_and_want_doubles_up_to_the_limit() {
         let mut growth = Growth::new(20, at(0));
@@ -147,6 +148,7 @@ mod tests {
         growth
     }
 
+    /// Limit (peers): Idle lanes of an agent
     #[test]
     fn what_stays_unused_for_a_while_is_given_up_by_halves() {
         let mut growth = grown_to_64();

@@ -125,6 +125,7 @@ pub enum StrategiesError {
 mod tests {
     use super::*;
 
+    /// Upstream (choice): Strategy lists keep order and repeats; unknown and empty ones are refused.
     #[test]
     fn a_list_keeps_order_and_duplicates_and_skips_empty_items() {
         let list: Strategies = ",destHost,,default,destCIDR,defaultRoute,default,"
@@ -137,6 +138,7 @@ mod tests {
         assert_eq!(list.first(), Strategy::DestHost);
     }
 
+    /// Upstream (choice): Strategy lists keep order and repeats; unknown and empty ones are refused.
     #[test]
     fn unknown_and_empty_lists_are_refused_in_upstreams_words() {
         let error = |text: &str| text.parse::<Strategies>().unwrap_err().to_string();

@@ -100,6 +100,7 @@ mod tests {
         Moment(Duration::from_millis(millis))
     }
 
+    /// Limit (sizes): DATA payload to gRPC clients | 32 KiB, growing to 1 MiB with what the client read in the last 2 s
     #[test]
     fn a_fast_client_reaches_the_maximum() {
         let mut sizer = PacketSizer::default();
@@ -123,6 +124,7 @@ mod tests {
         }
     }
 
+    /// Limit (sizes): DATA payload to gRPC clients
     #[test]
     fn the_size_never_exceeds_what_was_taken_lately() {
         let mut sizer = PacketSizer::default();

@@ -74,6 +74,8 @@ fn a_message_may_lie_in_several_records() {
     }
 }
 
+/// Limit (sizes): TLS message split over several records, on a lane | 64 KiB at the client; 4 bytes at the server,
+/// which gets no tickets
 #[test]
 fn what_a_peer_may_not_send_is_refused() {
     use RecordViolation as Wrong;

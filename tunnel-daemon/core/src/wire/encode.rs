@@ -215,6 +215,7 @@ mod tests {
         assert!(usize::from(sent.head_end) <= HEAD_BYTES_MAX);
     }
 
+    /// Limit (sizes): DATA payload to Go agents and servers
     #[test]
     fn the_largest_message_to_a_go_peer_fits_its_buffers() {
         for conn in [1, i64::MAX, -1] {

@@ -224,6 +224,7 @@ mod tests {
 
     use super::*;
 
+    /// Upstream (agents): Identifiers are read by type, with repeats, Go's boolean words and percent-encoding.
     #[test]
     fn each_kind_is_read_and_repeats_keep_their_order() {
         let text = "host=localhost&host=node1.example&cidr=127.0.0.1/16&ipv4=1.2.3.4&ipv4=5.6.7.8&ipv6=100::1&default-route=true";
@@ -250,6 +251,7 @@ mod tests {
         assert!(Identifiers::parse_flag("ipv4=1.2.3.4&default-route=no").is_ok());
     }
 
+    /// Upstream (agents): Identifiers are read by type, with repeats, Go's boolean words and percent-encoding.
     #[test]
     fn default_route_takes_the_boolean_words_of_go_and_its_first_value() {
         for word in ["1", "t", "T", "TRUE", "true", "True"] {
@@ -278,6 +280,7 @@ mod tests {
         );
     }
 
+    /// Upstream (agents): Identifiers are read by type, with repeats, Go's boolean words and percent-encoding.
     #[test]
     fn escapes_apply_to_keys_and_values_and_broken_ones_are_refused() {
         let read = Identifiers::parse("h%6Fst=a%2eb+c%3B%26&host=%C3%A9&host=%ff").unwrap();
@@ -299,6 +302,7 @@ mod tests {
         );
     }
 
+    /// Limit (sizes): Agent identifier | 255 bytes, then the agent is refused
     #[test]
     fn an_identifier_is_no_longer_than_255_bytes_whatever_its_kind() {
         for kind in ["ipv4", "ipv6", "host", "cidr"] {
@@ -315,6 +319,7 @@ mod tests {
         assert!(Identifiers::parse(&escaped).is_ok());
     }
 
+    /// Limit (sizes): Identifiers of one link | 1,024
     #[test]
     fn a_flood_of_identifiers_is_refused() {
         let text = "ipv4=1.1.1.1&".repeat(IDENTIFIERS_MAX);

@@ -315,6 +315,7 @@ mod tests {
         result.unwrap_err().to_string()
     }
 
+    /// Upstream (agents): A missing, repeated or malformed agent id or identifier set is an error.
     #[test]
     fn an_agent_needs_exactly_one_id_and_at_most_one_set_of_identifiers() {
         let hello = AgentHello::from_headers([("agentid", ""), ("user-agent", "grpc-go")]).unwrap();
@@ -345,6 +346,7 @@ mod tests {
         }
     }
 
+    /// Limit (sizes): Agent id | 1,024 bytes
     #[test]
     fn an_agent_id_is_no_longer_than_a_label_may_be() {
         let longest = "x".repeat(AGENT_ID_LEN_MAX);
@@ -357,6 +359,7 @@ mod tests {
         );
     }
 
+    /// Limit (peers): Servers and links of an agent | 64 of each. A server id has at most 1,024 bytes
     #[test]
     fn a_server_id_is_no_longer_than_1024_bytes() {
         let hello = |id: &str| ServerHello::from_headers([("serverid", id), ("servercount", "1")]);

@@ -56,6 +56,7 @@ fn seeds(count: u64) -> (Range<u64>, bool) {
     (seeds, enough)
 }
 
+/// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[test]
 fn links_leave_nothing_behind_and_lose_nothing() {
     let (seeds, enough) = seeds(SEEDS);

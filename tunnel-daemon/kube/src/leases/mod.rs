@@ -132,6 +132,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
+    /// Upstream (configuration): A lease is valid for its duration after its last renewal.
     #[test]
     fn a_lease_counts_for_its_duration_after_its_last_renewal() {
         let valid =
@@ -179,6 +180,7 @@ mod tests {
         }
     }
 
+    /// Upstream (configuration): Lease labels are `key=value` pairs.
     #[test]
     fn labels_are_pairs() {
         let labels = parse_labels("a=b, k8s-app = konnectivity-server").unwrap();

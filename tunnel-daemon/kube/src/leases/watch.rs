@@ -46,7 +46,7 @@ struct View {
 }
 
 /// Watches until nobody listens to `out`. While the API server does not answer the last state stands, also of leases that
-/// would have expired: expiry counts only in sync (rule 54).
+/// would have expired: expiry counts only in sync.
 pub async fn run(
     api: Arc<Api>,
     scope: LeaseScope,
@@ -325,6 +325,8 @@ mod tests {
         }
     }
 
+    /// Limit (sizes): Leases of servers that an agent reads | 1,024, with names and holders of at most 253 bytes;
+    /// others are skipped
     #[test]
     fn a_thousand_and_twenty_four_leases_with_holders_of_253_bytes_are_kept() {
         let (out, leased) = watch::channel(None);

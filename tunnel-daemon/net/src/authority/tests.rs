@@ -107,6 +107,7 @@ async fn send(mut client: DuplexStream, bytes: &[u8]) {
     writer.shutdown().await.unwrap();
 }
 
+/// Upstream (tunnels): A socket path is accepted as `:authority`, raw and percent-encoded.
 #[tokio::test]
 async fn h2_serves_both_forms_of_a_socket_path_and_data_is_intact() {
     let bytes = client_bytes("/run/konnectivity/x.sock", "%2Frun%2Fkonnectivity%2Fx.sock");
@@ -195,6 +196,7 @@ async fn nothing_is_held_between_frames() {
     assert_eq!((io.held.capacity(), io.decided.capacity()), (0, 0));
 }
 
+/// Limit (memory): Incomplete header block of a gRPC client
 #[tokio::test]
 async fn a_header_block_beyond_the_limit_fails_this_and_every_later_read() {
     let bytes = client_bytes("/run/x.sock", "%2Frun%2Fx.sock");

@@ -295,6 +295,7 @@ async fn every_failure_has_the_text_of_go() {
     }
 }
 
+/// Limit (times): Dial of a target at an agent, over all addresses | 5 s
 #[tokio::test(start_paused = true)]
 async fn the_deadline_covers_all_addresses_together() {
     let paper = Paper::new(&[]);
@@ -497,6 +498,7 @@ async fn an_empty_host_and_the_unspecified_address_mean_this_machine() {
     }
 }
 
+/// Limit (peers): Addresses of one name that a dial tries | 32
 #[tokio::test(start_paused = true)]
 async fn a_name_with_very_many_addresses_is_cut() {
     let ips = (0..200)

@@ -103,6 +103,7 @@ fn full_buffer_is_written_before_more_is_taken() {
     assert_eq!(state.inner.writes, 2);
 }
 
+/// Limit (memory): HTTP/2 frames queued for a socket | 128 KiB per connection
 #[test]
 fn stream_that_takes_nothing_bounds_what_is_held() {
     let (mut io, mut flusher) = gather(Sink {
@@ -142,6 +143,7 @@ async fn an_answer_leaves_with_the_next_frame_in_one_write() {
     assert!(flusher.delay.is_none());
 }
 
+/// Limit (times): Delay of an HTTP/2 PING or SETTINGS acknowledgement to share a write | 5 ms
 #[tokio::test(start_paused = true)]
 async fn an_answer_leaves_alone_when_nothing_follows() {
     let (mut io, mut flusher) = gather(Sink::default());
@@ -194,6 +196,7 @@ fn only_answers_wait() {
     }
 }
 
+/// Limit (memory): HTTP/2 frames queued for a socket
 #[tokio::test(start_paused = true)]
 async fn answers_are_bounded_and_do_not_end_a_batch() {
     let (mut io, mut flusher) = gather(Sink::default());

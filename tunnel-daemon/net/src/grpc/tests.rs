@@ -22,6 +22,7 @@ async fn greeted() -> (Box<ServerConnection<DuplexStream>>, DuplexStream) {
     (connection.expect("HTTP/2"), far)
 }
 
+/// Limit (times): A new HTTP/2 connection without a preface | closed after 10 s
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
     let builder = server_builder(WINDOWS);
@@ -37,6 +38,7 @@ async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
     }
 }
 
+/// Limit (times): HTTP/2 keepalive | a connection ends after 20 s without any byte of the peer
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
     const EVERY: Duration = Duration::from_secs(60);
@@ -56,6 +58,7 @@ async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
     assert!(silent.elapsed() <= 2 * PING_TIMEOUT);
 }
 
+/// Limit (times): A silent agent
 #[tokio::test(start_paused = true)]
 async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_its_first_word() {
     const EVERY: Duration = Duration::from_secs(60);
@@ -87,6 +90,8 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
 }
 
 /// As a server in Go, which ends a connection that brings more than one PING in 30 s.
+///
+/// Limit (times): A silent server
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_suspected_after_31() {
     const EVERY: Duration = Duration::from_secs(30);
@@ -123,6 +128,8 @@ async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_susp
 }
 
 /// With answers that have nothing to leave with, too.
+///
+/// Limit (times): Delay of an HTTP/2 PING or SETTINGS acknowledgement to share a write
 #[tokio::test(start_paused = true)]
 async fn a_ping_is_answered_where_nothing_else_is_said() {
     let (connection, mut far) = greeted().await;
@@ -159,6 +166,9 @@ async fn pinged(far: &mut DuplexStream) {
 }
 
 /// Those that come together are more than HTTP/2 keeps by itself before it ends the connection (1,024).
+///
+/// Limit (peers): Calls cancelled before the server accepted them | 4,096, then the connection is read at 1,000 of them
+/// per second
 #[tokio::test(start_paused = true)]
 async fn a_burst_of_cancelled_calls_ends_no_connection_and_is_taken_at_once() {
     const CALLS: u32 = 2000;
@@ -183,6 +193,7 @@ async fn a_burst_of_cancelled_calls_ends_no_connection_and_is_taken_at_once() {
     assert_eq!(calls, CALLS);
 }
 
+/// Limit (peers): Calls cancelled before the server accepted them
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_cancelled_calls_is_read_at_a_thousand_a_second_and_ends_no_connection() {
     const CALLS: u32 = 30_000;
@@ -224,6 +235,7 @@ fn messages_are_percent_encoded_and_read_back() {
     assert_eq!(trailers.get("grpc-message").unwrap(), "no agent");
 }
 
+/// Limit (peers): Calls on one HTTP/2 connection of a client | 4,096
 #[tokio::test(start_paused = true)]
 async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
     let (connection, mut far) = greeted().await;
@@ -245,6 +257,8 @@ async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
 }
 
 /// Each waits with an entry of its own, which flow control does not count.
+///
+/// Limit (peers): Small DATA frames queued in one HTTP/2 connection | 65,536, then the connection ends
 #[tokio::test(start_paused = true)]
 async fn small_frames_that_wait_without_end_end_the_connection() {
     /// A window that all of them fit into.
@@ -295,6 +309,7 @@ async fn small_frames_that_wait_without_end_end_the_connection() {
     assert_eq!(reason, Some(h2::Reason::ENHANCE_YOUR_CALM));
 }
 
+/// Limit (sizes): Bytes of an unknown method name that the answer repeats | 64
 #[test]
 fn of_a_long_unknown_method_the_answer_repeats_the_beginning() {
     assert_eq!(unknown_method("/A/B"), "unknown method /A/B");

@@ -78,6 +78,7 @@ fn assert_empty(handshakes: &Handshakes) {
     assert_eq!((lines.waiting, lines.holding), (0, 0));
 }
 
+/// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
 async fn for_one_more_silent_connection_the_oldest_is_closed() {
     let handshakes = bounded(1, 3, 9);
@@ -110,6 +111,7 @@ async fn for_one_more_silent_connection_the_oldest_is_closed() {
     assert_empty(&handshakes);
 }
 
+/// Limit (times): TLS handshake, with the wait for the first byte and a slot
 #[tokio::test(start_paused = true)]
 async fn the_deadline_is_one_for_the_first_byte_and_for_the_slot() {
     let handshakes = bounded(1, 9, 9);
@@ -123,6 +125,7 @@ async fn the_deadline_is_one_for_the_first_byte_and_for_the_slot() {
     assert_eq!(gone.turn(ready(false), until).await, Err(NoTurn::Closed));
 }
 
+/// Limit (peers): TLS handshakes at once on a listener
 #[tokio::test(start_paused = true)]
 async fn one_address_has_half_of_the_slots_and_its_others_wait_their_turn() {
     let handshakes = bounded(4, 9, 9);
@@ -155,6 +158,7 @@ async fn a_free_slot_goes_to_the_address_that_holds_fewest() {
     assert_eq!(called(&mut one).len(), 1);
 }
 
+/// Limit (times): A stalled TLS handshake while others wait for a slot
 #[tokio::test(start_paused = true)]
 async fn stalled_handshakes_of_several_addresses_make_room_for_others_one_by_one() {
     let handshakes = bounded(4, 9, 9);
@@ -184,6 +188,7 @@ async fn stalled_handshakes_of_several_addresses_make_room_for_others_one_by_one
     assert_empty(&handshakes);
 }
 
+/// Limit (times): A stalled TLS handshake while others wait for a slot
 #[tokio::test(start_paused = true)]
 async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobody_needs_it() {
     let handshakes = bounded(4, 9, 9);
@@ -210,6 +215,7 @@ async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobo
     assert_empty(&handshakes);
 }
 
+/// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
 async fn when_too_many_wait_the_newest_of_the_address_with_most_is_closed() {
     let handshakes = bounded(2, 9, 2);

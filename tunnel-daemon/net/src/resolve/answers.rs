@@ -246,6 +246,7 @@ mod tests {
         assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(2)));
     }
 
+    /// Limit (peers): Names whose addresses are kept | 1,024 per resolver, 10 s each
     #[tokio::test(start_paused = true)]
     async fn the_list_is_bounded_and_old_answers_make_room() {
         let answers = Answers::default();

@@ -167,6 +167,8 @@ mod tests {
         assert_eq!(second, ("slow", Ok("slow"), 60_000));
     }
 
+    /// Limit (times): An unanswered lookup while another one waits | ends after 500 ms, or 4 times the last answer, at
+    /// most 2 s
     #[tokio::test(start_paused = true)]
     async fn one_that_waits_ends_one_of_those_that_began_together() {
         let turns = Arc::new(Turns::new(3));
@@ -184,6 +186,7 @@ mod tests {
         assert!(lookups.try_join_next().is_none(), "the others go on");
     }
 
+    /// Limit (times): An unanswered lookup while another one waits
     #[tokio::test(start_paused = true)]
     async fn slow_name_servers_are_given_more_time() {
         let turns = Arc::new(Turns::new(1));

@@ -195,6 +195,8 @@ mod tests {
     }
 
     /// Those that a look did not get to stay, and take the room of others: that these are left out has to be known.
+    ///
+    /// Limit (redirect): Captured network namespaces besides the own one
     #[test]
     fn namespaces_without_room_are_counted_whatever_takes_it() {
         let found = |ids: std::ops::Range<u64>| Found {

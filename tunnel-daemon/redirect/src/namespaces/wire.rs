@@ -194,6 +194,7 @@ mod tests {
         assert!(receive(&other).unwrap().is_none());
     }
 
+    /// Limit (redirect): Captured network namespaces besides the own one
     #[test]
     fn the_longest_request_is_one_packet() {
         let max = limits::REDIRECT_NETNS_MAX;

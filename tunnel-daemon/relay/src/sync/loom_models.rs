@@ -269,6 +269,7 @@ fn closed_inbox_keeps_neither_jobs_nor_cancels() {
     });
 }
 
+/// Limit (peers): Raw lanes queued for one relay thread | 4,096
 #[test]
 fn full_queue_gives_the_pair_back_and_its_place() {
     check(PREEMPTIONS_MAX, || {
@@ -287,6 +288,7 @@ fn full_queue_gives_the_pair_back_and_its_place() {
     });
 }
 
+/// Limit (peers): Raw lanes of the relay | as many as lanes
 #[test]
 fn pairs_stay_within_the_cap_and_nobody_is_refused_for_a_refused_one() {
     check(PREEMPTIONS_MAX, || {

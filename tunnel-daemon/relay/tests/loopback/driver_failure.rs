@@ -59,6 +59,7 @@ fn assert_failed(outcome: &Outcome) {
     assert_eq!((outcome.to_b.bytes, outcome.to_a.bytes), (5, 4));
 }
 
+/// Limit (isolation): A relay thread whose `epoll_wait` fails | 10 attempts per second; takes no tunnels meanwhile
 fn thread_without_events_resets_its_pairs_and_takes_no_more(setup: &Setup) {
     let world = setup.start();
     let tunnels = [world.open(), world.open()];

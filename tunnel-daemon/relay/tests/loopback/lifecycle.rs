@@ -420,6 +420,8 @@ fn relay_dropped_by_a_callback_ends_without_it(setup: &Setup) {
 }
 
 /// Idle, half-closed and paused pairs cost no CPU: in a second nobody looks for events.
+///
+/// Limit (isolation): Wake-ups of a relay thread without events | none in 1 s
 fn relay_without_events_sleeps(setup: &Setup) {
     let second = Duration::from_secs(1);
     let world = setup.start();

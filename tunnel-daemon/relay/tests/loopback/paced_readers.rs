@@ -10,6 +10,10 @@ use crate::{
 };
 
 /// At both drivers and both movers at the same time, at night for a minute.
+///
+/// Limit (memory): Relay buffers
+/// Limit (isolation): Memory of 20 readers of 20 KB/s at one relay | 256 KiB or one pipe each, 16 MiB more in the
+/// process
 #[test]
 fn readers_of_20_kb_a_second_hold_bounded_memory() {
     let path = concat!(

@@ -34,6 +34,7 @@ const OPEN_AT_ONCE: usize = 50;
 /// What memory may grow by from the first ones to the last, which are ten times as many: 84 bytes for each.
 const GROWTH_MAX_BYTES: usize = 8 << 20;
 
+/// Limit (isolation): 10,000 idle pairs of a relay | less than 4 KiB each, no buffer, no pipe
 fn idle_pairs_cost_little_and_all_still_work(setup: &Setup) {
     let room = raise_limit().saturating_sub(OTHER_DESCRIPTORS) / 2;
     let pairs = IDLE.min(usize::try_from(room).unwrap_or(usize::MAX));
@@ -107,6 +108,7 @@ fn open_and_close(world: &World, rounds: usize) {
     }
 }
 
+/// Limit (isolation): 110,000 pairs opened and closed in a relay | no descriptor, slot, pipe or byte leaks
 fn opened_and_closed_pairs_leave_nothing_behind(setup: &Setup) {
     let mut world = setup.start();
     let ours = open_descriptors();

@@ -45,6 +45,7 @@ impl Peer {
     }
 }
 
+/// Limit (isolation): Wake-ups of a relay thread with 72 half-closed, closed or stuck pairs | at most 100 in 1 s
 pub(crate) fn lasting_conditions_wake_no_thread(setup: &Setup) {
     let mut world = setup.start();
     world.socket_bytes = Some(32 << 10);

@@ -290,6 +290,8 @@ mod tests {
         }
     }
 
+    /// Limit (memory): Metadata of callers whose tokens are under review | 4 KiB each, and 16 MiB beyond that per
+    /// process
     #[test]
     fn callers_that_say_much_wait_within_a_budget_and_others_always() {
         let admission = Admission::new(None);
@@ -309,6 +311,7 @@ mod tests {
         assert!(admission.room(&saying(SMALL_BYTES)).unwrap().is_some());
     }
 
+    /// Limit (memory): Addresses known to have a link | one per link, removed with it
     #[test]
     fn an_address_is_admitted_for_as_long_as_a_link_comes_from_it() {
         let addresses = AdmittedAddresses::default();

@@ -60,6 +60,7 @@ mod tests {
 
     use super::*;
 
+    /// Limit (times): A connection to the agent port without a link | closed after 30 s
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_link_ends_after_thirty_seconds() {
         let links = ConnectionLinks::default();

@@ -24,7 +24,7 @@ const UNBOUND_MAX: usize = 256;
 const UNBOUND_PER_SOURCE_MAX: usize = 64;
 /// Of one certificate, which may come from many addresses, as when all nodes share one: half, so that it keeps nobody out.
 const UNBOUND_PER_CERTIFICATE_MAX: usize = 128;
-/// Of strangers, who have no certificate and come from addresses without a link: half, too (rule 48).
+/// Of strangers, who have no certificate and come from addresses without a link: half, too.
 const UNBOUND_STRANGERS_MAX: usize = 128;
 
 /// Binds lanes.
@@ -251,6 +251,8 @@ mod tests {
         assert_eq!(sources.all, 0);
     }
 
+    /// Limit (peers): Connections at the agent port that are no lanes yet | 256 in total, 128 per certificate, 64 per
+    /// address
     #[test]
     fn unbound_connections_are_capped_in_all_and_per_source() {
         let unbound = Unbound::default();
@@ -272,6 +274,7 @@ mod tests {
         assert_empty(&unbound);
     }
 
+    /// Limit (peers): Connections at the agent port that are no lanes yet
     #[test]
     fn one_certificate_from_many_addresses_has_half_of_them() {
         let unbound = Unbound::default();
@@ -298,7 +301,7 @@ mod tests {
         assert_empty(&unbound);
     }
 
-    /// Rule 48: agents with tokens have no certificate to be told by.
+    /// Agents with tokens have no certificate to be told by.
     #[test]
     fn half_of_the_places_are_kept_for_addresses_with_a_link() {
         let unbound = Unbound::default();

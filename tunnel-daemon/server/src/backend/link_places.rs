@@ -101,6 +101,7 @@ mod tests {
     use super::*;
     use adit_tls::stream::PeerAddr;
 
+    /// Limit (peers): Links of one trust source | 64 per agent id; 50,000 per process, shared fairly by trust sources
     #[test]
     fn links_of_one_source_leave_room_for_others() {
         let quota = LinkQuota::with_links_max(8);
@@ -124,6 +125,8 @@ mod tests {
         );
     }
 
+    /// Limit (memory): Identifiers of all links | 4 KiB per link, and 64 MiB beyond that per process, shared fairly by
+    /// trust sources
     #[test]
     fn identifiers_of_many_links_of_one_source_are_bounded_together() {
         let quota = LinkQuota::default();

@@ -150,6 +150,7 @@ mod tests {
 
     use super::*;
 
+    /// Limit (operations): Log lines about refused gRPC calls | 5 per second, 50 at once
     #[test]
     fn of_many_refusals_five_a_second_are_logged() {
         let limits = ClientLimits::default();
@@ -159,6 +160,8 @@ mod tests {
         assert_eq!(logged(start + Duration::from_secs(1)), 5);
     }
 
+    /// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open | 16 KiB each, and
+    /// 64 MiB beyond that in total. Then heads get status 431 and other bytes stay unread
     #[test]
     fn unanswered_clients_share_64_mebibytes_beyond_16_kibibytes_each() {
         let limits = Arc::new(ClientLimits::default());

@@ -554,6 +554,7 @@ impl Dialing<'_> {
 mod tests {
     use super::*;
 
+    /// Limit (operations): Agents named in an access event of one dial | 8, and the number of the others
     #[test]
     fn of_the_agents_that_a_dial_asks_eight_are_known_by_name() {
         let asked = AskedAgents::default();

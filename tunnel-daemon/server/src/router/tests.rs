@@ -355,6 +355,7 @@ async fn half_close_leaves_the_other_direction_open_between_adit_ends() {
     world.idle().await;
 }
 
+/// Limit (memory): Bytes queued from an endpoint towards its link or lane
 #[tokio::test]
 async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
     let mut world = world(true, Isolation::default()).await;

@@ -1,4 +1,4 @@
-//! Checklist 13-16, 19-21, 23, 88, 89 and rule 22: agents that drain, stop, come back, double, and find several servers.
+//! Agents that drain, stop, come back, double, and find several servers.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use crate::support::peer::Peer;
 use crate::support::stack::{Agent, Server, Stack};
 use crate::support::wait::{poll, secs, until};
 
-/// Checklist 13.
+/// Upstream (choice): A draining agent takes new tunnels when it is the only one.
 fn drained_only_agent_still_takes_new_tunnels(combo: Combo) {
     let stack = Stack::start(combo);
     stack.agents[0].drain();
@@ -30,7 +30,7 @@ fn drained_only_agent_still_takes_new_tunnels(combo: Combo) {
 }
 rows!(drained_only_agent_still_takes_new_tunnels: both);
 
-/// Checklist 14.
+/// Upstream (agents): When an agent stops, the next request on an open connection fails at once.
 fn second_request_fails_promptly_once_the_agent_is_gone(combo: Combo) {
     let mut stack = Stack::start(combo);
     let mut client = stack
@@ -48,7 +48,7 @@ fn second_request_fails_promptly_once_the_agent_is_gone(combo: Combo) {
 }
 rows!(second_request_fails_promptly_once_the_agent_is_gone: both);
 
-/// Checklist 15.
+/// Upstream (agents): After an agent restarts with another id, new clients are served.
 fn requests_work_again_after_an_agent_restart(combo: Combo) {
     let mut stack = Stack::start(combo);
     stack.assert_serves();
@@ -60,7 +60,7 @@ fn requests_work_again_after_an_agent_restart(combo: Combo) {
 }
 rows!(requests_work_again_after_an_agent_restart: both);
 
-/// Checklist 16.
+/// Upstream (agents): An agent reconnects when its server restarts.
 fn agent_reconnects_when_its_server_restarts(combo: Combo) {
     let mut stack = Stack::start(combo);
     stack.await_agent_metric("open_server_connections", &[], 1.0);
@@ -77,7 +77,7 @@ fn agent_reconnects_when_its_server_restarts(combo: Combo) {
 }
 rows!(agent_reconnects_when_its_server_restarts: both);
 
-/// Checklist 19.
+/// Upstream (agents): A request in flight survives a second agent with the same id.
 fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
     let mut stack = Stack::start(combo);
     let client = stack
@@ -175,7 +175,7 @@ fn agent_behind(balancer: &Balancer, combo: Combo, dir: &Path, certs: &Certs) ->
     Agent::start(combo.agent, name, id, balancer.port, dir, certs, &[])
 }
 
-/// Checklist 20.
+/// Upstream (agents): An agent connects to all of three servers behind one address, also after one was replaced.
 fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
     let mut stack = Stack::with(combo, 0, &["--server-count=3"]);
     let dir = stack.dir.path().to_owned();
@@ -208,7 +208,7 @@ fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
 }
 rows!(agent_finds_all_servers_behind_a_balancer: grpc);
 
-/// Rule 22: behind the same balancer a Go server refuses the handshakes of lanes that are led to it. Ours has its lanes for all
+/// Behind the same balancer a Go server refuses the handshakes of lanes that are led to it. Ours has its lanes for all
 /// that; and once all new ones are led astray, tunnels ride its link, and nobody is stormed.
 fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
     /// Refused connections in ten seconds: four at once, once more where a lane has been of use meanwhile, then one behind
@@ -259,7 +259,7 @@ fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
 }
 rows!(lanes_find_our_server_beside_a_go_server: adit_adit);
 
-/// Checklist 21.
+/// Upstream (agents): Readiness of server and agent follows their links.
 fn readiness_follows_the_connection_on_both_ends(combo: Combo) {
     let mut stack = Stack::with(combo, 0, &[]);
     assert_eq!(stack.server.ready_status(), 500, "no agent yet");
@@ -274,7 +274,7 @@ fn readiness_follows_the_connection_on_both_ends(combo: Combo) {
 }
 rows!(readiness_follows_the_connection_on_both_ends: both);
 
-/// Checklist 23.
+/// Upstream (agents): A custom ALPN protocol is offered and selected.
 fn custom_alpn_protocol_is_offered_and_selected(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = Peer::new("server-stub", stack.dir.path())
@@ -303,7 +303,9 @@ fn custom_alpn_protocol_is_offered_and_selected(combo: Combo) {
 }
 rows!(custom_alpn_protocol_is_offered_and_selected: go_go go_adit);
 
-/// Checklist 88: both links of one id count their connections from 1, so a table by (id, connID) mixes them up.
+/// Both links of one id count their connections from 1, so a table by (id, connID) mixes them up.
+///
+/// Upstream (agents): Two links with one agent id do not mix their tunnels.
 fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let mut stub = stack
@@ -334,7 +336,9 @@ fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
 }
 rows!(two_links_of_one_id_do_not_mix_their_tunnels: go_go adit_go);
 
-/// Checklist 89. Upstream keeps asking the oldest link, so its server is no baseline.
+/// Upstream keeps asking the oldest link, so its server is no baseline.
+///
+/// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 fn half_open_agent_is_replaced_by_its_new_link_at_once(combo: Combo) {
     let mut stack = Stack::start(combo);
     stack.assert_serves();

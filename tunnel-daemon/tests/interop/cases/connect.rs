@@ -1,4 +1,4 @@
-//! Checklist 10-12, 86 and section 5: the HTTP-CONNECT frontend, byte by byte.
+//! The HTTP-CONNECT frontend, byte by byte.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,7 +38,7 @@ fn read_some(stream: &mut UnixStream, count: usize) -> String {
 
 const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
 
-/// Checklist 11.
+/// Upstream (dials): With CONNECT an unknown name gives status 502 with `no such host`.
 fn unknown_name_is_a_502_with_the_agents_text(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -52,7 +52,7 @@ fn unknown_name_is_a_502_with_the_agents_text(combo: Combo) {
 }
 rows!(unknown_name_is_a_502_with_the_agents_text: connect);
 
-/// Checklist 12.
+/// Upstream (dials): With CONNECT a closed port gives status 502 with `connection refused` and a complete body.
 fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack.client("dial-fail", "closed").run().bad();
@@ -67,7 +67,7 @@ fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
 rows!(refused_target_is_a_502_with_the_agents_text: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
     adit_go034_connect adit_go0303_connect go034_adit_connect);
 
-/// Section 5.2, the success line to the byte; section 5.1, the Host header is not the target.
+/// The success line to the byte. The Host header is not the target.
 fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
@@ -81,7 +81,6 @@ fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
 }
 rows!(established_line_is_exact_and_host_is_ignored: connect);
 
-/// Section 5.1.
 fn bytes_behind_the_connect_header_reach_the_target(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
@@ -94,7 +93,6 @@ fn bytes_behind_the_connect_header_reach_the_target(combo: Combo) {
 }
 rows!(bytes_behind_the_connect_header_reach_the_target: connect);
 
-/// Section 5.1.
 fn other_methods_get_a_405(combo: Combo) {
     let stack = Stack::start(combo);
     let answer = read_all(raw(
@@ -112,7 +110,7 @@ fn other_methods_get_a_405(combo: Combo) {
 }
 rows!(other_methods_get_a_405: go_go_connect adit_go_connect);
 
-/// Section 5.2: without an agent it is a 500, and the body says so.
+/// Without an agent it is a 500, and the body says so.
 fn no_agent_is_a_500(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let answer = read_all(raw(
@@ -130,7 +128,7 @@ fn no_agent_is_a_500(combo: Combo) {
 }
 rows!(no_agent_is_a_500: go_go_connect adit_go_connect);
 
-/// Section 5.2, the header of an error of the agent.
+/// The header of an error of the agent.
 fn error_answers_close_the_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("closed");
@@ -151,7 +149,9 @@ fn error_answers_close_the_connection(combo: Combo) {
 }
 rows!(error_answers_close_the_connection: connect);
 
-/// Checklist 86. Upstream does not promise the order, so its own server is no baseline here.
+/// Upstream does not promise the order, so its own server is no baseline here.
+///
+/// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("banner");
@@ -166,7 +166,9 @@ fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
 }
 rows!(established_line_comes_before_the_targets_first_byte: adit_go_connect adit_adit_connect);
 
-/// Checklist 86 as kube-apiserver sees it: nothing may be buffered behind the header when it is read.
+/// As kube-apiserver sees it: nothing may be buffered behind the header when it is read.
+///
+/// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
     let stack = Stack::start(combo);
     stack
@@ -177,7 +179,7 @@ fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
 }
 rows!(nothing_is_sent_together_with_the_established_line: adit_go_connect adit_adit_connect);
 
-/// Section 5.3: a client that goes away closes the target's side.
+/// A client that goes away closes the target's side.
 fn client_that_closes_frees_the_target(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
@@ -194,7 +196,7 @@ fn client_that_closes_frees_the_target(combo: Combo) {
 rows!(client_that_closes_frees_the_target: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
     adit_go034_connect adit_go0303_connect go034_adit_connect go0303_adit_connect);
 
-/// Section 5.1 limits: a header without end is refused, and others go on.
+/// A header without end is refused, and others go on.
 fn endless_header_is_refused(combo: Combo) {
     let stack = Stack::start(combo);
     let mut stream = raw(&stack, "CONNECT 127.0.0.1:1 HTTP/1.1\r\n");

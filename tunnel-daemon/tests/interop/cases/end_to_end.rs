@@ -1,4 +1,4 @@
-//! Checklist 1-9, 17, 18, 22, 24, 78: honest clients, from a first request to cancelled ones.
+//! Honest clients, from a first request to cancelled ones.
 
 use crate::support::combo::{Combo, Mode};
 use crate::support::peer::Peer;
@@ -8,7 +8,10 @@ use crate::support::wait::{secs, until};
 /// Every reason of `dial_failure_count`.
 const DIAL_FAILURES: &str = "dial_failure_count";
 
-/// Checklist 1 and 10 (in HTTP-CONNECT mode the client also refuses bytes buffered behind the 200).
+/// In HTTP-CONNECT mode the client also refuses bytes buffered behind the 200.
+///
+/// Upstream (tunnels): A GET through a single-use tunnel returns the body.
+/// Upstream (tunnels): CONNECT and a GET work over a unix socket, and over TCP with mutual TLS.
 fn get_through_a_tunnel_brings_the_body(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack.client("get", "http").flag("requests", 3).run().good();
@@ -18,7 +21,7 @@ fn get_through_a_tunnel_brings_the_body(combo: Combo) {
 }
 rows!(get_through_a_tunnel_brings_the_body: skew);
 
-/// Checklist 2.
+/// Upstream (dials): A closed port fails the dial with `connection refused`. Server and agent count one failure each.
 fn refused_target_is_named_and_counted_on_both_ends(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack.client("dial-fail", "closed").run().bad();
@@ -30,7 +33,7 @@ fn refused_target_is_named_and_counted_on_both_ends(combo: Combo) {
 rows!(refused_target_is_named_and_counted_on_both_ends: go_go adit_go go_adit adit_adit adit_go034 adit_go0303
     adit_aditprevious aditprevious_adit);
 
-/// Checklist 3.
+/// Upstream (dials): A tunnel is not opened when its context has expired.
 fn tunnel_from_an_ended_context_fails_with_its_deadline(combo: Combo) {
     let stack = Stack::start(combo);
     stack
@@ -43,7 +46,7 @@ fn tunnel_from_an_ended_context_fails_with_its_deadline(combo: Combo) {
 }
 rows!(tunnel_from_an_ended_context_fails_with_its_deadline: go_go adit_go);
 
-/// Checklist 4.
+/// Upstream (tunnels): A request to a target that never answers ends at its deadline and leaves nothing behind.
 fn request_deadline_ends_the_tunnel_without_leak(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -59,7 +62,7 @@ fn request_deadline_ends_the_tunnel_without_leak(combo: Combo) {
 }
 rows!(request_deadline_ends_the_tunnel_without_leak: grpc);
 
-/// Checklist 5.
+/// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 fn client_that_gives_up_on_a_silent_agent_is_counted_once(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("silent").start();
@@ -77,7 +80,7 @@ fn client_that_gives_up_on_a_silent_agent_is_counted_once(combo: Combo) {
 }
 rows!(client_that_gives_up_on_a_silent_agent_is_counted_once: go_go adit_go);
 
-/// Checklist 6.
+/// Upstream (dials): 50 requests cancelled while they wait leave no tunnel and no socket.
 fn fifty_cancelled_requests_leave_nothing_behind(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -94,7 +97,8 @@ fn fifty_cancelled_requests_leave_nothing_behind(combo: Combo) {
 }
 rows!(fifty_cancelled_requests_leave_nothing_behind: both);
 
-/// Checklist 7.
+/// Limit (times): Dial of a target at an agent, over all addresses
+/// Upstream (dials): An agent gives up a target that never accepts after 5 s and says so.
 fn agent_gives_up_on_a_black_hole_after_five_seconds(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -118,7 +122,7 @@ fn agent_gives_up_on_a_black_hole_after_five_seconds(combo: Combo) {
 }
 rows!(agent_gives_up_on_a_black_hole_after_five_seconds: both);
 
-/// Checklist 8.
+/// Upstream (tunnels): Cancelling the context of a tunnel ends the request in progress.
 fn ending_the_tunnel_context_fails_the_request(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -136,7 +140,7 @@ fn ending_the_tunnel_context_fails_the_request(combo: Combo) {
 }
 rows!(ending_the_tunnel_context_fails_the_request: grpc);
 
-/// Checklist 9.
+/// Upstream (tunnels): 20 MiB arrive complete, up to the last bytes before the close.
 fn twenty_mebibytes_arrive_whole(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -148,8 +152,10 @@ fn twenty_mebibytes_arrive_whole(combo: Combo) {
 }
 rows!(twenty_mebibytes_arrive_whole: skew);
 
-/// Checklist 9, the harder half: the target closes right behind its last byte. Upstream's agent up to v0.36.0 may let the
+/// The target closes right behind its last byte. Upstream's agent up to v0.36.0 may let the
 /// close overtake data, so only rows with our agent can promise it.
+///
+/// Upstream (tunnels): 20 MiB arrive complete, up to the last bytes before the close.
 fn last_bytes_before_the_targets_close_arrive(combo: Combo) {
     let stack = Stack::start(combo);
     for _ in 0..5 {
@@ -164,7 +170,7 @@ fn last_bytes_before_the_targets_close_arrive(combo: Combo) {
 rows!(last_bytes_before_the_targets_close_arrive: go_adit adit_adit go_adit_connect adit_adit_connect
     adit_aditprevious aditprevious_adit_connect);
 
-/// Checklist 17.
+/// Upstream (tunnels): 100 concurrent POSTs through two agents get their own bodies back.
 fn a_hundred_posts_through_two_agents_get_their_own_bodies_back(combo: Combo) {
     let stack = Stack::with(combo, 2, &[]);
     let report = stack
@@ -178,7 +184,7 @@ fn a_hundred_posts_through_two_agents_get_their_own_bodies_back(combo: Combo) {
 }
 rows!(a_hundred_posts_through_two_agents_get_their_own_bodies_back: both);
 
-/// Checklist 18.
+/// Upstream (tunnels): Ten concurrent downloads of 10 MiB complete.
 fn ten_downloads_at_once_complete(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -192,6 +198,8 @@ fn ten_downloads_at_once_complete(combo: Combo) {
 rows!(ten_downloads_at_once_complete: both);
 
 /// Bytes, in both directions, each checked against its offset.
+///
+/// Limit (memory): Drain rate above which a full link waits for its slow readers
 fn bulk_bytes_arrive_in_order_in_both_directions(combo: Combo) {
     let stack = Stack::start(combo);
     stack
@@ -209,7 +217,7 @@ fn bulk_bytes_arrive_in_order_in_both_directions(combo: Combo) {
 }
 rows!(bulk_bytes_arrive_in_order_in_both_directions: both);
 
-/// Checklist 22.
+/// Upstream (tunnels): Short reads of an echo give 10, 10 and 5 bytes, and the close is clean.
 fn small_reads_split_a_message_and_never_merge_two(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -231,7 +239,7 @@ fn small_reads_split_a_message_and_never_merge_two(combo: Combo) {
 }
 rows!(small_reads_split_a_message_and_never_merge_two: skew);
 
-/// Checklist 24.
+/// Upstream (configuration): After runs without errors every dial failure metric is 0.
 fn clean_runs_count_no_dial_failure(combo: Combo) {
     let stack = Stack::start(combo);
     for _ in 0..3 {
@@ -248,7 +256,9 @@ fn clean_runs_count_no_dial_failure(combo: Combo) {
 }
 rows!(clean_runs_count_no_dial_failure: both);
 
-/// Checklist 78. What gRPC-Go derives from the path is percent-encoded; older releases sent it raw.
+/// What gRPC-Go derives from the path is percent-encoded; older releases sent it raw.
+///
+/// Upstream (tunnels): A socket path is accepted as `:authority`, raw and percent-encoded.
 fn any_authority_is_taken_on_the_socket(combo: Combo) {
     let stack = Stack::start(combo);
     let socket = stack.socket();

@@ -69,6 +69,7 @@ fn repeated(stack: &Stack) -> f64 {
     of("slow") + of("silent")
 }
 
+/// Limit (times): Hedge of an unanswered dial
 fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     let stack = Stack::with(combo, 2, &[]);
     let dead = &stack.agents[0].process;
@@ -189,6 +190,8 @@ fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: C
 rows!(the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone: our_server);
 
 /// A server of Go may not be asked more often than every 30 s, and its kernel acknowledges.
+///
+/// Limit (times): A silent server
 fn a_stopped_server_is_told_of_within_a_minute(combo: Combo) {
     if matches!(combo.server, Maker::Upstream(_)) && !is_nightly() {
         println!("a server of Go only at night: it takes most of a minute");

@@ -1,4 +1,4 @@
-//! Section 2.3, 2.4 and D-4: a Go agent drops all its tunnels on a GOAWAY, so it gets none while it holds any: not under load,
+//! A Go agent drops all its tunnels on a GOAWAY, so it gets none while it holds any: not under load,
 //! not for pings, not from a server that is told to stop.
 //!
 //! A tap between the two sees the frames. Rows with upstream's server show what it does in the same place, and so that the tap
@@ -97,6 +97,8 @@ fn assert_held(mut client: Running) {
 }
 
 /// Bytes both ways at full speed, and hundreds of tunnels that come and go, beside one that stays.
+///
+/// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn a_loaded_agent_gets_no_goaway(combo: Combo) {
     let (stack, tap) = tapped(combo, 0, &[]);
     let kept = held(&stack);
@@ -126,6 +128,8 @@ fn a_loaded_agent_gets_no_goaway(combo: Combo) {
 rows!(a_loaded_agent_gets_no_goaway: go_go adit_go adit_go034 adit_go0303 adit_go_connect);
 
 /// However often an agent pings, beside an open tunnel and without a byte in it, every ping is answered and nothing else comes.
+///
+/// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn an_agent_that_pings_ten_times_a_second_gets_no_goaway(combo: Combo) {
     let (stack, tap) = tapped(combo, PINGS, &[]);
     if !combo.server.is_ours() {
@@ -142,7 +146,9 @@ fn an_agent_that_pings_ten_times_a_second_gets_no_goaway(combo: Combo) {
 }
 rows!(an_agent_that_pings_ten_times_a_second_gets_no_goaway: go_go adit_go);
 
-/// D-4. Within the grace, tunnels of a Go agent finish; then the server leaves, and does not wait for the rest of it.
+/// Within the grace, tunnels of a Go agent finish; then the server leaves, and does not wait for the rest of it.
+///
+/// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn a_stopping_server_sends_no_goaway_while_an_agent_holds_tunnels(combo: Combo) {
     let (mut stack, tap) = tapped(combo, 0, &["--graceful-shutdown-timeout=30s"]);
     let kept = held(&stack);

@@ -1,4 +1,4 @@
-//! Checklist 80, 81, 84, 87: agents made of packets, against a server.
+//! Agents made of packets, against a server.
 
 use crate::support::combo::Combo;
 use crate::support::process::Process;
@@ -20,7 +20,9 @@ fn two_links(stack: &Stack, mode: &str) -> Process {
     stub
 }
 
-/// Checklist 87. Upstream takes an answer from anybody (D-8).
+/// Upstream takes an answer from anybody.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
     let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let _stub = two_links(&stack, "forge-dial");
@@ -33,7 +35,7 @@ fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
 }
 rows!(another_agents_answer_to_a_dial_is_refused: adit_go adit_go_connect);
 
-/// Checklist 87.
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_agents_data_does_not_reach_the_tunnel(combo: Combo) {
     let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let stub = two_links(&stack, "forge-data");
@@ -46,7 +48,9 @@ fn another_agents_data_does_not_reach_the_tunnel(combo: Combo) {
 }
 rows!(another_agents_data_does_not_reach_the_tunnel: go_go adit_go);
 
-/// Checklist 87 with one id for both links, where a table by (id, connID) fails.
+/// With one id for both links, where a table by (id, connID) fails.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) {
     let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let stub = stack
@@ -68,7 +72,9 @@ fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) 
 }
 rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 
-/// Checklist 80, from an agent. Malformed ones crash upstream's server (D-1).
+/// Malformed ones crash upstream's server.
+///
+/// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
     let mut stack = Stack::start(combo);
     let witness = stack
@@ -88,7 +94,7 @@ fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
 }
 rows!(malformed_packets_of_an_agent_hurt_nobody_else: our_server_both);
 
-/// Checklist 80, what upstream survives too.
+/// Upstream survives these, too.
 fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("harmless").start();
@@ -102,7 +108,9 @@ fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
 }
 rows!(harmless_packets_of_an_agent_have_no_effect: go_go adit_go);
 
-/// Checklist 81: a message over the limit ends at most the link it came on.
+/// A message over the limit ends at most the link it came on.
+///
+/// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
     let mut stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let stub = stack
@@ -128,7 +136,9 @@ fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
 }
 rows!(oversized_packet_of_an_agent_spares_the_other_agent: go_go adit_go);
 
-/// Checklist 84. Upstream leaves a gRPC dial waiting when its agent goes (D-11).
+/// Upstream leaves a gRPC dial waiting when its agent goes.
+///
+/// Upstream (dials): A dial fails at once when its agent is lost.
 fn dial_fails_at_once_when_its_agent_goes(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let mut stub = stack.stub_agent("silent").start();

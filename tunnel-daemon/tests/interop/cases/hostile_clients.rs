@@ -1,4 +1,4 @@
-//! Checklist 41-45, 79-82: clients on the raw stub, from merely early to malicious.
+//! Clients on the raw stub, from merely early to malicious.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn packets(report: &Report, kind: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Checklist 41.
+/// Upstream (choice): Without an agent a dial fails with `No agent available`, counted as `no_agent`.
 fn dial_without_an_agent_says_so(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let report = stack.client_to("dial-fail", "127.0.0.1:80").run().bad();
@@ -34,8 +34,11 @@ fn dial_without_an_agent_says_so(combo: Combo) {
 }
 rows!(dial_without_an_agent_says_so: go_go adit_go);
 
-/// Checklist 42: the dial goes to the agent as it came, and is closed when it is abandoned. DATA and CLOSE_REQ before its answer
+/// The dial goes to the agent as it came, and is closed when it is abandoned. DATA and CLOSE_REQ before its answer
 /// stay at our server; upstream's passes them on.
+///
+/// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
+/// stay at the server.
 fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("silent").start();
@@ -63,7 +66,7 @@ fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
 }
 rows!(agent_receives_the_clients_packets_unchanged: go_go adit_go);
 
-/// Checklist 43, the half that can be seen from outside.
+/// Upstream (packets): Data behind a close request is discarded.
 fn data_behind_a_close_request_is_discarded(combo: Combo) {
     let stack = Stack::start(combo);
     let report = misbehave(&stack, "data-after-close").good();
@@ -74,7 +77,7 @@ fn data_behind_a_close_request_is_discarded(combo: Combo) {
 }
 rows!(data_behind_a_close_request_is_discarded: grpc);
 
-/// Checklist 44.
+/// Upstream (packets): Data before a dial is answered with a close.
 fn data_before_a_dial_is_answered_with_a_close(combo: Combo) {
     let stack = Stack::start(combo);
     let report = misbehave(&stack, "data-before-dial").good();
@@ -92,7 +95,7 @@ fn data_before_a_dial_is_answered_with_a_close(combo: Combo) {
 }
 rows!(data_before_a_dial_is_answered_with_a_close: go_go adit_go);
 
-/// Checklist 45.
+/// Upstream (packets): A second connID on a client's stream closes both tunnels on both sides.
 fn second_conn_id_on_a_stream_closes_both(combo: Combo) {
     let stack = Stack::start(combo);
     let report = misbehave(&stack, "second-conn").good();
@@ -107,7 +110,8 @@ fn second_conn_id_on_a_stream_closes_both(combo: Combo) {
 }
 rows!(second_conn_id_on_a_stream_closes_both: go_go adit_go adit_adit);
 
-/// Checklist 79.
+/// Limit (peers): Calls on one HTTP/2 connection of a client
+/// Upstream (tunnels): 1,000 streams on one HTTP/2 connection are served.
 fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
     let stack = Stack::start(combo);
     let report = stack
@@ -121,7 +125,7 @@ fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
 }
 rows!(a_thousand_streams_on_one_connection_are_served: grpc);
 
-/// Rule 3: unread streams must not stop the others of the same HTTP/2 connection.
+/// Unread streams must not stop the others of the same HTTP/2 connection.
 fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let source = stack.targets.address("source");
@@ -136,7 +140,7 @@ fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
 }
 rows!(unread_streams_do_not_stop_the_others_of_their_connection: our_server);
 
-/// Checklist 80, what upstream survives too.
+/// Upstream survives these, too.
 fn harmless_packets_have_no_effect(combo: Combo) {
     let stack = Stack::start(combo);
     misbehave(&stack, "harmless").good();
@@ -144,7 +148,9 @@ fn harmless_packets_have_no_effect(combo: Combo) {
 }
 rows!(harmless_packets_have_no_effect: grpc);
 
-/// Checklist 80, what crashes upstream's server (D-1).
+/// They crash upstream's server.
+///
+/// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_hurt_nobody_else(combo: Combo) {
     let mut stack = Stack::start(combo);
     let witness = stack
@@ -161,7 +167,7 @@ fn malformed_packets_hurt_nobody_else(combo: Combo) {
 }
 rows!(malformed_packets_hurt_nobody_else: our_server);
 
-/// Checklist 81.
+/// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 fn largest_message_passes_and_a_larger_one_hurts_only_itself(combo: Combo) {
     let stack = Stack::start(combo);
     misbehave(&stack, "largest").good();
@@ -178,7 +184,9 @@ fn largest_message_passes_and_a_larger_one_hurts_only_itself(combo: Combo) {
 }
 rows!(largest_message_passes_and_a_larger_one_hurts_only_itself: grpc);
 
-/// Checklist 82. Upstream forwards what it gets, so its server is no baseline.
+/// Upstream forwards what it gets, so its server is no baseline.
+///
+/// Upstream (packets): No empty DATA packet is sent.
 fn data_without_bytes_is_never_passed_on(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("echo").start();
@@ -209,7 +217,9 @@ fn ten_thousand_tiny_messages_are_echoed(combo: Combo) {
 }
 rows!(ten_thousand_tiny_messages_are_echoed: grpc);
 
-/// Checklist 87, from the client's side. Upstream lets any stream write into any tunnel (D-8).
+/// Upstream lets any stream write into any tunnel.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn client_cannot_touch_tunnels_of_others(combo: Combo) {
     let stack = Stack::start(combo);
     let witness = stack

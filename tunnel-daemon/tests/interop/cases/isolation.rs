@@ -1,4 +1,4 @@
-//! Checklist 83, 85 and rules 6, 14: one slow party next to others, and bytes right before a close.
+//! One slow party next to others, and bytes right before a close.
 
 use std::path::Path;
 
@@ -41,7 +41,10 @@ fn ratio_beside(stack: &Stack, mut disturb: impl FnMut() -> Process) -> f64 {
     ratios[ROUNDS / 2]
 }
 
-/// Checklist 83, rules 14. Upstream stalls everybody (D-41), so its server is no baseline.
+/// Upstream stalls everybody, so its server is no baseline.
+///
+/// Limit (isolation): Echo p50 beside 4 stalled clients, with a Go agent | at most 3 times that without them
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
     let stack = Stack::start(combo);
     let ratio = ratio_beside(&stack, || {
@@ -58,7 +61,7 @@ fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
 }
 rows!(four_stalled_clients_do_not_slow_an_echo: our_server_both);
 
-/// Rule 6 and 14: those who do not read pay for the memory, not the download beside them, however much waits for it.
+/// Those who do not read pay for the memory, not the download beside them, however much waits for it.
 fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
     let stack = Stack::start(combo);
     let stalled = stack.client("stall", "source").flag("streams", 4).start();
@@ -73,7 +76,9 @@ fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
 }
 rows!(a_download_beside_stalled_clients_arrives_whole: our_server_both);
 
-/// Checklist 83, the other direction: targets that take nothing. With a Go agent its own loop stalls, whatever we do.
+/// Targets that read nothing. With a Go agent its own loop stalls, whatever we do.
+///
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 fn stalled_target_does_not_slow_an_echo(combo: Combo) {
     let stack = Stack::start(combo);
     let dir: &Path = stack.dir.path();
@@ -99,7 +104,9 @@ fn stalled_target_does_not_slow_an_echo(combo: Combo) {
 }
 rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect adit_aditlink adit_aditlink_connect go_adit go_adit_connect);
 
-/// Checklist 85. Upstream's agent may lose them (D-14).
+/// Upstream's agent may lose them.
+///
+/// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 fn upload_then_close_delivers_every_byte(combo: Combo) {
     const BYTES: u64 = 5_000_011;
     let stack = Stack::start(combo);
@@ -123,14 +130,19 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
 rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink
     aditprevious_adit adit_aditprevious_connect);
 
-/// Rule 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
+/// The Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
+///
+/// Limit (isolation): A client that reads 20 KB/s for 60 s | keeps its tunnel; with a Go agent while its target is at
+/// most 4 MiB ahead
 fn slow_reader_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 0);
 }
 // Without an end only where credit stops the source: bytes of a Go agent come as fast as the link takes them.
 rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect adit_aditlink);
 
-/// Rule 6, with an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
+/// With an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
+///
+/// Limit (isolation): A client that reads 20 KB/s for 60 s
 fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 3 << 20);
 }
@@ -138,6 +150,9 @@ rows!(slow_reader_of_three_mebibytes_keeps_its_tunnel: adit_go adit_go_connect);
 
 /// The same without an end: once all that an agent may have on the way waits for one reader, that one goes, with its reason,
 /// and nobody else does, however slow.
+///
+/// Limit (isolation): A client that reads 20 KB/s from an endless target, with a Go agent | cut alone when the 64 MiB
+/// of the link are full
 fn slow_reader_of_an_endless_source_is_cut_alone(combo: Combo) {
     let stack = Stack::start(combo);
     let slow = |lasting: &str, bytes: u64| {

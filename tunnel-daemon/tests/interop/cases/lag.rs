@@ -1,4 +1,4 @@
-//! Rule 14: how far the server's reading of a Go agent's link may fall behind because some of its clients do not read.
+//! How far the server's reading of a Go agent's link may fall behind because some of its clients do not read.
 //!
 //! There is no counter of it: an echo crosses the link both ways, so what it takes longer bounds what waited in there.
 
@@ -45,12 +45,19 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// While the agent's budget runs full of what they do not read, and they are cut for it.
+///
+/// Limit (isolation): Delay of the link reader beside stalled clients, with a Go agent | p50 below 5 ms; p99 at most 50
+/// ms, or 10 times that without them
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 fn stalled_clients_do_not_delay_the_reading_of_their_agents_link(combo: Combo) {
     assert_no_lag(&Stack::start(combo), 0);
 }
 rows!(stalled_clients_do_not_delay_the_reading_of_their_agents_link: adit_go adit_go_connect);
 
 /// The budget has room for all of it, so they keep their tunnels.
+///
+/// Limit (isolation): Delay of the link reader beside stalled clients, with a Go agent
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 fn stalled_clients_that_stay_do_not_delay_the_reading_of_their_agents_link(combo: Combo) {
     let stack = Stack::start(combo);
     assert_no_lag(&stack, 15 << 20);

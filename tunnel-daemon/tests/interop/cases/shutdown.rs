@@ -1,4 +1,4 @@
-//! Section 15.2 and rule 10: a server that is told to stop leaves within its grace, whatever Go clients and agents do. Upstream's
+//! A server that is told to stop leaves within its grace, whatever Go clients and agents do. Upstream's
 //! waits for its clients without limit, so it is no baseline.
 
 use std::time::{Duration, Instant};
@@ -39,6 +39,9 @@ fn stop(stack: &mut Stack, limit: Duration) -> Duration {
 }
 
 /// Its clients are served for all of the grace, and no longer; nothing is left at the targets.
+///
+/// Limit (times): SIGTERM to exit of a server, compat mode | `--graceful-shutdown-timeout`, also with connected Go
+/// clients
 fn a_server_leaves_at_the_end_of_its_grace_though_clients_never_do(combo: Combo) {
     let mut stack = Stack::with(combo, 1, &["--graceful-shutdown-timeout=2s"]);
     let (talker, _stalled) = endless_clients(&stack);
@@ -53,6 +56,8 @@ fn a_server_leaves_at_the_end_of_its_grace_though_clients_never_do(combo: Combo)
 rows!(a_server_leaves_at_the_end_of_its_grace_though_clients_never_do: adit_go adit_go_connect adit_adit adit_adit_connect adit_aditlink);
 
 /// Upstream's default is no grace at all.
+///
+/// Limit (times): SIGTERM to exit of a server, compat mode
 fn a_server_without_a_grace_leaves_at_once(combo: Combo) {
     let mut stack = Stack::start(combo);
     let (talker, _stalled) = endless_clients(&stack);

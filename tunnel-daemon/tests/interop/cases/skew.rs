@@ -1,4 +1,4 @@
-//! Checklist 1, 2, 5, 9, 17, 22 and 41 with client libraries of older releases, as in the kube-apiserver of an older control plane.
+//! 22 and 41 with client libraries of older releases, as in the kube-apiserver of an older control plane.
 //!
 //! Only the gRPC dialect has such a library; behind HTTP CONNECT older agents and servers are rows of the other tests.
 
@@ -51,17 +51,19 @@ fn assert_serves_clients_of(combo: Combo, release: Release) {
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
 }
 
+/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_34_0_are_served(combo: Combo) {
     assert_serves_clients_of(combo, Release::V0340);
 }
 rows!(clients_of_v0_34_0_are_served: go_go adit_go adit_adit adit_aditlink);
 
+/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_30_3_are_served(combo: Combo) {
     assert_serves_clients_of(combo, Release::V0303);
 }
 rows!(clients_of_v0_30_3_are_served: go_go adit_go adit_adit adit_aditlink);
 
-/// Checklist 2 and 41: a target that refuses, and no agent at all.
+/// A target that refuses, and no agent at all.
 fn assert_tells_clients_of(combo: Combo, release: Release) {
     let mut stack = Stack::with(combo, 0, &[]);
     let report = stack
@@ -80,17 +82,21 @@ fn assert_tells_clients_of(combo: Combo, release: Release) {
     stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
 }
 
+/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_34_0_are_told_why_a_dial_failed(combo: Combo) {
     assert_tells_clients_of(combo, Release::V0340);
 }
 rows!(clients_of_v0_34_0_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 
+/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_30_3_are_told_why_a_dial_failed(combo: Combo) {
     assert_tells_clients_of(combo, Release::V0303);
 }
 rows!(clients_of_v0_30_3_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 
-/// Checklist 5: their cancel is taken, too, and leaves nothing.
+/// Their cancel is taken, too, and leaves nothing.
+///
+/// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 fn an_older_client_that_gives_up_is_counted_once(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("silent").start();

@@ -1,4 +1,4 @@
-//! Checklist 58-62, 80 and section 6.1: a server made of packets, against an agent.
+//! A server made of packets, against an agent.
 
 use crate::support::certs::Certs;
 use crate::support::combo::Combo;
@@ -71,7 +71,6 @@ impl Stage {
     }
 }
 
-/// Section 6.1.
 fn agent_sends_its_id_and_identifiers(combo: Combo) {
     let stage = stage(combo, "listen", "echo");
     let connect = stage.stub.named_event("connect", secs(10));
@@ -84,7 +83,7 @@ fn agent_sends_its_id_and_identifiers(combo: Combo) {
 }
 rows!(agent_sends_its_id_and_identifiers: go_go go_adit);
 
-/// Checklist 58.
+/// Upstream (packets): An agent answers dial, data and the target's close with the right ids.
 fn agent_dials_carries_data_and_reports_the_targets_close(combo: Combo) {
     let stage = stage(combo, "dial-data", "source");
     stage.script_passes();
@@ -92,7 +91,7 @@ fn agent_dials_carries_data_and_reports_the_targets_close(combo: Combo) {
 }
 rows!(agent_dials_carries_data_and_reports_the_targets_close: go_go go_adit);
 
-/// Checklist 59.
+/// Upstream (packets): An agent confirms a close; a second close names an unknown connID.
 fn second_close_request_is_answered_as_unknown(combo: Combo) {
     let stage = stage(combo, "close-twice", "echo");
     stage.script_passes();
@@ -100,13 +99,13 @@ fn second_close_request_is_answered_as_unknown(combo: Combo) {
 }
 rows!(second_close_request_is_answered_as_unknown: go_go go_adit);
 
-/// Checklist 60.
+/// Upstream (packets): An agent answers data for an unknown connID with a close.
 fn data_for_an_unknown_connection_is_answered_with_its_close(combo: Combo) {
     stage(combo, "data-unknown", "echo").script_passes();
 }
 rows!(data_for_an_unknown_connection_is_answered_with_its_close: go_go go_adit);
 
-/// Checklist 61.
+/// Upstream (agents): A link that breaks during a dial leaves nothing behind at the agent.
 fn broken_stream_closes_the_targets_and_the_agent_comes_back(combo: Combo) {
     let stage = stage(combo, "break-after-dial", "echo");
     stage.script_passes();
@@ -118,7 +117,9 @@ fn broken_stream_closes_the_targets_and_the_agent_comes_back(combo: Combo) {
 }
 rows!(broken_stream_closes_the_targets_and_the_agent_comes_back: go_go go_adit);
 
-/// Checklist 62. Upstream v0.36.0 sends it only with the next packet, so it is no baseline.
+/// Upstream v0.36.0 sends it only with the next packet, so it is no baseline.
+///
+/// Upstream (agents): An agent announces its drain at once, also on an idle link.
 fn drain_is_announced_on_an_idle_stream(combo: Combo) {
     let stage = stage(combo, "listen", "echo");
     stage.agent.await_ready();
@@ -129,7 +130,7 @@ fn drain_is_announced_on_an_idle_stream(combo: Combo) {
 }
 rows!(drain_is_announced_on_an_idle_stream: go_adit);
 
-/// Section 6.1: a bad greeting fails the attempt, and the agent tries again.
+/// A bad greeting fails the attempt, and the agent tries again.
 fn bad_greetings_are_refused_and_tried_again(combo: Combo) {
     for mode in ["no-serverid", "two-serverids", "bad-count", "refuse"] {
         let stage = stage(combo, mode, "echo");
@@ -143,14 +144,18 @@ fn bad_greetings_are_refused_and_tried_again(combo: Combo) {
 }
 rows!(bad_greetings_are_refused_and_tried_again: go_go go_adit);
 
-/// D-21: upstream waits for ever.
+/// Upstream waits for ever.
+///
+/// Limit (times): Response headers of a link
 fn missing_greeting_is_not_waited_for_without_limit(combo: Combo) {
     let stage = stage(combo, "no-headers", "echo");
     stage.connects(2);
 }
 rows!(missing_greeting_is_not_waited_for_without_limit: go_adit);
 
-/// Checklist 80. They crash upstream's agent (D-1).
+/// They crash upstream's agent.
+///
+/// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_a_server_do_not_hurt_the_agent(combo: Combo) {
     let mut stage = stage(combo, "malformed", "echo");
     stage.script_passes();

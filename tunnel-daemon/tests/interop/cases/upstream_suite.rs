@@ -1,4 +1,4 @@
-//! Checklist 18.7: upstream's own integration suite, unchanged, with the agent as an external program.
+//! Upstream's own integration suite, unchanged, with the agent as an external program.
 //!
 //! Its server is always its own, in its own process. It runs in a namespace because it needs what a host may not have:
 //! an address that swallows a dial, a name server that says no, and nobody at port 8080.
@@ -55,6 +55,7 @@ const SUITE_LIMIT_SECS: u64 = 180;
 /// Lines shown of one test that did not pass.
 const LINES_SHOWN: usize = 300;
 
+/// Upstream (tunnels): All integration tests of upstream pass with our agent.
 fn every_upstream_test_passes(combo: Combo) {
     let dir = TempDir::new().expect("a temporary directory can be made");
     if let Some(why) = namespace::missing(dir.path()) {

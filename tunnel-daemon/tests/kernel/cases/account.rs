@@ -76,6 +76,8 @@ async fn sockets_that_nobody_named_are_not_counted() {
     assert_eq!(accounting.bytes(LABELS, "target"), (1, 2));
 }
 
+/// Limit (accounting): Payload bytes of cleanly closed plaintext connections | the kernel counts what the relay engines
+/// count
 #[tokio::test]
 async fn closing_counts_to_the_byte_whoever_closes_first() {
     if !ready("accounting for half-closed connections") {
@@ -217,6 +219,7 @@ async fn until_syn_is_sent_again(address: SocketAddr) {
     crate::support::wait::until("a segment sent again", sent_again, String::new).await;
 }
 
+/// Limit (accounting): Label sets of accounting
 #[tokio::test]
 async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
     if !ready("the cap on series") {
@@ -247,6 +250,8 @@ async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
 
 /// The table of sockets holds 65,536. Those that the program has not met since they were named make room; what was forgotten is
 /// counted as lost, connections that move bytes stay, and what comes later is counted as ever.
+///
+/// Limit (accounting): Connections accounted for at once | 65,536; beyond that the least recently used is forgotten
 #[tokio::test]
 async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
     if !ready("a full table of sockets") {
@@ -344,6 +349,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
     assert_eq!(accounting.accounts.live(cookie), None);
 }
 
+/// Limit (accounting): Several eBPF programs at `sock_ops` | all see a connection
 #[tokio::test]
 async fn two_programs_hear_of_the_same_connection() {
     if !ready("two programs on one cgroup") {

@@ -113,6 +113,8 @@ fn what_relays_move_for_captured_ipv6_clients_is_counted_alike() {
     }
 }
 
+/// Limit (accounting): Connections from node to control plane and of gRPC clients | the former are counted by agent and
+/// rule, the latter under a role of their own
 #[test]
 fn what_an_agent_captures_is_counted_alike() {
     if ready("accounting for clients captured by an agent") {
@@ -127,6 +129,7 @@ fn what_an_agent_captures_over_ipv6_is_counted_alike() {
     }
 }
 
+/// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[test]
 fn what_comes_to_an_agents_own_listener_is_counted_alike() {
     if ready("accounting for clients of an agent's own listener") {
@@ -134,6 +137,7 @@ fn what_comes_to_an_agents_own_listener_is_counted_alike() {
     }
 }
 
+/// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[test]
 fn what_comes_to_an_agents_own_ipv6_listener_is_counted_alike() {
     if ready_v6("accounting for clients of an agent's own listener of IPv6") {

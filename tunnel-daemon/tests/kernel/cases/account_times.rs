@@ -58,6 +58,8 @@ async fn echo_for(least: Duration, ours: &mut TcpStream, theirs: &mut TcpStream)
     }
 }
 
+/// Limit (accounting): Lifetimes and round-trip times | lifetime of the connection; round-trip time of the kernel's
+/// `TCP_INFO`
 #[tokio::test]
 async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kernel_measured() {
     if !ready("times of connections") {
@@ -125,6 +127,8 @@ fn noted(accounts: &Accounts, connections: &[(TcpStream, TcpStream)]) -> f64 {
 }
 
 /// One that was never measured takes no part, and leaves no series behind when it is the last.
+///
+/// Limit (accounting): Round-trip time of open connections, links and lanes
 #[tokio::test]
 async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
     if !ready("round trips of open connections") {
@@ -200,6 +204,7 @@ async fn round_trips_of_what_carries_tunnels(lanes: &str, role: &str) {
     world.server.stop(Some(Duration::ZERO)).await;
 }
 
+/// Limit (accounting): Round-trip time of open connections, links and lanes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_link_shows_its_round_trip() {
     if ready("round trips of an open link") {
@@ -207,6 +212,7 @@ async fn an_open_link_shows_its_round_trip() {
     }
 }
 
+/// Limit (accounting): Round-trip time of open connections, links and lanes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_lanes_show_their_round_trip() {
     if ready("round trips of open lanes") {

@@ -329,6 +329,7 @@ fn engine(scrape: &Scrape, direction: &str) -> Option<u64> {
     )
 }
 
+/// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_lanes_the_kernel_counts_what_the_engines_count() {
     if ready("accounting for tunnels on lanes") {
@@ -336,6 +337,7 @@ async fn on_lanes_the_kernel_counts_what_the_engines_count() {
     }
 }
 
+/// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_the_link_the_kernel_counts_what_the_engines_count() {
     if ready("accounting for tunnels on the link") {
@@ -344,6 +346,8 @@ async fn on_the_link_the_kernel_counts_what_the_engines_count() {
 }
 
 /// A gRPC client's connection carries many tunnels, so it is a role of its own, and they are told apart where each has a socket.
+///
+/// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_their_targets() {
     const OF_NO_AGENT: &str = r#"agent="",destination_class="""#;
@@ -400,6 +404,7 @@ async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_thei
     world.server.stop(Some(std::time::Duration::ZERO)).await;
 }
 
+/// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_epoll() {
     if ready("accounting for tunnels that relays move") {
@@ -407,6 +412,7 @@ async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_epoll() {
     }
 }
 
+/// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_io_uring() {
     let test = "accounting for tunnels that relays move by io_uring";
@@ -438,6 +444,7 @@ pub(super) fn said(child: &mut Child, key: &str) -> String {
     found.unwrap_or_else(|| panic!("the child never said {key}"))
 }
 
+/// Limit (accounting): eBPF programs of a killed process | removed
 #[tokio::test]
 async fn a_killed_process_leaves_no_program_behind() {
     if !ready("the end of programs") {

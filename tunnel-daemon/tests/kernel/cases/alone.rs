@@ -30,6 +30,7 @@ fn calls(redirect: &Redirect, outcome: &str) -> u64 {
     calls.iter().find(|(name, _)| *name == outcome).unwrap().1
 }
 
+/// Limit (redirect): A call without a listener, or from an uncaptured network namespace | left alone
 #[test]
 fn a_rule_whose_listener_is_missing_or_gone_leaves_the_call_alone() {
     if !ready("missing listeners") {
@@ -59,6 +60,7 @@ fn a_rule_whose_listener_is_missing_or_gone_leaves_the_call_alone() {
     drop(client);
 }
 
+/// Limit (redirect): A call without a listener, or from an uncaptured network namespace
 #[test]
 fn a_caller_in_another_network_namespace_is_left_alone() {
     if !ready("other namespaces") {
@@ -88,6 +90,7 @@ fn a_caller_in_another_network_namespace_is_left_alone() {
     drop(apart);
 }
 
+/// Limit (redirect): Connections to the listener that are not redirected | closed and counted
 #[test]
 fn the_listener_learns_the_destination_once_and_nobody_elses() {
     if !ready("original destinations") {
@@ -114,6 +117,7 @@ fn the_listener_learns_the_destination_once_and_nobody_elses() {
     drop(client);
 }
 
+/// Limit (redirect): Connections to the listener that are not redirected
 #[test]
 fn a_note_goes_with_the_client_that_gave_up() {
     if !ready("notes of clients that are gone") {
@@ -147,6 +151,8 @@ fn a_note_goes_with_the_client_that_gave_up() {
     drop(client);
 }
 
+/// Limit (redirect): eBPF programs of others that rewrite addresses | their result is matched and never undone. Log and
+/// status name them
 #[test]
 fn another_programs_rewrite_is_matched_and_never_undone() {
     if !ready("other programs") {
@@ -204,6 +210,8 @@ fn lead(redirect: &Redirect, from: SocketAddr, to: SocketAddr) {
         .unwrap();
 }
 
+/// Limit (redirect): Several eBPF programs at one hook | all run: those of a cgroup in attach order, then those of its
+/// parents. A call that one denies fails
 #[test]
 fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_above() {
     if !ready("programs in order") {
@@ -240,6 +248,7 @@ fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_
     }
 }
 
+/// Limit (redirect): Several eBPF programs at one hook
 #[test]
 fn programs_beside_and_above_leave_each_others_connections_alone() {
     if !ready("programs beside each other") {
@@ -292,6 +301,7 @@ fn programs_beside_and_above_leave_each_others_connections_alone() {
     drop(client);
 }
 
+/// Limit (redirect): Several eBPF programs at one hook
 #[test]
 fn a_call_that_one_program_denies_fails_though_the_others_run() {
     if !ready("a program that denies") {
@@ -384,6 +394,7 @@ fn programs_whose_pins_are_let_go_deny_nothing_from_that_moment() {
     drop(client);
 }
 
+/// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
 fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() {
     if !ready("neighbours") {
@@ -443,6 +454,8 @@ fn what_a_predecessor_had_pinned_is_no_neighbour() {
 }
 
 /// What the redirect itself takes is enough to learn which there are, and not what they are called.
+///
+/// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
 fn who_may_not_open_programs_of_others_knows_which_there_are_and_that_names_are_unknown() {
     if !ready("neighbours without names") {

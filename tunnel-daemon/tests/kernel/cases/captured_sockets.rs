@@ -17,6 +17,7 @@ const ROLE: &str = "captured-sockets";
 /// For a datagram there and back.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// Limit (redirect): UDP sockets of captured processes | left alone and counted
 #[test]
 fn a_connected_udp_socket_of_a_captured_process_is_left_alone_and_counted() {
     if ready("UDP of a captured process") {
@@ -24,6 +25,7 @@ fn a_connected_udp_socket_of_a_captured_process_is_left_alone_and_counted() {
     }
 }
 
+/// Limit (redirect): UDP sockets of captured processes
 #[test]
 fn a_connected_udp_socket_of_ipv6_is_left_alone_and_counted() {
     if ready_v6("UDP of a captured process over IPv6") {
@@ -31,6 +33,7 @@ fn a_connected_udp_socket_of_ipv6_is_left_alone_and_counted() {
     }
 }
 
+/// Limit (redirect): A socket whose process moves to another cgroup | belongs to the cgroup it was created in
 #[test]
 fn a_socket_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
     if ready("a captured process that moves") {
@@ -38,6 +41,7 @@ fn a_socket_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
     }
 }
 
+/// Limit (redirect): A socket whose process moves to another cgroup
 #[test]
 fn a_socket_of_ipv6_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
     if ready_v6("a captured process that moves, over IPv6") {

@@ -42,6 +42,7 @@ fn is_ready(test: &str) -> bool {
     true
 }
 
+/// Limit (redirect): An exempt process
 #[test]
 fn an_exempt_process_is_forgotten_when_it_ends_and_not_before() {
     if is_ready("exempt processes that end") {
@@ -49,6 +50,7 @@ fn an_exempt_process_is_forgotten_when_it_ends_and_not_before() {
     }
 }
 
+/// Limit (redirect): An exempt process
 #[test]
 fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
     let test = "exempt processes that end, closing on failure";
@@ -61,6 +63,7 @@ fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
     }
 }
 
+/// Limit (redirect): Calls to the agent port with `--redirect-agents=captured` | captured like any other
 #[test]
 fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_elsewhere() {
     if !ready("calls to the agent port that exempt nobody") {

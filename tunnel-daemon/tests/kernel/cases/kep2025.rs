@@ -27,6 +27,7 @@ struct Addresses {
     service: &'static str,
 }
 
+/// Limit (redirect): A pod without a route to the control plane | reaches it by its node's agent, and nothing else
 #[test]
 fn a_pod_reaches_the_control_plane_by_its_nodes_agent_only() {
     by_the_agent_only(
@@ -39,6 +40,7 @@ fn a_pod_reaches_the_control_plane_by_its_nodes_agent_only() {
     );
 }
 
+/// Limit (redirect): A pod without a route to the control plane
 #[test]
 fn a_pod_of_ipv6_reaches_the_control_plane_by_its_nodes_agent_only() {
     let test = "a control plane, a node and a pod of IPv6";

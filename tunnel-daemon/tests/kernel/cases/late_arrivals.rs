@@ -107,6 +107,7 @@ fn refused_when_late(v6: Option<SocketAddr>, rule: &str, asked: &str) {
     assert_eq!(client.call(asked).unwrap().peer, asked);
 }
 
+/// Limit (redirect): A redirected connection that is not accepted
 #[test]
 fn a_connection_that_is_accepted_after_ten_seconds_is_refused() {
     if ready("connections that are accepted late") {
@@ -114,6 +115,7 @@ fn a_connection_that_is_accepted_after_ten_seconds_is_refused() {
     }
 }
 
+/// Limit (redirect): A redirected connection that is not accepted
 #[test]
 fn a_connection_of_ipv6_that_is_accepted_after_ten_seconds_is_refused() {
     if ready_v6("connections of IPv6 that are accepted late") {

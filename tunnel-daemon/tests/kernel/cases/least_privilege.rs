@@ -44,6 +44,8 @@ fn profiles(test: &str) -> bool {
     there
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp` | none. Three more with io_uring, one with
+/// eBPF, two with `closed`, five with `--redirect-netns`
 #[test]
 fn a_server_that_redirects_and_accounts_needs_one_call_more() {
     let test = "a redirecting server under its seccomp profile";
@@ -52,6 +54,7 @@ fn a_server_that_redirects_and_accounts_needs_one_call_more() {
     }
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
 fn an_agent_that_redirects_and_accounts_needs_one_call_more() {
     let test = "a redirecting agent under its seccomp profile";
@@ -60,6 +63,7 @@ fn an_agent_that_redirects_and_accounts_needs_one_call_more() {
     }
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
 fn programs_that_outlive_the_server_need_two_calls_more() {
     let test = "closing on failure under a seccomp profile";
@@ -68,6 +72,7 @@ fn programs_that_outlive_the_server_need_two_calls_more() {
     }
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
 fn capturing_in_other_namespaces_needs_the_calls_of_a_helper() {
     let test = "other namespaces under a seccomp profile";
@@ -96,6 +101,7 @@ fn capturing_in_other_namespaces_needs_the_calls_of_a_helper() {
     assert_eq!(server.end().code(), Some(0));
 }
 
+/// Limit (redirect): Missing rights or cgroups of the redirect | logged with the cause; tunnels work
 #[test]
 fn a_profile_without_bpf_is_named_and_the_server_serves() {
     let test = "a server whose seccomp profile forbids bpf(2)";

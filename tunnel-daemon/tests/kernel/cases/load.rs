@@ -20,6 +20,7 @@ use crate::support::privilege::{ready, say};
 /// Names a freshly built object; `cargo xtask test --nightly` sets it where the eBPF toolchain is.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
 
+/// Limit (redirect): Programs of the committed eBPF object | pass the verifier of the running kernel
 #[test]
 fn every_program_of_the_committed_object_passes_the_verifier() {
     if ready("loading the committed object") {
@@ -43,6 +44,9 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
 }
 
 /// Or a table would be full long before: kernels before 6.17 set 128 entries aside for each processor.
+///
+/// Limit (redirect): Kernel tables whose oldest entry is evicted | exempt processes: 4,096; redirected sockets: 65,536;
+/// unaccepted connections: 16,384. Each has room for 128 more per processor
 #[test]
 fn tables_whose_oldest_entry_goes_have_room_beside_what_processors_set_aside() {
     if !ready("the sizes of tables") {
@@ -63,6 +67,7 @@ fn tables_whose_oldest_entry_goes_have_room_beside_what_processors_set_aside() {
     }
 }
 
+/// Limit (rights): Capabilities to load the redirect | CAP_BPF and CAP_NET_ADMIN; before Linux 6.8 CAP_PERFMON, too
 #[test]
 fn the_least_privileges_are_enough_to_load_and_attach() {
     if !ready("the least privileges") {

@@ -67,6 +67,8 @@ pub(super) fn until_captured(client: &mut Client, scene: &Scene, asked: SocketAd
     errors
 }
 
+/// Limit (redirect): A process in a captured network namespace | served by the listener there, also where namespaces
+/// share addresses
 #[test]
 fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
     let Some([one, other]) = namespaces("redirect in other namespaces") else {
@@ -101,6 +103,7 @@ fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
     );
 }
 
+/// Limit (redirect): A process in a captured network namespace
 #[test]
 fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
     let Some([one, other]) = namespaces("overlapping namespaces") else {
@@ -175,6 +178,8 @@ fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
     }
 }
 
+/// Limit (redirect): Network namespaces that come and go | captured and forgotten with their processes; left alone
+/// without `--redirect-netns`
 #[test]
 fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them() {
     let Some([namespace]) = namespaces("finding namespaces") else {
@@ -198,6 +203,7 @@ fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them()
     assert_eq!(scene.server.metric(CAPTURED), 0.0);
 }
 
+/// Limit (redirect): Network namespaces that come and go
 #[test]
 fn a_named_namespace_is_captured_whenever_it_is_there() {
     let Some([namespace]) = namespaces("namespaces that come and go") else {
@@ -216,6 +222,7 @@ fn a_named_namespace_is_captured_whenever_it_is_there() {
     scene.server.metric_is(CAPTURED, 0.0);
 }
 
+/// Limit (redirect): Network namespaces that come and go
 #[test]
 fn without_the_flag_other_namespaces_are_left_alone() {
     let Some([namespace]) = namespaces("no flag for other namespaces") else {
@@ -234,6 +241,7 @@ fn without_the_flag_other_namespaces_are_left_alone() {
     assert_eq!(off, 1.0);
 }
 
+/// Limit (redirect): A call in a namespace that has no listener yet, with `closed` | denied
 #[test]
 fn closed_denies_in_a_namespace_until_it_has_a_listener() {
     let test = "closing in other namespaces";
@@ -276,6 +284,7 @@ pub(super) fn closed_until_captured(
     adit_redirect::redirect::unpin(scene.clients.path()).unwrap();
 }
 
+/// Limit (redirect): A missing helper for other namespaces, or its privilege | logged with the remedy; the rest works
 #[test]
 fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
     let Some([one, other]) = namespaces("a helper that is killed") else {
@@ -354,6 +363,7 @@ fn the_helper_ends_with_a_server_that_is_killed() {
     }
 }
 
+/// Limit (redirect): A missing helper for other namespaces, or its privilege
 #[test]
 fn without_the_privilege_the_flag_and_the_remedy_are_named_and_the_rest_works() {
     let Some([namespace]) = namespaces("no CAP_SYS_ADMIN") else {
@@ -417,6 +427,8 @@ fn an_agents_redirect_reaches_into_other_namespaces() {
     assert!(!seen.is_direct(), "{seen:?}");
 }
 
+/// Limit (redirect): A call in a namespace that has no listener yet, with a node address | served at the agent's node
+/// address
 #[test]
 fn a_pod_without_a_listener_is_sent_to_the_nodes_address() {
     if let Some([node, pod]) = namespaces("the node's address") {
@@ -429,6 +441,7 @@ fn a_pod_without_a_listener_is_sent_to_the_nodes_address() {
     }
 }
 
+/// Limit (redirect): A call in a namespace that has no listener yet, with a node address
 #[test]
 fn a_pod_without_a_listener_is_sent_to_the_nodes_ipv6_address() {
     let test = "the node's IPv6 address";

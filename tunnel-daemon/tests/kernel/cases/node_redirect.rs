@@ -11,6 +11,8 @@ use crate::support::privilege::ready;
 use crate::support::target::target;
 use crate::support::world::World;
 
+/// Limit (redirect): A program on a node that calls a Service address | reaches the control plane, also with the agent
+/// among the captured
 #[test]
 fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
     if !ready("the redirect to the control plane") {
@@ -42,6 +44,8 @@ fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
 }
 
 /// The agent's own connections are never captured, or its link would want to travel on itself.
+///
+/// Limit (redirect): A program on a node that calls a Service address
 #[test]
 fn an_agent_that_captures_its_own_servers_address_reaches_it() {
     if !ready("an agent among the captured") {
@@ -66,6 +70,7 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
     assert!(!is_exempt(agent.id()));
 }
 
+/// Limit (redirect): A node's connections without its agent | go direct within 1 s
 #[test]
 fn without_its_agent_connections_go_where_they_go() {
     if !ready("an agent that is killed") {
@@ -86,6 +91,8 @@ fn without_its_agent_connections_go_where_they_go() {
 }
 
 /// A destination that the server dials for an agent may be one that it captures for others.
+///
+/// Limit (redirect): Server and agent among the captured processes | no loop
 #[test]
 fn what_a_captured_server_dials_itself_is_left_alone() {
     if !ready("a captured server") {

@@ -39,6 +39,8 @@ fn bytes_of(role: &str, direction: &str) -> String {
 }
 
 /// A name server that the server captures for others is asked for a destination's name.
+///
+/// Limit (redirect): Own connections to name servers by TCP and to a forward proxy | bypass the redirect
 #[test]
 fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
     let Some([host]) = namespaces("a captured server that asks a name server by TCP") else {
@@ -80,6 +82,8 @@ fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
 }
 
 /// As above, with an agent that looks up a target. Captured, its question would get to something that is no name server.
+///
+/// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
 fn a_captured_agent_asks_a_name_server_by_tcp_past_its_own_redirect() {
     let Some([host]) = namespaces("a captured agent that asks a name server by TCP") else {
@@ -121,6 +125,8 @@ fn connected(world: &World, target: &str) -> String {
 }
 
 /// Links and lanes, which a captured connection would have travel on themselves.
+///
+/// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
 fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
     let Some([host]) = namespaces("a captured agent behind a forward proxy") else {

@@ -105,6 +105,7 @@ fn are_accounted_for(role: &mut Role, what: &str, clients: u32) {
     }
 }
 
+/// Limit (redirect): REDIRECT and TPROXY rules of a packet filter | lead to the listener as eBPF does
 #[test]
 fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
     let what = "packet filter rules";
@@ -117,6 +118,7 @@ fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
     are_accounted_for(&mut role, what, 1);
 }
 
+/// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
 #[test]
 fn a_redirect_rule_of_ipv6_leads_through_the_tunnel() {
     let what = "packet filter rules of IPv6";
@@ -129,6 +131,7 @@ fn a_redirect_rule_of_ipv6_leads_through_the_tunnel() {
     are_accounted_for(&mut role, what, 1);
 }
 
+/// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
 #[test]
 fn redirect_rules_of_both_families_lead_to_one_listener() {
     let what = "packet filter rules of both families";
@@ -143,6 +146,7 @@ fn redirect_rules_of_both_families_lead_to_one_listener() {
     are_accounted_for(&mut role, what, 3);
 }
 
+/// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
 #[test]
 fn tproxy_rules_lead_through_the_tunnel_over_either_family() {
     let Some(mut role) = behind(&tproxy(), "TPROXY rules", "tproxy", "") else {

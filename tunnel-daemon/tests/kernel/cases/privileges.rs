@@ -215,6 +215,8 @@ pub(super) fn redirecting_agent(user: User) {
     assert!(client.call(service).is_err());
 }
 
+/// Limit (rights): Capabilities of a running process that started as root or with those for eBPF | none in any thread;
+/// of root five for files, ports and limits
 #[test]
 fn a_redirecting_server_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
     if ready("privileges of a server") {
@@ -222,6 +224,7 @@ fn a_redirecting_server_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
     }
 }
 
+/// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]
 fn a_redirecting_server_with_ambient_capabilities_keeps_none_in_any_thread() {
     if ready("a server with ambient capabilities") {
@@ -229,6 +232,7 @@ fn a_redirecting_server_with_ambient_capabilities_keeps_none_in_any_thread() {
     }
 }
 
+/// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]
 fn a_redirecting_agent_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
     if ready("privileges of an agent") {
@@ -236,6 +240,7 @@ fn a_redirecting_agent_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
     }
 }
 
+/// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]
 fn a_redirecting_agent_with_ambient_capabilities_keeps_none_in_any_thread() {
     if ready("an agent with ambient capabilities") {
@@ -253,6 +258,9 @@ fn closed_on_failure_holds_without_the_rights_it_took() {
 }
 
 /// A user that owns nothing can make marks and pins as well, where it may make folders.
+///
+/// Limit (rights): Ambient capabilities for `closed` and for other namespaces | as for loading, and a bpffs folder; for
+/// other namespaces CAP_SYS_ADMIN and CAP_SYS_PTRACE, too
 #[test]
 fn closed_on_failure_holds_with_ambient_capabilities() {
     let test = "closing with ambient capabilities";
@@ -304,6 +312,7 @@ pub(super) fn closed_on_failure(test: &str, user: User) {
 /// What opening listeners in a namespace of another user's processes takes, beside what loading programs does.
 const TO_ENTER: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_PTRACE);
 
+/// Limit (rights): Ambient capabilities for `closed` and for other namespaces
 #[test]
 fn with_ambient_capabilities_other_namespaces_are_captured() {
     let test = "other namespaces with ambient capabilities";
@@ -323,6 +332,8 @@ fn with_ambient_capabilities_other_namespaces_are_captured() {
 }
 
 /// The helper marks its sockets then, and pins are made; what is left of it denies.
+///
+/// Limit (rights): Ambient capabilities for `closed` and for other namespaces
 #[test]
 fn with_ambient_capabilities_other_namespaces_are_closed_on_failure() {
     let test = "closing other namespaces with ambient capabilities";
@@ -396,6 +407,8 @@ fn captures_in_namespace(
 }
 
 /// Nothing of eBPF is asked for; the rest goes just the same.
+///
+/// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]
 fn without_ebpf_a_process_of_root_gives_up_as_much() {
     if !rustix::process::geteuid().is_root() {

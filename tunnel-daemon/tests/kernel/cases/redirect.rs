@@ -64,6 +64,8 @@ pub(super) fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> S
     }
 }
 
+/// Limit (redirect): A captured program without any settings | reaches what the agent reaches, and sees the address it
+/// dialled
 #[test]
 fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_for() {
     if !ready("the redirect") {
@@ -92,6 +94,7 @@ fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_fo
     );
 }
 
+/// Limit (redirect): A captured program without any settings
 #[test]
 fn ipv6_destinations_are_reached_the_same_way() {
     if !ready_v6("the redirect of IPv6") {
@@ -112,6 +115,7 @@ fn ipv6_destinations_are_reached_the_same_way() {
     assert!(client.call("[2001:db8::7]:80".parse().unwrap()).is_err());
 }
 
+/// Limit (redirect): Exclusions, other ports and other cgroups | left alone
 #[test]
 fn exclusions_other_ports_and_other_cgroups_are_left_alone() {
     if !ready("exclusions") {
@@ -131,6 +135,7 @@ fn exclusions_other_ports_and_other_cgroups_are_left_alone() {
     assert!(outside.call(inside).unwrap().is_direct());
 }
 
+/// Limit (redirect): Connections to the listener that are not redirected
 #[test]
 fn a_direct_connection_to_the_listener_is_closed_and_counted() {
     if ready("direct connections") {
@@ -165,6 +170,7 @@ pub(super) fn resets(listener: SocketAddr) {
     );
 }
 
+/// Limit (redirect): New connections after `kill -9` of the server | direct within 1 s
 #[test]
 fn a_daemon_that_is_killed_lets_new_connections_go_direct_within_a_second() {
     if ready("kill -9") {
@@ -183,6 +189,7 @@ pub(super) fn killed(target: SocketAddr) {
     client.direct_within_a_second(target);
 }
 
+/// Limit (redirect): Server and agent among the captured processes
 #[test]
 fn an_agent_among_the_captured_processes_makes_no_loop() {
     if ready("loops") {
@@ -218,6 +225,7 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
     drop((agent, server, client));
 }
 
+/// Limit (redirect): `closed` without a server | calls are denied until a server with `open` starts
 #[test]
 fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
     let test = "closing on failure";
@@ -327,6 +335,7 @@ fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
     assert!(readyz.contains("was removed, or made anew"), "{readyz}");
 }
 
+/// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn a_cgroup_that_is_removed_is_said() {
     if ready("a cgroup that is removed") {
@@ -338,6 +347,8 @@ fn a_cgroup_that_is_removed_is_said() {
 }
 
 /// As when a service starts anew: its cgroup has the same name, and no programs.
+///
+/// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn a_cgroup_that_is_made_anew_is_said() {
     if ready("a cgroup that is made anew") {
@@ -428,6 +439,7 @@ fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
     drop(client);
 }
 
+/// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn a_cgroup_that_is_missing_is_said_and_the_server_serves() {
     // With or without privileges.

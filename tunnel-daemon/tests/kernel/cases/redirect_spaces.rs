@@ -54,11 +54,14 @@ impl Addresses {
     }
 }
 
+/// Limit (redirect): A program of the control plane without a route to a pod | reaches the pod by its node's agent, and
+/// nothing else
 #[test]
 fn a_program_of_the_control_plane_reaches_a_pod_by_its_nodes_agent_only() {
     by_the_redirect_only("a program of the control plane that calls a pod", &V4);
 }
 
+/// Limit (redirect): A program of the control plane without a route to a pod
 #[test]
 fn a_program_of_the_control_plane_reaches_a_pod_of_ipv6_by_its_nodes_agent_only() {
     let test = "a program of the control plane that calls a pod of IPv6";
@@ -143,11 +146,13 @@ impl Running {
     }
 }
 
+/// Limit (redirect): Captured programs of two control planes with the same addresses | each reach their own pods
 #[test]
 fn of_two_control_planes_with_the_same_addresses_each_reaches_its_own_pod() {
     each_reaches_its_own("two control planes with the same addresses", &V4);
 }
 
+/// Limit (redirect): Captured programs of two control planes with the same addresses
 #[test]
 fn of_two_control_planes_with_the_same_ipv6_addresses_each_reaches_its_own_pod() {
     let test = "two control planes with the same IPv6 addresses";
@@ -189,6 +194,8 @@ fn each_reaches_its_own(test: &str, addresses: &Addresses) {
 }
 
 /// As in a container: what is mounted as if it were all cgroups is the one it is in.
+///
+/// Limit (redirect): A cgroup namespace that shows a part of the host as its root
 #[test]
 fn a_server_in_a_cgroup_namespace_of_its_own_says_that_it_captures_a_part_of_the_host() {
     if !ready("a server in a cgroup namespace of its own") {

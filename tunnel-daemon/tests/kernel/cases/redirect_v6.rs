@@ -12,6 +12,7 @@ use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
 use crate::support::world::World;
 
+/// Limit (redirect): A program on a node that calls a Service address
 #[test]
 fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
     if !ready_v6("the redirect to the control plane over IPv6") {
@@ -45,6 +46,7 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
     client.direct_within_a_second(neighbour);
 }
 
+/// Limit (redirect): A program on a node that calls a Service address
 #[test]
 fn a_service_that_is_written_as_mapped_ipv4_is_that_of_ipv4() {
     if !ready("services written as mapped IPv4") {
@@ -67,6 +69,7 @@ fn a_service_that_is_written_as_mapped_ipv4_is_that_of_ipv4() {
     assert_eq!(seen.peer, "[::ffff:198.51.100.1]:443".parse().unwrap());
 }
 
+/// Limit (redirect): New connections after `kill -9` of the server
 #[test]
 fn a_daemon_that_is_killed_lets_new_ipv6_connections_go_direct_within_a_second() {
     if ready_v6("kill -9 and IPv6") {
@@ -74,6 +77,7 @@ fn a_daemon_that_is_killed_lets_new_ipv6_connections_go_direct_within_a_second()
     }
 }
 
+/// Limit (redirect): `closed` without a server
 #[test]
 fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
     let test = "closing on failure over IPv6";
@@ -82,6 +86,7 @@ fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
     }
 }
 
+/// Limit (redirect): A call in a namespace that has no listener yet, with `closed`
 #[test]
 fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
     let test = "closing in other namespaces over IPv6";
@@ -132,6 +137,7 @@ fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_it_too() {
     assert_eq!(scene.server.metric(CAPTURED), 1.0);
 }
 
+/// Limit (redirect): Connections to the listener that are not redirected
 #[test]
 fn a_direct_connection_to_the_ipv6_listener_is_closed_and_counted() {
     if ready_v6("direct connections over IPv6") {
@@ -139,6 +145,7 @@ fn a_direct_connection_to_the_ipv6_listener_is_closed_and_counted() {
     }
 }
 
+/// Limit (redirect): Server and agent among the captured processes
 #[test]
 fn an_agent_among_processes_captured_on_ipv6_loopback_makes_no_loop() {
     if ready_v6("loops over IPv6") {

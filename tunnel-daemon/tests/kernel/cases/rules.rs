@@ -24,6 +24,7 @@ fn put(path: &Path, text: &str) {
     std::fs::rename(&fresh, path).unwrap();
 }
 
+/// Limit (redirect): Changed rules | take effect as a whole; a broken file changes nothing
 #[test]
 fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
     if !ready("changing rules") {
@@ -126,6 +127,7 @@ fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
     });
 }
 
+/// Limit (redirect): Rules of the redirect in the kernel | 16,384 of two rule sets together; a larger set is refused
 #[test]
 fn a_set_that_is_too_large_leaves_the_one_before_in_force() {
     if !ready("too many rules") {
@@ -149,6 +151,7 @@ fn a_set_that_is_too_large_leaves_the_one_before_in_force() {
     assert_eq!(redirect.replace_rules(&many(8_000)).unwrap(), 2);
 }
 
+/// Limit (redirect): Changed rules
 #[test]
 fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     if !ready("a file of rules") {
@@ -205,6 +208,7 @@ fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     );
 }
 
+/// Limit (redirect): Changed rules
 #[test]
 fn an_agents_services_follow_their_file() {
     if !ready("a file of services") {

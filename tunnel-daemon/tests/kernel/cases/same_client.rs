@@ -37,6 +37,8 @@ fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
 }
 
 /// The first one is taken, and its end comes when the second one waits under the same key.
+///
+/// Limit (redirect): Connections to the listener that are not redirected
 #[test]
 fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
     if !ready("two connections of one client address") {

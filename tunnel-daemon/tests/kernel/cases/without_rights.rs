@@ -16,6 +16,7 @@ const TEST: &str = "starting without rights";
 /// Parts of `/readyz?verbose` that say what they lack.
 const LACKING: [&str; 2] = ["[-]redirect missing: ", "[-]account unavailable: "];
 
+/// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn without_the_rights_all_starts_and_says_why() {
     if !rustix::process::geteuid().is_root() {

@@ -107,6 +107,8 @@ async fn assert_given_up(world: &World, dials: u32) {
 }
 
 /// An agent that never answers is told; should it answer all the same, it is told to close what nobody wants.
+///
+/// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
@@ -146,7 +148,10 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
     }
 }
 
-/// Checklist 42. No agent has given its tunnel an id yet, so none is told what its client says about one; upstream passes it on.
+/// No agent has given its tunnel an id yet, so none is told what its client says about one; upstream passes it on.
+///
+/// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
+/// stay at the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
@@ -178,6 +183,8 @@ async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
 }
 
 /// To a target that takes no connection and refuses none: the agent's own socket goes as soon as the client has.
+///
+/// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
     let (port, _echo) = targets::echo().await;

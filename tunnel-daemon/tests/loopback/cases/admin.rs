@@ -72,6 +72,8 @@ fn only_link(status: &Status) -> &LinkStatus {
     }
 }
 
+/// Limit (operations): Bytes of a tunnel in the admin socket | the bytes moved, at both ends, on link, lane and raw
+/// lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
     let (port, _target) = targets::echo().await;
@@ -159,6 +161,7 @@ async fn grpc_tunnels_and_links_are_told_too() {
     .await;
 }
 
+/// Limit (operations): Bytes of a tunnel in the admin socket
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_on_the_link_are_told_by_both_ends() {
     let world = World::start(&["--lanes-per-link=0", "--admin-socket={certs}/admin.sock"]).await;
@@ -245,6 +248,7 @@ async fn no_answer_has_a_secret() {
     }
 }
 
+/// Limit (operations): Users of the admin socket | its own user and root
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_socket_is_its_users_alone_and_goes_with_the_server() {
     let mut world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
@@ -277,6 +281,7 @@ fn as_nobody(program: &Path, args: &[&str]) -> std::io::Result<Output> {
     })
 }
 
+/// Limit (operations): Users of the admin socket
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
     use std::os::unix::fs::PermissionsExt as _;

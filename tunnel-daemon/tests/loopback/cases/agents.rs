@@ -15,7 +15,7 @@ use crate::support::{connect, targets};
 /// "At once" on a busy machine, and far below any deadline of a dial.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Checklist 84. Upstream leaves a gRPC dial waiting (D-11).
+/// Upstream leaves a gRPC dial waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_fails_at_once_when_its_agent_is_lost() {
     let world = World::start(&[]).await;
@@ -56,7 +56,10 @@ async fn dial_fails_at_once_when_its_agent_is_lost() {
         .await;
 }
 
-/// Checklist 14: the tunnels of a lost agent end at once, those of others go on.
+/// The tunnels of a lost agent end at once, those of others go on.
+///
+/// Upstream (agents): When an agent stops, the next request on an open connection fails at once.
+/// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
     let (port, _target) = targets::echo().await;
@@ -92,7 +95,6 @@ async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
     drop(kept);
 }
 
-/// Checklist 16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
     let (port, _target) = targets::echo().await;
@@ -134,7 +136,8 @@ async fn agents_in_the_zone_of_the_server_get_the_dials() {
     world.assert_serves(&target).await;
 }
 
-/// Checklist 13, 49.
+/// Upstream (choice): A draining agent takes new tunnels when it is the only one.
+/// Upstream (choice): A draining agent is picked only when all agents for the destination are draining.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
     let (port, _target) = targets::echo().await;
@@ -178,7 +181,9 @@ async fn drain_counts_for_the_very_next_dial() {
     }
 }
 
-/// Checklist 89: the old stream may be a dead TCP connection that nobody has noticed.
+/// The old stream may be a dead TCP connection that nobody has noticed.
+///
+/// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newest_stream_of_an_id_takes_new_dials() {
     let (port, _target) = targets::echo().await;
@@ -194,8 +199,11 @@ async fn newest_stream_of_an_id_takes_new_dials() {
     }
 }
 
-/// Checklist 19, 39, 88: a second stream under the same id disturbs no tunnel of the first, even with equal connIDs; nor does the end of
+/// A second stream under the same id disturbs no tunnel of the first, even with equal connIDs; nor does the end of
 /// the first disturb those of the second.
+///
+/// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
+/// Upstream (agents): Two links with one agent id do not mix their tunnels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     let (port, _target) = targets::echo().await;
@@ -236,7 +244,10 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     }
 }
 
-/// Checklist 30. The agent's HTTP/2 window is closed, so the dial request cannot be sent.
+/// The agent's HTTP/2 window is closed, so the dial request cannot be sent.
+///
+/// Limit (times): A link that accepts no dial request | gets no more after the dial timeout
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     let (port, _target) = targets::echo().await;
@@ -284,7 +295,9 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     }
 }
 
-/// Rule 7: what waited behind a dial that could not be sent was not sent either, so another agent gets it.
+/// What waited behind a dial that could not be sent was not sent either, so another agent gets it.
+///
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
     let (port, _target) = targets::echo().await;
@@ -319,7 +332,7 @@ async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
         .await;
 }
 
-/// Rule 7: an agent has seen the dial, so nobody else is asked.
+/// An agent has seen the dial, so nobody else is asked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
     const DIALS: u32 = 8;
@@ -347,7 +360,6 @@ async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
     }
 }
 
-/// Checklist 15.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_that_restarts_under_another_id_serves() {
     let (port, _target) = targets::echo().await;

@@ -8,6 +8,10 @@ use crate::support::raw::Connection;
 use crate::support::world::World;
 
 /// Its answers would wait in HTTP/2 for as long as the connection lives, in no budget.
+///
+/// Limit (peers): Answers to packets without a tunnel before a client's call is reset | 16
+/// Limit (memory): Answers and trailers queued for a gRPC client | 16 answers per call; a call without room for them is
+/// reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
     /// Room for one answer, which the client does not give back, and a part of the next.

@@ -95,7 +95,7 @@ fn curl(flags: &[String], url: &str) -> Output {
     run("curl", &args)
 }
 
-/// Rule 8.
+/// Upstream (tunnels): CONNECT and a GET work over a unix socket, and over TCP with mutual TLS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
     if !has_curl("curl_fetches_a_page_through_a_frontend_over_mutual_tls") {

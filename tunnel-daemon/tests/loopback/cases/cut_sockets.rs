@@ -98,6 +98,8 @@ impl Midway {
     }
 }
 
+/// Limit (isolation): TCP clients and targets of a killed process | see a RST, never a FIN. So they do after a second
+/// SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_and_targets_of_a_killed_server_see_a_reset() {
     for row in ROWS {
@@ -107,6 +109,7 @@ async fn clients_and_targets_of_a_killed_server_see_a_reset() {
     }
 }
 
+/// Limit (isolation): TCP clients and targets of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_and_targets_of_a_killed_agent_see_a_reset() {
     for row in ROWS {
@@ -117,6 +120,8 @@ async fn clients_and_targets_of_a_killed_agent_see_a_reset() {
 }
 
 /// And who looks at the log finds each tunnel that it cut.
+///
+/// Limit (isolation): TCP clients and targets of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_and_targets_of_a_server_that_is_told_twice_see_a_reset() {
     for row in ROWS {

@@ -57,7 +57,7 @@ async fn assert_ends(stream: &mut (impl AsyncRead + Unpin)) {
     assert!(!matches!(rest, Ok(1..)), "{rest:?}");
 }
 
-/// Rule 50: live links are judged again.
+/// Live links are judged again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
     let (port, _target) = targets::echo().await;

@@ -186,6 +186,8 @@ impl Short {
     }
 }
 
+/// Limit (peers): File descriptors in use
+/// Limit (times): A client refused for lack of descriptors | has 2 s to send its request and read the answer
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clients() {
     let mut short = Short::start(Who::Server).await;
@@ -229,6 +231,7 @@ async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clie
     short.assert_recovers().await;
 }
 
+/// Limit (peers): File descriptors in use
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() {
     let mut short = Short::start(Who::Agent).await;

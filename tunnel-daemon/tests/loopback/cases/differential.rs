@@ -233,27 +233,34 @@ async fn differs_in_nothing(route: Route) {
     stage.assert_route().await;
 }
 
+/// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection | identical. A RESET arrives as a
+/// reset behind the first bytes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_on_the_link_differs_in_nothing_from_a_connection() {
     differs_in_nothing(Route::Link).await;
 }
 
+/// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_on_a_lane_differs_in_nothing_from_a_connection() {
     differs_in_nothing(Route::Lanes(Way::Tls)).await;
 }
 
+/// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_epoll() {
     differs_in_nothing(Route::Lanes(Way::Epoll)).await;
 }
 
+/// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_io_uring() {
     differs_in_nothing(Route::Lanes(Way::IoUring)).await;
 }
 
 /// An upload of nothing is one, too: a client that is gone before it has said or heard a word is no end of it.
+///
+/// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_breaks_off_before_the_first_word_resets_its_target() {
     for route in Route::ALL {

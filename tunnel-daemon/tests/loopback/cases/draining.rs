@@ -61,6 +61,8 @@ async fn linked(agent: &RunningAgent) {
 }
 
 /// The server had not heard of it yet when it asked.
+///
+/// Limit (times): Dials in progress when an agent gets SIGTERM | served within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
     let (port, _target) = targets::echo().await;
@@ -94,6 +96,8 @@ async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
 }
 
 /// On a lane and on the link: the target takes its time, and nothing but the dial is there.
+///
+/// Limit (times): Dials in progress when an agent gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_served() {
     const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
@@ -178,6 +182,8 @@ async fn a_moment() {
 
 /// The target has gone after its last bytes, the client had said before that it sends no more, and the server takes its time
 /// to read: nothing but a lane's queue knows of those bytes.
+///
+/// Limit (times): Last bytes on a lane when a process gets SIGTERM | delivered within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
     let world = World::start(&[]).await;
@@ -233,6 +239,8 @@ async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
 
 /// The other way, and the other program: the target had said first that it sends no more, and the client has gone after its
 /// last bytes.
+///
+/// Limit (times): Last bytes on a lane when a process gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
     const OVER: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
@@ -334,6 +342,9 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
 }
 
 /// A connection of HTTP/2 ends behind its last call, and any if nobody asks for anything. A tunnel goes on.
+///
+/// Limit (times): Clients without a tunnel when a server gets SIGTERM | HTTP/2 connections end after their last call,
+/// CONNECT ones after 2 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_leaves_waits_for_no_client_without_a_tunnel() {
     const HTTP_CONNECTIONS: &str = "konnectivity_network_proxy_server_http_connections";

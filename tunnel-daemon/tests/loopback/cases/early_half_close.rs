@@ -101,6 +101,8 @@ async fn dial_of(link: &mut Call) -> i64 {
 }
 
 /// A Go agent's tunnel has no half-close: behind the data comes its close, as upstream sends it.
+///
+/// Upstream (dials): The dial of a client that half-closed goes on until the client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_dial_of_a_half_closed_client_goes_on_until_the_client_is_gone() {
     let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;

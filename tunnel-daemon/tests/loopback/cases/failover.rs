@@ -58,6 +58,8 @@ async fn dials(world: &World, target: &str) -> (Vec<String>, Duration) {
 }
 
 /// The kernel of a stopped process acknowledges all that is sent to it.
+///
+/// Limit (times): Hedge of an unanswered dial
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
     let (port, _target) = targets::echo().await;
@@ -103,6 +105,8 @@ async fn metric_of(processes: &Processes, series: &str) -> f64 {
 }
 
 /// The same address may be another machine behind an agent of the next strategy.
+///
+/// Limit (isolation): Agents of other keys
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_strategy() {
     let (port, _target) = targets::echo().await;
@@ -126,6 +130,8 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
 }
 
 /// The agent notices by itself, and comes again on a connection that works. The dial of that time waits.
+///
+/// Limit (times): A dial on a silent link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
     let (port, _target) = targets::echo().await;
@@ -144,6 +150,7 @@ async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
     assert_eq!(world.server().links(), 2, "nothing is cut");
 }
 
+/// Limit (times): A silent server | the agent opens another connection after 4 s; for a Go server 4 s or 31 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_that_was_replaced_lives_as_long_as_its_tunnels() {
     let (port, _target) = targets::echo().await;
@@ -166,6 +173,7 @@ async fn a_link_that_was_replaced_lives_as_long_as_its_tunnels() {
     world.assert_serves(&target).await;
 }
 
+/// Limit (times): A silent server
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
     let processes = Processes::start(&[]).await;

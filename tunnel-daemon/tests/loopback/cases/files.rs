@@ -139,7 +139,9 @@ async fn ports_and_sockets_in_use_are_named() {
     assert!(line.contains("x.sock"), "{line}");
 }
 
-/// Checklist 90, the server's certificate; links that exist are not touched.
+/// The server's certificate; links that exist are not touched.
+///
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_server_certificate_is_used_by_the_next_handshake() {
     let (port, _target) = targets::echo().await;
@@ -198,7 +200,9 @@ async fn broken_new_certificate_is_named_in_the_log() {
     .await;
 }
 
-/// Checklist 90, the CA on the server and everything on the agent: a whole rotation without a restart of the agent.
+/// The CA on the server and everything on the agent: a whole rotation without a restart of the agent.
+///
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_ca_decides_over_the_next_handshake_on_both_sides() {
     let (port, _target) = targets::echo().await;

@@ -1,4 +1,4 @@
-//! Rule 19: clients and targets that go while nobody takes what they have said. Their end stays behind those bytes, and is
+//! Clients and targets that go while nobody takes what they have said. Their end stays behind those bytes, and is
 //! found all the same; whoever only waits is left alone.
 
 use std::io;
@@ -130,7 +130,7 @@ async fn an_end_is_found(lanes: bool) {
         .expect("the tunnel lives");
 }
 
-/// Rules 9 and 19.
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_end_of_a_client_behind_bytes_that_its_target_never_takes_is_found() {
     let [lane, link] = [true, false].map(|lanes| Box::pin(an_end_is_found(lanes)));
@@ -189,21 +189,26 @@ async fn a_target_breaks_off(lanes: bool) {
 }
 
 /// For half a minute whoever takes some of their bytes finds the rest.
+///
+/// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
     a_client_breaks_off(true).await;
 }
 
+/// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
     a_client_breaks_off(false).await;
 }
 
+/// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
     a_target_breaks_off(true).await;
 }
 
+/// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
     a_target_breaks_off(false).await;

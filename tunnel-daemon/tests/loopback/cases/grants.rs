@@ -26,7 +26,6 @@ fn value(world: &World, series: &str) -> Option<f64> {
     sample(&world.server().metrics.scrape().text(), series)
 }
 
-/// Rule 13.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_claims_only_what_is_granted_to_it() {
     let (port, _target) = targets::echo().await;
@@ -85,7 +84,7 @@ async fn certificate_claims_only_what_is_granted_to_it() {
     assert_eq!(value(&world, "adit_claimed_identities_total"), Some(0.0));
 }
 
-/// Rule 13: "absent = claimed as upstream, with a metric".
+/// "absent = claimed as upstream, with a metric".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_grants_claims_are_believed_and_shown() {
     let world = World::start(&[]).await;
@@ -103,7 +102,7 @@ async fn without_grants_claims_are_believed_and_shown() {
     assert_eq!(value(&world, "adit_claimed_identities_total"), Some(1.0));
 }
 
-/// Rule 13: the newest stream wins only within one certificate.
+/// The newest stream wins only within one certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
     let (port, _target) = targets::echo().await;
@@ -127,6 +126,7 @@ async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
     assert!(intruder.payload().await.is_some());
 }
 
+/// Limit (peers): Links of one certificate under one agent id
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_of_one_certificate_under_one_id_are_capped() {
     let world = World::start(&["--links-per-agent=2"]).await;

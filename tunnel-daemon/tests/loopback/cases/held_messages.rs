@@ -27,6 +27,7 @@ fn begin(call: &mut Call) {
     call.bytes(Bytes::from_static(&FILLER));
 }
 
+/// Limit (memory): Incomplete gRPC messages
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_are_begun_on_many_streams_take_no_memory() {
     let processes = Processes::start(&[]).await;

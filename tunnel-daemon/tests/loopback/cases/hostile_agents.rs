@@ -45,7 +45,9 @@ async fn foreign(world: &World) {
     .await;
 }
 
-/// Checklist 87. Upstream takes an answer from anybody (D-8).
+/// Upstream takes an answer from anybody.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_agents_answer_to_a_dial_is_refused() {
     let world = World::start(&["--proxy-strategies=destHost"]).await;
@@ -67,7 +69,9 @@ async fn another_agents_answer_to_a_dial_is_refused() {
     assert_eq!(tunnel.expect("the right answer opens it").conn(), 5);
 }
 
-/// Checklist 87, and 88 with one id for both links: a table by (id, connID) would fail.
+/// With one id for both links: a table by (id, connID) would fail.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_links_data_and_close_do_not_reach_the_tunnel() {
     let world = World::start(&["--proxy-strategies=destHost"]).await;
@@ -115,7 +119,9 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
     );
 }
 
-/// Checklist 80 from an agent. Malformed packets crash upstream's server (D-1).
+/// Malformed packets crash upstream's server.
+///
+/// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_an_agent_hurt_nobody_else() {
     let (port, _target) = targets::echo().await;
@@ -139,7 +145,7 @@ async fn malformed_packets_of_an_agent_hurt_nobody_else() {
     world.assert_serves(&target).await;
 }
 
-/// Checklist 81 from an agent, whole and cut short.
+/// Whole and cut short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
     let (port, _target) = targets::echo().await;

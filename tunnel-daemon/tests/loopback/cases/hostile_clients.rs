@@ -51,7 +51,7 @@ fn fin(side: i32) -> Payload {
     })
 }
 
-/// Checklist 80.
+/// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_a_client_hurt_nobody_else() {
     let (port, _target) = targets::echo().await;
@@ -82,7 +82,7 @@ async fn malformed_packets_of_a_client_hurt_nobody_else() {
     assert_eq!(world.server().links(), 1);
 }
 
-/// Checklist 80: an open tunnel shrugs off what has no effect.
+/// An open tunnel shrugs off what has no effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
     let (port, _target) = targets::echo().await;
@@ -100,7 +100,9 @@ async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
     }
 }
 
-/// Checklist 81: the largest message passes whole; one byte more is refused without being held.
+/// The largest message passes whole; one byte more is refused without being held.
+///
+/// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel() {
     let (port, _target) = targets::echo().await;
@@ -139,7 +141,9 @@ async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel
     sibling.echo(sibling_conn, b"unharmed").await;
 }
 
-/// Checklist 81: a stream that ends inside a message.
+/// A stream that ends inside a message.
+///
+/// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn truncated_packets_end_their_own_stream_only() {
     let (port, _target) = targets::echo().await;
@@ -182,6 +186,8 @@ async fn a_call_that_ends_inside_a_message_resets_its_target() {
 }
 
 /// Its last message would wait in HTTP/2 for as long as the connection lives, in no budget.
+///
+/// Limit (memory): Answers and trailers queued for a gRPC client
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() {
     /// Room for the answer to a dial, and for the beginning of what comes behind it.
@@ -196,7 +202,6 @@ async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() 
     assert_eq!(call.reset().await, Some(h2::Reason::CANCEL));
 }
 
-/// Checklist 44, 45, 68.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_out_of_order_get_upstreams_answers() {
     let (port, _target) = targets::echo().await;
@@ -230,7 +235,7 @@ async fn packets_out_of_order_get_upstreams_answers() {
     .await;
 }
 
-/// A client that leaves in the middle of everything leaves nothing behind (D-10, D-12, D-18).
+/// A client that leaves in the middle of everything leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
     let (port, _target) = targets::echo().await;
@@ -273,7 +278,7 @@ async fn clients_that_vanish_leave_nothing_behind() {
     world.assert_serves(&target).await;
 }
 
-/// Checklist 78: Go sends the socket's path as `:authority`, which HTTP libraries refuse.
+/// Go sends the socket's path as `:authority`, which HTTP libraries refuse.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
     let (port, _target) = targets::echo().await;
@@ -401,6 +406,8 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
 }
 
 /// The limit is the flag's, on the head alone: an open tunnel knows nothing of it.
+///
+/// Limit (times): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
     let (port, _target) = targets::echo().await;
@@ -424,6 +431,7 @@ async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
     connect::echo(&mut tunnel, b"older than the limit").await;
 }
 
+/// Limit (sizes): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_head_is_refused_at_the_size_of_the_flag() {
     let (port, _target) = targets::echo().await;
@@ -476,6 +484,8 @@ async fn unfinished_heads_hold_only_their_own_connections() {
 }
 
 /// Each is answered, and answers to a client that reads nothing wait in memory.
+///
+/// Limit (peers): Answers to packets without a tunnel before a client's call is reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
     let (port, _target) = targets::echo().await;
@@ -496,6 +506,8 @@ async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
 }
 
 /// What its window has room for, and its socket has not, would wait in HTTP/2, where no budget counts it.
+///
+/// Limit (memory): Payload in HTTP/2 that a gRPC client has not read | 128 KiB per call; 16 KiB in 64 MiB of memory
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_with_a_large_window_that_reads_nothing_is_sent_little() {
     const WINDOW_BYTES: u32 = 64 << 20;

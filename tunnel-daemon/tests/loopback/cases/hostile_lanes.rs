@@ -29,7 +29,7 @@ async fn refused(world: &World, reason: &str, count: f64) {
     .await;
 }
 
-/// Rule 18: whoever does not know the secret of a link that is its own gets no lane, and is counted.
+/// Whoever does not know the secret of a link that is its own gets no lane, and is counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_without_proof_are_refused() {
     let world = World::start(&[]).await;
@@ -124,7 +124,9 @@ async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
     assert!(turned_away(nobody).await, "no certificate");
 }
 
-/// Rule 18: a lane is bound within 5 s or closed; nonsense is closed at once.
+/// A lane is bound within 5 s or closed; nonsense is closed at once.
+///
+/// Limit (times): Binding of a new lane | 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_do_not_bind_are_closed() {
     let world = World::start(&[]).await;
@@ -205,13 +207,15 @@ async fn last_word(lane: Stub) -> io::Result<()> {
     .await
 }
 
-/// Rule 19: the server's kernel keeps nothing for it. An end in order would come behind all that was sent.
+/// The server's kernel keeps nothing for it. An end in order would come behind all that was sent.
 async fn assert_reset(lane: Stub) {
     let end = last_word(lane).await.expect_err("an end in order");
     assert_eq!(end.kind(), io::ErrorKind::ConnectionReset, "{end}");
 }
 
 /// An agent may stop reading or answering; a dial through it fails in time and the lane is not used again.
+///
+/// Limit (times): RESET of a tunnel on a lane without acknowledgement | the lane is cut after 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_agent_never_answers_is_cut() {
     let world = World::start(&["--dial-timeout=1s"]).await;
@@ -232,7 +236,7 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
     assert_reset(lane).await;
 }
 
-/// Rule 19: the window of its connection is shut, so that not even the reset of its tunnel gets there.
+/// The window of its connection is shut, so that not even the reset of its tunnel gets there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     const BLOCKS: usize = 256;
@@ -298,7 +302,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     assert_eq!(value(&world, "adit_lane_dials_total{result=\"hit\"}"), 3.0);
 }
 
-/// Rule 19: a lane that is not read, since its client does not read, is still noticed when its agent dies.
+/// A lane that is not read, since its client does not read, is still noticed when its agent dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     let world = World::start(&[]).await;
@@ -332,6 +336,8 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
 }
 
 /// Sweeps look at every lane, however many: none is taken for dead because others were looked at before it.
+///
+/// Limit (times): PING on an idle lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     const LANES: usize = 300;
@@ -378,6 +384,8 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
 }
 
 /// Nobody waits for an idle lane; still it is noticed soon when its agent gives it up or is gone, and not by the next dial.
+///
+/// Limit (times): An idle lane that its agent closed or lost | noticed within 1 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_lanes_that_their_agent_gives_up_or_loses_go_within_seconds() {
     let world = World::start(&[]).await;

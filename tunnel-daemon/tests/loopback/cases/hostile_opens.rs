@@ -41,6 +41,8 @@ async fn an_agent_that_asks_for_a_pipe_is_refused() {
 }
 
 /// Zeros in front of a port mean nothing, and those of a long address would wait for as long as its tunnel lasts.
+///
+/// Limit (sizes): Protocol and address of a dial
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_asks_for_a_long_address_is_refused() {
     let (port, _echo) = targets::echo().await;
@@ -67,6 +69,8 @@ async fn an_agent_that_asks_for_a_long_address_is_refused() {
 }
 
 /// What an agent may ask for in a second is bounded, and the answer says so.
+///
+/// Limit (peers): Tunnels requested by one agent | 200 per second, 1,000 at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_opens_too_often_is_told_to_wait() {
     let world = World::start(&["--allowed-destination=10.0.0.1:1"]).await;
@@ -112,6 +116,8 @@ fn open(sequence: u16) -> Vec<u8> {
 }
 
 /// Who reads the answers is refused for as long as there are OPENs, by the task that looks after the idle lanes of all.
+///
+/// Limit (peers): Refused OPENs in one batch of an idle lane | 64, then the lane ends
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
     const OPENS: u16 = 1000;

@@ -9,7 +9,9 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// Checklist 81 from the other side: upstream's agent loses its link over it (D-3).
+/// Upstream's agent loses its link over it.
+///
+/// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_oversized_packet_of_a_server_ends_its_own_tunnel_only() {
     let (port, _target) = targets::echo().await;

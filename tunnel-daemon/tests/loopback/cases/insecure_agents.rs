@@ -118,6 +118,8 @@ async fn a_server_that_authenticates_agents_neither_warns_nor_exports_it() {
 }
 
 /// Upstream's program lets anyone in without a word when it is given no CA. Ours has to be asked to.
+///
+/// Upstream (agents): A server without agent authentication does not start, and names both flags.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_named() {
     let mut world = World::start(&[]).await;
@@ -149,7 +151,7 @@ async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_n
     }
 }
 
-/// Rule 10. Under upstream's name the flag is ours, and does the same.
+/// Under upstream's name the flag is ours, and does the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upstreams_name_takes_the_insecure_flag_and_says_the_same() {
     let (port, _target) = targets::echo().await;

@@ -53,7 +53,7 @@ async fn stalled(world: &World, target: &str) -> Stalled {
     }
 }
 
-/// Checklist 83.
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_readers_do_not_slow_the_others_down() {
     let (source, _source) = targets::source(u64::MAX).await;
@@ -144,7 +144,6 @@ async fn stalled_targets_do_not_stop_new_dials() {
     drop(senders);
 }
 
-/// Checklist 79.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_proxy_streams_share_one_connection() {
     let (port, _target) = targets::echo().await;
@@ -184,7 +183,9 @@ async fn thousand_proxy_streams_share_one_connection() {
     .await;
 }
 
-/// Checklist 83 on one connection, as kube-apiserver's: paused streams hold up neither siblings nor new dials.
+/// One connection, as kube-apiserver's: paused streams hold up neither siblings nor new dials.
+///
+/// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     let (source, _source) = targets::source(u64::MAX).await;

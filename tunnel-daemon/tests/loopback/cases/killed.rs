@@ -189,7 +189,6 @@ async fn load(on: On, processes: &Processes, target: &str, tunnels: u32) -> Load
     Load::start(&http, &grpc, target, tunnels.into(), on.sends()).await
 }
 
-/// Rule 15.
 async fn agent_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
@@ -241,22 +240,26 @@ async fn agent_is_killed(on: [On; 2]) {
     }
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed | right up to the cut, on every path;
+/// tunnels of others continue
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agents_tunnels_go_on() {
     agent_is_killed(FRAMES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_agents_pipes_are_right_up_to_the_cut_and_other_agents_pipes_go_on() {
     agent_is_killed(PIPES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_agent() {
     agent_is_killed(COPYING_PIPES).await;
 }
 
-/// Rule 15. The agent has two servers, and tunnels of both.
+/// The agent has two servers, and tunnels of both.
 async fn server_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
@@ -313,17 +316,20 @@ async fn server_is_killed(on: [On; 2]) {
     }
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_servers_tunnels_go_on()
 {
     server_is_killed(FRAMES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_servers_pipes_are_right_up_to_the_cut_and_other_servers_pipes_go_on() {
     server_is_killed(PIPES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_server() {
     server_is_killed(COPYING_PIPES).await;
@@ -352,7 +358,7 @@ async fn client_to_be_killed_drives_its_tunnels() {
     panic!("its tunnels have ended before it was killed");
 }
 
-/// Rule 15. The kernel closes what the client had open, in the middle of bytes both ways.
+/// The kernel closes what the client had open, in the middle of bytes both ways.
 async fn client_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
@@ -418,17 +424,20 @@ async fn client_is_killed(on: [On; 2]) {
     }
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_clients_tunnels_go_on()
 {
     client_is_killed(FRAMES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_clients_pipes_are_right_up_to_the_cut_and_other_clients_pipes_go_on() {
     client_is_killed(PIPES).await;
 }
 
+/// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_client() {
     client_is_killed(COPYING_PIPES).await;

@@ -50,6 +50,8 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
 }
 
 /// It takes connections, and answers none that is to be a lane.
+///
+/// Limit (peers): Lanes that an agent opens at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
     /// Before the first handshakes with it are given up.
@@ -69,7 +71,7 @@ async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
     within_for(SOON, "lanes to the one that answers", warm(&world)).await;
 }
 
-/// Rule 22: from the link on, all connections of an agent end at a server that knows these `protocols` only, until one of them
+/// From the link on, all connections of an agent end at a server that knows these `protocols` only, until one of them
 /// finds ours again. Dials ride the link, and what is tried meanwhile keeps to the pauses, whatever the dials wish for.
 async fn lanes_led_astray(protocols: &[&str]) {
     const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];

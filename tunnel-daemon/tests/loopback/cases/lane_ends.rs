@@ -106,8 +106,7 @@ async fn a_target_that_ends_its_half_first_hears_the_rest() {
     }
 }
 
-/// And not by an end, nor a good-bye of TLS: half of an answer without a length would look like the whole of it (upstream's
-/// D-15).
+/// And not by an end, nor a good-bye of TLS: half of an answer without a length would look like the whole of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel() {
     for (kind, lanes) in [

@@ -103,7 +103,10 @@ async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
     assert_eq!(lost.map(|series| value(&world, series)), [1.0, 1.0]);
 }
 
-/// Rule 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
+/// An OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
+///
+/// Limit (times): OPEN without acknowledgement by the agent's kernel | the lane is cut after 2 s and the dial uses the
+/// link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     let world = World::start(&[]).await;
@@ -143,9 +146,12 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     assert_eq!(dialled.load(Relaxed), 1);
 }
 
-/// Rule 21: the link is gone and so is the path of the lanes. Their tunnels live on until nothing was acknowledged for 20 s, at
+/// The link is gone and so is the path of the lanes. Their tunnels live on until nothing was acknowledged for 20 s, at
 /// either end; one that rides a path that is there lives on for as long as it likes. With frames the legs look, without them the
 /// relay does.
+///
+/// Limit (times): A tunnel on a lane whose link is gone | lives until nothing is acknowledged for 20 s; checked every 5
+/// s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_without_a_link_live_until_nothing_is_acknowledged_for_twenty_seconds() {
     // Together, since nearly all of it is waiting for the kernel's clock, which no test can turn.
@@ -236,7 +242,7 @@ async fn without_link_and_path(flags: &[&str]) {
     assert_eq!(value(&world, LOST), 1.0);
 }
 
-/// Rule 9, on a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
+/// On a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
 async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], reason: &str) {
     const BEATS: u8 = 12;
     let world = World::start(server_flags).await;
@@ -275,11 +281,13 @@ async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], rea
     assert!(value(&world, IDLE) >= 4.0);
 }
 
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_a_lane_is_reset_by_the_server() {
     half_closed_and_silent(&["--half-closed-timeout=2s"], &[], "half_closed_idle").await;
 }
 
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_a_lane_is_reset_by_the_agent() {
     half_closed_and_silent(&[], &["--half-closed-timeout=2s"], "target_reset").await;

@@ -170,6 +170,8 @@ impl Pair {
 }
 
 /// Dials start on time, whatever became of those before; lanes or not, each becomes a tunnel.
+///
+/// Limit (isolation): 1,000 dials within 1 s at an agent with 4 idle lanes | all succeed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_dials_in_one_second_all_succeed() {
     const DIALS: u32 = 1_000;
@@ -207,6 +209,7 @@ async fn a_thousand_dials_in_one_second_all_succeed() {
 /// would find out by itself.
 const NOTICED: Duration = Duration::from_secs(5);
 
+/// Limit (times): Tunnels on lanes of a killed process | end at once at the other end, at most 5 s later
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_on_lanes_of_a_killed_agent_end_with_a_reason() {
     let mut pair = Pair::start().await;
@@ -241,6 +244,7 @@ async fn tunnels_on_lanes_of_a_killed_agent_end_with_a_reason() {
     no_descriptor_left(&pair.processes.server, health, before).await;
 }
 
+/// Limit (times): Tunnels on lanes of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_of_tunnels_on_lanes_of_a_killed_server_are_closed() {
     let mut pair = Pair::start().await;
@@ -292,6 +296,8 @@ const PLAINTEXT: &str = "--lane-security=plaintext";
 
 /// The kernel ends what a killed process had open, and an end is all that a tunnel without frames has to say that all was
 /// sent: it must not look like one.
+///
+/// Limit (times): Tunnels on lanes of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_of_pipes_of_a_killed_server_or_agent_see_a_reset() {
     for kill_server in [true, false] {

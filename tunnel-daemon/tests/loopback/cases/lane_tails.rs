@@ -10,6 +10,9 @@ use crate::support::{connect, targets};
 
 /// Both ends have said that they send no more, and the target takes its time to read: what is on its way to it is not cut by
 /// the next dial, which does not wait for it either.
+///
+/// Limit (isolation): A dial while its lane still carries the last bytes of a tunnel | uses another lane; those bytes
+/// arrive
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn last_bytes_of_a_tunnel_neither_hold_the_next_one_up_nor_are_they_cut_by_it() {
     // More than the target's connection takes, less than the kernel does for a lane.

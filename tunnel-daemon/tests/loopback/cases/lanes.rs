@@ -84,7 +84,7 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     until("no lane is wanted", || wanted() == Some(0.0)).await;
 }
 
-/// Rule 18: however many lanes are missing, an agent has four handshakes with a server that does not answer, and no more. Dials
+/// However many lanes are missing, an agent has four handshakes with a server that does not answer, and no more. Dials
 /// do not wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
@@ -127,6 +127,7 @@ async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
     until("lanes again", || value(&world, IDLE) >= 1.0).await;
 }
 
+/// Limit (peers): Lanes of one link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_are_capped_by_the_smaller_of_both_limits() {
     let (port, _target) = targets::echo().await;

@@ -32,7 +32,9 @@ fn closed(reason: &str) -> String {
     format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
 }
 
-/// Checklist 85, with a target that speaks all the time and listens only when the tunnel is over.
+/// With a target that speaks all the time and listens only when the tunnel is over.
+///
+/// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
     for lanes in [true, false] {

@@ -113,6 +113,8 @@ async fn holds(agent: &RunningAgent, servers: f64) {
 }
 
 /// 3 -> 1 -> 3, as an operator scales a control plane.
+///
+/// Upstream (configuration): Agents follow the leases of their servers from one to three servers and back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_follows_the_leases_of_servers() {
     let mut fleet = Fleet::start().await;

@@ -124,16 +124,19 @@ fn deadly(name: &str) -> Rights {
     }
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_and_agent_need_no_call_that_their_profiles_do_not_list() {
     live(deadly, &[]).await;
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_on_the_link_need_no_call_that_the_profiles_do_not_list() {
     live(deadly, &["--lanes-per-link=0"]).await;
 }
 
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
     live(
@@ -180,6 +183,8 @@ async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() 
 }
 
 /// The calls of io_uring are for those who add them: `deploy/seccomp/README.md`.
+///
+/// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relay_on_io_uring_needs_three_calls_more() {
     if let Err(why) = probe(Preference::IoUring) {
@@ -200,6 +205,8 @@ async fn relay_on_io_uring_needs_three_calls_more() {
 }
 
 /// By root, who alone may become somebody else; others are nobody to the system as they are.
+///
+/// Limit (rights): Capabilities that server and agent need without eBPF | none
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_without_any_right_runs_server_and_agent() {
     let user = rustix::process::geteuid().is_root().then_some(NOBODY);
@@ -227,6 +234,7 @@ fn try_forbidden(name: &str, deadly: bool) -> Output {
         .expect("it starts")
 }
 
+/// Limit (rights): Other processes, netlink and packet sockets, io_uring and pidfds under `deploy/seccomp` | refused
 #[test]
 fn calls_that_no_profile_lists_fail() {
     for name in ["server", "agent"] {

@@ -118,7 +118,9 @@ fn leaves(process: &mut Process) {
     );
 }
 
-/// Rule 10. Upstream's server waits for ever for each of them.
+/// Upstream's server waits for ever for each of them.
+///
+/// Limit (times): SIGTERM to exit, native mode | 25 s, and 1 s for the last packets
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
@@ -133,7 +135,9 @@ async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_c
     }
 }
 
-/// Rule 10. What the agent's tunnels wait for is at the far end of its link.
+/// What the agent's tunnels wait for is at the far end of its link.
+///
+/// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {

@@ -64,12 +64,14 @@ async fn take(from: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
     Ok(())
 }
 
+/// Limit (memory): Bytes in flight of one tunnel on a path of 100 ms each way | at least 1 MiB, on a lane or the link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_on_a_lane_fills_a_long_path_in_both_directions() {
     fills("--lanes=4", Towards::Server).await;
     fills("--lanes=4", Towards::Agent).await;
 }
 
+/// Limit (memory): Bytes in flight of one tunnel on a path of 100 ms each way
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn credit_of_a_tunnel_on_the_link_grows_to_a_long_path_in_both_directions() {
     fills("--lanes=0", Towards::Server).await;

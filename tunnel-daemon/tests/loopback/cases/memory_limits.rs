@@ -259,6 +259,7 @@ async fn an_echo_is_not_slower(flags: &[&str]) {
     }
 }
 
+/// Limit (memory): Memory of the cgroup, without pages of files
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_echo_beside_400_paused_readers_is_as_fast() {
     an_echo_is_not_slower(&[]).await;
@@ -269,11 +270,14 @@ async fn an_echo_beside_400_paused_readers_is_as_fast_without_lanes() {
     an_echo_is_not_slower(&["--lanes-per-link=0"]).await;
 }
 
+/// Limit (memory): Tunnels while `--process-budget` is in use
+/// Limit (memory): Kernel socket buffers of paused clients and targets
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes() {
     readers_pause(64 * MIB, nightly(400, 150), Frontend::Connect, &[]).await;
 }
 
+/// Limit (memory): Tunnels while `--process-budget` is in use
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes_without_lanes() {
     readers_pause(
@@ -285,11 +289,13 @@ async fn paused_readers_kill_nobody_in_64_mebibytes_without_lanes() {
     .await;
 }
 
+/// Limit (memory): Tunnels while `--process-budget` is in use
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_in_256_mebibytes_are_all_served() {
     readers_pause(256 * MIB, nightly(400, 60), Frontend::Connect, &[]).await;
 }
 
+/// Limit (memory): Payload in HTTP/2 that a gRPC client has not read
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_grpc_readers_kill_nobody_in_64_mebibytes() {
     readers_pause(64 * MIB, nightly(400, 100), Frontend::Grpc, &[]).await;

@@ -22,7 +22,9 @@ pub(super) fn full(method: &str) -> String {
     format!("{PREFIX}full_receive_channels{{service_method=\"{method}\"}}")
 }
 
-/// Checklist 43, bytes from the agent: in upstream such a client blocks the reader of the agent's stream.
+/// Bytes from the agent: in upstream such a client blocks the reader of the agent's stream.
+///
+/// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
     const BYTES: usize = 4 << 20;
@@ -58,7 +60,9 @@ async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
     assert!(of("count") > Some(2.0) && of("sum") > Some(0.0), "{text}");
 }
 
-/// Checklist 43, bytes from the client: its stream is not read while its tunnel takes no more.
+/// Bytes from the client: its stream is not read while its tunnel takes no more.
+///
+/// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_whose_agent_does_not_read_is_counted_and_loses_nothing() {
     const PIECE: usize = 64 * 1024;

@@ -193,11 +193,13 @@ fn heard(namespace: &Namespace, address: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Limit (isolation): Agents of control planes with the same addresses | each reaches its own
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
     by_their_own_agents_only("overlapping control planes", &V4).await;
 }
 
+/// Limit (isolation): Agents of control planes with the same addresses
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlapping_control_planes_of_ipv6_are_reached_by_their_own_agents_only() {
     let test = "overlapping control planes of IPv6";

@@ -131,6 +131,7 @@ async fn the_servers_own_listeners_are_never_dialled() {
     }
 }
 
+/// Limit (times): Connecting to a destination of a node | 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
     let silent = targets::silent_host();
@@ -156,6 +157,7 @@ async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
     assert_eq!(at_server(&world, &refusals("given_up")), 1.0);
 }
 
+/// Limit (times): A node's connection without a free lane or server | reset after 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
     let (port, _target) = targets::echo().await;
@@ -216,6 +218,8 @@ async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told()
 }
 
 /// The next one is reset at once, and those that wait are not harmed by it.
+///
+/// Limit (peers): Connections of an agent's node listeners
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_more() {
     const WAITING: u16 = 1024;
@@ -252,6 +256,7 @@ async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_mor
     panic!("this machine is too slow to have so many connections wait at once");
 }
 
+/// Limit (times): A node's connection without a free lane or server
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_server_a_connection_is_reset_after_five_seconds() {
     let (_world, agent) = node::without_server("10.96.0.1:443").await;

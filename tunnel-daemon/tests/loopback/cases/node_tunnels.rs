@@ -202,6 +202,7 @@ async fn ipv6_serves_at_both_ends() {
     assert_eq!(&read, b"six");
 }
 
+/// Limit (isolation): 200 simultaneous connections of a node | all served, nothing leaks
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_connections_at_once_are_all_served_and_leave_nothing() {
     const CONNECTIONS: usize = 200;
@@ -225,6 +226,8 @@ async fn two_hundred_connections_at_once_are_all_served_and_leave_nothing() {
 }
 
 /// Few lanes, which both ends want at the same time: OPENs cross, and whoever yields asks again.
+///
+/// Limit (isolation): 300 simultaneous dials of each end over few lanes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_open_tunnels_at_once_on_few_lanes_and_all_succeed() {
     const EACH: usize = 300;

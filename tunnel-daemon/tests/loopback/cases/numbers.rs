@@ -1,4 +1,4 @@
-//! Numbers of the specification as a peer sees them.
+//! Limits as a peer sees them.
 
 use adit_core::lane::LaneEvent;
 use adit_core::wire::packets::packet::Payload;
@@ -111,6 +111,8 @@ async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
 }
 
 /// With its heads a packet is no longer than 32 KiB: for a longer one gRPC-Go clears a mebibyte, each time.
+///
+/// Limit (sizes): DATA payload to Go agents and servers
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn go_peers_get_packets_of_at_most_32_kibibytes() {
     const PAYLOAD: usize = 32 * KIB - 64;
@@ -120,6 +122,7 @@ async fn go_peers_get_packets_of_at_most_32_kibibytes() {
     assert_eq!(largest(&server), PAYLOAD, "towards a server: {server:?}");
 }
 
+/// Limit (sizes): DATA payload between two Adit ends | 64 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adit_peers_get_packets_of_at_most_64_kibibytes() {
     let agent = towards_an_agent(&[("adit-link", "1")]).await;
@@ -128,8 +131,10 @@ async fn adit_peers_get_packets_of_at_most_64_kibibytes() {
     assert_eq!(largest(&server), 64 * KIB, "towards a server: {server:?}");
 }
 
-/// Rule 6: whatever the pieces are in which its bytes come, and those of lanes in clear text are of up to 256 KiB. A Go client
+/// Whatever the pieces are in which its bytes come, and those of lanes in clear text are of up to 256 KiB. A Go client
 /// that reads slowly loses its tunnel over a packet that takes it ten seconds.
+///
+/// Limit (sizes): DATA payload to gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_start_with_packets_of_at_most_32_kibibytes() {
     /// In fewer packets than prove that a client reads.
@@ -222,8 +227,10 @@ async fn large_over_a_lane() {
     .await;
 }
 
-/// Rule 6, the other way: whatever way and in whatever pieces its bytes come, to a client that takes them they go in fewer and
+/// The other way: whatever way and in whatever pieces its bytes come, to a client that takes them they go in fewer and
 /// fewer packets. They cost the Go library by the packet, not by the byte.
+///
+/// Limit (sizes): DATA payload to gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_takes_its_bytes_gets_packets_of_256_kibibytes_and_more() {
     large_over_a_lane().await;
@@ -265,6 +272,8 @@ async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
 }
 
 /// HTTP/2 libraries give a window back in pieces of up to a third, so at rest it is between two thirds and all of it.
+///
+/// Limit (memory): HTTP/2 stream window of a link to a Go agent | 2 MiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
     let go = window_at_rest(&[], 1 << 20).await;
@@ -275,6 +284,8 @@ async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
 
 /// Of clients, in frames of any size; the connection goes on after a refusal. Of agents six frames are taken, which is
 /// 96 KiB of a peer that does not know yet, or does not care, that ours may be larger.
+///
+/// Limit (sizes): HTTP/2 header list | 256 KiB; 96 KiB from an agent that uses frames of 16 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_lists_of_256_kibibytes_are_taken_and_longer_ones_refused() {
     let (port, _target) = targets::echo().await;
@@ -310,6 +321,7 @@ async fn header_lists_of_256_kibibytes_are_taken_and_longer_ones_refused() {
     assert_eq!(world.server().links(), 2);
 }
 
+/// Limit (peers): Pending dials
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_may_owe_1024_answers_and_no_more() {
     let world = World::start(&[]).await;

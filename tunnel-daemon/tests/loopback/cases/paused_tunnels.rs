@@ -85,7 +85,9 @@ impl Paused {
     }
 }
 
-/// Rule 2: on the link only credit and budgets hold bytes, so nothing that is paused is in the way of anything else.
+/// On the link only credit and budgets hold bytes, so nothing that is paused is in the way of anything else.
+///
+/// Limit (isolation): New dials beside 1,000 paused tunnels
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     let processes = Processes::start(&["--lanes-per-link=0"]).await;
@@ -144,7 +146,9 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     }
 }
 
-/// Rule 3: the connection's window is never what a stalled stream fills.
+/// The connection's window is never what a stalled stream fills.
+///
+/// Limit (memory): HTTP/2 windows of a gRPC client | the largest there is for the connection; at most 1 MiB per call
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connection() {
     const STREAMS: u32 = 300;
@@ -175,7 +179,9 @@ async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connect
     world.server_metric(TUNNELS, 0.0).await;
 }
 
-/// Rule 3, the numbers: as large as HTTP/2 allows for the connection, at most 1 MiB for each stream.
+/// The numbers: as large as HTTP/2 allows for the connection, at most 1 MiB for each stream.
+///
+/// Limit (memory): HTTP/2 windows of a gRPC client
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_connection_has_the_largest_window_and_its_streams_small_ones() {
     const INITIAL_WINDOW_SIZE: u16 = 4;

@@ -295,7 +295,9 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     assert!(all == targets::pattern(0, all.len()));
 }
 
-/// Rule 9, with both drivers.
+/// With both drivers.
+///
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_close_behind_bytes_that_nobody_takes_is_cut() {
     tokio::join!(

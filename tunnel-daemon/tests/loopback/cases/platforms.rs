@@ -2,7 +2,7 @@
 //! where they put them, in a file system and network of their own. The Kubernetes API is not there yet, as when a control
 //! plane boots.
 //!
-//! That takes `unshare`, `mount` and `ip`, and root or user namespaces. docs/compatibility.md has the table of this run.
+//! That takes `unshare`, `mount` and `ip`, and root or user namespaces. docs/reference/platforms.md has the table of this run.
 
 mod rows;
 
@@ -29,7 +29,10 @@ const INSIDE: &str = "ADIT_TEST_PLATFORM";
 /// What it says when the program serves its health port.
 const STARTS: &str = "it starts";
 /// Where the docs have the table.
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/reference/platforms.md"
+);
 /// What stands around it there.
 const BEGIN: &str = "<!-- platforms: begin -->\n";
 const END: &str = "<!-- platforms: end -->\n";
@@ -68,7 +71,7 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
     Ok(false)
 }
 
-/// What is in docs/compatibility.md.
+/// What is in docs/reference/platforms.md.
 fn table(rows: &[(&Platform, [Option<bool>; 2])]) -> String {
     let mut text = "| platform | agents prove themselves by | `adit` as its server | `adit` as its agent |\n|---|---|---|---|\n".to_owned();
     let cell = |starts: Option<bool>| match starts {
@@ -89,6 +92,7 @@ fn table(rows: &[(&Platform, [Option<bool>; 2])]) -> String {
     text
 }
 
+/// Upstream (configuration): Command lines of platforms start.
 #[test]
 fn command_lines_of_platforms_start() {
     const TEST: &str = "platforms::command_lines_of_platforms_start";
@@ -122,10 +126,10 @@ fn command_lines_of_platforms_start() {
     let has = page
         .split_once(BEGIN)
         .and_then(|(_, rest)| rest.split_once(END));
-    let (has, _rest) = has.expect("docs/compatibility.md has a place for the table");
+    let (has, _rest) = has.expect("docs/reference/platforms.md has a place for the table");
     assert!(
         has.trim() == table.trim(),
-        "docs/compatibility.md has another table than this run:\n{table}"
+        "docs/reference/platforms.md has another table than this run:\n{table}"
     );
 }
 

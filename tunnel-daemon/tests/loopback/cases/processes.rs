@@ -14,7 +14,7 @@ use crate::support::world::World;
 use crate::support::{connect, ports, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
-/// New dials work again within this after a kill -9 (rules 15).
+/// New dials work again within this after a kill -9.
 const RECOVERED: Duration = Duration::from_secs(5);
 
 pub(super) struct Processes {
@@ -82,6 +82,8 @@ fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
 }
 
 /// The moments are spread by a seed; the assertions hold at any.
+///
+/// Limit (times): New dials after an agent or server was killed | served within 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     let (port, _target) = targets::echo().await;
@@ -170,7 +172,9 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     no_descriptor_left(&kept, kept_health, kept_fds).await;
 }
 
-/// Rule 10. Upstream's server hangs with an open client stream.
+/// Upstream's server hangs with an open client stream.
+///
+/// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     let (port, _target) = targets::echo().await;
@@ -222,7 +226,7 @@ async fn second_signal_ends_the_server_at_once() {
     .await;
     processes.server.signal(Signal::TERM);
     let status = processes.server.end(Duration::from_secs(20));
-    assert_eq!(status.code(), Some(1), "compat 15.2");
+    assert_eq!(status.code(), Some(1), "as upstream");
 }
 
 /// A drop-in: upstream's names, by symlink, with upstream's flags.
@@ -235,7 +239,7 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     let (_server, mut agent, health) = upstreams_flags(&world, "-mode=http-connect", &[]).await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     connect::echo(&mut stream, b"drop-in").await;
-    // Compat 15.1: the first signal drains without limit, the second ends it with 0.
+    // As upstream: the first signal drains without limit, the second ends it with 0.
     agent.signal(Signal::TERM);
     let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
     metric(health, drained, 1.0).await;
@@ -313,7 +317,7 @@ async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
     assert_eq!(server.log(), "");
 }
 
-/// Compat 11: upstream's programs log it and go on, whether the port is taken or its host has no address.
+/// Upstream's programs log it and go on, whether the port is taken or its host has no address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_goes_on_without_its_admin_port() {
     let [taken] = free_ports();
@@ -335,7 +339,7 @@ async fn a_compat_server_goes_on_without_its_admin_port() {
     }
 }
 
-/// Rule 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
+/// Upstream's server waits for ever for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
     let (port, _target) = targets::echo().await;
@@ -417,7 +421,7 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     assert_eq!(seen, expected.map(|row| row.map(str::to_owned)));
 }
 
-/// Compat D-9: the Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
+/// The Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
     let (port, _target) = targets::source(1 << 30).await;

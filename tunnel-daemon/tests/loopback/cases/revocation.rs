@@ -1,4 +1,4 @@
-//! Rule 50: what becomes of agents whose certificates were good when they came.
+//! What becomes of agents whose certificates were good when they came.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -89,7 +89,7 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
         "{error:#}"
     );
 
-    // Rule 51: also what an agent proves itself by is in no line.
+    // Also what an agent proves itself by is in no line.
     let token = world.dir.path().join("token");
     fs::write(
         &token,

@@ -1,5 +1,5 @@
 //! Agents that are there and say nothing, as when they are stopped or the network drops everything: new dials go to others of
-//! their kind, and it is said (rules 38 and 43).
+//! their kind, and it is said.
 
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ pub(super) async fn stop(agent: &Process) {
     .await;
 }
 
+/// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     let (port, _target) = targets::echo().await;
@@ -64,6 +65,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     other.signal(Signal::CONT);
 }
 
+/// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_only_agent_says_nothing_is_not_ready_until_it_speaks() {
     let processes = Processes::start(&[]).await;

@@ -30,6 +30,8 @@ async fn stranger(server: SocketAddr, last: u8) -> TcpStream {
     socket.connect(server).await.expect("it listens")
 }
 
+/// Limit (times): A stalled TLS handshake while others wait for a slot
+/// Limit (peers): TLS connections before their handshake
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_and_slow_peers_keep_no_agent_out() {
     // A descriptor for each peer: the limit is raised as the programs do it themselves.

@@ -202,6 +202,7 @@ fn with_resolver(conf: &Path, name: &str, args: &[String], dir: &Path) -> Proces
     Process::start_program(name, Path::new("unshare"), &words, dir)
 }
 
+/// Upstream (configuration): An agent finds its servers by SRV records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_takes_host_and_port_of_its_server_from_srv_records() {
     let (target, _target) = targets::echo().await;

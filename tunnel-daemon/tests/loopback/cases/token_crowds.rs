@@ -87,7 +87,7 @@ async fn stranger(tokens: &Tokens, number: u32) -> Stub {
     Stub::nobody_over(tcp.expect("it listens"), &tokens.world).await
 }
 
-/// Rule 48: half of all places are kept for addresses that links come from.
+/// Half of all places are kept for addresses that links come from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
     let tokens = Tokens::start(&[]).await;

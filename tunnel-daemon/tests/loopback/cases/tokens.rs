@@ -128,7 +128,9 @@ impl Tokens {
     }
 }
 
-/// Compat 28, in upstream's order and words.
+/// In upstream's order and words.
+///
+/// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
     let tokens = Tokens::start(&[]).await;
@@ -208,7 +210,9 @@ async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
     }
 }
 
-/// Rule 48: a native agent needs a token and a CA, and has lanes as one with a certificate does.
+/// A native agent needs a token and a CA, and has lanes as one with a certificate does.
+///
+/// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_with_a_token_serves_and_has_lanes() {
     let (port, _target) = targets::echo().await;
@@ -279,7 +283,7 @@ async fn links_stay_while_the_api_server_is_away_and_come_back_with_it() {
     tokens.world.assert_serves(&target).await;
 }
 
-/// Rule 46: one stolen token must not take every node's id.
+/// One stolen token must not take every node's id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
     let (port, _target) = targets::echo().await;
@@ -327,7 +331,7 @@ async fn a_token_claims_only_what_is_granted_to_its_node() {
     tokens.world.links(1).await;
 }
 
-/// The way from certificates to tokens: rule 47.
+/// The way from certificates to tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_either_proof_will_do_what_is_shown_must_hold() {
     let (port, _target) = targets::echo().await;

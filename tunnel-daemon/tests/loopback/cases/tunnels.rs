@@ -15,7 +15,6 @@ use crate::support::{connect, targets, tls};
 
 const BULK: usize = 8 << 20;
 
-/// Checklist 22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_frontends_carry_an_echo() {
     let (port, _target) = targets::echo().await;
@@ -30,7 +29,7 @@ async fn both_frontends_carry_an_echo() {
         .await;
 }
 
-/// Checklist 9: nothing is cut off the end by the target's close.
+/// Nothing is cut off the end by the target's close.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn downloads_arrive_whole_before_the_close() {
     let (port, _target) = targets::source(BULK as u64).await;
@@ -41,7 +40,7 @@ async fn downloads_arrive_whole_before_the_close() {
     let mut tunnel = world.tunnel(&target).await;
     let mut sum = Sum::default();
     while let Some(bytes) = tunnel.read().await.expect("the tunnel lives") {
-        assert!(!bytes.is_empty(), "checklist 82: no DATA is empty");
+        assert!(!bytes.is_empty(), "no DATA is empty");
         sum.add(&bytes);
     }
     assert_eq!(sum, expected, "gRPC");
@@ -72,7 +71,7 @@ async fn connect_client_may_half_close_and_still_read() {
     assert_eq!(seen.recv().await, Some(expected));
 }
 
-/// Checklist 85 (upstream loses the last bytes).
+/// Upstream loses the last bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upload_then_immediate_close_delivers_all_bytes() {
     let (port, _target, mut seen) = targets::summing().await;
@@ -138,7 +137,7 @@ async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
     assert_eq!(Sum::of(&back), expected);
 }
 
-/// Checklist 2, 11, 12: the agent's words reach the client.
+/// The agent's words reach the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_and_unknown_targets_say_why() {
     let (world, _agent) = World::with_agent().await;
@@ -160,7 +159,7 @@ async fn refused_and_unknown_targets_say_why() {
     world.server_metric(series, 4.0).await;
 }
 
-/// Checklist 41, and HTTP-CONNECT's status for it (rules 8).
+/// With the status of HTTP CONNECT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_without_an_agent_says_so() {
     let world = World::start(&[]).await;
@@ -192,7 +191,9 @@ async fn bytes_pipelined_behind_connect_arrive_first() {
     assert_eq!(sum, Some(Sum::of(&pattern(0, 70_000))));
 }
 
-/// Rule 9, on the link.
+/// On the link.
+///
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     let world = World::start(&["--lanes-per-link=0", "--half-closed-timeout=1s"]).await;
@@ -217,7 +218,9 @@ async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     world.server_metric(closed, 1.0).await;
 }
 
-/// Checklist 10, 86: kube-apiserver fails when bytes arrive in the read that brings the 200.
+/// Kube-apiserver fails when bytes arrive in the read that brings the 200.
+///
+/// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
     let (port, _target) = targets::server_first(b"220 ready\r\n").await;
@@ -241,7 +244,7 @@ async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
     }
 }
 
-/// Checklist 17: no mix-up between tunnels that are open at once.
+/// No mix-up between tunnels that are open at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
     let (port, _target) = targets::echo().await;
@@ -292,7 +295,6 @@ async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     grpc_over_tcp(V4).await;
 }
 
-/// Rule 34.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grpc_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
     if has_v6("gRPC over TCP of IPv6") {
@@ -329,13 +331,12 @@ async fn grpc_over_tcp(at: &str) {
     );
 }
 
-/// Rule 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
+/// HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     connect_over_tcp(V4).await;
 }
 
-/// Rule 34.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
     if has_v6("HTTP-CONNECT over TCP of IPv6") {

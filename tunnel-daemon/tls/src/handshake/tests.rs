@@ -215,6 +215,7 @@ async fn both_ends_export_the_same_keying_material_per_connection() {
     assert_ne!(seen.first(), seen.last());
 }
 
+/// Limit (times): TLS handshake, with the wait for the first byte and a slot
 #[tokio::test(start_paused = true)]
 async fn silent_peer_is_dropped_at_the_deadline() {
     let server = Reloadable::load(world().server).unwrap();
@@ -269,6 +270,7 @@ async fn megabytes_pass_both_ways_unharmed() {
     assert!(received == sent, "the bytes differ");
 }
 
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test]
 async fn next_handshake_uses_replaced_files_of_both_sides() {
     use crate::reload::{Reload, Reloaded};

@@ -285,6 +285,7 @@ async fn what_was_tampered_with_or_repeated_does_not_get_through() {
     assert!(read(&mut server).await.is_err());
 }
 
+/// Limit (peers): Consecutive empty TLS records on a lane | 32, then the lane ends
 #[tokio::test]
 async fn endless_empty_records_are_an_error() {
     let (mut server, mut client) = ours().await;

@@ -223,6 +223,7 @@ async fn watcher_notices_files_replaced_by_rename() {
     assert!(!Arc::ptr_eq(&before, &tls.current()));
 }
 
+/// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test]
 async fn watcher_notices_a_kubernetes_style_symlink_swap() {
     let mount = tempfile::tempdir().unwrap();

@@ -115,7 +115,7 @@ async fn a_unix_peer_that_was_not_heard_sees_an_end_if_it_is_one_and_else_a_rese
     }
 }
 
-/// Rule 1.
+/// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
 async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
     let (mut ours, _deaf) = pair().await;

@@ -381,6 +381,7 @@ async fn a_server_loses_no_early_byte_however_many_there_are() {
     }
 }
 
+/// Limit (memory): Memory of the cgroup, without pages of files
 #[tokio::test]
 async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
     for world in World::both().await {

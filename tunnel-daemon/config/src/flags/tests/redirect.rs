@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{agent, server};
 use crate::plan::{AgentCalls, OnFailure};
 
+/// Limit (redirect): Values of `--redirect` and `--redirect-exclude` | 4,096
 #[test]
 fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
     let with = |more: &[&str]| {

@@ -13,6 +13,7 @@ use crate::legacy::klog::KlogOptions;
 use crate::plan::CountSource;
 use crate::plan::Drain;
 
+/// Upstream (configuration): The agent's defaults and validation are upstream's in compat mode.
 #[test]
 fn defaults_are_upstreams_exactly() {
     let text = |text: &str| text.to_owned();
@@ -86,6 +87,7 @@ fn the_smallest_agent_keeps_upstreams_behaviour() {
     assert!(plan.compat);
 }
 
+/// Upstream (configuration): The agent's defaults and validation are upstream's in compat mode.
 #[test]
 fn validation_rows_of_upstream_are_refused_in_its_words() {
     let files = Files::new();

@@ -18,6 +18,7 @@ use crate::{Command, parse};
 
 const HOUR: GoDuration = GoDuration(3_600_000_000_000);
 
+/// Upstream (configuration): The server's defaults and validation are upstream's in compat mode.
 #[test]
 fn defaults_are_upstreams_exactly() {
     let text = |text: &str| text.to_owned();

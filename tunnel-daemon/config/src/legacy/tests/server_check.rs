@@ -2,6 +2,7 @@
 
 use super::{Files, server};
 
+/// Upstream (configuration): The server's defaults and validation are upstream's in compat mode.
 #[test]
 fn validation_rows_of_upstream_are_refused_in_its_words() {
     let files = Files::new();

@@ -180,6 +180,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// However opens of both ends cross, whoever yields asks again, and in the end each has had all its tunnels.
+    ///
+    /// Limit (isolation): 300 simultaneous dials of each end over few lanes | all succeed and no lane is lost
     #[test]
     fn crossing_opens_all_succeed_in_the_end(turns in proptest::collection::vec((0..2_usize, 0..3_usize, any::<bool>()), 0..400)) {
         const TUNNELS: usize = 5;

@@ -43,6 +43,8 @@ fn frames_out_of_turn_end_the_lane() {
 }
 
 /// A peer that makes an end answer and reads nothing loses its lane before much has piled up.
+///
+/// Limit (peers): PING answers and control frames queued on a lane | 16 and 64, then the lane ends
 #[test]
 fn answers_that_nobody_reads_are_bounded() {
     let frame = |kind, sequence, payload| {
@@ -81,6 +83,7 @@ fn answers_that_nobody_reads_are_bounded() {
     }
 }
 
+/// Limit (sizes): Payload of a lane frame | 1 MiB of DATA, 16 KiB of any other frame
 #[test]
 fn frames_of_unknown_types_are_skipped_and_long_ones_end_the_lane() {
     let mut reader = FrameReader::default();
@@ -127,6 +130,8 @@ fn long_texts_and_addresses_are_cut_not_refused() {
 }
 
 /// As on links: a text waits for whoever is told, and no budget counts it.
+///
+/// Limit (sizes): Text of a failed dial or close | the first 4 KiB are kept
 #[test]
 fn of_a_peers_text_four_kibibytes_are_kept_whatever_is_in_it() {
     // None of these is text, and each becomes a character of three bytes.

@@ -376,6 +376,7 @@ fn a_draining_lane_serves_the_open_that_crossed_and_no_other() {
     assert_eq!(pair.ends[SERVER].open(&request(), 0), Err(NotIdle));
 }
 
+/// Limit (peers): PING answers and control frames queued on a lane
 #[test]
 fn pings_are_answered_also_beside_a_tunnel_and_only_so_many_wait() {
     let mut pair = Pair::opened();

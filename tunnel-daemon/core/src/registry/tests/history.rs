@@ -90,6 +90,8 @@ fn allowed(
 }
 
 proptest! {
+    /// Upstream (choice): `default` spreads dials evenly over the agents.
+    /// Upstream (agents): Adding a link twice changes nothing, and an agent id goes with its last link.
     #[test]
     fn any_history_gives_what_the_rules_say(steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new("destHost,default");

@@ -21,6 +21,8 @@ fn ends(rig: &mut Rig) -> Vec<(TunnelKey, TunnelEnd)> {
         .collect()
 }
 
+/// Limit (memory): Memory of the cgroup, without pages of files | from 60 % tunnels get small buffers, from 80 % dials
+/// are refused. Below 512 MiB sockets are bounded (ADR 0054)
 #[test]
 fn most_of_the_memory_in_use_counts_as_a_budget_that_fills() {
     let budget = ProcessBudget::new(MIB);
@@ -44,6 +46,7 @@ fn a_paused_reader_is_not_punished_while_memory_is_free() {
     assert_eq!(ends(&mut rig), []);
 }
 
+/// Limit (memory): Bytes held for one link of an agent | 64 MiB, at most half of the memory limit of the process
 #[test]
 fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     let mut rig = rig(64 * MIB);
@@ -62,7 +65,7 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     assert_eq!(rig.packets().len(), 2, "one close, one packet");
 }
 
-/// Rule 14: a fast download beside stalled readers is not what pays for them.
+/// A fast download beside stalled readers is not what pays for them.
 #[test]
 fn a_full_budget_ends_who_does_not_read_before_who_does() {
     for (idle_ms, reads) in [(500, false), (501, true)] {
@@ -93,6 +96,9 @@ fn nobody_under_its_share_is_ended() {
 }
 
 /// What lingers after a close is memory too.
+///
+/// Limit (memory): Bytes held for an endpoint after the other end closed | the budgets of link and process; they give
+/// way first
 #[test]
 fn lingering_bytes_give_way_when_the_budget_is_full() {
     let mut rig = rig(64 * MIB);
@@ -120,7 +126,10 @@ fn two_links(peers: [&str; 2]) -> (Arc<ProcessBudget>, [Rig; 2]) {
     (budget, rigs)
 }
 
-/// Rule 45: who adds the last byte need not be who fills the budget.
+/// Who adds the last byte need not be who fills the budget.
+///
+/// Limit (memory): Bytes held by the process (`--process-budget`) | a quarter of the smallest `memory.max` of its
+/// cgroups, else of the machine's memory; at least the budget of one link
 #[test]
 fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
     for peers in [["one", "other"], ["same", "same"]] {
@@ -142,6 +151,8 @@ fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
 }
 
 /// Many small tunnels of one peer, on several links, do not cost another peer its large one.
+///
+/// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
 fn links_of_one_peer_are_one_holder() {
     let budget = Arc::new(ProcessBudget::new(20 * MIB));
@@ -162,6 +173,8 @@ fn links_of_one_peer_are_one_holder() {
 }
 
 /// A link whose peer holds most is given a second; one that adds too much meanwhile pays for it.
+///
+/// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
 fn a_link_that_goes_far_over_the_process_budget_gives_at_once() {
     let (budget, [mut one, mut other]) = two_links(["one", "other"]);
@@ -175,6 +188,7 @@ fn a_link_that_goes_far_over_the_process_budget_gives_at_once() {
     assert_eq!(budget.held_bytes(), 16 * MIB);
 }
 
+/// Limit (times): A tunnel over its share without progress, on a link to a Go peer | ended after 5 min
 #[test]
 fn over_its_share_without_progress_for_five_minutes_is_the_end() {
     let mut rig = rig(64 * MIB);
@@ -190,6 +204,8 @@ fn over_its_share_without_progress_for_five_minutes_is_the_end() {
     assert_eq!(ends(&mut rig), [(over, TunnelEnd::Stalled)]);
 }
 
+/// Limit (memory): Share of a tunnel in the budget of a link to a Go peer | 4 MiB, or 64 MiB divided by the tunnels of
+/// the link if that is less
 #[test]
 fn a_share_that_shrinks_makes_a_quiet_tunnel_stalled() {
     let mut rig = rig(64 * MIB);
@@ -212,6 +228,9 @@ fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
 }
 
 /// What a client leaves behind when it closes is memory until the peer takes it, or does not.
+///
+/// Limit (memory): Bytes queued of a client or target that has closed | 256 KiB per tunnel, counted by
+/// `--process-budget`
 #[test]
 fn bytes_of_a_client_that_has_closed_and_gone_count_as_queued() {
     for credit in [true, false] {

@@ -53,7 +53,9 @@ fn without_credit_a_fin_closes_the_tunnel() {
     assert_eq!(server.packets(), [payload(conn, 10), close_req(conn)]);
 }
 
-/// Compat 58: the target closes, the peer hears it with an empty text and the id is free.
+/// The target closes, the peer hears it with an empty text and the id is free.
+///
+/// Upstream (packets): An agent answers dial, data and the target's close with the right ids.
 #[test]
 fn a_target_that_ends_is_a_close_with_an_empty_text() {
     let mut rig = Rig::agent(false);
@@ -66,7 +68,9 @@ fn a_target_that_ends_is_a_close_with_an_empty_text() {
     assert_eq!((rig.link.tunnels(), rig.link.conns.len()), (0, 0));
 }
 
-/// Compat 59, also when both requests come before the answer could leave.
+/// Also when both requests come before the answer could leave.
+///
+/// Upstream (packets): An agent confirms a close; a second close names an unknown connID.
 #[test]
 fn the_second_close_request_finds_an_unknown_connection() {
     let mut rig = Rig::agent(true);
@@ -88,7 +92,7 @@ fn the_second_close_request_finds_an_unknown_connection() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Compat 60 for a connection that is closing: nothing passes the bytes its answer waits for.
+/// Nothing passes the bytes its answer waits for.
 #[test]
 fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     let mut rig = Rig::agent(false);
@@ -99,7 +103,9 @@ fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
 }
 
-/// Compat 85: what was sent before the close arrives.
+/// What was sent before the close arrives.
+///
+/// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[test]
 fn bytes_before_a_close_are_delivered_and_then_the_end() {
     let mut rig = Rig::agent(true);
@@ -117,7 +123,9 @@ fn bytes_before_a_close_are_delivered_and_then_the_end() {
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
 }
 
-/// Rule 1: 30 s without progress, then the leg is cut. Progress starts them again.
+/// 30 s without progress, then the leg is cut. Progress starts them again.
+///
+/// Limit (times): Remaining bytes of a closed tunnel without progress | 30 s, then cut
 #[test]
 fn a_leg_lingers_thirty_seconds_without_progress() {
     let mut rig = Rig::server(true);
@@ -138,7 +146,9 @@ fn a_leg_lingers_thirty_seconds_without_progress() {
     assert_eq!((rig.link.tunnels(), rig.link.next_deadline()), (0, None));
 }
 
-/// Rule 1, the sending side: bytes behind a close wait 30 s for credit, and a cut is not a clean end.
+/// Bytes behind a close wait 30 s for credit, and a cut is not a clean end.
+///
+/// Limit (times): Remaining bytes of a closed tunnel without progress
 #[test]
 fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     let mut rig = Rig::agent(true);
@@ -179,7 +189,7 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Rule 1, for uploads: what was cut behind a close is told before it.
+/// For uploads: what was cut behind a close is told before it.
 #[test]
 fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
     let mut rig = Rig::server(true);
@@ -207,7 +217,9 @@ fn a_close_nobody_confirms_is_over_after_ten_seconds() {
     assert_eq!(rig.packets(), [], "it was closed once");
 }
 
-/// Rule 9: five minutes without a byte; a byte, or a reader that drains, starts them again.
+/// Five minutes without a byte; a byte, or a reader that drains, starts them again.
+///
+/// Limit (times): A half-closed and silent tunnel | reset after 5 min
 #[test]
 fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
@@ -231,7 +243,9 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
     }
 }
 
-/// Rule 9, for an end that stays behind bytes that the peer never takes: from when it is known, and from each byte that moves.
+/// For an end that stays behind bytes that the peer never takes: from when it is known, and from each byte that moves.
+///
+/// Limit (times): A half-closed and silent tunnel
 #[test]
 fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {

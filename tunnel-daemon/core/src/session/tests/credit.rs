@@ -17,7 +17,9 @@ fn dial_window(packet: &Packet) -> u64 {
     }
 }
 
-/// Rule 4: the sum is capped per link; what comes later starts small but starts.
+/// The sum is capped per link; what comes later starts small but starts.
+///
+/// Limit (memory): Initial credit of a tunnel between Adit ends | 256 KiB each way; 16 KiB while credit is short
 #[test]
 fn a_link_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     let mut small = config(Role::Server, true);
@@ -29,7 +31,9 @@ fn a_link_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     }
 }
 
-/// Rule 4: per process as well, over all its links.
+/// Per process as well, over all its links.
+///
+/// Limit (memory): Initial credit of a tunnel between Adit ends
 #[test]
 fn a_process_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     let budget = Arc::new(ProcessBudget::new(WINDOW_START_BYTES));
@@ -45,6 +49,8 @@ fn a_process_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     assert_eq!(budget.granted_bytes(), 0);
 }
 
+/// Limit (memory): Tunnels while `--process-budget` is in use | from 50 %: 16 KiB of queue, credit and socket buffers
+/// per tunnel. At 100 %: dials are refused
 #[test]
 fn a_process_half_full_starts_tunnels_at_sixteen_kibibytes() {
     let budget = Arc::new(ProcessBudget::new(8 * WINDOW_START_BYTES));
@@ -61,7 +67,7 @@ fn a_process_half_full_starts_tunnels_at_sixteen_kibibytes() {
     }
 }
 
-/// Rule 5: sent when half is drained, not before, and for all that was drained.
+/// Sent when half is drained, not before, and for all that was drained.
 #[test]
 fn window_is_sent_when_half_is_drained() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
@@ -104,6 +110,7 @@ fn a_slow_reader_is_announced_while_its_peer_waits() {
     assert_eq!(rig.packets(), []);
 }
 
+/// Limit (memory): Largest credit of one tunnel | 16 MiB
 #[test]
 fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
     let mut rig = Rig::server(true);
@@ -123,8 +130,10 @@ fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
     assert_eq!(rig.link.granted, WINDOW_MAX_BYTES);
 }
 
-/// Rule 25: what the credit allowed comes at once, and the next a round trip later. The leg says what it has drained when much
+/// What the credit allowed comes at once, and the next a round trip later. The leg says what it has drained when much
 /// of that burst is gone, not when half is, and later that all is.
+///
+/// Limit (memory): Longest round trip for which credit grows | 0.5 s. Credit of a slow endpoint does not grow
 #[test]
 fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
     let mut rig = Rig::server(true);
@@ -152,6 +161,8 @@ fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
 }
 
 /// A leg that always has more than it takes would only hold more.
+///
+/// Limit (memory): Longest round trip for which credit grows
 #[test]
 fn a_window_does_not_grow_for_a_leg_that_is_behind() {
     let mut rig = Rig::server(true);
@@ -165,7 +176,7 @@ fn a_window_does_not_grow_for_a_leg_that_is_behind() {
     }
 }
 
-/// Rule 4: never promised twice; a window that had grown shrinks instead.
+/// Never promised twice; a window that had grown shrinks instead.
 #[test]
 fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
     let mut small = config(Role::Server, true);
@@ -198,7 +209,7 @@ fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
     assert!(inc.open_credit() >= WINDOW_MIN_BYTES, "{inc:?}");
 }
 
-/// Rule 5: zero and overflow are offences, of that tunnel only.
+/// Zero and overflow are offences, of that tunnel only.
 #[test]
 fn a_useless_window_ends_its_own_tunnel_only() {
     for useless in [0, WINDOW_MAX_BYTES, u64::MAX] {
@@ -279,7 +290,9 @@ fn without_credit_window_and_fin_are_unknown_packets() {
     assert_eq!(rig.packets(), []);
 }
 
-/// Rule 5: one CLOSE for each unknown id, whatever keeps coming.
+/// One CLOSE for each unknown id, whatever keeps coming.
+///
+/// Upstream (packets): An agent answers data for an unknown connID with a close.
 #[test]
 fn an_unknown_connection_is_closed_once() {
     let mut server = Rig::server(true);
@@ -293,7 +306,9 @@ fn an_unknown_connection_is_closed_once() {
     assert_eq!(agent.packets(), [close_rsp(77, "unrecognized connectID")]);
 }
 
-/// Rule 5: the control queue is bounded and its overflow ends the link.
+/// The control queue is bounded and its overflow ends the link.
+///
+/// Limit (peers): Control packets queued for the peer of a link | 65,536, then the link ends
 #[test]
 fn a_peer_that_reads_no_control_packets_loses_the_link() {
     let mut rig = Rig::new(LinkConfig {

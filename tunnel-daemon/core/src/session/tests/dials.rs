@@ -19,8 +19,11 @@ fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
     assert_eq!(rig.link.pending_dials(), 0);
 }
 
-/// Compat 42, what of it is a link's: the packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
+/// The packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
 /// before the answer. What a client sends before that, its frontend keeps back.
+///
+/// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
+/// stay at the server.
 #[test]
 fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
     let mut rig = Rig::server(false);
@@ -38,7 +41,9 @@ fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Compat 29: what one client leaves behind, others do not notice.
+/// What one client leaves behind, others do not notice.
+///
+/// Upstream (dials): Pending dials of a client's stream end with it; those of other streams stay.
 #[test]
 fn a_client_that_leaves_takes_only_its_own_pending_dials() {
     let mut rig = Rig::server(true);
@@ -52,7 +57,7 @@ fn a_client_that_leaves_takes_only_its_own_pending_dials() {
     assert_eq!(rig.actions(), [Action::DialDone { key: stays, conn }]);
 }
 
-/// Rule 7: only a dial that was not written may be tried elsewhere.
+/// Only a dial that was not written may be tried elsewhere.
 #[test]
 fn a_failed_dial_tells_whether_the_agent_may_have_seen_it() {
     let mut rig = Rig::server(true);
@@ -79,7 +84,9 @@ fn a_dial_that_never_left_leaves_no_packet_behind() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Compat 30: a link that takes no dial in a dial's whole time is retired until its stream takes packets again.
+/// A link that takes no dial in a dial's whole time is retired until its stream takes packets again.
+///
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
 fn a_link_that_takes_no_dial_in_time_is_retired_until_it_takes_packets() {
     let mut rig = Rig::server(false);
@@ -116,7 +123,9 @@ fn an_agent_that_does_not_answer_is_not_retired() {
     rig.dial();
 }
 
-/// Rule 7: 25 s, and the agent is told.
+/// 25 s, and the agent is told.
+///
+/// Limit (times): Dial at a server, native mode | 25 s
 #[test]
 fn a_written_dial_times_out_and_is_called_off() {
     let mut rig = Rig::server(true);
@@ -159,6 +168,8 @@ fn an_answer_that_crossed_the_cancel_is_closed_once() {
 }
 
 /// It is no failure: the dial was called off, and its outcome counted then.
+///
+/// Limit (peers): Cancelled dials remembered for late answers | 1,024 per link, 60 s each
 #[test]
 fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
     let answer = |rig: &mut Rig, dial: i64, conn: i64| {
@@ -196,6 +207,8 @@ fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
 }
 
 /// One dial into a black hole stays in front until its own deadline.
+///
+/// Limit (peers): Dial deadlines kept by a link | twice its dials, plus 64
 #[test]
 fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
     let mut rig = Rig::server(true);
@@ -220,6 +233,7 @@ fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
     assert_eq!(rig.link.pending_dials(), 0);
 }
 
+/// Limit (peers): Cancelled dials remembered for late answers
 #[test]
 fn dials_that_were_called_off_are_remembered_boundedly() {
     let mut dials = super::super::cancelled::CancelledDials::default();
@@ -254,6 +268,8 @@ fn a_taken_dial_id_is_replaced_by_the_spare_and_then_by_a_free_one() {
     assert_eq!(ids, [1, 2, 3]);
 }
 
+/// Limit (peers): Pending dials | 1,024 per link, 16,384 in total
+/// Limit (peers): Dials in progress on one link of an agent | 4,096, then refused
 #[test]
 fn both_ends_cap_dials_in_flight() {
     let few = |role| LinkConfig {
@@ -285,7 +301,7 @@ fn both_ends_cap_dials_in_flight() {
     }
 }
 
-/// Compat 58, first half.
+/// Upstream (packets): An agent answers dial, data and the target's close with the right ids.
 #[test]
 fn an_agent_answers_with_the_same_random_and_a_connection_id() {
     let mut rig = Rig::agent(false);
@@ -336,7 +352,7 @@ fn an_agent_may_call_a_dial_off() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Compat 41 and 2 where they concern a link: the agent's text reaches whoever dialled.
+/// The agent's text reaches whoever dialled.
 #[test]
 fn a_refused_dial_carries_the_text_of_the_agent() {
     let mut rig = Rig::server(true);

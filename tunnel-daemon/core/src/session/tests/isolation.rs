@@ -4,7 +4,11 @@ use super::*;
 use crate::session::Event;
 use crate::wire::packet::Violation;
 
-/// Compat 84: at once, not by timeout. Compat 39 and 40: only what belongs to that link.
+/// At once, not by timeout. Only what belongs to that link.
+///
+/// Limit (times): Pending dials of a lost link | fail at once
+/// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
+/// Upstream (dials): A dial fails at once when its agent is lost.
 #[test]
 fn a_lost_link_fails_its_dials_and_ends_its_tunnels_at_once_and_no_others() {
     let budget = Arc::new(ProcessBudget::new(1 << 40));
@@ -32,6 +36,7 @@ fn a_lost_link_fails_its_dials_and_ends_its_tunnels_at_once_and_no_others() {
     assert!(matches!(lives.actions()[..], [Action::Deliver { key, .. }] if key == other));
 }
 
+/// Upstream (agents): A link that breaks during a dial leaves nothing behind at the agent.
 #[test]
 fn a_lost_link_cancels_the_dials_of_an_agent() {
     let mut rig = Rig::agent(true);
@@ -42,7 +47,9 @@ fn a_lost_link_cancels_the_dials_of_an_agent() {
     assert_eq!((rig.link.tunnels(), rig.link.granted), (0, 0));
 }
 
-/// Compat 87: on another link the id or dial does not exist; the victim notices nothing.
+/// On another link the id or dial does not exist; the victim notices nothing.
+///
+/// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[test]
 fn a_foreign_agent_cannot_answer_or_write_for_another() {
     let mut victim = Rig::server(true);
@@ -68,7 +75,7 @@ fn a_foreign_agent_cannot_answer_or_write_for_another() {
     assert_eq!(victim.packets(), [payload(conn, 3)]);
 }
 
-/// Compat 87 on one link: an answer that names a connection in use fails its own dial only.
+/// An answer that names a connection in use fails its own dial only.
 #[test]
 fn an_answer_with_an_id_in_use_does_not_touch_its_owner() {
     let mut rig = Rig::server(true);
@@ -85,7 +92,9 @@ fn an_answer_with_an_id_in_use_does_not_touch_its_owner() {
     assert_eq!(rig.packets(), []);
 }
 
-/// Compat 88: two streams of one agent with equal connection ids.
+/// Two streams of one agent with equal connection ids.
+///
+/// Upstream (agents): Two links with one agent id do not mix their tunnels.
 #[test]
 fn two_streams_of_one_agent_do_not_mix() {
     let mut streams = [Rig::server(true), Rig::server(true)];
@@ -101,7 +110,9 @@ fn two_streams_of_one_agent_do_not_mix() {
     }
 }
 
-/// Compat 81: an oversized message hurts its own connection.
+/// An oversized message hurts its own connection.
+///
+/// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[test]
 fn an_oversized_message_ends_the_connection_it_names() {
     let mut rig = Rig::agent(true);
@@ -115,7 +126,9 @@ fn an_oversized_message_ends_the_connection_it_names() {
     assert!(rig.leg_data(good, bytes(1)));
 }
 
-/// Compat 80: packets of the other role and unknown types change nothing.
+/// Packets of the other role and unknown types change nothing.
+///
+/// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[test]
 fn packets_that_make_no_sense_are_counted_and_change_nothing() {
     let mut rig = Rig::server(true);
@@ -171,6 +184,8 @@ fn an_agent_that_drains_says_so_and_nothing_ends() {
 }
 
 /// Whoever is told may take its time, and there may be many of them.
+///
+/// Limit (sizes): Text of a failed dial or close
 #[test]
 fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
     let mut rig = Rig::server(true);
@@ -193,6 +208,8 @@ fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
 }
 
 /// A budget counts their own bytes only, however large the buffer was that they came in.
+///
+/// Limit (memory): Small chunks queued for a slow endpoint | coalesced from 64 chunks on, up to 16 KiB each
 #[test]
 fn bytes_for_a_leg_that_does_not_read_keep_nothing_else() {
     for mut rig in [Rig::server(true), Rig::agent(true), Rig::server(false)] {

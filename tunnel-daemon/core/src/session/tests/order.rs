@@ -11,7 +11,7 @@ fn is_dial(transmit: &Transmit) -> bool {
     )
 }
 
-/// Rule 1: ends and credit of other tunnels pass data, an end stays behind its own.
+/// Ends and credit of other tunnels pass data, an end stays behind its own.
 #[test]
 fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     let mut rig = Rig::server(true);
@@ -58,7 +58,7 @@ fn a_packet_tells_how_many_pieces_end_with_it() {
     assert_eq!(pieces, [2, 0, 2]);
 }
 
-/// Rule 1: without a close before it, a leg that is gone is a reset.
+/// Without a close before it, a leg that is gone is a reset.
 #[test]
 fn a_leg_that_vanishes_discards_its_queued_bytes() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
@@ -83,7 +83,9 @@ fn without_credit_a_leg_that_vanishes_is_a_close() {
     assert_eq!(rig.packets(), [close_req(conn)]);
 }
 
-/// Rule 2, peer to leg: readers that pause do not hold up the link.
+/// Peer to leg: readers that pause do not hold up the link.
+///
+/// Limit (isolation): New dials beside 1,000 paused tunnels | not delayed
 #[test]
 fn a_thousand_paused_readers_do_not_delay_a_dial() {
     for credit in [true, false] {
@@ -105,7 +107,9 @@ fn a_thousand_paused_readers_do_not_delay_a_dial() {
     }
 }
 
-/// Rule 2, leg to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
+/// Leg to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
+///
+/// Limit (isolation): New dials beside 1,000 paused tunnels
 #[test]
 fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
     for window in [0, 1 << 20] {
@@ -153,7 +157,10 @@ fn tunnels_take_turns_packet_by_packet() {
     );
 }
 
-/// Rule 6 and compat 82: pieces are joined up to the limit, never beyond it, and never empty.
+/// Pieces are joined up to the limit, never beyond it, and never empty.
+///
+/// Limit (sizes): DATA payload to Go agents and servers | 32,704 bytes; 32 KiB with all headers
+/// Upstream (packets): No empty DATA packet is sent.
 #[test]
 fn small_pieces_share_a_packet_up_to_the_limit() {
     let mut rig = Rig::server(false);
@@ -179,6 +186,7 @@ fn an_empty_piece_holds_nothing_back() {
     }
 }
 
+/// Upstream (packets): No empty DATA packet is sent.
 #[test]
 fn empty_data_from_the_peer_is_nothing() {
     let mut rig = Rig::server(true);

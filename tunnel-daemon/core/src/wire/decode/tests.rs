@@ -205,6 +205,7 @@ fn data_without_payload_bytes_disappears_and_id_zero_is_an_offence() {
     );
 }
 
+/// Limit (sizes): gRPC message | 4 MiB of `DATA`; 16 KiB of any other packet
 #[test]
 fn a_message_over_the_limit_is_skipped_and_named_and_the_next_one_is_read() {
     let big = Packet::Data {
@@ -220,6 +221,7 @@ fn a_message_over_the_limit_is_skipped_and_named_and_the_next_one_is_read() {
     assert_eq!(decode(&stream, &[70_000, 2_000_000]), Ok(expected));
 }
 
+/// Limit (sizes): gRPC message
 #[test]
 fn a_full_size_message_passes() {
     let payload = MESSAGE_BYTES_MAX - 20;
@@ -232,6 +234,9 @@ fn a_full_size_message_passes() {
 }
 
 /// A peer that begins long messages and does not end them would have us hold as much for each of its streams.
+///
+/// Limit (sizes): gRPC message
+/// Limit (memory): Incomplete gRPC messages | 16 KiB per call or link
 #[test]
 fn what_is_collected_is_short_and_the_rest_of_it_is_skipped_unheld() {
     let text = "x".repeat(COLLECTED_BYTES_MAX);

@@ -142,6 +142,7 @@ fn client_hello() -> Vec<u8> {
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
 
+/// Limit (times): TLS handshake, with the wait for the first byte and a slot | 10 s; 120 s in compat mode
 #[tokio::test(start_paused = true)]
 async fn of_too_many_silent_peers_the_oldest_are_closed_at_once_and_the_rest_at_the_deadline() {
     let (_theirs, script) = Script::of(Vec::new(), 5);
@@ -212,6 +213,8 @@ async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
 }
 
 /// Those behind them wait in the kernel's queue, as they do without TLS.
+///
+/// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
 async fn without_room_nobody_is_sent_away_who_was_just_accepted() {
     let (mut theirs, script) = Script::of(Vec::new(), 3);
@@ -267,6 +270,7 @@ async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out
     assert_eq!(served.counts(), [1, 0]);
 }
 
+/// Limit (times): A stalled TLS handshake while others wait for a slot | ends after 2 s
 #[tokio::test]
 async fn a_handshake_that_stalls_is_ended_for_one_that_waits() {
     let served = Served::start_with(HandshakeLimits {

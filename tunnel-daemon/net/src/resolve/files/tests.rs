@@ -152,6 +152,7 @@ fn the_last_search_or_domain_line_that_is_right_counts() {
     }
 }
 
+/// Limit (sizes): Name servers and search domains of `/etc/resolv.conf` | 8 and 32, from the first 64 KiB of the file
 #[test]
 fn name_servers_and_search_domains_are_bounded() {
     let mut text = String::new();
@@ -198,6 +199,7 @@ fn a_byte_that_is_no_utf8_costs_one_name_of_a_hosts_file() {
     );
 }
 
+/// Limit (sizes): Addresses of one name in `/etc/hosts` | 64
 #[test]
 fn a_name_of_a_hosts_file_has_64_addresses() {
     let lines = (0..=255).map(|number| format!("10.0.0.{number} many\n10.0.0.{number} many\n"));
@@ -205,6 +207,7 @@ fn a_name_of_a_hosts_file_has_64_addresses() {
     assert_eq!(found["many"].len(), ADDRESSES_MAX);
 }
 
+/// Limit (sizes): Name servers and search domains of `/etc/resolv.conf`
 #[test]
 fn of_a_file_that_is_too_large_the_whole_lines_within_the_limit_are_read() {
     let dir = TempDir::new().unwrap();
@@ -229,6 +232,7 @@ fn of_a_file_that_is_too_large_the_whole_lines_within_the_limit_are_read() {
     assert_eq!(told(&problems), [format!("1 : {ignored}")]);
 }
 
+/// Limit (operations): Logged problems of a resolver file | 8 per file, and the number of the others
 #[test]
 fn problems_that_are_not_told_are_counted() {
     let text = "junk\n".repeat(PROBLEMS_MAX + 3);

@@ -369,6 +369,7 @@ async fn with_use_vc_nothing_is_asked_over_udp() {
     assert_eq!(server.asked(), HashSet::new());
 }
 
+/// Limit (peers): Names being looked up | 128 per resolver; others wait
 #[tokio::test]
 async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     const PLACES: usize = 4;

@@ -111,6 +111,8 @@ mod tests {
         Source::new(owner, PeerAddr::Unix)
     }
 
+    /// Limit (peers): Unanswered dials requested by agents | 256 per agent, 4,096 in total. The last quarter is
+    /// reserved for trust sources below half of it
     #[test]
     fn dials_of_one_agent_are_capped_over_all_its_links() {
         let quotas = Quotas::new(8);
@@ -136,6 +138,7 @@ mod tests {
         assert!(stranger.may_open(Instant::now()));
     }
 
+    /// Limit (peers): Unanswered dials requested by agents
     #[test]
     fn dials_of_all_agents_are_capped_together() {
         let quotas = Quotas {
@@ -153,6 +156,7 @@ mod tests {
         assert!(dial(2).is_some());
     }
 
+    /// Limit (peers): Unanswered dials requested by agents
     #[test]
     fn many_ids_of_one_source_leave_dials_to_others() {
         let quotas = Quotas::new(8);
@@ -167,6 +171,8 @@ mod tests {
         assert!(stranger.dial(&source(&other)).is_some());
     }
 
+    /// Limit (peers): Open tunnels requested by agents | a third of the descriptors of the process, shared fairly by
+    /// trust sources
     #[test]
     fn many_ids_of_one_source_leave_tunnels_to_others() {
         let quotas = Quotas::new(8);
@@ -182,6 +188,8 @@ mod tests {
     }
 
     /// Or an agent that links anew would be allowed as much at once as it likes.
+    ///
+    /// Limit (memory): Tunnel quotas of agents | one per agent id and certificate in use, and at most as many unused
     #[test]
     fn an_agent_that_comes_back_finds_what_it_had_left() {
         let quotas = Quotas::new(8);
@@ -202,6 +210,7 @@ mod tests {
         assert_eq!(opens, 0);
     }
 
+    /// Limit (memory): Tunnel quotas of agents
     #[test]
     fn agents_that_are_gone_are_forgotten() {
         let quotas = Quotas::new(8);

@@ -30,6 +30,8 @@ fn context() -> FrontendContext {
 }
 
 /// A message that has no effect keeps no call open, before a dial or when it is over.
+///
+/// Limit (times): A gRPC call without a dial or tunnel | ends after 60 s with `DEADLINE_EXCEEDED`
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_dial_ends_after_sixty_seconds() {
     let limits = DialLimits {

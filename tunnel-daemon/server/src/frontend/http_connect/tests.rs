@@ -62,6 +62,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     kept
 }
 
+/// Limit (times): CONNECT head | 60 s
 #[tokio::test(start_paused = true)]
 async fn a_head_that_trickles_in_is_cut_after_sixty_seconds() {
     assert_eq!(kept(ConnectPlan::default()).await, Duration::from_secs(60));
@@ -221,6 +222,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     }
 }
 
+/// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
 async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
     let long = [b"CONNECT a:1 HTTP/1.1\r\nX: ", &[b'x'; 20_000][..]].concat();
@@ -231,6 +233,7 @@ async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
     assert!(answer.starts_with(b"HTTP/1.1 5"), "{answer:?}");
 }
 
+/// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
 async fn early_bytes_of_many_clients_share_their_room_and_then_wait_unread() {
     let head = &b"CONNECT a:1 HTTP/1.1\r\n\r\n"[..];

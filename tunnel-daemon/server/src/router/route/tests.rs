@@ -43,6 +43,7 @@ async fn dial(hub: &Hub, number: i64) -> Result<OpenTunnel, DialFailure> {
     hub.dial(DialId(number), "tcp", "a:1", &asked).await
 }
 
+/// Limit (peers): Pending dials
 #[tokio::test]
 async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
     let hub = hub(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
@@ -81,6 +82,7 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
     }
 }
 
+/// Limit (sizes): Protocol and address of a dial
 #[tokio::test]
 async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
     let hub = hub(1000);
@@ -100,6 +102,7 @@ async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
     assert!(entered.commands.try_recv().is_ok());
 }
 
+/// Limit (memory): Tunnels while `--process-budget` is in use
 #[tokio::test]
 async fn no_tunnel_is_opened_while_memory_is_full() {
     let limits = DialLimits {
@@ -121,6 +124,8 @@ async fn no_tunnel_is_opened_while_memory_is_full() {
 }
 
 /// An agent that looks for further servers closes a link to one it has as soon as it knows which server has answered.
+///
+/// Upstream (choice): For the first 0.2 s of a new link, dials go to the older link of the agent.
 #[tokio::test(start_paused = true)]
 async fn dials_go_to_the_older_link_of_an_agent_while_the_newer_is_provisional() {
     let hub = hub(1000);
@@ -276,6 +281,7 @@ async fn a_dial_waits_for_an_agent_only_where_the_last_link_ended_in_silence() {
     assert_eq!(hub.dial_counts().waited, 2);
 }
 
+/// Limit (times): A dial on a silent link
 #[tokio::test(start_paused = true)]
 async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
     let hub = hub(16_384);
@@ -297,6 +303,8 @@ async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
 }
 
 /// An agent in Go may be silent for 20 s: a collector of garbage, or a stopped container.
+///
+/// Limit (times): A link whose agent stays silent
 #[tokio::test(start_paused = true)]
 async fn an_agent_in_go_is_given_longer() {
     let hub = hub(1000);

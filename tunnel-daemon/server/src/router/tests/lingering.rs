@@ -20,7 +20,9 @@ impl World {
     }
 }
 
-/// Rule 1, where the link that looked after the leg is gone by then.
+/// Where the link that looked after the leg is gone by then.
+///
+/// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_closed() {
     let mut world = world(false, Isolation::default()).await;
@@ -87,6 +89,8 @@ async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link()
 }
 
 /// At the other end, where a client has closed: its target has as long.
+///
+/// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
 async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_seconds() {
     for (reads_after, hears) in [(25, BYTES), (35, UNREAD_BYTES)] {

@@ -59,6 +59,7 @@ fn until(near: &TcpStream, expected: Peer) {
     }
 }
 
+/// Limit (times): A client or target that broke off while its bytes are stuck | given up after 30 s without progress
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
     let (mut near, far) = tcp().await;
@@ -76,6 +77,8 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
 }
 
 /// What it has left to say is owed to whoever takes some of it now and then.
+///
+/// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(start_paused = true)]
 async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
     let (mut near, far) = tcp().await;
@@ -92,6 +95,7 @@ async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
     assert!(matches!(end, PumpEnd::ReadFailed(_)), "{end:?}");
 }
 
+/// Limit (times): A half-closed and silent tunnel
 #[tokio::test(start_paused = true)]
 async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
     let (mut near, far) = tcp().await;

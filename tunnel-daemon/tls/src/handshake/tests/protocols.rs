@@ -13,6 +13,7 @@ use crate::{
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use adit_config::tls_policy::TlsPolicy;
 
+/// Upstream (agents): A custom ALPN protocol is offered and selected.
 #[tokio::test]
 async fn custom_protocol_is_selected_by_a_listener_that_speaks_no_other() {
     let mut world = world();

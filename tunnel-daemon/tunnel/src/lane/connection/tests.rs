@@ -22,6 +22,8 @@ fn frame(number: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Or each of some kilobytes that wait for a slow reader would keep a whole read, of which no budget knows.
+///
+/// Limit (memory): Read buffers kept alive by tunnel bytes of a lane | 512 KiB per lane
 #[tokio::test]
 async fn bytes_of_a_tunnel_keep_little_of_what_they_were_read_with() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// Limit (peers): Addresses kept of one name | 64, half of each IP family that has as many
 #[tokio::test]
 async fn of_a_name_with_many_addresses_64_are_kept_of_both_families() {
     let many_v4 = || (0..70).map(v4);
@@ -31,6 +32,7 @@ async fn of_a_name_with_many_addresses_64_are_kept_of_both_families() {
     }
 }
 
+/// Limit (peers): Names whose answers the DNS library keeps | 64 per name server
 #[tokio::test]
 async fn the_dns_library_keeps_answers_for_64_names() {
     let (dir, server) = (
