@@ -34,8 +34,8 @@ use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{
-    Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
-    PipeRelay, serve_target,
+    Command, Dialed, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams,
+    Mailbox, PipeRelay, serve_target,
 };
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -292,7 +292,7 @@ pub struct AgentLink {
     pub commands: mpsc::Sender<Command>,
     /// Its lanes, if the server takes some.
     pub lanes: Option<LaneKeeper>,
-    /// Where its legs report.
+    /// Where its endpoints report.
     pub mailbox: Arc<Mailbox>,
     /// Whether both ends are Adit.
     pub credit: bool,
@@ -525,7 +525,7 @@ async fn dial_and_serve(
 ) {
     // Boxed: a dial's state is large, and the tunnel that follows may live for days.
     let dialed = Box::pin(dial_target(&context, &protocol, &address, Path::Link)).await;
-    let (sender, leg) = oneshot::channel();
+    let (sender, endpoint) = oneshot::channel();
     let (outcome, socket) = match dialed {
         Ok(socket) => (Ok(()), Some(socket)),
         Err(text) => (Err(text), None),
@@ -535,7 +535,7 @@ async fn dial_and_serve(
         .send(Command::Dialed(Dialed {
             key,
             outcome,
-            leg: sender,
+            endpoint: sender,
         }))
         .await
         .is_err()
@@ -543,16 +543,16 @@ async fn dial_and_serve(
         return;
     }
     drop(commands);
-    if let (Some(socket), Ok(mut leg)) = (socket, leg.await) {
+    if let (Some(socket), Ok(mut endpoint)) = (socket, endpoint.await) {
         if context.warn_on_channel_limit {
-            leg.watch(LegWatch::Target(address.as_str().into()));
+            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
         drop(under_way);
         let entry = context.enter(&server, &address, Path::Link);
-        leg.tell(entry.live());
+        endpoint.tell(entry.live());
         let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
-        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
             drop(entry);
             counted.ended(outcome.reason_at_target());
         });

@@ -11,7 +11,7 @@ use adit_relay::unacknowledged_bytes;
 use tokio::io::AsyncRead;
 use tokio::time::{Instant, Sleep};
 
-use crate::endpoint::{end_on_close, reset_on_close};
+use crate::target::{end_on_close, reset_on_close};
 use adit_config::limits;
 use adit_tls::blocks;
 use adit_tls::stream::Connection;

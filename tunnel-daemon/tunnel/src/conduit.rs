@@ -1,7 +1,7 @@
-//! What a leg and its link share: two byte queues and a few flags, no lock.
+//! What an endpoint and its link share: two byte queues and a few flags, no lock.
 //!
-//! Leg -> link is bounded by [`ProcessBudget::queue_share`] and [`LEG_QUEUE_PIECES`]: the leg stops reading its socket when it is
-//! full. Link -> leg is never refused here; the session machine bounds it by credit or budgets. The order of every
+//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its socket when it is
+//! full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets. The order of every
 //! hand-over is: write the data or flag, then make the receiver look (mailbox or waker).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -15,23 +15,23 @@ use crossbeam::queue::SegQueue;
 use futures_util::task::AtomicWaker;
 
 /// And pieces: each takes memory beside its bytes, and a peer decides how small they are.
-const LEG_QUEUE_PIECES: usize = 4096;
+const ENDPOINT_QUEUE_PIECES: usize = 4096;
 
-/// Drained bytes a leg collects before it troubles the link; half of the smallest window.
+/// Drained bytes an endpoint collects before it troubles the link; half of the smallest window.
 pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
 
-pub(super) const LEG_FIN: u8 = 1;
-pub(super) const LEG_CLOSE: u8 = 2;
-pub(super) const LEG_GONE: u8 = 4;
-/// The end of the leg's socket is known, and waits behind bytes that nobody takes.
-pub const LEG_END_WAITS: u8 = 8;
+pub(super) const ENDPOINT_FIN: u8 = 1;
+pub(super) const ENDPOINT_CLOSE: u8 = 2;
+pub(super) const ENDPOINT_GONE: u8 = 4;
+/// The end of the endpoint's socket is known, and waits behind bytes that nobody takes.
+pub const ENDPOINT_END_WAITS: u8 = 8;
 
 const PEER_FIN: u8 = 1;
 const ABORT: u8 = 2;
 /// With [`ABORT`]: for a budget's sake, else for want of progress.
 const ABORT_BUDGET: u8 = 4;
 
-/// Where legs tell their link that they have something.
+/// Where endpoints tell their link that they have something.
 #[derive(Default)]
 pub struct Mailbox {
     ready: SegQueue<Arc<Conduit>>,
@@ -39,7 +39,7 @@ pub struct Mailbox {
     closed: AtomicBool,
     held_bytes: AtomicU64,
     lingering: AtomicUsize,
-    /// How often legs had something, and how many of these times the link's task has dealt with.
+    /// How often endpoints had something, and how many of these times the link's task has dealt with.
     told: AtomicU64,
     seen: AtomicU64,
     /// What is queued counts there, once the link runs.
@@ -47,24 +47,24 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// What legs queue counts in `budget` from now on.
+    /// What endpoints queue counts in `budget` from now on.
     pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
         let _first = self.budget.set(Arc::clone(budget));
     }
 
-    /// Bytes that one leg may queue now.
+    /// Bytes that one endpoint may queue now.
     fn queue_share(&self) -> usize {
         let budget = self.budget.get();
         budget.map_or(QUEUE_MAX_BYTES, |budget| budget.queue_share())
     }
 
-    /// Payload bytes that the link holds for its legs, as its task last said.
+    /// Payload bytes that the link holds for its endpoints, as its task last said.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Relaxed)
     }
 
-    /// Whether no leg that is gone has left anything behind that is still on its way to the peer.
+    /// Whether no endpoint that is gone has left anything behind that is still on its way to the peer.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         // What is seen comes first here and last in `tell`: then what lingers is of that time or later.
@@ -72,7 +72,7 @@ impl Mailbox {
         seen == self.told.load(Acquire) && self.lingering.load(Acquire) == 0
     }
 
-    /// For [`Self::tell`]; to be asked before legs are visited.
+    /// For [`Self::tell`]; to be asked before endpoints are visited.
     pub(super) fn news(&self) -> u64 {
         self.told.load(Acquire)
     }
@@ -119,12 +119,12 @@ impl Mailbox {
     }
 }
 
-/// Shared by one leg and its link.
+/// Shared by one endpoint and its link.
 pub struct Conduit {
     mailbox: Arc<Mailbox>,
     key: OnceLock<TunnelKey>,
     scheduled: AtomicBool,
-    // Leg -> link.
+    // Endpoint -> link.
     up: SegQueue<Bytes>,
     up_bytes: AtomicUsize,
     up_pieces: AtomicUsize,
@@ -132,9 +132,9 @@ pub struct Conduit {
     up_flags: AtomicU8,
     close_text: OnceLock<String>,
     drained: AtomicU64,
-    // Link -> leg.
+    // Link -> endpoint.
     down: SegQueue<Bytes>,
-    /// The link keeps something back until the leg has taken these.
+    /// The link keeps something back until the endpoint has taken these.
     kept_back: AtomicBool,
     down_flags: AtomicU8,
     end: OnceLock<TunnelEnd>,
@@ -173,26 +173,26 @@ impl Conduit {
         self.key.get().copied()
     }
 
-    /// From here on the leg schedules itself again when it has more. Call before looking at anything else.
+    /// From here on the endpoint schedules itself again when it has more. Call before looking at anything else.
     pub(super) fn begin_visit(&self) {
         self.scheduled.swap(false, AcqRel);
     }
 
-    /// What the leg gave next. Whoever takes it owes it to the budget, in which it counts as queued.
+    /// What the endpoint gave next. Whoever takes it owes it to the budget, in which it counts as queued.
     pub fn take_up(&self) -> Option<Bytes> {
         self.up.pop()
     }
 
-    /// The peer's stream took `bytes` of this leg and with them the last of so many `pieces`, or they were dropped: the leg may
+    /// The peer's stream took `bytes` of this endpoint and with them the last of so many `pieces`, or they were dropped: the endpoint may
     /// give as many again.
     pub fn release_up(&self, bytes: usize, pieces: usize) {
         self.up_bytes.fetch_sub(bytes, AcqRel);
         self.up_pieces.fetch_sub(pieces, AcqRel);
-        // How much is room depends on the budget, too: a leg that waits looks for itself.
+        // How much is room depends on the budget, too: an endpoint that waits looks for itself.
         self.up_space.wake();
     }
 
-    pub fn leg_flags(&self) -> u8 {
+    pub fn endpoint_flags(&self) -> u8 {
         self.up_flags.load(Acquire)
     }
 
@@ -209,7 +209,7 @@ impl Conduit {
         self.down_waker.wake();
     }
 
-    /// More is for the leg, which gets it once it has taken what waits, and has asked.
+    /// More is for the endpoint, which gets it once it has taken what waits, and has asked.
     pub(super) fn keep_back(&self) {
         if !self.kept_back.swap(true, AcqRel) {
             // It may have taken all of it meanwhile.
@@ -247,7 +247,7 @@ impl Conduit {
         self.down_waker.wake();
     }
 
-    // The leg's side.
+    // The endpoint's side.
 
     pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
         self.up_bytes.fetch_add(bytes.len(), AcqRel);
@@ -260,7 +260,7 @@ impl Conduit {
     }
 
     pub(super) fn up_has_space(&self) -> bool {
-        self.up_room() > 0 && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
+        self.up_room() > 0 && self.up_pieces.load(Acquire) < ENDPOINT_QUEUE_PIECES
     }
 
     /// Where its bytes count, once its link runs.
@@ -268,7 +268,7 @@ impl Conduit {
         self.mailbox.budget.get().map(Arc::as_ref)
     }
 
-    /// Bytes that the leg may queue now.
+    /// Bytes that the endpoint may queue now.
     pub(super) fn up_room(&self) -> usize {
         let share = self.mailbox.queue_share();
         share.saturating_sub(self.up_bytes.load(Acquire))
@@ -285,7 +285,7 @@ impl Conduit {
 
     pub(super) fn close_with(self: &Arc<Self>, text: String) {
         let _first = self.close_text.set(text);
-        self.raise(LEG_CLOSE);
+        self.raise(ENDPOINT_CLOSE);
     }
 
     pub(super) fn add_drained(&self, bytes: u64) {

@@ -1,7 +1,7 @@
 //! One link as one task: its session machine, its HTTP/2 stream, and the conduits of its tunnels.
 //!
-//! The task never waits for a leg. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
-//! looks at the legs that have something, and sends while the stream takes more.
+//! The task never waits for an endpoint. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
+//! looks at the endpoints that have something, and sends while the stream takes more.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,8 +20,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::clock::Clock;
-use crate::conduit::{Conduit, LEG_CLOSE, LEG_END_WAITS, LEG_FIN, LEG_GONE, Mailbox};
-use crate::leg::Leg;
+use crate::conduit::{
+    Conduit, ENDPOINT_CLOSE, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE, Mailbox,
+};
+use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
 use crate::seat::Seat;
 use crate::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
@@ -92,7 +94,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             let now = self.clock.now();
             let mut busy = self.poll_peer(cx, now)?;
             busy |= self.poll_commands(cx, now)?;
-            busy |= self.visit_legs(now);
+            busy |= self.visit_endpoints(now);
             self.link.handle_tick(now);
             self.apply(now)?;
             busy |= self.poll_send(cx, now)?;
@@ -186,7 +188,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         reply: oneshot::Sender<DialOutcome>,
         now: Moment,
     ) {
-        if conduit.leg_flags() & LEG_GONE != 0 {
+        if conduit.endpoint_flags() & ENDPOINT_GONE != 0 {
             return;
         }
         match self.link.dial(request, now) {
@@ -205,17 +207,21 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     fn finish_dial(&mut self, dialed: Dialed, now: Moment) {
-        let Dialed { key, outcome, leg } = dialed;
+        let Dialed {
+            key,
+            outcome,
+            endpoint,
+        } = dialed;
         self.hooks.dial_finished(key);
         if !self.link.dialed(key, outcome, now) {
             return;
         }
-        let (end, conduit) = Leg::new(&self.mailbox);
+        let (end, conduit) = Endpoint::new(&self.mailbox);
         conduit.bind(key);
         self.seat(Seat::new(key, conduit, None));
         self.hooks.opened(key);
-        // A dial task that is gone drops the leg, which closes the tunnel again.
-        let _left = leg.send(end);
+        // A dial task that is gone drops the endpoint, which closes the tunnel again.
+        let _left = endpoint.send(end);
     }
 
     fn seat(&mut self, seat: Seat) {
@@ -244,49 +250,50 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
     }
 
-    fn visit_legs(&mut self, now: Moment) -> bool {
+    fn visit_endpoints(&mut self, now: Moment) -> bool {
         let mut busy = false;
         while let Some(conduit) = self.mailbox.take() {
             busy = true;
             conduit.begin_visit();
             let Some(key) = conduit.key() else { continue };
             // Flags before data: data that was queued before a flag was raised is then found.
-            let flags = conduit.leg_flags();
+            let flags = conduit.endpoint_flags();
             while let Some(bytes) = conduit.take_up() {
                 let length = bytes.len();
-                if !self.link.leg_data(key, bytes) {
+                if !self.link.endpoint_data(key, bytes) {
                     conduit.release_up(length, 1);
                 }
             }
-            self.link.leg_drained(key, conduit.drained(), now);
+            self.link.endpoint_drained(key, conduit.drained(), now);
             if let Some(seat) = self.seat_of(key) {
                 seat.visited();
             }
-            if flags & LEG_END_WAITS != 0 {
-                self.link.leg_end_waits(key, now);
+            if flags & ENDPOINT_END_WAITS != 0 {
+                self.link.endpoint_end_waits(key, now);
             }
-            if flags & LEG_FIN != 0 {
-                self.link.leg_fin(key, now);
+            if flags & ENDPOINT_FIN != 0 {
+                self.link.endpoint_fin(key, now);
             }
-            if flags & LEG_CLOSE != 0 {
-                self.link.leg_close(key, conduit.close_text(), now);
+            if flags & ENDPOINT_CLOSE != 0 {
+                self.link.endpoint_close(key, conduit.close_text(), now);
             }
-            if flags & LEG_GONE != 0 {
-                self.link.leg_gone(key, now);
+            if flags & ENDPOINT_GONE != 0 {
+                self.link.endpoint_gone(key, now);
                 self.vacate(key);
             }
         }
         busy
     }
 
-    /// Legs report small amounts late; before the budgets judge anybody, ask them all.
+    /// Endpoints report small amounts late; before the budgets judge anybody, ask them all.
     fn sync_drained(&mut self, now: Moment) {
         if !self.link.is_near_budget() || now.since(self.synced_at).as_millis() < 5 {
             return;
         }
         self.synced_at = now;
         for seat in self.seats.iter().flatten() {
-            self.link.leg_drained(seat.key, seat.conduit.drained(), now);
+            self.link
+                .endpoint_drained(seat.key, seat.conduit.drained(), now);
         }
     }
 
@@ -313,7 +320,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 Action::DialDone { key, conn } => {
                     self.hooks.opened(key);
                     if let Some(reply) = self.seat_of(key).and_then(|seat| seat.reply.take()) {
-                        // A client that has left drops its leg, which closes the tunnel again.
+                        // A client that has left drops its endpoint, which closes the tunnel again.
                         let _left = reply.send(Ok(conn));
                     }
                 }

@@ -1,4 +1,4 @@
-//! A leg's way over a lane: the lane is read and written in the task of the leg's own socket or stream, and only as
+//! An endpoint's way over a lane: the lane is read and written in the task of the endpoint's own socket or stream, and only as
 //! fast as that takes bytes. TCP does the rest.
 
 use std::io;
@@ -14,19 +14,19 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::endpoint::{Incoming, buffer_sizes, buffer_sizes_at_rest};
 use crate::lane::{Lane, LaneFailure};
-use crate::leg::{Incoming, buffer_sizes, buffer_sizes_at_rest};
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
 use adit_telemetry::tunnels::PathQuality;
 
-/// Frames a leg may have waiting for its lane: each takes memory beside its bytes, and who sends them decides how small they are.
+/// Frames an endpoint may have waiting for its lane: each takes memory beside its bytes, and who sends them decides how small they are.
 const QUEUE_FRAMES_MAX: usize = 4096;
 
-/// A close is confirmed by then, or the leg is told that it was not: as on a link. The lane settles without it.
+/// A close is confirmed by then, or the endpoint is told that it was not: as on a link. The lane settles without it.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a lane goes when a leg needs it no more: idle, or with the end of a tunnel still on its way.
+/// Where a lane goes when an endpoint needs it no more: idle, or with the end of a tunnel still on its way.
 pub trait LaneHome: Send + Sync {
     /// Cancelled once the lane's link is gone.
     fn gone(&self) -> &CancellationToken;
@@ -56,7 +56,7 @@ pub(super) struct LaneWay {
     write_failed: bool,
     /// The lane takes no more.
     full: bool,
-    /// The leg has given something since its own socket was last to be looked at.
+    /// The endpoint has given something since its own socket was last to be looked at.
     sent: bool,
     /// That socket is to be looked at; whether something has moved before.
     look: Option<bool>,
@@ -64,7 +64,7 @@ pub(super) struct LaneWay {
     end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Bytes given to the leg that have not left yet.
+    /// Bytes given to the endpoint that have not left yet.
     held: u64,
     /// Bytes that wait for the lane, as the budget knows them.
     queued: Queued,
@@ -144,7 +144,7 @@ impl LaneWay {
         }
     }
 
-    /// Bytes that the leg may give now. Of a tunnel that has ended all are taken, and dropped.
+    /// Bytes that the endpoint may give now. Of a tunnel that has ended all are taken, and dropped.
     pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
         self.home.budget().queue_share().saturating_sub(queued)
@@ -229,7 +229,7 @@ impl LaneWay {
         })
     }
 
-    /// When told to, finds out whether a lane that is not read has lost its peer, or has the leg ask after its own.
+    /// When told to, finds out whether a lane that is not read has lost its peer, or has the endpoint ask after its own.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
         self.probe.register(cx.waker());
         if !self.probe.is_due() {
@@ -254,7 +254,7 @@ impl LaneWay {
         cx.waker().wake_by_ref();
     }
 
-    /// The leg's own socket or stream takes nothing for now.
+    /// The endpoint's own socket or stream takes nothing for now.
     pub(super) fn stalled(&self) {
         self.probe.set_stalled(true);
     }
@@ -271,7 +271,7 @@ impl LaneWay {
                 return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
             };
             if self.held > 0 && self.home.budget().is_half_full() {
-                // Short of memory a lane is read again once what it gave has left, for which the leg asks again.
+                // Short of memory a lane is read again once what it gave has left, for which the endpoint asks again.
                 return Poll::Pending;
             }
             match lane.poll_event(cx) {
@@ -319,7 +319,7 @@ impl LaneWay {
         self.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
     }
 
-    /// After the end, bytes received before it linger for as long as the leg takes some now and then.
+    /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(end) = &self.end else {
             return false;
@@ -481,7 +481,7 @@ mod tests {
     /// Limit (memory): Bytes queued from an endpoint towards its link or lane | 256 KiB in at most 4,096 chunks
     /// Limit (memory): Bytes queued of a client or target that has closed
     #[tokio::test]
-    async fn a_leg_may_be_4096_frames_ahead_of_its_lane_however_small_they_are() {
+    async fn an_endpoint_may_be_4096_frames_ahead_of_its_lane_however_small_they_are() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap());
         let (near, server) = tokio::join!(near, listener.accept());

@@ -1,4 +1,4 @@
-//! A leg's way over its link: the conduit's near end.
+//! An endpoint's way over its link: the conduit's near end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,8 +8,10 @@ use adit_core::session::{ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-use crate::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_END_WAITS, LEG_FIN, LEG_GONE};
-use crate::leg::Incoming;
+use crate::conduit::{
+    Conduit, DRAINED_NOTICE_BYTES, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
+};
+use crate::endpoint::Incoming;
 use crate::watch;
 use adit_config::limits;
 
@@ -17,11 +19,11 @@ use adit_config::limits;
 pub(super) struct LinkWay {
     conduit: Arc<Conduit>,
     /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself. Before the
-    /// end armed while the leg is paused, and for some seconds afterwards.
+    /// end armed while the endpoint is paused, and for some seconds afterwards.
     timer: Option<Pin<Box<Sleep>>>,
     /// It is for the bytes that linger.
     lingers: bool,
-    /// The leg has given something since it was set.
+    /// The endpoint has given something since it was set.
     sent: bool,
     /// Bytes drained of which the link has not been told.
     untold_bytes: u32,
@@ -61,7 +63,7 @@ impl LinkWay {
         self.conduit.budget()
     }
 
-    /// Bytes that the leg may give now.
+    /// Bytes that the endpoint may give now.
     pub(super) fn room(&self) -> usize {
         self.conduit.up_room()
     }
@@ -82,7 +84,7 @@ impl LinkWay {
 
     /// A half-close that has yet to be read counts as one.
     pub(super) fn end_waits(&self) {
-        self.conduit.raise(LEG_END_WAITS);
+        self.conduit.raise(ENDPOINT_END_WAITS);
     }
 
     pub(super) fn send(&mut self, bytes: Bytes) {
@@ -91,7 +93,7 @@ impl LinkWay {
     }
 
     pub(super) fn fin(&self) {
-        self.conduit.raise(LEG_FIN);
+        self.conduit.raise(ENDPOINT_FIN);
     }
 
     pub(super) fn close(&self, text: &str) {
@@ -128,7 +130,7 @@ impl LinkWay {
         }
     }
 
-    /// After the end, bytes received before it linger for as long as the leg takes some now and then.
+    /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         self.conduit.register_down(cx.waker());
         let Some(end) = self.conduit.end() else {
@@ -193,6 +195,6 @@ impl LinkWay {
 
 impl Drop for LinkWay {
     fn drop(&mut self) {
-        self.conduit.raise(LEG_GONE);
+        self.conduit.raise(ENDPOINT_GONE);
     }
 }

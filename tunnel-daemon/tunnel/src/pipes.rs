@@ -23,8 +23,8 @@ mod outcome;
 pub use outcome::{PipeEnd, PipeOutcome, driver_label, reason_label};
 
 use self::outcome::{Cut, conclude};
+use crate::endpoint::buffer_sizes;
 use crate::lane::{LaneRights, Pipe};
-use crate::leg::buffer_sizes;
 use adit_net::socket;
 use adit_telemetry::labels::{Driver, Engine};
 use adit_telemetry::tunnels::{PathQuality, Relayed};

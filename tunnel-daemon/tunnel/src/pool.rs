@@ -16,9 +16,9 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::endpoint::Carrier;
 use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
 use crate::lane_way::LaneHome;
-use crate::leg::Carrier;
 use crate::settle::{Unsettled, settle};
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;
@@ -364,7 +364,7 @@ impl fmt::Debug for LanePool {
     }
 }
 
-/// The home of a pool's lanes, as their legs know it.
+/// The home of a pool's lanes, as their endpoints know it.
 #[derive(Clone)]
 struct Home(Arc<LanePool>);
 

@@ -1,4 +1,4 @@
-//! Moves bytes between a socket and a leg, both directions in one task, until the tunnel is over.
+//! Moves bytes between a socket and an endpoint, both directions in one task, until the tunnel is over.
 
 use std::io;
 use std::pin::Pin;
@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tokio::io::AsyncRead;
 
 use crate::closing::Closing;
-use crate::endpoint::{end_on_close, reset_on_close};
-use crate::leg::{Incoming, Leg};
+use crate::endpoint::{Endpoint, Incoming};
+use crate::target::{end_on_close, reset_on_close};
 use crate::watch;
 use adit_config::limits;
 use adit_net::peer::{self, Peer};
@@ -20,7 +20,7 @@ use adit_tls::blocks::{self, BlockReader};
 use adit_tls::outbox::Outbox;
 use adit_tls::stream::Connection;
 
-/// Bytes taken from the leg before the socket gets them.
+/// Bytes taken from the endpoint before the socket gets them.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
 /// Pieces of them: crumbs cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
@@ -100,10 +100,10 @@ impl PumpOutcome {
 /// What a pump joins.
 struct Ends<'a, S> {
     socket: &'a mut S,
-    leg: &'a mut Leg,
+    endpoint: &'a mut Endpoint,
 }
 
-/// What has moved, and what is on its way. It owns neither socket nor leg, so that whoever does needs no second place for them.
+/// What has moved, and what is on its way. It owns neither socket nor endpoint, so that whoever does needs no second place for them.
 pub(super) struct Pump {
     reader: BlockReader,
     read_done: bool,
@@ -126,19 +126,23 @@ pub(super) struct Pump {
 /// itself hands over.
 ///
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
-/// [`PumpOutcome::closing`] says, by [`crate::part`]. A cancelled call leaves the leg to its `Drop`: the tunnel is reset. So is
+/// [`PumpOutcome::closing`] says, by [`crate::part`]. A cancelled call leaves the endpoint to its `Drop`: the tunnel is reset. So is
 /// the socket when it is dropped then, unless it was told that these are all; and by the kernel, for a process that is killed.
 pub fn pump<'a, S: Connection>(
     socket: &'a mut S,
-    leg: &'a mut Leg,
+    endpoint: &'a mut Endpoint,
     first: Bytes,
 ) -> impl Future<Output = PumpOutcome> + use<'a, S> {
     if let Some(socket) = socket.tcp() {
         reset_on_close(socket);
     }
-    let pump = Some(Pump::new(leg, first));
+    let pump = Some(Pump::new(endpoint, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
-    Pumping { pump, socket, leg }
+    Pumping {
+        pump,
+        socket,
+        endpoint,
+    }
 }
 
 /// See [`pump`].
@@ -146,7 +150,7 @@ struct Pumping<'a, S: Connection> {
     /// Until it is over.
     pump: Option<Pump>,
     socket: &'a mut S,
-    leg: &'a mut Leg,
+    endpoint: &'a mut Endpoint,
 }
 
 impl<S: Connection> Future for Pumping<'_, S> {
@@ -157,16 +161,16 @@ impl<S: Connection> Future for Pumping<'_, S> {
         let Some(pump) = &mut this.pump else {
             unreachable!("a pump is asked again after its end");
         };
-        let outcome = ready!(pump.poll(cx, this.socket, this.leg));
+        let outcome = ready!(pump.poll(cx, this.socket, this.endpoint));
         this.pump = None;
         Poll::Ready(outcome)
     }
 }
 
 impl Pump {
-    pub(super) fn new(leg: &mut Leg, first: Bytes) -> Self {
+    pub(super) fn new(endpoint: &mut Endpoint, first: Bytes) -> Self {
         let from_socket = first.len() as u64;
-        leg.send(first);
+        endpoint.send(first);
         Self {
             reader: BlockReader::default(),
             read_done: false,
@@ -183,18 +187,18 @@ impl Pump {
         }
     }
 
-    /// To be asked with the same socket and the same leg, and not again once it is ready.
+    /// To be asked with the same socket and the same endpoint, and not again once it is ready.
     pub(super) fn poll<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
         socket: &mut S,
-        leg: &mut Leg,
+        endpoint: &mut Endpoint,
     ) -> Poll<PumpOutcome> {
-        let sizes = leg.buffer_sizes();
+        let sizes = endpoint.buffer_sizes();
         if sizes != self.buffers.sizes() {
             self.fit_buffers(socket, sizes);
         }
-        self.poll_end(cx, &mut Ends { socket, leg })
+        self.poll_end(cx, &mut Ends { socket, endpoint })
             .map(|end| PumpOutcome {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
@@ -236,17 +240,17 @@ impl Pump {
                     true
                 }
             };
-            self.drop_unwritable(ends.leg);
+            self.drop_unwritable(ends.endpoint);
             if self.read_done
                 && let Some(error) = self.write_failed.take()
             {
                 return Poll::Ready(PumpEnd::WriteFailed(error));
             }
             if let Some(end) = &self.tunnel_end
-                && (self.pending.is_empty() || ends.leg.poll_aborted(cx))
+                && (self.pending.is_empty() || ends.endpoint.poll_aborted(cx))
             {
                 // What is cut off here did not end as it was told.
-                let cut = (!self.pending.is_empty()).then(|| ends.leg.last_end());
+                let cut = (!self.pending.is_empty()).then(|| ends.endpoint.last_end());
                 let end = cut.flatten().unwrap_or_else(|| end.clone());
                 return Poll::Ready(PumpEnd::Tunnel(end));
             }
@@ -255,19 +259,19 @@ impl Pump {
                 Err(error) => return Poll::Ready(PumpEnd::ReadFailed(error)),
             };
             if !wrote && !read {
-                ends.leg.poll_flush(cx);
+                ends.endpoint.poll_flush(cx);
                 self.pending.rest();
                 return Poll::Pending;
             }
         }
-        ends.leg.poll_flush(cx);
+        ends.endpoint.poll_flush(cx);
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    fn drop_unwritable(&mut self, leg: &mut Leg) {
+    fn drop_unwritable(&mut self, endpoint: &mut Endpoint) {
         if self.write_failed.is_some() {
-            leg.discarded(self.pending.clear());
+            endpoint.discarded(self.pending.clear());
         }
     }
 
@@ -279,11 +283,11 @@ impl Pump {
     fn poll_to_socket<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        Ends { socket, leg }: &mut Ends<'_, S>,
+        Ends { socket, endpoint }: &mut Ends<'_, S>,
     ) -> io::Result<bool> {
-        let mut more_from_leg = false;
+        let mut more_from_endpoint = false;
         while self.tunnel_end.is_none() && !self.is_full() {
-            match leg.poll_recv(cx) {
+            match endpoint.poll_recv(cx) {
                 Poll::Ready(Incoming::Data(bytes)) => {
                     let waits = !self.pending.is_empty();
                     self.pending.push(if waits && bytes.len() < CRUMB_BYTES {
@@ -291,32 +295,32 @@ impl Pump {
                     } else {
                         bytes
                     });
-                    more_from_leg = true;
+                    more_from_endpoint = true;
                 }
                 Poll::Ready(Incoming::PeerFin) => self.peer_fin = true,
                 Poll::Ready(Incoming::Ended(end)) => self.tunnel_end = Some(end),
                 Poll::Pending => break,
             }
         }
-        // A socket that takes nothing must not hide that there is no more use in waiting for it. After the loop: a leg that
+        // A socket that takes nothing must not hide that there is no more use in waiting for it. After the loop: an endpoint that
         // had something has not been told whom to wake.
-        if self.tunnel_end.is_none() && self.is_full() && leg.poll_aborted(cx) {
-            self.tunnel_end = leg.last_end();
+        if self.tunnel_end.is_none() && self.is_full() && endpoint.poll_aborted(cx) {
+            self.tunnel_end = endpoint.last_end();
         }
         let mut progress = false;
         if self.write_failed.is_some() {
-            return Ok(more_from_leg);
+            return Ok(more_from_endpoint);
         }
         while !self.pending.is_empty() {
             let Poll::Ready(written) = self.pending.poll_write(cx, *socket)? else {
                 let descriptor = socket.descriptor();
                 let kernel = descriptor.and_then(|socket| unacknowledged_bytes(&socket).ok());
-                leg.stalled(kernel.unwrap_or(0));
+                endpoint.stalled(kernel.unwrap_or(0));
                 return Ok(progress);
             };
             progress = true;
             self.to_socket += written as u64;
-            leg.drained(written);
+            endpoint.drained(written);
         }
         // Not after every write: while more is pending, the next write pushes the buffer out.
         if let Poll::Ready(flushed) = self.pending.poll_flush(cx, *socket) {
@@ -338,14 +342,14 @@ impl Pump {
                 }
             }
         }
-        // Whatever was written made room: the leg is asked again, or its waker would not be set.
-        Ok(progress || more_from_leg)
+        // Whatever was written made room: the endpoint is asked again, or its waker would not be set.
+        Ok(progress || more_from_endpoint)
     }
 
     fn poll_from_socket<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        Ends { socket, leg }: &mut Ends<'_, S>,
+        Ends { socket, endpoint }: &mut Ends<'_, S>,
     ) -> io::Result<bool> {
         if self.tunnel_end.is_some() {
             return Ok(self.poll_drop(cx, *socket));
@@ -353,13 +357,13 @@ impl Pump {
         if self.read_done {
             return Ok(false);
         }
-        if leg.poll_ready(cx).is_pending() {
-            return match leg.poll_look(cx) {
-                Poll::Ready(moved) => self.look(&**socket, leg, moved),
+        if endpoint.poll_ready(cx).is_pending() {
+            return match endpoint.poll_look(cx) {
+                Poll::Ready(moved) => self.look(&**socket, endpoint, moved),
                 Poll::Pending => Ok(false),
             };
         }
-        let most = leg.read_max();
+        let most = endpoint.read_max();
         let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket, most)? else {
             return Ok(false);
         };
@@ -369,20 +373,25 @@ impl Pump {
             // says "broken pipe".
             let failed = self.write_failed.as_ref();
             if failed.is_none_or(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-                leg.fin();
+                endpoint.fin();
             }
             return Ok(true);
         }
         self.looks = 0;
         self.from_socket += bytes.len() as u64;
-        leg.send(bytes);
+        endpoint.send(bytes);
         Ok(true)
     }
 
     /// Asks after the peer of a socket that is not read, since the tunnel takes no more: its end would stay behind its bytes
     /// for as long as they do. One that is gone is given up after a while without a byte; one that has ended in order has
     /// the time of a half-closed tunnel. Returns whether another round may find something.
-    fn look<S: Connection>(&mut self, socket: &S, leg: &mut Leg, moved: bool) -> io::Result<bool> {
+    fn look<S: Connection>(
+        &mut self,
+        socket: &S,
+        endpoint: &mut Endpoint,
+        moved: bool,
+    ) -> io::Result<bool> {
         let Some(socket) = socket.descriptor() else {
             return Ok(false);
         };
@@ -393,7 +402,7 @@ impl Pump {
             // Writing has met the error already.
             Peer::Closed if self.write_failed.is_some() => (),
             Peer::Silent | Peer::Closed => {
-                leg.end_waits();
+                endpoint.end_waits();
                 return Ok(false);
             }
         }
@@ -438,26 +447,26 @@ mod tests {
     /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
     async fn crumbs_that_wait_keep_nothing_of_what_they_came_in() {
-        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
         let block = Bytes::from(vec![7; 256 * 1024]);
         conduit.deliver(Bytes::from(vec![7; 100]));
         for _crumb in 0..64 {
             conduit.deliver(block.slice(..100));
         }
         let (mut near, _far) = tokio::io::duplex(10);
-        let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
+        let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
         assert!(futures_util::poll!(&mut pumping).is_pending());
         assert!(block.is_unique());
     }
 
-    /// The leg had so much at once that it was not asked again, which would have told it whom to wake.
+    /// The endpoint had so much at once that it was not asked again, which would have told it whom to wake.
     #[tokio::test(start_paused = true)]
     async fn a_socket_that_takes_nothing_hides_no_reset_of_its_tunnel() {
-        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
         conduit.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
         let (mut near, _far) = tokio::io::duplex(10);
         let mut pumping = tokio::task::JoinSet::new();
-        pumping.spawn(async move { pump(&mut near, &mut leg, Bytes::new()).await });
+        pumping.spawn(async move { pump(&mut near, &mut endpoint, Bytes::new()).await });
         tokio::task::yield_now().await;
         let error = String::new();
         conduit.finish(TunnelEnd::Reset { error });
@@ -474,11 +483,11 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let mut near = TcpStream::connect(address).await.unwrap();
             let (mut far, _address) = listener.accept().unwrap();
-            let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+            let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
             if said_all {
                 conduit.peer_fin();
             }
-            let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
+            let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
             assert!(futures_util::poll!(&mut pumping).is_pending());
             drop(pumping);
             let reset = SockRef::from(&near).linger().unwrap();

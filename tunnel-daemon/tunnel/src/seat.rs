@@ -1,6 +1,6 @@
-//! A tunnel's place at its link: the way to its leg, and what is not worth handing over yet.
+//! A tunnel's place at its link: the way to its endpoint, and what is not worth handing over yet.
 //!
-//! Small pieces for a leg that is far behind are joined: each takes dozens of times the memory that a budget counts, and a peer
+//! Small pieces for an endpoint that is far behind are joined: each takes dozens of times the memory that a budget counts, and a peer
 //! decides how small they are.
 
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use tokio::sync::oneshot;
 use crate::conduit::Conduit;
 use crate::task::DialOutcome;
 
-/// A leg with so many pieces waiting is far behind.
+/// An endpoint with so many pieces waiting is far behind.
 const BEHIND_PIECES: usize = 64;
-/// For such a leg pieces below this are joined.
+/// For such an endpoint pieces below this are joined.
 const CRUMB_BYTES: usize = 512;
 /// What is joined is handed over from so many bytes on.
 const JOINED_BYTES: usize = 16 * 1024;
@@ -25,7 +25,7 @@ pub(super) struct Seat {
     pub(super) conduit: Arc<Conduit>,
     /// Until the dial has an outcome.
     pub(super) reply: Option<oneshot::Sender<DialOutcome>>,
-    /// Behind all that the leg has.
+    /// Behind all that the endpoint has.
     crumbs: BytesMut,
 }
 
@@ -43,7 +43,7 @@ impl Seat {
         }
     }
 
-    /// Bytes for the leg.
+    /// Bytes for the endpoint.
     pub(super) fn deliver(&mut self, bytes: Bytes) {
         let behind = || !self.crumbs.is_empty() || self.conduit.down_pieces() >= BEHIND_PIECES;
         if bytes.len() >= CRUMB_BYTES || !behind() {
@@ -58,7 +58,7 @@ impl Seat {
         }
     }
 
-    /// The leg has had something to say: perhaps that it has taken all it had.
+    /// The endpoint has had something to say: perhaps that it has taken all it had.
     pub(super) fn visited(&mut self) {
         if !self.crumbs.is_empty() && self.conduit.down_is_empty() {
             self.give_crumbs();
@@ -95,24 +95,24 @@ mod tests {
     use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
     use super::*;
-    use crate::{Incoming, Leg, Mailbox};
+    use crate::{Endpoint, Incoming, Mailbox};
 
-    /// What a link has for a leg, and where the leg reports.
-    fn seat() -> (Seat, Leg, Arc<Mailbox>) {
+    /// What a link has for an endpoint, and where the endpoint reports.
+    fn seat() -> (Seat, Endpoint, Arc<Mailbox>) {
         let mailbox = Arc::new(Mailbox::default());
-        let (leg, conduit) = Leg::new(&mailbox);
+        let (endpoint, conduit) = Endpoint::new(&mailbox);
         let key = TunnelKey {
             slot: 0,
             generation: 0,
         };
-        (Seat::new(key, conduit, None), leg, mailbox)
+        (Seat::new(key, conduit, None), endpoint, mailbox)
     }
 
-    /// What waits for the leg, piece by piece, and what comes behind.
-    async fn taken(leg: &mut Leg) -> (Vec<Bytes>, Option<Incoming>) {
+    /// What waits for the endpoint, piece by piece, and what comes behind.
+    async fn taken(endpoint: &mut Endpoint) -> (Vec<Bytes>, Option<Incoming>) {
         let mut pieces = Vec::new();
         loop {
-            match poll!(pin!(leg.recv())) {
+            match poll!(pin!(endpoint.recv())) {
                 Poll::Ready(Incoming::Data(bytes)) => pieces.push(bytes),
                 Poll::Ready(other) => return (pieces, Some(other)),
                 Poll::Pending => return (pieces, None),
@@ -126,32 +126,32 @@ mod tests {
 
     /// Limit (memory): Small chunks queued for a slow endpoint
     #[tokio::test]
-    async fn crumbs_for_a_leg_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones() {
-        let (mut seat, mut leg, mailbox) = seat();
+    async fn crumbs_for_an_endpoint_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones() {
+        let (mut seat, mut endpoint, mailbox) = seat();
         let sent = pattern(40_000);
         for crumb in sent.chunks(1) {
             seat.deliver(Bytes::copy_from_slice(crumb));
         }
-        let (mut pieces, end) = taken(&mut leg).await;
+        let (mut pieces, end) = taken(&mut endpoint).await;
         assert_eq!((pieces.len(), end), (BEHIND_PIECES + 2, None));
-        let asks = mailbox.take().expect("the leg asks for the rest");
+        let asks = mailbox.take().expect("the endpoint asks for the rest");
         assert!(Arc::ptr_eq(&asks, &seat.conduit));
         seat.visited();
-        pieces.extend(taken(&mut leg).await.0);
+        pieces.extend(taken(&mut endpoint).await.0);
         assert_eq!(pieces.len(), BEHIND_PIECES + 3);
         let got: Vec<u8> = pieces.concat();
         assert!(got == sent);
         let one = Bytes::from_static(b"y");
         seat.deliver(one.clone());
-        assert_eq!(taken(&mut leg).await, (vec![one], None));
+        assert_eq!(taken(&mut endpoint).await, (vec![one], None));
     }
 
-    /// Between the look at what a leg has and the word that there is more, it may take all of it and wait.
+    /// Between the look at what an endpoint has and the word that there is more, it may take all of it and wait.
     #[tokio::test]
-    async fn a_leg_that_waits_already_asks_for_what_is_kept_back() {
-        let (seat, mut leg, mailbox) = seat();
-        // Polls the leg only when somebody has woken it.
-        let mut waiting = FuturesUnordered::from_iter([leg.recv()]);
+    async fn an_endpoint_that_waits_already_asks_for_what_is_kept_back() {
+        let (seat, mut endpoint, mailbox) = seat();
+        // Polls the endpoint only when somebody has woken it.
+        let mut waiting = FuturesUnordered::from_iter([endpoint.recv()]);
         assert!(poll!(waiting.next()).is_pending());
         assert!(mailbox.take().is_none());
         seat.conduit.keep_back();
@@ -162,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn what_comes_behind_crumbs_stays_behind_them() {
         for ends in [false, true] {
-            let (mut seat, mut leg, _mailbox) = seat();
+            let (mut seat, mut endpoint, _mailbox) = seat();
             let sent = pattern(1000);
             for crumb in sent.chunks(2) {
                 seat.deliver(Bytes::copy_from_slice(crumb));
@@ -174,19 +174,19 @@ mod tests {
                 seat.peer_fin();
                 Incoming::PeerFin
             };
-            let (pieces, end) = taken(&mut leg).await;
+            let (pieces, end) = taken(&mut endpoint).await;
             let got: Vec<u8> = pieces.concat();
             assert!(got == sent);
             assert_eq!((pieces.len(), end), (BEHIND_PIECES + 1, Some(behind)));
         }
-        let (mut seat, mut leg, _mailbox) = seat();
+        let (mut seat, mut endpoint, _mailbox) = seat();
         let sent = pattern(10_000);
         let (crumbs, large) = sent.split_at(200);
         for crumb in crumbs.chunks(2) {
             seat.deliver(Bytes::copy_from_slice(crumb));
         }
         seat.deliver(Bytes::copy_from_slice(large));
-        let (pieces, _none) = taken(&mut leg).await;
+        let (pieces, _none) = taken(&mut endpoint).await;
         let got: Vec<u8> = pieces.concat();
         assert!(got == sent && pieces.len() == BEHIND_PIECES + 2);
     }

@@ -1,6 +1,6 @@
 //! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
 //! notice that its peer is gone; so its task is woken now and then to look at the socket. So is that of a lane that takes no
-//! more, whose leg does not read its own socket then. All others are left asleep.
+//! more, whose endpoint does not read its own socket then. All others are left asleep.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -10,10 +10,10 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
-/// How often troubled lanes are looked at, and the sockets that paused legs do not read.
+/// How often troubled lanes are looked at, and the sockets that paused endpoints do not read.
 pub(super) const EVERY: Duration = Duration::from_secs(5);
 
-/// What a leg on a lane shares with the watch.
+/// What an endpoint on a lane shares with the watch.
 #[derive(Debug)]
 pub(super) struct Probe {
     waker: AtomicWaker,
@@ -33,12 +33,12 @@ impl Probe {
         self.look.swap(false, Relaxed)
     }
 
-    /// The leg's own socket or stream takes nothing, so the lane is not read.
+    /// The endpoint's own socket or stream takes nothing, so the lane is not read.
     pub(super) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Relaxed);
     }
 
-    /// The lane takes nothing, so the leg's own socket or stream is not read.
+    /// The lane takes nothing, so the endpoint's own socket or stream is not read.
     pub(super) fn set_full(&self, full: bool) {
         self.full.store(full, Relaxed);
     }
@@ -53,7 +53,7 @@ impl Probe {
     }
 }
 
-/// The legs on lanes of one process, and the lanes whose legs are gone.
+/// The endpoints on lanes of one process, and the lanes whose endpoints are gone.
 #[derive(Debug, Default)]
 pub struct LaneWatch {
     probes: Mutex<Vec<Weak<Probe>>>,
@@ -85,7 +85,7 @@ impl LaneWatch {
         self.settling.load(Relaxed)
     }
 
-    /// A leg on a lane whose link is gone once `gone` is cancelled.
+    /// An endpoint on a lane whose link is gone once `gone` is cancelled.
     pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {
             waker: AtomicWaker::new(),

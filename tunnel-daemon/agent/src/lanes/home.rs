@@ -11,7 +11,7 @@ use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{LaneHome, LaneWatch, Unsettled, settle};
 
-/// The home of a keeper's lanes, as their legs know it.
+/// The home of a keeper's lanes, as their endpoints know it.
 pub(super) struct Home(pub(super) LaneKeeper);
 
 impl LaneHome for Home {

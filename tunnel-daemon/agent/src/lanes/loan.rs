@@ -16,7 +16,7 @@ use super::LaneKeeper;
 use super::home::Home;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{LaneHome as _, Leg};
+use adit_tunnel::{Endpoint, LaneHome as _};
 
 /// An OPEN that the server's kernel has not acknowledged by then is taken elsewhere.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ impl Loans {
 /// What became of an OPEN.
 pub enum Opened {
     /// The tunnel.
-    Open(Leg),
+    Open(Endpoint),
     /// There is none, the server says.
     Refused(RefusalCode),
     /// Nobody can know whether the server has seen it, but there is no tunnel: another lane may be tried.
@@ -126,7 +126,7 @@ impl Borrowed {
         self.opening = false;
         match answer {
             Ok(None) => self.lane.take().map_or(Opened::Lost, |lane| {
-                Opened::Open(Leg::on_lane(lane, Arc::new(Home(self.keeper.clone()))))
+                Opened::Open(Endpoint::on_lane(lane, Arc::new(Home(self.keeper.clone()))))
             }),
             Ok(Some(code)) => Opened::Refused(code),
             Err(failure) => {

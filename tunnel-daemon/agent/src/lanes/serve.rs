@@ -17,7 +17,7 @@ use crate::targets::dial_target;
 use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Leg, LegWatch, PipeEnd, serve_target, until_answered};
+use adit_tunnel::{Endpoint, EndpointWatch, PipeEnd, serve_target, until_answered};
 
 /// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
@@ -133,19 +133,19 @@ impl LaneKeeper {
     fn open(&self, lane: Lane, socket: TcpStream, address: String) {
         let context = &self.0.context;
         let home = Arc::new(Home(self.clone()));
-        let mut leg = Leg::on_lane(lane, home);
+        let mut endpoint = Endpoint::on_lane(lane, home);
         if context.warn_on_channel_limit {
-            leg.watch(LegWatch::Target(address.as_str().into()));
+            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, Path::Lane);
-        leg.tell(entry.live());
+        endpoint.tell(entry.live());
         let counted = CountedTunnel::opened(self.adit(), Path::Lane);
-        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
             drop(entry);
             counted.ended(outcome.reason_at_target());
         });
-        // Without room the leg is dropped, which ends the tunnel.
+        // Without room the endpoint is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
     }
 

@@ -23,7 +23,7 @@ use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,
 };
 use adit_telemetry::{AditMetrics, CountedTunnel, FailedDial, TunnelFacts, TunnelSide};
-use adit_tunnel::{Leg, part, pump, reset_on_close};
+use adit_tunnel::{Endpoint, part, pump, reset_on_close};
 
 /// How long a connection is held for want of a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
@@ -94,7 +94,7 @@ impl NodeDoor {
         let waiting = self.metrics.node_waiting();
         let opened = self.open(&socket, peer, wanted).await;
         let destination = &*wanted.destination;
-        let (mut leg, server) = match opened {
+        let (mut endpoint, server) = match opened {
             Ok(opened) => opened,
             Err(why) => return self.refuse(&socket, peer, destination, why),
         };
@@ -114,8 +114,8 @@ impl NodeDoor {
             destination,
             path: Path::Lane,
         });
-        leg.tell(entry.live());
-        let outcome = pump(&mut socket, &mut leg, Bytes::new()).await;
+        endpoint.tell(entry.live());
+        let outcome = pump(&mut socket, &mut endpoint, Bytes::new()).await;
         let reason = outcome.reason_at_client();
         // To the destination is from the socket here.
         let (to_target, to_client) = (outcome.from_socket, outcome.to_socket);
@@ -123,7 +123,7 @@ impl NodeDoor {
         let reason = reason.as_str();
         tracing::debug!(%peer, destination, to_target, to_client, reason, "node tunnel over");
         let closing = outcome.closing();
-        drop((leg, entry, open));
+        drop((endpoint, entry, open));
         if let Some(closing) = closing {
             // A destination that broke off must not look like one that closed.
             part(&mut socket, closing).await;
@@ -167,7 +167,7 @@ impl NodeDoor {
         socket: &TcpStream,
         peer: SocketAddr,
         wanted: &Wanted,
-    ) -> Result<(Leg, ServerId), NodeRefusal> {
+    ) -> Result<(Endpoint, ServerId), NodeRefusal> {
         let opening = self.opening.try_acquire();
         let _opening = opening.map_err(|_full| NodeRefusal::Limit)?;
         if !self.descriptors.has_room(Use::Tunnel) {
@@ -193,7 +193,10 @@ impl NodeDoor {
         }
     }
 
-    async fn open_somewhere(&self, request: &OpenRequest) -> Result<(Leg, ServerId), NodeRefusal> {
+    async fn open_somewhere(
+        &self,
+        request: &OpenRequest,
+    ) -> Result<(Endpoint, ServerId), NodeRefusal> {
         let mut left = HELD_MAX;
         let mut failure = NodeRefusal::LaneLost;
         for _attempt in 0..ATTEMPTS_MAX {
@@ -203,7 +206,7 @@ impl NodeDoor {
             let opening = tokio::time::timeout(ANSWERED_WITHIN, borrowed.open(request));
             match opening.await {
                 Err(_elapsed) => return Err(NodeRefusal::TimedOut),
-                Ok(Opened::Open(leg)) => return Ok((leg, keeper.server().clone())),
+                Ok(Opened::Open(endpoint)) => return Ok((endpoint, keeper.server().clone())),
                 // Crossed by a tunnel of the server's, which has the lane now.
                 Ok(Opened::Refused(RefusalCode::Busy)) | Ok(Opened::Lost) => {
                     failure = NodeRefusal::LaneLost;

@@ -32,7 +32,7 @@ use adit_telemetry::{
     AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, TunnelEntry,
     TunnelFacts, TunnelRecord, TunnelSide,
 };
-use adit_tunnel::{AgentOpen, AgentOpens, Leg, serve_target};
+use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
 /// Time for a destination to accept, all addresses together, and to take the header.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -220,9 +220,9 @@ impl Asked {
             }
             Some(Ok(socket)) => match open.accept() {
                 None => record.refused(&NodeRefusal::GivenUp.into()),
-                Some(mut leg) => {
-                    leg.tell(record.opened());
-                    relay(socket, leg, &request.address, record).await;
+                Some(mut endpoint) => {
+                    endpoint.tell(record.opened());
+                    relay(socket, endpoint, &request.address, record).await;
                 }
             },
         }
@@ -269,8 +269,8 @@ impl From<NodeRefusal> for Refused {
     }
 }
 
-async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
-    let tunnel = serve_target(socket, leg, address, (), move |outcome| {
+async fn relay(socket: TcpStream, endpoint: Endpoint, address: &str, mut record: Record<'_>) {
+    let tunnel = serve_target(socket, endpoint, address, (), move |outcome| {
         let reason = outcome.reason_at_target();
         record.ended(Some((outcome.to_socket, outcome.from_socket)), reason);
     });

@@ -9,7 +9,7 @@ use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::EndReason;
 use adit_tls::stream::Connection;
 use adit_tunnel::lane::Pipe;
-use adit_tunnel::{Closing, Leg, PipeRelay, part, pump};
+use adit_tunnel::{Closing, Endpoint, PipeRelay, part, pump};
 
 /// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
 pub(super) struct Client<S> {
@@ -25,16 +25,16 @@ pub(super) struct Client<S> {
 
 impl<S: Connection> Client<S> {
     /// Moves bytes until the tunnel or the client has ended, and reports it; says how the connection is to be closed, if it
-    /// has not failed. `leg` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
+    /// has not failed. `endpoint` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
     /// their `Drop`: the tunnel is reset.
-    pub(super) async fn pump(&mut self, leg: &mut Option<Leg>) -> Option<Closing> {
+    pub(super) async fn pump(&mut self, endpoint: &mut Option<Endpoint>) -> Option<Closing> {
         let Self {
             io, early, tunnel, ..
         } = self;
-        let outcome = pump(io, leg.as_mut()?, early.split().freeze()).await;
+        let outcome = pump(io, endpoint.as_mut()?, early.split().freeze()).await;
         let reason = outcome.reason_at_client();
         tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
-        *leg = None;
+        *endpoint = None;
         outcome.closing()
     }
 

@@ -18,7 +18,7 @@ use crate::router::{AskedAgents, Hub, OpenTunnel};
 use adit_net::origin::{OriginError, OriginSource};
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
 use adit_tls::stream::{ByteStream, PeerAddr};
-use adit_tunnel::{Carrier, Leg, reset_on_close};
+use adit_tunnel::{Carrier, Endpoint, reset_on_close};
 
 /// What tunnels of this dialect are at their target.
 const NETWORK: &str = "tcp";
@@ -50,19 +50,19 @@ fn tunnel(
     carrier: Carrier,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     match carrier {
-        Carrier::Leg(leg) => Box::pin(carry(client, leg)),
+        Carrier::Endpoint(endpoint) => Box::pin(carry(client, endpoint)),
         Carrier::Pipe(pipe) => Box::pin(client.splice(pipe)),
     }
 }
 
 /// Moves the bytes by this task. Not an `async` function: that would keep what it is called with twice.
-fn carry(mut client: Client<ByteStream>, mut leg: Leg) -> impl Future<Output = ()> {
-    client.tunnel.watch(&mut leg);
-    let mut leg = Some(leg);
+fn carry(mut client: Client<ByteStream>, mut endpoint: Endpoint) -> impl Future<Output = ()> {
+    client.tunnel.watch(&mut endpoint);
+    let mut endpoint = Some(endpoint);
     async move {
         // In this order they are dropped, if it comes to that.
-        let (leg, client) = (&mut leg, &mut client);
-        if let Some(closing) = client.pump(leg).await {
+        let (endpoint, client) = (&mut endpoint, &mut client);
+        if let Some(closing) = client.pump(endpoint).await {
             client.close(closing).await;
         }
     }

@@ -22,7 +22,7 @@ pub struct LinkHandle {
     pub info: Arc<LinkInfo>,
     /// Bounded; full means busy.
     pub commands: mpsc::Sender<Command>,
-    /// Where legs of this link report.
+    /// Where endpoints of this link report.
     pub mailbox: Arc<Mailbox>,
     /// Its lanes, if it may have some.
     pub lanes: Option<Arc<LanePool>>,

@@ -21,7 +21,7 @@ use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
 use adit_tunnel::clock::moment;
 use adit_tunnel::conduit::Mailbox;
-use adit_tunnel::leg::Leg;
+use adit_tunnel::endpoint::Endpoint;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
 
@@ -69,7 +69,7 @@ impl DialLimits {
 }
 
 /// An open tunnel, as a frontend gets it.
-pub struct OpenTunnel<C = Leg> {
+pub struct OpenTunnel<C = Endpoint> {
     /// This side of it.
     pub carrier: C,
     /// The id the agent chose, or on a lane this server.

@@ -8,9 +8,9 @@ use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 
 use super::{Home, LanePool, OnLane};
+use crate::endpoint::{Carrier, Endpoint};
 use crate::lane::{Lane, LaneFailure};
 use crate::lane_way::LaneHome as _;
-use crate::leg::{Carrier, Leg};
 use adit_telemetry::labels::LaneEnd;
 
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
@@ -64,7 +64,7 @@ impl Opening<'_> {
                 }
                 Some(lane) => {
                     let home = Arc::new(Home(Arc::clone(self.pool)));
-                    OnLane::Open(Carrier::Leg(Leg::on_lane(lane, home)))
+                    OnLane::Open(Carrier::Endpoint(Endpoint::on_lane(lane, home)))
                 }
                 None => OnLane::NotSeen,
             },

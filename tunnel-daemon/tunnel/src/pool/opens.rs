@@ -13,9 +13,9 @@ use tokio::sync::Notify;
 
 use super::{Home, LanePool, SWEEP_LANES};
 use crate::asked::until_answered;
+use crate::endpoint::Endpoint;
 use crate::lane::Lane;
 use crate::lane_way::LaneHome as _;
-use crate::leg::Leg;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 
 /// Decides over tunnels that one agent asks for.
@@ -53,11 +53,11 @@ impl AgentOpen {
 
     /// Tells the agent that its tunnel is open; `None` when its lane is lost.
     #[must_use]
-    pub fn accept(mut self) -> Option<Leg> {
+    pub fn accept(mut self) -> Option<Endpoint> {
         let mut lane = self.lane.take()?;
         lane.end().accept();
         let home = Arc::new(Home(Arc::clone(&self.pool)));
-        Some(Leg::on_lane(lane, home))
+        Some(Endpoint::on_lane(lane, home))
     }
 
     /// Tells the agent that there is no tunnel, and why.

@@ -302,7 +302,7 @@ fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
     assert_eq!(decoder.next(), Ok(None));
 }
 
-/// A budget counts the bytes that a leg holds: they must not keep what came around them as well, of which the peer decides
+/// A budget counts the bytes that an endpoint holds: they must not keep what came around them as well, of which the peer decides
 /// how much it is.
 #[test]
 fn a_piece_keeps_little_beside_its_own_bytes() {

@@ -12,7 +12,7 @@ use crate::router::DialLimits;
 use adit_net::descriptors::Descriptors;
 use adit_telemetry::labels::Path;
 use adit_telemetry::{AccessLog, ServerMetrics};
-use adit_tunnel::{Conduit, Leg, Mailbox};
+use adit_tunnel::{Conduit, Endpoint, Mailbox};
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
@@ -89,10 +89,10 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         accounts: adit_account::Accounts::off(),
         limits: Arc::default(),
     };
-    let (_conduit, client, leg) = opened(&context);
-    let (mut client, mut leg) = (client, Some(leg));
-    relay(&mut client, &mut leg).await;
-    drop((client, leg));
+    let (_conduit, client, endpoint) = opened(&context);
+    let (mut client, mut endpoint) = (client, Some(endpoint));
+    relay(&mut client, &mut endpoint).await;
+    drop((client, endpoint));
     let text = metrics.scrape().text();
     for line in [
         "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
@@ -104,10 +104,10 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
 }
 
 /// A tunnel that has just opened, for a client that is gone already.
-fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Leg) {
-    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Endpoint) {
+    let (endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
     let open = OpenTunnel {
-        carrier: leg,
+        carrier: endpoint,
         conn: ConnId(1),
         link: LinkId(1),
         agent: AgentId::new("a"),
@@ -147,8 +147,8 @@ fn the_state_of_a_connection_stays_small() {
         limits: Arc::default(),
     };
     let (_client, server) = duplex(64);
-    let (_conduit, client, leg) = opened(&context);
-    let bytes = size_of_val(&carry(client, leg));
+    let (_conduit, client, endpoint) = opened(&context);
+    let bytes = size_of_val(&carry(client, endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(
         server,

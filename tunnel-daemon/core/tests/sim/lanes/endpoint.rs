@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::books::{Seen, Turn};
 use crate::record::{Who, is_stream, stream_bytes};
 
-/// A close is confirmed by then, or its leg is told that it was not.
+/// A close is confirmed by then, or its endpoint is told that it was not.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a half-closed tunnel may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
@@ -17,7 +17,7 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
 /// From here on a pause is a long one.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 
-/// What a leg does when it has said everything.
+/// What an endpoint does when it has said everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Exit {
     Fin,
@@ -27,7 +27,7 @@ enum Exit {
     Stay,
 }
 
-/// What a leg wants done with its tunnel.
+/// What an endpoint wants done with its tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
     Fin,
@@ -36,7 +36,7 @@ pub(super) enum Wish {
 }
 
 #[derive(Debug)]
-pub(super) struct Leg {
+pub(super) struct Endpoint {
     pub(super) uid: usize,
     who: Who,
     to_send: u64,
@@ -65,10 +65,10 @@ fn other(who: Who) -> Who {
     }
 }
 
-impl Leg {
+impl Endpoint {
     pub(super) fn new(uid: usize, who: Who, turn: &mut Turn) -> Self {
         let most = turn.rng.pick(&[0, 1, 90, 3_000, 3_000, 30_000]);
-        let mut leg = Self {
+        let mut endpoint = Self {
             uid,
             who,
             to_send: turn.rng.within(0..=most),
@@ -86,9 +86,9 @@ impl Leg {
             moved_at: turn.now,
         };
         if !turn.tame {
-            leg.thinks_millis = turn.rng.pick(&[0, 0, 20, 500, 3_000]);
-            leg.nap_millis = turn.rng.pick(&[0, 0, 0, 700, 9_000, 70_000]);
-            leg.exit = turn.rng.pick(&[
+            endpoint.thinks_millis = turn.rng.pick(&[0, 0, 20, 500, 3_000]);
+            endpoint.nap_millis = turn.rng.pick(&[0, 0, 0, 700, 9_000, 70_000]);
+            endpoint.exit = turn.rng.pick(&[
                 Exit::Fin,
                 Exit::Fin,
                 Exit::Fin,
@@ -99,13 +99,13 @@ impl Leg {
                 Exit::Stay,
             ]);
             let patience = turn.rng.pick(&[3_000, 25_000, 90_000]);
-            leg.leaves_at = turn.within_millis(patience);
-            leg.leaves_by = turn.rng.pick(&[Wish::Close, Wish::Reset]);
+            endpoint.leaves_at = turn.within_millis(patience);
+            endpoint.leaves_by = turn.rng.pick(&[Wish::Close, Wish::Reset]);
         }
-        leg
+        endpoint
     }
 
-    /// Whether it takes bytes; nobody does for a leg that has closed, and then they are void.
+    /// Whether it takes bytes; nobody does for an endpoint that has closed, and then they are void.
     pub(super) fn reads(&self, now: Moment) -> bool {
         now >= self.asleep_until || self.closed_at.is_some()
     }

@@ -1,4 +1,4 @@
-//! A leg: a client or a target that reads and writes at its own pace and leaves in its own way.
+//! An endpoint: a client or a target that reads and writes at its own pace and leaves in its own way.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use adit_core::session::{Link, Moment, TunnelEnd};
 use crate::record::{Record, Who, is_stream, stream_bytes};
 use crate::rng::Rng;
 
-/// Bytes a leg may have queued towards its peer, as the driver's conduit limits it.
+/// Bytes an endpoint may have queued towards its peer, as the driver's conduit limits it.
 const QUEUED_MAX: usize = 64 << 10;
 
-/// Turns a leg waits for a peer that takes nothing.
+/// Turns an endpoint waits for a peer that takes nothing.
 const PATIENCE_TURNS: u32 = 300;
 
-/// How a leg reads.
+/// How an endpoint reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pace {
     Brisk,
@@ -25,7 +25,7 @@ enum Pace {
     Dead,
 }
 
-/// What a leg does when it has written everything.
+/// What an endpoint does when it has written everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Exit {
     Fin,
@@ -37,7 +37,7 @@ enum Exit {
 }
 
 #[derive(Debug)]
-pub(crate) struct Leg {
+pub(crate) struct Endpoint {
     pub(crate) key: TunnelKey,
     pub(crate) uid: u64,
     pub(crate) who: Who,
@@ -59,11 +59,11 @@ pub(crate) struct Leg {
     /// Long pauses still to come; afterwards a sleeper is brisk.
     naps_left: u32,
     winding_down: bool,
-    /// Turns in which its peer took nothing; a leg does not wait for ever.
+    /// Turns in which its peer took nothing; an endpoint does not wait for ever.
     blocked: u32,
 }
 
-impl Leg {
+impl Endpoint {
     pub(crate) fn new(key: TunnelKey, record: &mut Record, who: Who, rng: &mut Rng) -> Self {
         let pace = rng.pick(&[
             Pace::Brisk,
@@ -164,7 +164,7 @@ impl Leg {
         self.asleep_until
     }
 
-    /// One turn. Returns whether the leg has gone.
+    /// One turn. Returns whether the endpoint has gone.
     pub(crate) fn act(
         &mut self,
         link: &mut Link,
@@ -198,7 +198,7 @@ impl Leg {
     }
 
     fn go(&mut self, link: &mut Link, now: Moment) -> bool {
-        link.leg_gone(self.key, now);
+        link.endpoint_gone(self.key, now);
         true
     }
 
@@ -215,7 +215,7 @@ impl Leg {
         if self.end.as_ref().is_none_or(TunnelEnd::delivers_rest) {
             record.seen(self.who).taken = self.drained;
         }
-        link.leg_drained(self.key, self.drained, now);
+        link.endpoint_drained(self.key, self.drained, now);
         let nap = match self.pace {
             Pace::Napping if rng.once_in(2) => rng.within(100..=9_000),
             Pace::Sleeping if self.naps_left > 0 && rng.once_in(3) => {
@@ -227,7 +227,7 @@ impl Leg {
         self.asleep_until = now.after(Duration::from_millis(nap));
     }
 
-    /// Returns whether the leg goes at once.
+    /// Returns whether the endpoint goes at once.
     fn write(&mut self, link: &mut Link, record: &mut Record, now: Moment, rng: &mut Rng) -> bool {
         if self.exited {
             return false;
@@ -245,7 +245,7 @@ impl Leg {
                 let bytes = stream_bytes(self.uid, self.who, sent, left.min(rng.length(0..=most)));
                 let length = bytes.len();
                 link.budget().queue(bytes.len() as u64);
-                if link.leg_data(self.key, bytes) {
+                if link.endpoint_data(self.key, bytes) {
                     self.queued += length;
                     record.seen(self.who).sent += length as u64;
                 } else {
@@ -270,11 +270,11 @@ impl Leg {
             Exit::Stay if !self.peer_fin => return false,
             Exit::Fin | Exit::Stay => {
                 record.seen(self.who).fin = true;
-                link.leg_fin(self.key, now);
+                link.endpoint_fin(self.key, now);
             }
             Exit::Close | Exit::CloseAndGo => {
                 record.seen(self.who).closed = true;
-                link.leg_close(self.key, text, now);
+                link.endpoint_close(self.key, text, now);
             }
             Exit::Vanish => {
                 record.excuse = Some("vanished");

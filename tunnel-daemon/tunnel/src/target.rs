@@ -1,0 +1,177 @@
+//! The socket at the far end of a tunnel, joined to its endpoint until the tunnel is over.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+
+use crate::closing::Parting;
+use crate::endpoint::Endpoint;
+use crate::pump::{Pump, PumpEnd, PumpOutcome};
+use adit_net::socket;
+
+/// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
+/// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
+///
+/// A cancelled call resets the tunnel, and the socket unless it was told that these are all. So does the kernel for a process
+/// that is killed.
+pub fn serve_target<A, K, F>(
+    socket: TcpStream,
+    mut endpoint: Endpoint,
+    address: A,
+    kept: K,
+    ended: F,
+) -> impl Future<Output = ()> + use<A, K, F>
+where
+    A: AsRef<str> + Unpin,
+    K: Unpin,
+    F: FnOnce(&PumpOutcome) + Unpin,
+{
+    reset_on_close(&socket);
+    let pump = Pump::new(&mut endpoint, Bytes::new());
+    ServeTarget {
+        tunnel: Some(Tunnel {
+            pump,
+            endpoint,
+            address,
+            ended,
+        }),
+        parting: None,
+        socket: Some(socket),
+        _kept: kept,
+    }
+}
+
+/// Not an `async` function: that would keep socket and endpoint twice, for as long as the tunnel lives.
+///
+/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
+struct ServeTarget<A, K, F> {
+    /// Until it is over.
+    tunnel: Option<Tunnel<A, F>>,
+    /// From then on.
+    parting: Option<Parting>,
+    /// To the end.
+    socket: Option<TcpStream>,
+    _kept: K,
+}
+
+struct Tunnel<A, F> {
+    pump: Pump,
+    endpoint: Endpoint,
+    address: A,
+    ended: F,
+}
+
+impl<A, K, F> Future for ServeTarget<A, K, F>
+where
+    A: AsRef<str> + Unpin,
+    K: Unpin,
+    F: FnOnce(&PumpOutcome) + Unpin,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let Some(socket) = &mut this.socket else {
+            unreachable!("a target's connection is asked again after its end");
+        };
+        if let Some(tunnel) = &mut this.tunnel {
+            let outcome = ready!(tunnel.pump.poll(cx, socket, &mut tunnel.endpoint));
+            this.parting = outcome.closing().map(Parting::new);
+            if let Some(tunnel) = this.tunnel.take() {
+                tunnel.over(&outcome);
+            }
+        }
+        if let Some(parting) = &mut this.parting {
+            ready!(parting.poll(cx, socket));
+        }
+        this.socket = None;
+        Poll::Ready(())
+    }
+}
+
+impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
+    fn over(mut self, outcome: &PumpOutcome) {
+        let address = self.address.as_ref();
+        if let PumpEnd::ReadFailed(error) | PumpEnd::WriteFailed(error) = &outcome.end {
+            // What was read before the failure still goes to the client, then the reason.
+            self.endpoint.close_with(&go_text(address, error));
+        }
+        tracing::debug!(
+            target_address = address,
+            from_target = outcome.from_socket,
+            to_target = outcome.to_socket,
+            end = ?outcome.end,
+            "target connection over"
+        );
+        let Self {
+            endpoint, ended, ..
+        } = self;
+        drop(endpoint);
+        ended(outcome);
+    }
+}
+
+/// Go's words for a failed read or write, which clients may match.
+fn go_text(address: &str, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset => format!("read tcp {address}: connection reset by peer"),
+        io::ErrorKind::BrokenPipe => format!("write tcp {address}: broken pipe"),
+        io::ErrorKind::TimedOut => format!("read tcp {address}: i/o timeout"),
+        _ => format!("tcp {address}: {error}"),
+    }
+}
+
+/// An abnormal end must not look like a clean one to the other side.
+pub fn reset_on_close(socket: &TcpStream) {
+    if let Err(error) = socket::set_reset_on_close(socket) {
+        tracing::debug!(%error, "cannot reset a connection");
+    }
+}
+
+/// Its peer has been told all: from here on the kernel delivers that, whoever closes the socket.
+pub(super) fn end_on_close(socket: &TcpStream) {
+    if let Err(error) = socket::set_end_on_close(socket) {
+        tracing::debug!(%error, "a connection is reset though it has ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Mailbox;
+
+    /// What an agent keeps for each tunnel for as long as it lives, beside the lane.
+    #[tokio::test]
+    async fn the_state_of_a_tunnel_at_its_target_stays_small() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (endpoint, _conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let serving = serve_target(socket, endpoint, String::new(), [0_u64; 3], |_outcome| ());
+        let bytes = size_of_val(&serving);
+        assert!(bytes <= 384, "{bytes} bytes");
+    }
+
+    /// As when an agent leaves whose grace is over: half of an upload must not look like the whole of it.
+    #[tokio::test]
+    async fn a_target_whose_task_is_dropped_is_reset() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (mut target, _address) = listener.accept().unwrap();
+        let (endpoint, _conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let mut serving = Box::pin(serve_target(socket, endpoint, "", (), |_outcome| ()));
+        assert!(futures_util::poll!(&mut serving).is_pending());
+        drop(serving);
+        let read = target.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(read, Err(io::ErrorKind::ConnectionReset));
+    }
+}
