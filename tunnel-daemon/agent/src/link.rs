@@ -34,8 +34,8 @@ use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{
-    Command, Dialed, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams,
-    Mailbox, PipeRelay, serve_target,
+    Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver,
+    LinkStreams, PipeRelay, serve_target,
 };
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -293,7 +293,7 @@ pub struct AgentLink {
     /// Its lanes, if the server takes some.
     pub lanes: Option<LaneKeeper>,
     /// Where its endpoints report.
-    pub mailbox: Arc<Mailbox>,
+    pub dirty_list: Arc<DirtyList>,
     /// Whether both ends are Adit.
     pub credit: bool,
     /// The release that the server says it is.
@@ -356,7 +356,7 @@ impl Opened {
             server: self.server.server.clone(),
             commands: sender.clone(),
             lanes: lanes.clone(),
-            mailbox: Arc::default(),
+            dirty_list: Arc::default(),
             credit,
             version: self.server.version,
             address: Arc::from(""),
@@ -376,7 +376,7 @@ impl Opened {
             link,
             self.streams,
             commands,
-            Arc::clone(&handle.mailbox),
+            Arc::clone(&handle.dirty_list),
             hooks,
         );
         let (tasks, requests) = (context.tasks.clone(), self.requests);

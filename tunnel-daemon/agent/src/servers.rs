@@ -191,7 +191,7 @@ impl Servers {
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let links = locked(&self.shared.links);
-        links.iter().all(|(_, link)| link.mailbox.is_settled())
+        links.iter().all(|(_, link)| link.dirty_list.is_settled())
     }
 
     /// Whether this agent has said that it goes away.

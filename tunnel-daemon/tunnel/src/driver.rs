@@ -1,4 +1,4 @@
-//! One link as one task: its session machine, its HTTP/2 stream, and the conduits of its tunnels.
+//! One link as one task: its session machine, its HTTP/2 stream, and the channels of its tunnels.
 //!
 //! The task never waits for an endpoint. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
 //! looks at the endpoints that have something, and sends while the stream takes more.
@@ -19,10 +19,10 @@ use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
-use crate::clock::Clock;
-use crate::conduit::{
-    Conduit, ENDPOINT_CLOSE, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE, Mailbox,
+use crate::channel::{
+    Channel, DirtyList, ENDPOINT_CLOSE, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
 };
+use crate::clock::Clock;
 use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
 use crate::seat::Seat;
@@ -43,7 +43,7 @@ pub struct LinkDriver<H: LinkHooks> {
     streams: LinkStreams,
     decoder: Decoder,
     commands: mpsc::Receiver<Command>,
-    mailbox: Arc<Mailbox>,
+    dirty_list: Arc<DirtyList>,
     seats: Vec<Option<Seat>>,
     hooks: H,
     clock: Clock,
@@ -63,17 +63,17 @@ impl<H: LinkHooks> LinkDriver<H> {
         link: Link,
         streams: LinkStreams,
         commands: mpsc::Receiver<Command>,
-        mailbox: Arc<Mailbox>,
+        dirty_list: Arc<DirtyList>,
         hooks: H,
     ) -> Self {
         let clock = Clock::default();
-        mailbox.count_in(link.budget());
+        dirty_list.count_in(link.budget());
         Self {
             link,
             streams,
             decoder: Decoder::default(),
             commands,
-            mailbox,
+            dirty_list,
             seats: Vec::new(),
             hooks,
             clock,
@@ -88,8 +88,8 @@ impl<H: LinkHooks> LinkDriver<H> {
 
     /// `Ok`: nothing to do until woken.
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkOver> {
-        self.mailbox.register(cx.waker());
-        let news = self.mailbox.news();
+        self.dirty_list.register(cx.waker());
+        let generation = self.dirty_list.generation();
         for _turn in 0..TURNS_PER_POLL {
             let now = self.clock.now();
             let mut busy = self.poll_peer(cx, now)?;
@@ -99,24 +99,24 @@ impl<H: LinkHooks> LinkDriver<H> {
             self.apply(now)?;
             busy |= self.poll_send(cx, now)?;
             self.apply(now)?;
-            if !busy && self.mailbox.is_empty() {
+            if !busy && self.dirty_list.is_empty() {
                 let is_due = self.finish_at.is_some_and(|at| at <= now);
                 if is_due && self.link.tunnels() == 0 {
                     return Err(LinkOver::Replaced);
                 }
-                self.tell(news);
+                self.tell(generation);
                 self.arm(cx);
                 return Ok(());
             }
         }
-        self.tell(news);
+        self.tell(generation);
         cx.waker().wake_by_ref();
         Ok(())
     }
 
-    fn tell(&self, news: u64) {
+    fn tell(&self, generation: u64) {
         let (held, lingering) = (self.link.held_bytes(), self.link.lingering());
-        self.mailbox.tell(held, lingering, news);
+        self.dirty_list.tell(held, lingering, generation);
     }
 
     /// Reads frames until the stream is empty or the turn is over.
@@ -165,9 +165,9 @@ impl<H: LinkHooks> LinkDriver<H> {
             match command {
                 Some(Command::Dial {
                     request,
-                    conduit,
+                    channel,
                     reply,
-                }) => self.start_dial(request, conduit, reply, now),
+                }) => self.start_dial(request, channel, reply, now),
                 Some(Command::Dialed(dialed)) => self.finish_dial(dialed, now),
                 Some(Command::Drain) => self.link.drain(),
                 Some(Command::Finish) => {
@@ -184,17 +184,17 @@ impl<H: LinkHooks> LinkDriver<H> {
     fn start_dial(
         &mut self,
         request: DialRequest,
-        conduit: Arc<Conduit>,
+        channel: Arc<Channel>,
         reply: oneshot::Sender<DialOutcome>,
         now: Moment,
     ) {
-        if conduit.endpoint_flags() & ENDPOINT_GONE != 0 {
+        if channel.endpoint_flags() & ENDPOINT_GONE != 0 {
             return;
         }
         match self.link.dial(request, now) {
             Ok(key) => {
-                conduit.bind(key);
-                self.seat(Seat::new(key, conduit, Some(reply)));
+                channel.bind(key);
+                self.seat(Seat::new(key, channel, Some(reply)));
             }
             Err(failure) => {
                 // Whoever asked may have left; nothing is lost then.
@@ -216,9 +216,9 @@ impl<H: LinkHooks> LinkDriver<H> {
         if !self.link.dialed(key, outcome, now) {
             return;
         }
-        let (end, conduit) = Endpoint::new(&self.mailbox);
-        conduit.bind(key);
-        self.seat(Seat::new(key, conduit, None));
+        let (end, channel) = Endpoint::new(&self.dirty_list);
+        channel.bind(key);
+        self.seat(Seat::new(key, channel, None));
         self.hooks.opened(key);
         // A dial task that is gone drops the endpoint, which closes the tunnel again.
         let _left = endpoint.send(end);
@@ -252,19 +252,19 @@ impl<H: LinkHooks> LinkDriver<H> {
 
     fn visit_endpoints(&mut self, now: Moment) -> bool {
         let mut busy = false;
-        while let Some(conduit) = self.mailbox.take() {
+        while let Some(channel) = self.dirty_list.take() {
             busy = true;
-            conduit.begin_visit();
-            let Some(key) = conduit.key() else { continue };
+            channel.begin_visit();
+            let Some(key) = channel.key() else { continue };
             // Flags before data: data that was queued before a flag was raised is then found.
-            let flags = conduit.endpoint_flags();
-            while let Some(bytes) = conduit.take_up() {
+            let flags = channel.endpoint_flags();
+            while let Some(bytes) = channel.take_up() {
                 let length = bytes.len();
                 if !self.link.endpoint_data(key, bytes) {
-                    conduit.release_up(length, 1);
+                    channel.release_up(length, 1);
                 }
             }
-            self.link.endpoint_drained(key, conduit.drained(), now);
+            self.link.endpoint_drained(key, channel.drained(), now);
             if let Some(seat) = self.seat_of(key) {
                 seat.visited();
             }
@@ -275,7 +275,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 self.link.endpoint_fin(key, now);
             }
             if flags & ENDPOINT_CLOSE != 0 {
-                self.link.endpoint_close(key, conduit.close_text(), now);
+                self.link.endpoint_close(key, channel.close_text(), now);
             }
             if flags & ENDPOINT_GONE != 0 {
                 self.link.endpoint_gone(key, now);
@@ -293,7 +293,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         self.synced_at = now;
         for seat in self.seats.iter().flatten() {
             self.link
-                .endpoint_drained(seat.key, seat.conduit.drained(), now);
+                .endpoint_drained(seat.key, seat.channel.drained(), now);
         }
     }
 
@@ -341,7 +341,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 }
                 Action::Abort { key, end } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.abort(&end);
+                        seat.channel.abort(&end);
                     }
                 }
                 Action::PeerDraining => self.hooks.peer_draining(),
@@ -386,7 +386,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                     pieces,
                 } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.release_up(bytes, pieces);
+                        seat.channel.release_up(bytes, pieces);
                     }
                     MessageBuf::data(conn, parts)
                 }
@@ -488,6 +488,6 @@ impl<H: LinkHooks> Unpin for LinkDriver<H> {}
 impl<H: LinkHooks> Drop for LinkDriver<H> {
     fn drop(&mut self) {
         self.wind_up();
-        self.mailbox.close();
+        self.dirty_list.close();
     }
 }

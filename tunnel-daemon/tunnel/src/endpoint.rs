@@ -1,4 +1,4 @@
-//! The end of a conduit that a frontend or a target holds.
+//! The end of a channel that a frontend or a target holds.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,12 +8,12 @@ use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
 use adit_relay::BufferSizes;
 use bytes::Bytes;
 
+use crate::channel::{Channel, DirtyList};
 use crate::clock::moment;
-use crate::conduit::{Conduit, Mailbox};
 use crate::lane::{Lane, Pipe};
-use crate::lane_way::{LaneHome, LaneWay};
-use crate::link_way::LinkWay;
-use adit_telemetry::labels::{Path, ServiceMethod};
+use crate::lane_path::{LaneHome, LanePath};
+use crate::link_path::LinkPath;
+use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
 use adit_telemetry::tunnels::PathQuality;
 use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
 
@@ -69,7 +69,7 @@ pub enum Carrier {
 impl Carrier {
     /// What the tunnel travels on.
     #[must_use]
-    pub fn path(&self) -> Path {
+    pub fn path(&self) -> PathLabel {
         match self {
             Self::Endpoint(endpoint) => endpoint.path(),
             Self::Pipe(pipe) => pipe.path(),
@@ -79,7 +79,7 @@ impl Carrier {
 
 /// One side of a tunnel, whatever carries it. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
-    way: Way,
+    path: Path,
     sent_bytes: u64,
     delivered_bytes: u64,
     watch: Option<EndpointWatch>,
@@ -89,29 +89,29 @@ pub struct Endpoint {
     live: Option<Arc<LiveTunnel>>,
 }
 
-enum Way {
-    Link(LinkWay),
-    Lane(Box<LaneWay>),
+enum Path {
+    Link(LinkPath),
+    Lane(Box<LanePath>),
 }
 
 impl Endpoint {
-    /// An endpoint towards the link that owns `mailbox`, and what that link needs of it.
+    /// An endpoint towards the link that owns `dirty_list`, and what that link needs of it.
     #[must_use]
-    pub fn new(mailbox: &Arc<Mailbox>) -> (Self, Arc<Conduit>) {
-        let conduit = Conduit::new(Arc::clone(mailbox));
-        let way = Way::Link(LinkWay::new(Arc::clone(&conduit)));
-        (Self::over(way), conduit)
+    pub fn new(dirty_list: &Arc<DirtyList>) -> (Self, Arc<Channel>) {
+        let channel = Channel::new(Arc::clone(dirty_list));
+        let path = Path::Link(LinkPath::new(Arc::clone(&channel)));
+        (Self::over(path), channel)
     }
 
     /// An endpoint on a lane whose tunnel is open. `home` gets the lane back.
     #[must_use]
     pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
-        Self::over(Way::Lane(Box::new(LaneWay::new(lane, home))))
+        Self::over(Path::Lane(Box::new(LanePath::new(lane, home))))
     }
 
-    fn over(way: Way) -> Self {
+    fn over(path: Path) -> Self {
         Self {
-            way,
+            path,
             sent_bytes: 0,
             delivered_bytes: 0,
             watch: None,
@@ -123,18 +123,18 @@ impl Endpoint {
 
     /// What carries the tunnel.
     #[must_use]
-    pub fn path(&self) -> Path {
-        match &self.way {
-            Way::Link(_) => Path::Link,
-            Way::Lane(_) => Path::Lane,
+    pub fn path(&self) -> PathLabel {
+        match &self.path {
+            Path::Link(_) => PathLabel::Link,
+            Path::Lane(_) => PathLabel::Lane,
         }
     }
 
     /// Ready when more bytes of this endpoint are taken. An ended tunnel is always ready.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.way {
-            Way::Link(link) => link.poll_ready(cx),
-            Way::Lane(lane) => lane.poll_ready(cx),
+        match &mut self.path {
+            Path::Link(link) => link.poll_ready(cx),
+            Path::Lane(lane) => lane.poll_ready(cx),
         }
     }
 
@@ -144,26 +144,26 @@ impl Endpoint {
         if !self.is_short_of_memory() {
             return usize::MAX;
         }
-        match &self.way {
-            Way::Link(link) => link.room(),
-            Way::Lane(lane) => lane.room(),
+        match &self.path {
+            Path::Link(link) => link.room(),
+            Path::Lane(lane) => lane.room(),
         }
     }
 
     /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
     /// looked at; says whether something was taken since the last time.
     pub fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        match &mut self.way {
-            Way::Link(link) => link.poll_look(cx),
-            Way::Lane(lane) => lane.poll_look(),
+        match &mut self.path {
+            Path::Link(link) => link.poll_look(cx),
+            Path::Lane(lane) => lane.poll_look(),
         }
     }
 
     /// This side sends no more than waits already for being taken: from here on the tunnel counts as half-closed.
     pub fn end_waits(&mut self) {
-        match &mut self.way {
-            Way::Link(link) => link.end_waits(),
-            Way::Lane(lane) => lane.end_waits(),
+        match &mut self.path {
+            Path::Link(link) => link.end_waits(),
+            Path::Lane(lane) => lane.end_waits(),
         }
     }
 
@@ -173,9 +173,9 @@ impl Endpoint {
         if !bytes.is_empty() {
             self.sent_bytes += bytes.len() as u64;
             self.tell_bytes();
-            match &mut self.way {
-                Way::Link(link) => link.send(bytes),
-                Way::Lane(lane) => lane.send(bytes),
+            match &mut self.path {
+                Path::Link(link) => link.send(bytes),
+                Path::Lane(lane) => lane.send(bytes),
             }
         }
     }
@@ -183,10 +183,10 @@ impl Endpoint {
     /// Gets on its way what was handed over, as far as it goes now, and looks after the tunnel's timers. To be called
     /// whenever the task that owns the endpoint has been polled.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
-        match &mut self.way {
+        match &mut self.path {
             // The link's task looks after all of that.
-            Way::Link(_) => (),
-            Way::Lane(lane) => lane.poll_flush(cx),
+            Path::Link(_) => (),
+            Path::Lane(lane) => lane.poll_flush(cx),
         }
         if let Some(live) = &self.live
             && live.is_asked()
@@ -213,17 +213,17 @@ impl Endpoint {
 
     /// How the way to the other end does, if this tunnel has a connection of its own.
     fn quality(&self) -> Option<PathQuality> {
-        match &self.way {
-            Way::Link(_) => None,
-            Way::Lane(lane) => lane.quality(),
+        match &self.path {
+            Path::Link(_) => None,
+            Path::Lane(lane) => lane.quality(),
         }
     }
 
     /// This side sends no more bytes.
     pub fn fin(&mut self) {
-        match &mut self.way {
-            Way::Link(link) => link.fin(),
-            Way::Lane(lane) => lane.fin(),
+        match &mut self.path {
+            Path::Link(link) => link.fin(),
+            Path::Lane(lane) => lane.fin(),
         }
     }
 
@@ -234,34 +234,34 @@ impl Endpoint {
 
     /// Like [`Self::close`], with a text for the other end where the protocol carries one.
     pub fn close_with(&mut self, text: &str) {
-        match &mut self.way {
-            Way::Link(link) => link.close(text),
-            Way::Lane(lane) => lane.close(text),
+        match &mut self.path {
+            Path::Link(link) => link.close(text),
+            Path::Lane(lane) => lane.close(text),
         }
     }
 
     /// The next event for this side.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
-        match &mut self.way {
-            Way::Link(link) => link.poll_recv(cx),
-            Way::Lane(lane) => lane.poll_recv(cx),
+        match &mut self.path {
+            Path::Link(link) => link.poll_recv(cx),
+            Path::Lane(lane) => lane.poll_recv(cx),
         }
     }
 
     /// Whether this side is to give up what it still holds. The task is woken when that changes.
     pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
-        match &mut self.way {
-            Way::Link(link) => link.poll_aborted(cx),
-            Way::Lane(lane) => lane.poll_aborted(cx),
+        match &mut self.path {
+            Path::Link(link) => link.poll_aborted(cx),
+            Path::Lane(lane) => lane.poll_aborted(cx),
         }
     }
 
     /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
     #[must_use]
     pub fn last_end(&self) -> Option<TunnelEnd> {
-        match &self.way {
-            Way::Link(link) => link.last_end(),
-            Way::Lane(lane) => lane.last_end(),
+        match &self.path {
+            Path::Link(link) => link.last_end(),
+            Path::Lane(lane) => lane.last_end(),
         }
     }
 
@@ -271,9 +271,9 @@ impl Endpoint {
     }
 
     fn budget(&self) -> Option<&ProcessBudget> {
-        match &self.way {
-            Way::Link(link) => link.budget(),
-            Way::Lane(lane) => Some(lane.budget()),
+        match &self.path {
+            Path::Link(link) => link.budget(),
+            Path::Lane(lane) => Some(lane.budget()),
         }
     }
 
@@ -304,7 +304,7 @@ impl Endpoint {
     /// socket has taken wait in the kernel.
     pub fn stalled(&mut self, kernel_bytes: usize) {
         self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
-        if let Way::Lane(lane) = &self.way {
+        if let Path::Lane(lane) = &self.path {
             lane.stalled();
         }
         match &self.watch {
@@ -358,17 +358,17 @@ impl Endpoint {
 
     /// `bytes` received earlier will not be delivered: this side's socket takes no more.
     pub fn discarded(&mut self, bytes: usize) {
-        match &mut self.way {
-            Way::Link(link) => link.drained(bytes),
-            Way::Lane(lane) => lane.drained(bytes),
+        match &mut self.path {
+            Path::Link(link) => link.drained(bytes),
+            Path::Lane(lane) => lane.drained(bytes),
         }
     }
 
     /// Completes when [`Self::poll_recv`] has something. Takes nothing.
     pub async fn readable(&mut self) {
-        std::future::poll_fn(|cx| match &mut self.way {
-            Way::Link(link) => link.poll_readable(cx),
-            Way::Lane(lane) => lane.poll_readable(cx),
+        std::future::poll_fn(|cx| match &mut self.path {
+            Path::Link(link) => link.poll_readable(cx),
+            Path::Lane(lane) => lane.poll_readable(cx),
         })
         .await;
     }
@@ -376,9 +376,9 @@ impl Endpoint {
     /// Whether nothing is waiting for this side now.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        match &self.way {
-            Way::Link(link) => link.is_idle(),
-            Way::Lane(lane) => lane.is_idle(),
+        match &self.path {
+            Path::Link(link) => link.is_idle(),
+            Path::Lane(lane) => lane.is_idle(),
         }
     }
 
@@ -415,7 +415,7 @@ mod tests {
     /// A turn may move a mebibyte, and be followed by the next.
     #[tokio::test]
     async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
-        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         endpoint.send(Bytes::from_static(b"early"));
         let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
             side: TunnelSide::Target,
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(live.bytes(), (0, 5));
         endpoint.send(Bytes::from_static(b"more"));
         assert_eq!(live.bytes(), (0, 9));
-        conduit.deliver(Bytes::from_static(b"down"));
+        channel.deliver(Bytes::from_static(b"down"));
         assert!(matches!(endpoint.recv().await, Incoming::Data(_)));
         assert_eq!(live.bytes(), (0, 9), "the socket has taken none yet");
         endpoint.drained(3);
@@ -441,8 +441,8 @@ mod tests {
     /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
     async fn an_endpoint_may_be_256_kibibytes_ahead_of_its_link() {
-        let mailbox = Arc::new(Mailbox::default());
-        let (mut endpoint, conduit) = Endpoint::new(&mailbox);
+        let dirty_list = Arc::new(DirtyList::default());
+        let (mut endpoint, channel) = Endpoint::new(&dirty_list);
         let mut ahead = 0;
         while poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready() {
             endpoint.send(Bytes::from(vec![0; 4096]));
@@ -450,8 +450,8 @@ mod tests {
             assert!(ahead <= 1 << 20, "no end of it");
         }
         assert_eq!(ahead, 256 * 1024);
-        let sent = conduit.take_up().expect("queued").len();
-        conduit.release_up(sent, 1);
+        let sent = channel.take_up().expect("queued").len();
+        channel.release_up(sent, 1);
         let ready = poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx)));
         assert!(ready.is_ready(), "what the link sent makes room");
     }
@@ -462,9 +462,9 @@ mod tests {
     #[tokio::test]
     async fn an_endpoint_may_be_16_kibibytes_ahead_while_memory_is_short() {
         let budget = Arc::new(ProcessBudget::new(1 << 20));
-        let mailbox = Arc::new(Mailbox::default());
-        mailbox.count_in(&budget);
-        let (mut endpoint, conduit) = Endpoint::new(&mailbox);
+        let dirty_list = Arc::new(DirtyList::default());
+        dirty_list.count_in(&budget);
+        let (mut endpoint, channel) = Endpoint::new(&dirty_list);
         let ready = async |endpoint: &mut Endpoint| {
             poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready()
         };
@@ -478,8 +478,8 @@ mod tests {
         budget.release((1 << 19) + 1);
         assert!(ready(&mut endpoint).await, "there is room again");
         endpoint.send(Bytes::from_static(b"more"));
-        let sent = conduit.take_up().expect("queued").len();
-        conduit.release_up(sent, 1);
+        let sent = channel.take_up().expect("queued").len();
+        channel.release_up(sent, 1);
         // The link's to count until its stream has it.
         assert_eq!(budget.queued_bytes(), 16 * 1024 + 4);
         budget.dequeue(sent as u64);
@@ -489,8 +489,8 @@ mod tests {
         endpoint.drained(1);
         assert_eq!(budget.kernel_bytes(), 0);
         endpoint.stalled(1000);
-        drop((endpoint, conduit));
-        mailbox.close();
+        drop((endpoint, channel));
+        dirty_list.close();
         assert_eq!(budget.used_bytes(), 0, "all is given back");
     }
 
@@ -499,7 +499,7 @@ mod tests {
     /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
     async fn an_endpoint_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
-        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let mut ahead = 0;
         while poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready() {
             endpoint.send(Bytes::from_static(b"x"));
@@ -507,7 +507,7 @@ mod tests {
             assert!(ahead <= 1 << 20, "no end of it");
         }
         assert_eq!(ahead, 4096);
-        conduit.release_up(1, 1);
+        channel.release_up(1, 1);
         let ready = poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx)));
         assert!(ready.is_ready(), "what the link sent makes room");
     }
@@ -515,7 +515,7 @@ mod tests {
     /// From the first write that waits until one does not, whatever happens in between.
     #[tokio::test(start_paused = true)]
     async fn the_time_a_client_takes_nothing_is_known() {
-        let (mut endpoint, _conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         endpoint.stalled(0);
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(endpoint.stalled_for(), Duration::ZERO, "nobody watches");

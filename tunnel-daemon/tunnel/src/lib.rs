@@ -6,14 +6,14 @@
 #![deny(unsafe_code)]
 
 mod asked;
+pub mod channel;
 pub mod clock;
 mod closing;
-pub mod conduit;
 mod driver;
 pub mod endpoint;
 pub mod lane;
-mod lane_way;
-mod link_way;
+mod lane_path;
+mod link_path;
 mod pace;
 mod pipes;
 pub mod pool;
@@ -25,12 +25,12 @@ pub mod task;
 mod watch;
 
 pub use asked::until_answered;
+pub use channel::{Channel, DirtyList, ENDPOINT_END_WAITS};
 pub use clock::{Clock, moment};
 pub use closing::{Closing, part};
-pub use conduit::{Conduit, ENDPOINT_END_WAITS, Mailbox};
 pub use driver::LinkDriver;
 pub use endpoint::{Carrier, Endpoint, EndpointWatch, Incoming};
-pub use lane_way::LaneHome;
+pub use lane_path::LaneHome;
 pub use pipes::{PipeEnd, PipeOutcome, PipeRelay, driver_label, reason_label};
 pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
 pub use pump::{PumpEnd, PumpOutcome, pump};

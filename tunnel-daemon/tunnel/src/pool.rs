@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::endpoint::Carrier;
 use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
-use crate::lane_way::LaneHome;
+use crate::lane_path::LaneHome;
 use crate::settle::{Unsettled, settle};
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;

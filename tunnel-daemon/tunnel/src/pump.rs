@@ -440,18 +440,18 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::Mailbox;
+    use crate::DirtyList;
 
     /// The peer decides what is around them, and a budget counts only their own bytes.
     ///
     /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
     async fn crumbs_that_wait_keep_nothing_of_what_they_came_in() {
-        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let block = Bytes::from(vec![7; 256 * 1024]);
-        conduit.deliver(Bytes::from(vec![7; 100]));
+        channel.deliver(Bytes::from(vec![7; 100]));
         for _crumb in 0..64 {
-            conduit.deliver(block.slice(..100));
+            channel.deliver(block.slice(..100));
         }
         let (mut near, _far) = tokio::io::duplex(10);
         let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
@@ -462,14 +462,14 @@ mod tests {
     /// The endpoint had so much at once that it was not asked again, which would have told it whom to wake.
     #[tokio::test(start_paused = true)]
     async fn a_socket_that_takes_nothing_hides_no_reset_of_its_tunnel() {
-        let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
-        conduit.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+        channel.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
         let (mut near, _far) = tokio::io::duplex(10);
         let mut pumping = tokio::task::JoinSet::new();
         pumping.spawn(async move { pump(&mut near, &mut endpoint, Bytes::new()).await });
         tokio::task::yield_now().await;
         let error = String::new();
-        conduit.finish(TunnelEnd::Reset { error });
+        channel.finish(TunnelEnd::Reset { error });
         let outcome = tokio::time::timeout(Duration::from_secs(10), pumping.join_next()).await;
         let end = outcome.unwrap().unwrap().unwrap().end;
         assert!(matches!(end, PumpEnd::Tunnel(_)), "{end:?}");
@@ -483,9 +483,9 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let mut near = TcpStream::connect(address).await.unwrap();
             let (mut far, _address) = listener.accept().unwrap();
-            let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+            let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
             if said_all {
-                conduit.peer_fin();
+                channel.peer_fin();
             }
             let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
             assert!(futures_util::poll!(&mut pumping).is_pending());

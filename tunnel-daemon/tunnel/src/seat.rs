@@ -10,7 +10,7 @@ use adit_core::session::TunnelEnd;
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 
-use crate::conduit::Conduit;
+use crate::channel::Channel;
 use crate::task::DialOutcome;
 
 /// An endpoint with so many pieces waiting is far behind.
@@ -22,7 +22,7 @@ const JOINED_BYTES: usize = 16 * 1024;
 
 pub(super) struct Seat {
     pub(super) key: TunnelKey,
-    pub(super) conduit: Arc<Conduit>,
+    pub(super) channel: Arc<Channel>,
     /// Until the dial has an outcome.
     pub(super) reply: Option<oneshot::Sender<DialOutcome>>,
     /// Behind all that the endpoint has.
@@ -32,12 +32,12 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn new(
         key: TunnelKey,
-        conduit: Arc<Conduit>,
+        channel: Arc<Channel>,
         reply: Option<oneshot::Sender<DialOutcome>>,
     ) -> Self {
         Self {
             key,
-            conduit,
+            channel,
             reply,
             crumbs: BytesMut::new(),
         }
@@ -45,22 +45,22 @@ impl Seat {
 
     /// Bytes for the endpoint.
     pub(super) fn deliver(&mut self, bytes: Bytes) {
-        let behind = || !self.crumbs.is_empty() || self.conduit.down_pieces() >= BEHIND_PIECES;
+        let behind = || !self.crumbs.is_empty() || self.channel.down_pieces() >= BEHIND_PIECES;
         if bytes.len() >= CRUMB_BYTES || !behind() {
             self.give_crumbs();
-            return self.conduit.deliver(bytes);
+            return self.channel.deliver(bytes);
         }
         self.crumbs.extend_from_slice(&bytes);
         if self.crumbs.len() >= JOINED_BYTES {
             self.give_crumbs();
         } else {
-            self.conduit.keep_back();
+            self.channel.keep_back();
         }
     }
 
     /// The endpoint has had something to say: perhaps that it has taken all it had.
     pub(super) fn visited(&mut self) {
-        if !self.crumbs.is_empty() && self.conduit.down_is_empty() {
+        if !self.crumbs.is_empty() && self.channel.down_is_empty() {
             self.give_crumbs();
         }
     }
@@ -68,20 +68,20 @@ impl Seat {
     /// The peer sends no more.
     pub(super) fn peer_fin(&mut self) {
         self.give_crumbs();
-        self.conduit.peer_fin();
+        self.channel.peer_fin();
     }
 
     /// The tunnel is over.
     pub(super) fn finish(&mut self, end: TunnelEnd) {
         self.give_crumbs();
-        self.conduit.finish(end);
+        self.channel.finish(end);
     }
 
     fn give_crumbs(&mut self) {
         if !self.crumbs.is_empty() {
-            self.conduit.keep_no_more();
+            self.channel.keep_no_more();
             let joined = std::mem::take(&mut self.crumbs).freeze();
-            self.conduit.deliver(joined);
+            self.channel.deliver(joined);
         }
     }
 }
@@ -95,17 +95,17 @@ mod tests {
     use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
     use super::*;
-    use crate::{Endpoint, Incoming, Mailbox};
+    use crate::{DirtyList, Endpoint, Incoming};
 
     /// What a link has for an endpoint, and where the endpoint reports.
-    fn seat() -> (Seat, Endpoint, Arc<Mailbox>) {
-        let mailbox = Arc::new(Mailbox::default());
-        let (endpoint, conduit) = Endpoint::new(&mailbox);
+    fn seat() -> (Seat, Endpoint, Arc<DirtyList>) {
+        let dirty_list = Arc::new(DirtyList::default());
+        let (endpoint, channel) = Endpoint::new(&dirty_list);
         let key = TunnelKey {
             slot: 0,
             generation: 0,
         };
-        (Seat::new(key, conduit, None), endpoint, mailbox)
+        (Seat::new(key, channel, None), endpoint, dirty_list)
     }
 
     /// What waits for the endpoint, piece by piece, and what comes behind.
@@ -127,15 +127,15 @@ mod tests {
     /// Limit (memory): Small chunks queued for a slow endpoint
     #[tokio::test]
     async fn crumbs_for_an_endpoint_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones() {
-        let (mut seat, mut endpoint, mailbox) = seat();
+        let (mut seat, mut endpoint, dirty_list) = seat();
         let sent = pattern(40_000);
         for crumb in sent.chunks(1) {
             seat.deliver(Bytes::copy_from_slice(crumb));
         }
         let (mut pieces, end) = taken(&mut endpoint).await;
         assert_eq!((pieces.len(), end), (BEHIND_PIECES + 2, None));
-        let asks = mailbox.take().expect("the endpoint asks for the rest");
-        assert!(Arc::ptr_eq(&asks, &seat.conduit));
+        let asks = dirty_list.take().expect("the endpoint asks for the rest");
+        assert!(Arc::ptr_eq(&asks, &seat.channel));
         seat.visited();
         pieces.extend(taken(&mut endpoint).await.0);
         assert_eq!(pieces.len(), BEHIND_PIECES + 3);
@@ -149,20 +149,20 @@ mod tests {
     /// Between the look at what an endpoint has and the word that there is more, it may take all of it and wait.
     #[tokio::test]
     async fn an_endpoint_that_waits_already_asks_for_what_is_kept_back() {
-        let (seat, mut endpoint, mailbox) = seat();
+        let (seat, mut endpoint, dirty_list) = seat();
         // Polls the endpoint only when somebody has woken it.
         let mut waiting = FuturesUnordered::from_iter([endpoint.recv()]);
         assert!(poll!(waiting.next()).is_pending());
-        assert!(mailbox.take().is_none());
-        seat.conduit.keep_back();
+        assert!(dirty_list.take().is_none());
+        seat.channel.keep_back();
         assert!(poll!(waiting.next()).is_pending());
-        assert!(mailbox.take().is_some());
+        assert!(dirty_list.take().is_some());
     }
 
     #[tokio::test]
     async fn what_comes_behind_crumbs_stays_behind_them() {
         for ends in [false, true] {
-            let (mut seat, mut endpoint, _mailbox) = seat();
+            let (mut seat, mut endpoint, _dirty_list) = seat();
             let sent = pattern(1000);
             for crumb in sent.chunks(2) {
                 seat.deliver(Bytes::copy_from_slice(crumb));
@@ -179,7 +179,7 @@ mod tests {
             assert!(got == sent);
             assert_eq!((pieces.len(), end), (BEHIND_PIECES + 1, Some(behind)));
         }
-        let (mut seat, mut endpoint, _mailbox) = seat();
+        let (mut seat, mut endpoint, _dirty_list) = seat();
         let sent = pattern(10_000);
         let (crumbs, large) = sent.split_at(200);
         for crumb in crumbs.chunks(2) {

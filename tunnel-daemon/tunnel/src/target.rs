@@ -144,7 +144,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Mailbox;
+    use crate::DirtyList;
 
     /// What an agent keeps for each tunnel for as long as it lives, beside the lane.
     #[tokio::test]
@@ -153,7 +153,7 @@ mod tests {
         let socket = TcpStream::connect(listener.local_addr().unwrap())
             .await
             .unwrap();
-        let (endpoint, _conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let serving = serve_target(socket, endpoint, String::new(), [0_u64; 3], |_outcome| ());
         let bytes = size_of_val(&serving);
         assert!(bytes <= 384, "{bytes} bytes");
@@ -167,7 +167,7 @@ mod tests {
             .await
             .unwrap();
         let (mut target, _address) = listener.accept().unwrap();
-        let (endpoint, _conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+        let (endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let mut serving = Box::pin(serve_target(socket, endpoint, "", (), |_outcome| ()));
         assert!(futures_util::poll!(&mut serving).is_pending());
         drop(serving);

@@ -10,7 +10,7 @@ use adit_core::wire::packet::PacketType;
 use h2::{Reason, RecvStream, SendStream};
 use tokio::sync::oneshot;
 
-use crate::conduit::Conduit;
+use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::Segment;
@@ -30,12 +30,12 @@ pub struct Dialed {
 
 /// What others ask of a link task.
 pub enum Command {
-    /// Server: dial for this conduit's endpoint.
+    /// Server: dial for this channel's endpoint.
     Dial {
         /// What to dial.
         request: DialRequest,
         /// The link's end of the endpoint.
-        conduit: Arc<Conduit>,
+        channel: Arc<Channel>,
         /// Where the outcome goes.
         reply: oneshot::Sender<DialOutcome>,
     },

@@ -166,7 +166,7 @@ async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
         server: ServerId::new("server"),
         commands,
         lanes: None,
-        mailbox: Arc::default(),
+        dirty_list: Arc::default(),
         credit: false,
         version: PeerVersion::default(),
         address: Arc::from(""),

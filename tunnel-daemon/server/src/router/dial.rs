@@ -355,7 +355,7 @@ impl Hub {
             }
         }
         on(Path::Link);
-        let (endpoint, conduit) = Endpoint::new(&handle.mailbox);
+        let (endpoint, channel) = Endpoint::new(&handle.dirty_list);
         let (reply, outcome) = oneshot::channel();
         let spare = DialId(rand::random::<i64>() & i64::MAX);
         let request = DialRequest {
@@ -368,7 +368,7 @@ impl Hub {
             .commands
             .try_send(Command::Dial {
                 request,
-                conduit,
+                channel,
                 reply,
             })
             .is_err()

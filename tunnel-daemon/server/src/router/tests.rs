@@ -118,7 +118,7 @@ struct World {
     agent: mpsc::Sender<Command>,
     budget: Arc<ProcessBudget>,
     /// The server's, of the link.
-    mailbox: Weak<Mailbox>,
+    dirty_list: Weak<DirtyList>,
 }
 
 fn config(role: Role, credit: bool, isolation: Isolation) -> LinkConfig {
@@ -179,11 +179,11 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             server_budget,
             "agent".into(),
         );
-        let mailbox = Arc::clone(&handle.mailbox);
-        let entered = Arc::downgrade(&mailbox);
+        let dirty_list = Arc::clone(&handle.dirty_list);
+        let entered = Arc::downgrade(&dirty_list);
         drop(handle);
         spawn(async move {
-            let _over = LinkDriver::new(link, streams, commands, mailbox, ServerHooks).await;
+            let _over = LinkDriver::new(link, streams, commands, dirty_list, ServerHooks).await;
             drop(guard);
         });
         let _sent = entered_in.send(entered);
@@ -222,19 +222,19 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             link,
             streams,
             agent_commands,
-            Arc::new(Mailbox::default()),
+            Arc::new(DirtyList::default()),
             hooks,
         )
         .await;
         drop(requests);
     });
-    let mailbox = entered_out.await.unwrap();
+    let dirty_list = entered_out.await.unwrap();
     World {
         hub,
         targets,
         agent,
         budget,
-        mailbox,
+        dirty_list,
     }
 }
 

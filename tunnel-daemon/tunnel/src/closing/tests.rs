@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::*;
-use crate::conduit::ENDPOINT_FIN;
-use crate::{Endpoint, Mailbox, PumpEnd, pump};
+use crate::channel::ENDPOINT_FIN;
+use crate::{DirtyList, Endpoint, PumpEnd, pump};
 use adit_tls::stream::ByteStream;
 
 /// More than a peer's kernel takes unless its program reads, and less than ours does.
@@ -134,23 +134,23 @@ async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
     let (mut ours, peer) = pair().await;
     reset_on_close(&peer);
     drop(peer);
-    let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
-    conduit.deliver(Bytes::from_static(b"more"));
+    let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+    channel.deliver(Bytes::from_static(b"more"));
     let pumped = timeout(PATIENCE, pump(&mut ours, &mut endpoint, Bytes::new())).await;
     let outcome = pumped.expect("it is over");
     assert!(
         matches!(&outcome.end, PumpEnd::WriteFailed(error) if error.kind() == ErrorKind::ConnectionReset),
         "{outcome:?}"
     );
-    assert_eq!(conduit.endpoint_flags() & ENDPOINT_FIN, 0);
+    assert_eq!(channel.endpoint_flags() & ENDPOINT_FIN, 0);
 }
 
 /// It closes nothing and reads on only when its answer is taken, which is for nobody any more.
 #[tokio::test]
 async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
-    let (mut endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
-    conduit.deliver(Bytes::from(pattern()));
-    conduit.finish(TunnelEnd::PeerClosing);
+    let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+    channel.deliver(Bytes::from(pattern()));
+    channel.finish(TunnelEnd::PeerClosing);
     let (mut ours, target) = duplex(1024);
     let pumped = async move {
         let outcome = pump(&mut ours, &mut endpoint, Bytes::new()).await;

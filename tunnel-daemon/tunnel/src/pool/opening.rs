@@ -10,7 +10,7 @@ use adit_core::session::Queued;
 use super::{Home, LanePool, OnLane};
 use crate::endpoint::{Carrier, Endpoint};
 use crate::lane::{Lane, LaneFailure};
-use crate::lane_way::LaneHome as _;
+use crate::lane_path::LaneHome as _;
 use adit_telemetry::labels::LaneEnd;
 
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.

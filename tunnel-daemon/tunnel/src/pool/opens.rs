@@ -15,7 +15,7 @@ use super::{Home, LanePool, SWEEP_LANES};
 use crate::asked::until_answered;
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
-use crate::lane_way::LaneHome as _;
+use crate::lane_path::LaneHome as _;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 
 /// Decides over tunnels that one agent asks for.

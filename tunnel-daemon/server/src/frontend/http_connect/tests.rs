@@ -12,7 +12,7 @@ use crate::router::DialLimits;
 use adit_net::descriptors::Descriptors;
 use adit_telemetry::labels::Path;
 use adit_telemetry::{AccessLog, ServerMetrics};
-use adit_tunnel::{Conduit, Endpoint, Mailbox};
+use adit_tunnel::{Channel, DirtyList, Endpoint};
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
@@ -89,7 +89,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         accounts: adit_account::Accounts::off(),
         limits: Arc::default(),
     };
-    let (_conduit, client, endpoint) = opened(&context);
+    let (_channel, client, endpoint) = opened(&context);
     let (mut client, mut endpoint) = (client, Some(endpoint));
     relay(&mut client, &mut endpoint).await;
     drop((client, endpoint));
@@ -104,8 +104,8 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
 }
 
 /// A tunnel that has just opened, for a client that is gone already.
-fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Endpoint) {
-    let (endpoint, conduit) = Endpoint::new(&Arc::new(Mailbox::default()));
+fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexStream>, Endpoint) {
+    let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
     let open = OpenTunnel {
         carrier: endpoint,
         conn: ConnId(1),
@@ -124,7 +124,7 @@ fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexS
         relay: None,
         open: Some(context.metrics.http_connection()),
     };
-    (conduit, client, open.carrier)
+    (channel, client, open.carrier)
 }
 
 /// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
@@ -147,7 +147,7 @@ fn the_state_of_a_connection_stays_small() {
         limits: Arc::default(),
     };
     let (_client, server) = duplex(64);
-    let (_conduit, client, endpoint) = opened(&context);
+    let (_channel, client, endpoint) = opened(&context);
     let bytes = size_of_val(&carry(client, endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(

@@ -123,11 +123,11 @@ async fn endpoints_that_go_after_their_link_leave_nothing_of_it() {
     drop(second);
     drop(first);
     let over = async {
-        while world.mailbox.strong_count() > 0 {
+        while world.dirty_list.strong_count() > 0 {
             tokio::task::yield_now().await;
         }
     };
     timeout(Duration::from_secs(10), over)
         .await
-        .expect("the link's mailbox goes with its last endpoint");
+        .expect("the link's dirty list goes with its last endpoint");
 }

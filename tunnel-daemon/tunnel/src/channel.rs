@@ -2,7 +2,7 @@
 //!
 //! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its socket when it is
 //! full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets. The order of every
-//! hand-over is: write the data or flag, then make the receiver look (mailbox or waker).
+//! hand-over is: write the data or flag, then make the receiver look (dirty list or waker).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
@@ -33,8 +33,8 @@ const ABORT_BUDGET: u8 = 4;
 
 /// Where endpoints tell their link that they have something.
 #[derive(Default)]
-pub struct Mailbox {
-    ready: SegQueue<Arc<Conduit>>,
+pub struct DirtyList {
+    ready: SegQueue<Arc<Channel>>,
     waker: AtomicWaker,
     closed: AtomicBool,
     held_bytes: AtomicU64,
@@ -46,7 +46,7 @@ pub struct Mailbox {
     budget: OnceLock<Arc<ProcessBudget>>,
 }
 
-impl Mailbox {
+impl DirtyList {
     /// What endpoints queue counts in `budget` from now on.
     pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
         let _first = self.budget.set(Arc::clone(budget));
@@ -73,22 +73,22 @@ impl Mailbox {
     }
 
     /// For [`Self::tell`]; to be asked before endpoints are visited.
-    pub(super) fn news(&self) -> u64 {
+    pub(super) fn generation(&self) -> u64 {
         self.told.load(Acquire)
     }
 
-    /// How the link stands once it has dealt with that much `news`.
-    pub(super) fn tell(&self, held_bytes: u64, lingering: usize, news: u64) {
+    /// How the link stands once it has dealt with that much `generation`.
+    pub(super) fn tell(&self, held_bytes: u64, lingering: usize, generation: u64) {
         self.held_bytes.store(held_bytes, Relaxed);
         self.lingering.store(lingering, Release);
-        self.seen.store(news, Release);
+        self.seen.store(generation, Release);
     }
 
     pub(super) fn register(&self, waker: &std::task::Waker) {
         self.waker.register(waker);
     }
 
-    pub(super) fn take(&self) -> Option<Arc<Conduit>> {
+    pub(super) fn take(&self) -> Option<Arc<Channel>> {
         self.ready.pop()
     }
 
@@ -96,14 +96,14 @@ impl Mailbox {
         self.ready.is_empty()
     }
 
-    /// The link is over: nobody looks any more. Each conduit in here holds the mailbox that holds it.
+    /// The link is over: nobody looks any more. Each channel in here holds the dirty list that holds it.
     pub(super) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.clear();
     }
 
-    fn put(&self, conduit: Arc<Conduit>) {
-        self.ready.push(conduit);
+    fn put(&self, channel: Arc<Channel>) {
+        self.ready.push(channel);
         // Afterwards, or the link could count it as seen before it is there.
         self.told.fetch_add(1, Release);
         // In this order, so that either this end or the one that closes finds what was put meanwhile.
@@ -120,8 +120,8 @@ impl Mailbox {
 }
 
 /// Shared by one endpoint and its link.
-pub struct Conduit {
-    mailbox: Arc<Mailbox>,
+pub struct Channel {
+    dirty_list: Arc<DirtyList>,
     key: OnceLock<TunnelKey>,
     scheduled: AtomicBool,
     // Endpoint -> link.
@@ -141,10 +141,10 @@ pub struct Conduit {
     down_waker: AtomicWaker,
 }
 
-impl Conduit {
-    pub(super) fn new(mailbox: Arc<Mailbox>) -> Arc<Self> {
+impl Channel {
+    pub(super) fn new(dirty_list: Arc<DirtyList>) -> Arc<Self> {
         Arc::new(Self {
-            mailbox,
+            dirty_list,
             key: OnceLock::new(),
             scheduled: AtomicBool::new(false),
             up: SegQueue::new(),
@@ -252,7 +252,7 @@ impl Conduit {
     pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
         self.up_bytes.fetch_add(bytes.len(), AcqRel);
         self.up_pieces.fetch_add(1, AcqRel);
-        if let Some(budget) = self.mailbox.budget.get() {
+        if let Some(budget) = self.dirty_list.budget.get() {
             budget.queue(bytes.len() as u64);
         }
         self.up.push(bytes);
@@ -265,12 +265,12 @@ impl Conduit {
 
     /// Where its bytes count, once its link runs.
     pub(super) fn budget(&self) -> Option<&ProcessBudget> {
-        self.mailbox.budget.get().map(Arc::as_ref)
+        self.dirty_list.budget.get().map(Arc::as_ref)
     }
 
     /// Bytes that the endpoint may queue now.
     pub(super) fn up_room(&self) -> usize {
-        let share = self.mailbox.queue_share();
+        let share = self.dirty_list.queue_share();
         share.saturating_sub(self.up_bytes.load(Acquire))
     }
 
@@ -294,7 +294,7 @@ impl Conduit {
 
     pub(super) fn schedule(self: &Arc<Self>) {
         if !self.scheduled.swap(true, AcqRel) {
-            self.mailbox.put(Arc::clone(self));
+            self.dirty_list.put(Arc::clone(self));
         }
     }
 
@@ -341,10 +341,10 @@ impl Conduit {
     }
 }
 
-impl Drop for Conduit {
+impl Drop for Channel {
     fn drop(&mut self) {
         // Its link is over, and took nothing of these any more. What it took is its own to count.
-        if let Some(budget) = self.mailbox.budget.get() {
+        if let Some(budget) = self.dirty_list.budget.get() {
             while let Some(bytes) = self.up.pop() {
                 budget.dequeue(bytes.len() as u64);
             }

@@ -44,8 +44,8 @@ pub trait LaneHome: Send + Sync {
     fn want(&self) {}
 }
 
-/// Dropping it without [`LaneWay::close`] resets the tunnel.
-pub(super) struct LaneWay {
+/// Dropping it without [`LanePath::close`] resets the tunnel.
+pub(super) struct LanePath {
     /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
     lane: Option<Lane>,
     home: Arc<dyn LaneHome>,
@@ -77,12 +77,12 @@ pub(super) struct LaneWay {
     buffers: SocketBuffers,
 }
 
-impl LaneWay {
+impl LanePath {
     pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
         let probe = home.watch().enter(home.gone().clone());
         let queued = Queued::none(home.budget());
         let sizes = buffer_sizes(home.budget());
-        let mut way = Self {
+        let mut path = Self {
             lane: Some(lane),
             home,
             probe,
@@ -102,14 +102,14 @@ impl LaneWay {
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
         };
-        way.fit_buffers(sizes);
-        way
+        path.fit_buffers(sizes);
+        path
     }
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let full = |way: &Self| {
-            way.room() == 0
-                || way
+        let full = |path: &Self| {
+            path.room() == 0
+                || path
                     .lane
                     .as_ref()
                     .is_some_and(|lane| lane.state().queued_frames() >= QUEUE_FRAMES_MAX)
@@ -421,7 +421,7 @@ fn trouble(lane: &Lane) -> Option<LaneFailure> {
     lane.peer_is_gone()
 }
 
-impl Drop for LaneWay {
+impl Drop for LanePath {
     fn drop(&mut self) {
         self.release(self.held);
         if let Some(lane) = &mut self.lane
@@ -500,21 +500,21 @@ mod tests {
             back: Mutex::default(),
         };
         let home = Arc::new(home);
-        let mut way = LaneWay::new(lane, Arc::clone(&home) as Arc<dyn LaneHome>);
+        let mut path = LanePath::new(lane, Arc::clone(&home) as Arc<dyn LaneHome>);
         // The server reads nothing.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut sent = 0;
-        while way.poll_ready(cx).is_ready() {
-            way.send(Bytes::from_static(b"x"));
+        while path.poll_ready(cx).is_ready() {
+            path.send(Bytes::from_static(b"x"));
             sent += 1;
             assert!(sent <= 10 << 20, "no end of it");
         }
-        let lane = way.lane.as_ref().unwrap();
+        let lane = path.lane.as_ref().unwrap();
         assert_eq!(lane.state().queued_frames(), QUEUE_FRAMES_MAX);
-        way.poll_flush(cx);
-        let waits = way.lane.as_ref().unwrap().queued_bytes() as u64;
-        way.close("");
-        drop(way);
+        path.poll_flush(cx);
+        let waits = path.lane.as_ref().unwrap().queued_bytes() as u64;
+        path.close("");
+        drop(path);
         // The close is one more.
         assert!(home.budget.queued_bytes() >= waits && waits > 0);
         *home.back.lock().unwrap() = None;

@@ -1,4 +1,4 @@
-//! An endpoint's way over its link: the conduit's near end.
+//! An endpoint's way over its link: the channel's near end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use adit_core::session::{ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-use crate::conduit::{
-    Conduit, DRAINED_NOTICE_BYTES, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
+use crate::channel::{
+    Channel, DRAINED_NOTICE_BYTES, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
 };
 use crate::endpoint::Incoming;
 use crate::watch;
 use adit_config::limits;
 
-/// Dropping it without [`LinkWay::close`] resets the tunnel.
-pub(super) struct LinkWay {
-    conduit: Arc<Conduit>,
+/// Dropping it without [`LinkPath::close`] resets the tunnel.
+pub(super) struct LinkPath {
+    channel: Arc<Channel>,
     /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself. Before the
     /// end armed while the endpoint is paused, and for some seconds afterwards.
     timer: Option<Pin<Box<Sleep>>>,
@@ -30,10 +30,10 @@ pub(super) struct LinkWay {
     peer_fin_seen: bool,
 }
 
-impl LinkWay {
-    pub(super) fn new(conduit: Arc<Conduit>) -> Self {
+impl LinkPath {
+    pub(super) fn new(channel: Arc<Channel>) -> Self {
         Self {
-            conduit,
+            channel,
             timer: None,
             lingers: false,
             sent: false,
@@ -43,7 +43,7 @@ impl LinkWay {
     }
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.conduit.up_has_space() || self.conduit.end().is_some() {
+        if self.channel.up_has_space() || self.channel.end().is_some() {
             // Of a pause that is over; not before it has run out, since the next one may begin at once.
             let timer = self.timer.as_ref();
             if !self.lingers && timer.is_some_and(|timer| timer.is_elapsed()) {
@@ -51,8 +51,8 @@ impl LinkWay {
             }
             return Poll::Ready(());
         }
-        self.conduit.register_up(cx.waker());
-        if self.conduit.up_has_space() || self.conduit.end().is_some() {
+        self.channel.register_up(cx.waker());
+        if self.channel.up_has_space() || self.channel.end().is_some() {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -60,12 +60,12 @@ impl LinkWay {
     }
 
     pub(super) fn budget(&self) -> Option<&ProcessBudget> {
-        self.conduit.budget()
+        self.channel.budget()
     }
 
     /// Bytes that the endpoint may give now.
     pub(super) fn room(&self) -> usize {
-        self.conduit.up_room()
+        self.channel.up_room()
     }
 
     /// Ready every few seconds while the link takes no more; says whether it took something since the last time.
@@ -84,47 +84,47 @@ impl LinkWay {
 
     /// A half-close that has yet to be read counts as one.
     pub(super) fn end_waits(&self) {
-        self.conduit.raise(ENDPOINT_END_WAITS);
+        self.channel.raise(ENDPOINT_END_WAITS);
     }
 
     pub(super) fn send(&mut self, bytes: Bytes) {
         self.sent = true;
-        self.conduit.put_up(bytes);
+        self.channel.put_up(bytes);
     }
 
     pub(super) fn fin(&self) {
-        self.conduit.raise(ENDPOINT_FIN);
+        self.channel.raise(ENDPOINT_FIN);
     }
 
     pub(super) fn close(&self, text: &str) {
-        self.conduit.close_with(text.to_owned());
+        self.channel.close_with(text.to_owned());
     }
 
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
         if let Some(incoming) = self.next() {
             return Poll::Ready(incoming);
         }
-        self.conduit.register_down(cx.waker());
+        self.channel.register_down(cx.waker());
         self.next().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn next(&mut self) -> Option<Incoming> {
         // Flags first: whatever was queued before they were raised is still found below.
-        let ended = self.conduit.end().is_some();
-        let finished = self.conduit.peer_finished();
-        let discard = self.conduit.end().is_some_and(|end| !end.delivers_rest());
-        if !discard && !self.conduit.aborted() {
-            if let Some(bytes) = self.conduit.take_down() {
+        let ended = self.channel.end().is_some();
+        let finished = self.channel.peer_finished();
+        let discard = self.channel.end().is_some_and(|end| !end.delivers_rest());
+        if !discard && !self.channel.aborted() {
+            if let Some(bytes) = self.channel.take_down() {
                 return Some(Incoming::Data(bytes));
             }
-            self.conduit.ask_for_more();
+            self.channel.ask_for_more();
         }
         if finished && !self.peer_fin_seen {
             self.peer_fin_seen = true;
             return Some(Incoming::PeerFin);
         }
         if ended {
-            self.conduit.last_end().map(Incoming::Ended)
+            self.channel.last_end().map(Incoming::Ended)
         } else {
             None
         }
@@ -132,11 +132,11 @@ impl LinkWay {
 
     /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
-        self.conduit.register_down(cx.waker());
-        let Some(end) = self.conduit.end() else {
-            return self.conduit.aborted();
+        self.channel.register_down(cx.waker());
+        let Some(end) = self.channel.end() else {
+            return self.channel.aborted();
         };
-        if self.conduit.aborted() || !end.delivers_rest() {
+        if self.channel.aborted() || !end.delivers_rest() {
             return true;
         }
         if !std::mem::replace(&mut self.lingers, true) {
@@ -147,17 +147,17 @@ impl LinkWay {
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(limits::LINGER_TIMEOUT)));
         let has_run_out = timer.as_mut().poll(cx).is_ready();
         if has_run_out {
-            self.conduit.abort(&TunnelEnd::LingerExpired);
+            self.channel.abort(&TunnelEnd::LingerExpired);
         }
         has_run_out
     }
 
     pub(super) fn last_end(&self) -> Option<TunnelEnd> {
-        self.conduit.last_end()
+        self.channel.last_end()
     }
 
     pub(super) fn drained(&mut self, bytes: usize) {
-        self.conduit.add_drained(bytes as u64);
+        self.channel.add_drained(bytes as u64);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.untold_bytes = self.untold_bytes.saturating_add(bytes);
         let mut is_due = self.untold_bytes >= DRAINED_NOTICE_BYTES;
@@ -172,15 +172,15 @@ impl LinkWay {
         }
         if is_due {
             self.untold_bytes = 0;
-            self.conduit.schedule();
+            self.channel.schedule();
         }
     }
 
     pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.conduit.register_down(cx.waker());
-        let something = !self.conduit.down_is_empty()
-            || self.conduit.peer_finished()
-            || self.conduit.end().is_some();
+        self.channel.register_down(cx.waker());
+        let something = !self.channel.down_is_empty()
+            || self.channel.peer_finished()
+            || self.channel.end().is_some();
         if something {
             Poll::Ready(())
         } else {
@@ -189,12 +189,12 @@ impl LinkWay {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.conduit.down_is_empty()
+        self.channel.down_is_empty()
     }
 }
 
-impl Drop for LinkWay {
+impl Drop for LinkPath {
     fn drop(&mut self) {
-        self.conduit.raise(ENDPOINT_GONE);
+        self.channel.raise(ENDPOINT_GONE);
     }
 }
