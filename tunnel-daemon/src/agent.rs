@@ -424,7 +424,7 @@ impl RunningAgent {
     fn is_busy(&self) -> bool {
         self.dials.under_way() > 0
             || self.metrics.open_endpoint_connections() > 0
-            || self.lane_watch.settling() > 0
+            || self.lane_watch.draining() > 0
             || !self.servers.is_settled()
             || self.metrics.adit().node_connections() > 0
             || self.node.connections.running() > 0

@@ -497,7 +497,7 @@ impl RunningServer {
         let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
             // Clients that are gone may have left bytes that their targets are still to get.
-            clients.running() == 0 && lanes.settling() == 0 && self.hub.is_settled()
+            clients.running() == 0 && lanes.draining() == 0 && self.hub.is_settled()
         })
         .await;
         let withdrawn = self

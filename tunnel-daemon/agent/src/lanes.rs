@@ -1,7 +1,7 @@
 //! Lanes of one link at the agent: opened ahead of need, each served by a task of its own.
 //!
 //! The keeper decides how many there are and opens them; a lane without a tunnel waits for the server's OPEN. What it
-//! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
+//! carries is dialled and copied in the lane's own task, so a byte meets no queue on its way.
 
 use std::fmt;
 use std::sync::atomic::{

@@ -25,8 +25,8 @@ use crate::channel::{
 use crate::clock::Clock;
 use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
-use crate::seat::Seat;
 use crate::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+use crate::tunnel_slot::TunnelSlot;
 
 /// HTTP/2 frames handled before other work of the link gets its turn.
 const FRAMES_PER_TURN: usize = 32;
@@ -44,7 +44,7 @@ pub struct LinkDriver<H: LinkHooks> {
     decoder: Decoder,
     commands: mpsc::Receiver<Command>,
     dirty_list: Arc<DirtyList>,
-    seats: Vec<Option<Seat>>,
+    slots: Vec<Option<TunnelSlot>>,
     hooks: H,
     clock: Clock,
     sleep: Pin<Box<Sleep>>,
@@ -74,7 +74,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             decoder: Decoder::default(),
             commands,
             dirty_list,
-            seats: Vec::new(),
+            slots: Vec::new(),
             hooks,
             clock,
             sleep: Box::pin(sleep_until(clock.instant(Moment::default()))),
@@ -194,7 +194,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         match self.link.dial(request, now) {
             Ok(key) => {
                 channel.bind(key);
-                self.seat(Seat::new(key, channel, Some(reply)));
+                self.insert(TunnelSlot::new(key, channel, Some(reply)));
             }
             Err(failure) => {
                 // Whoever asked may have left; nothing is lost then.
@@ -218,32 +218,32 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
         let (end, channel) = Endpoint::new(&self.dirty_list);
         channel.bind(key);
-        self.seat(Seat::new(key, channel, None));
+        self.insert(TunnelSlot::new(key, channel, None));
         self.hooks.opened(key);
         // A dial task that is gone drops the endpoint, which closes the tunnel again.
         let _left = endpoint.send(end);
     }
 
-    fn seat(&mut self, seat: Seat) {
-        let slot = seat.key.slot as usize;
-        if self.seats.len() <= slot {
-            self.seats.resize_with(slot + 1, || None);
+    fn insert(&mut self, slot: TunnelSlot) {
+        let index = slot.key.slot as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        if let Some(place) = self.seats.get_mut(slot) {
-            *place = Some(seat);
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(slot);
         }
     }
 
-    fn seat_of(&mut self, key: TunnelKey) -> Option<&mut Seat> {
-        self.seats
+    fn slot_of(&mut self, key: TunnelKey) -> Option<&mut TunnelSlot> {
+        self.slots
             .get_mut(key.slot as usize)?
             .as_mut()
-            .filter(|seat| seat.key == key)
+            .filter(|slot| slot.key == key)
     }
 
-    fn vacate(&mut self, key: TunnelKey) -> Option<Seat> {
-        let place = self.seats.get_mut(key.slot as usize)?;
-        if place.as_ref().is_some_and(|seat| seat.key == key) {
+    fn remove(&mut self, key: TunnelKey) -> Option<TunnelSlot> {
+        let place = self.slots.get_mut(key.slot as usize)?;
+        if place.as_ref().is_some_and(|slot| slot.key == key) {
             place.take()
         } else {
             None
@@ -265,8 +265,8 @@ impl<H: LinkHooks> LinkDriver<H> {
                 }
             }
             self.link.endpoint_drained(key, channel.drained(), now);
-            if let Some(seat) = self.seat_of(key) {
-                seat.visited();
+            if let Some(slot) = self.slot_of(key) {
+                slot.visited();
             }
             if flags & ENDPOINT_END_WAITS != 0 {
                 self.link.endpoint_end_waits(key, now);
@@ -279,7 +279,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             }
             if flags & ENDPOINT_GONE != 0 {
                 self.link.endpoint_gone(key, now);
-                self.vacate(key);
+                self.remove(key);
             }
         }
         busy
@@ -291,9 +291,9 @@ impl<H: LinkHooks> LinkDriver<H> {
             return;
         }
         self.synced_at = now;
-        for seat in self.seats.iter().flatten() {
+        for slot in self.slots.iter().flatten() {
             self.link
-                .endpoint_drained(seat.key, seat.channel.drained(), now);
+                .endpoint_drained(slot.key, slot.channel.drained(), now);
         }
     }
 
@@ -301,8 +301,8 @@ impl<H: LinkHooks> LinkDriver<H> {
         while let Some(action) = self.link.poll_action() {
             match action {
                 Action::Deliver { key, bytes } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.deliver(bytes);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.deliver(bytes);
                     }
                     self.sync_drained(now);
                 }
@@ -319,29 +319,29 @@ impl<H: LinkHooks> LinkDriver<H> {
                 Action::CancelDial { key } => self.hooks.cancel_dial(key),
                 Action::DialDone { key, conn } => {
                     self.hooks.opened(key);
-                    if let Some(reply) = self.seat_of(key).and_then(|seat| seat.reply.take()) {
+                    if let Some(reply) = self.slot_of(key).and_then(|slot| slot.reply.take()) {
                         // A client that has left drops its endpoint, which closes the tunnel again.
                         let _left = reply.send(Ok(conn));
                     }
                 }
                 Action::DialFailed { key, outcome } => {
-                    if let Some(reply) = self.vacate(key).and_then(|seat| seat.reply) {
+                    if let Some(reply) = self.remove(key).and_then(|slot| slot.reply) {
                         let _left = reply.send(Err(outcome));
                     }
                 }
                 Action::PeerFin { key } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.peer_fin();
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.peer_fin();
                     }
                 }
                 Action::Ended { key, end } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.finish(end);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.finish(end);
                     }
                 }
                 Action::Abort { key, end } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.channel.abort(&end);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.channel.abort(&end);
                     }
                 }
                 Action::PeerDraining => self.hooks.peer_draining(),
@@ -385,8 +385,8 @@ impl<H: LinkHooks> LinkDriver<H> {
                     bytes,
                     pieces,
                 } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.channel.release_up(bytes, pieces);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.channel.release_up(bytes, pieces);
                     }
                     MessageBuf::data(conn, parts)
                 }

@@ -16,10 +16,10 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::drain::{DrainError, drain};
 use crate::endpoint::Carrier;
 use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
 use crate::lane_path::LaneHome;
-use crate::settle::{Unsettled, settle};
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
@@ -398,12 +398,12 @@ impl LaneHome for Home {
         }
         let home = Arc::clone(&self.0);
         let settles = self.watch().settles();
-        let settling = async move {
-            let settled = settle(&mut lane).await;
+        let draining = async move {
+            let drained = drain(&mut lane).await;
             drop(queued);
-            match settled {
+            match drained {
                 Ok(()) => home.keep(lane),
-                Err(unsettled) => home.unsettled(lane, &unsettled),
+                Err(undrained) => home.undrained(lane, &undrained),
             }
             drop(settles);
         };
@@ -411,7 +411,7 @@ impl LaneHome for Home {
             .0
             .settings
             .tasks
-            .spawn("lane-settles", settling)
+            .spawn("lane-settles", draining)
             .is_err()
         {
             self.0.settings.metrics.lane_closed(LaneEnd::Lost);
@@ -429,15 +429,15 @@ impl LanePool {
         self.settings.metrics.lane_closed(failure.into());
     }
 
-    fn unsettled(&self, lane: Lane, why: &Unsettled) {
+    fn undrained(&self, lane: Lane, why: &DrainError) {
         match why {
-            Unsettled::Failed(failure) => self.lost(failure),
-            Unsettled::Silent => {
+            DrainError::Failed(failure) => self.lost(failure),
+            DrainError::Silent => {
                 tracing::debug!("an agent does not let go of a lane: it is cut");
                 self.settings.metrics.lane_closed(LaneEnd::Silent);
                 lane.reset_connection();
             }
-            Unsettled::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
+            DrainError::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
         }
     }
 }

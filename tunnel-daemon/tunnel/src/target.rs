@@ -7,9 +7,9 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use crate::closing::Parting;
+use crate::closing::GracefulClose;
+use crate::copy::{BidirectionalCopy, CopyEnd, CopyOutcome};
 use crate::endpoint::Endpoint;
-use crate::pump::{Pump, PumpEnd, PumpOutcome};
 use adit_net::socket;
 
 /// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
@@ -27,18 +27,18 @@ pub fn serve_target<A, K, F>(
 where
     A: AsRef<str> + Unpin,
     K: Unpin,
-    F: FnOnce(&PumpOutcome) + Unpin,
+    F: FnOnce(&CopyOutcome) + Unpin,
 {
     reset_on_close(&socket);
-    let pump = Pump::new(&mut endpoint, Bytes::new());
+    let copy = BidirectionalCopy::new(&mut endpoint, Bytes::new());
     ServeTarget {
         tunnel: Some(Tunnel {
-            pump,
+            copy,
             endpoint,
             address,
             ended,
         }),
-        parting: None,
+        graceful: None,
         socket: Some(socket),
         _kept: kept,
     }
@@ -51,14 +51,14 @@ struct ServeTarget<A, K, F> {
     /// Until it is over.
     tunnel: Option<Tunnel<A, F>>,
     /// From then on.
-    parting: Option<Parting>,
+    graceful: Option<GracefulClose>,
     /// To the end.
     socket: Option<TcpStream>,
     _kept: K,
 }
 
 struct Tunnel<A, F> {
-    pump: Pump,
+    copy: BidirectionalCopy,
     endpoint: Endpoint,
     address: A,
     ended: F,
@@ -68,7 +68,7 @@ impl<A, K, F> Future for ServeTarget<A, K, F>
 where
     A: AsRef<str> + Unpin,
     K: Unpin,
-    F: FnOnce(&PumpOutcome) + Unpin,
+    F: FnOnce(&CopyOutcome) + Unpin,
 {
     type Output = ();
 
@@ -78,24 +78,24 @@ where
             unreachable!("a target's connection is asked again after its end");
         };
         if let Some(tunnel) = &mut this.tunnel {
-            let outcome = ready!(tunnel.pump.poll(cx, socket, &mut tunnel.endpoint));
-            this.parting = outcome.closing().map(Parting::new);
+            let outcome = ready!(tunnel.copy.poll(cx, socket, &mut tunnel.endpoint));
+            this.graceful = outcome.closing().map(GracefulClose::new);
             if let Some(tunnel) = this.tunnel.take() {
                 tunnel.over(&outcome);
             }
         }
-        if let Some(parting) = &mut this.parting {
-            ready!(parting.poll(cx, socket));
+        if let Some(graceful) = &mut this.graceful {
+            ready!(graceful.poll(cx, socket));
         }
         this.socket = None;
         Poll::Ready(())
     }
 }
 
-impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
-    fn over(mut self, outcome: &PumpOutcome) {
+impl<A: AsRef<str>, F: FnOnce(&CopyOutcome)> Tunnel<A, F> {
+    fn over(mut self, outcome: &CopyOutcome) {
         let address = self.address.as_ref();
-        if let PumpEnd::ReadFailed(error) | PumpEnd::WriteFailed(error) = &outcome.end {
+        if let CopyEnd::ReadFailed(error) | CopyEnd::WriteFailed(error) = &outcome.end {
             // What was read before the failure still goes to the client, then the reason.
             self.endpoint.close_with(&go_text(address, error));
         }

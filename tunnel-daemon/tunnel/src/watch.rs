@@ -58,7 +58,7 @@ impl Probe {
 pub struct LaneWatch {
     probes: Mutex<Vec<Weak<Probe>>>,
     shutting_down: AtomicBool,
-    settling: Arc<AtomicUsize>,
+    draining: Arc<AtomicUsize>,
 }
 
 /// A lane that settles, for as long as it lives.
@@ -75,14 +75,14 @@ impl LaneWatch {
     /// One more lane whose tunnel is over at this end while bytes of it, or its end, are still on their way.
     #[must_use]
     pub fn settles(&self) -> Settles {
-        self.settling.fetch_add(1, Relaxed);
-        Settles(Arc::clone(&self.settling))
+        self.draining.fetch_add(1, Relaxed);
+        Settles(Arc::clone(&self.draining))
     }
 
     /// Such lanes now: a process that ends waits for them.
     #[must_use]
-    pub fn settling(&self) -> usize {
-        self.settling.load(Relaxed)
+    pub fn draining(&self) -> usize {
+        self.draining.load(Relaxed)
     }
 
     /// An endpoint on a lane whose link is gone once `gone` is cancelled.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::LaneKeeper;
 use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{LaneHome, LaneWatch, Unsettled, settle};
+use adit_tunnel::{DrainError, LaneHome, LaneWatch, drain};
 
 /// The home of a keeper's lanes, as their endpoints know it.
 pub(super) struct Home(pub(super) LaneKeeper);
@@ -34,27 +34,27 @@ impl LaneHome for Home {
     fn take_back(&self, mut lane: Lane, queued: Queued) {
         let keeper = self.0.clone();
         let settles = self.watch().settles();
-        let settling = async move {
-            let settled = settle(&mut lane).await;
+        let draining = async move {
+            let drained = drain(&mut lane).await;
             drop((settles, queued));
-            match settled {
+            match drained {
                 Ok(()) => keeper.serve(lane, None).await,
-                Err(Unsettled::Failed(_given_up)) if lane.state().is_draining() => {
+                Err(DrainError::Failed(_given_up)) if lane.state().is_draining() => {
                     keeper.closed(LaneEnd::Drained);
                 }
-                Err(Unsettled::Failed(_gone)) if keeper.0.gone.is_cancelled() => {
+                Err(DrainError::Failed(_gone)) if keeper.0.gone.is_cancelled() => {
                     keeper.closed(LaneEnd::LinkGone);
                 }
-                Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
-                Err(Unsettled::Silent) => {
+                Err(DrainError::Failed(failure)) => keeper.lost(&failure),
+                Err(DrainError::Silent) => {
                     keeper.closed(LaneEnd::Silent);
                     lane.reset_connection();
                 }
                 // Closed in order: what was not read yet still arrives.
-                Err(Unsettled::Unread) => keeper.closed(LaneEnd::Silent),
+                Err(DrainError::Unread) => keeper.closed(LaneEnd::Silent),
             }
         };
-        if self.0.0.context.tasks.spawn("lane", settling).is_err() {
+        if self.0.0.context.tasks.spawn("lane", draining).is_err() {
             self.0.adit().lane_closed(LaneEnd::Lost);
         }
     }

@@ -23,7 +23,7 @@ use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,
 };
 use adit_telemetry::{AditMetrics, CountedTunnel, FailedDial, TunnelFacts, TunnelSide};
-use adit_tunnel::{Endpoint, part, pump, reset_on_close};
+use adit_tunnel::{Endpoint, close_gracefully, copy_bidirectional, reset_on_close};
 
 /// How long a connection is held for want of a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
@@ -115,7 +115,7 @@ impl NodeDoor {
             path: Path::Lane,
         });
         endpoint.tell(entry.live());
-        let outcome = pump(&mut socket, &mut endpoint, Bytes::new()).await;
+        let outcome = copy_bidirectional(&mut socket, &mut endpoint, Bytes::new()).await;
         let reason = outcome.reason_at_client();
         // To the destination is from the socket here.
         let (to_target, to_client) = (outcome.from_socket, outcome.to_socket);
@@ -126,7 +126,7 @@ impl NodeDoor {
         drop((endpoint, entry, open));
         if let Some(closing) = closing {
             // A destination that broke off must not look like one that closed.
-            part(&mut socket, closing).await;
+            close_gracefully(&mut socket, closing).await;
         }
     }
 

@@ -15,7 +15,7 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::frontend::carry::Client;
+use crate::frontend::client::Client;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientTunnel, FrontendContext, time_is_up};
 use crate::frontend::pending_dial;
@@ -71,13 +71,13 @@ fn tunnel<S: Connection + Send + 'static>(
         reset_on_close(socket);
     }
     match carrier {
-        Carrier::Endpoint(endpoint) => Box::pin(carry(client, endpoint)),
+        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel(client, endpoint)),
         Carrier::Pipe(pipe) => Box::pin(splice(client, pipe)),
     }
 }
 
 /// From the answer to the end, by this task. Not an `async` function: that would keep what it is called with twice.
-fn carry<S: Connection>(
+fn serve_tunnel<S: Connection>(
     mut client: Client<S>,
     endpoint: Endpoint,
 ) -> impl Future<Output = ()> + use<S> {
@@ -310,7 +310,7 @@ async fn relay<S: Connection>(
         gone.tell(tunnel);
         return None;
     }
-    client.pump(carrier).await
+    client.copy_bidirectional(carrier).await
 }
 
 #[cfg(test)]

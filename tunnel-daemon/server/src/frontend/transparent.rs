@@ -10,7 +10,7 @@ use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::BytesMut;
 
-use crate::frontend::carry::Client;
+use crate::frontend::client::Client;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
@@ -50,19 +50,22 @@ fn tunnel(
     carrier: Carrier,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     match carrier {
-        Carrier::Endpoint(endpoint) => Box::pin(carry(client, endpoint)),
+        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel(client, endpoint)),
         Carrier::Pipe(pipe) => Box::pin(client.splice(pipe)),
     }
 }
 
 /// Moves the bytes by this task. Not an `async` function: that would keep what it is called with twice.
-fn carry(mut client: Client<ByteStream>, mut endpoint: Endpoint) -> impl Future<Output = ()> {
+fn serve_tunnel(
+    mut client: Client<ByteStream>,
+    mut endpoint: Endpoint,
+) -> impl Future<Output = ()> {
     client.tunnel.watch(&mut endpoint);
     let mut endpoint = Some(endpoint);
     async move {
         // In this order they are dropped, if it comes to that.
         let (endpoint, client) = (&mut endpoint, &mut client);
-        if let Some(closing) = client.pump(endpoint).await {
+        if let Some(closing) = client.copy_bidirectional(endpoint).await {
             client.close(closing).await;
         }
     }

@@ -73,7 +73,7 @@ impl LinkHooks for AgentHooks {
                 .await;
             drop(commands);
             if let Ok(mut endpoint) = endpoint.await {
-                let _outcome = pump(&mut ours, &mut endpoint, Bytes::new()).await;
+                let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
             }
         });
         Ok(())
@@ -475,7 +475,7 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
     // As TLS does: takes bytes in, hands on what is over its capacity, and the rest when flushed.
     let mut ours = tokio::io::BufWriter::with_capacity(32 * 1024, ours);
     spawn(async move {
-        let _outcome = pump(&mut ours, &mut endpoint, Bytes::new()).await;
+        let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
     });
     let sent = pattern(100_000);
     let mut got = vec![0; sent.len()];
@@ -497,9 +497,9 @@ async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
     target.write_all(&pattern(50_000)).await.unwrap();
     drop(target);
     let (mut stuck, _never_read) = duplex(100);
-    let outcome = pump(&mut stuck, &mut endpoint, Bytes::new()).await;
+    let outcome = copy_bidirectional(&mut stuck, &mut endpoint, Bytes::new()).await;
     assert!(
-        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        matches!(outcome.end, CopyEnd::Tunnel(TunnelEnd::LingerExpired)),
         "{outcome:?}"
     );
     assert_eq!(outcome.to_socket, 100);

@@ -368,7 +368,7 @@ fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
     };
     let [long, crumb] = [long, crumb].map(|packet| frame(&packet.into_raw().encode_to_vec()));
     let mut decoder = Decoder::default();
-    let mut crumbs = Vec::new();
+    let mut small_chunks = Vec::new();
     let stream = [long, crumb].concat();
     let (first, rest) = stream.split_at(100);
     let (second, third) = rest.split_at(rest.len() - 2);
@@ -376,11 +376,11 @@ fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
         decoder.push(Bytes::copy_from_slice(piece));
         while let Some(received) = decoder.next().unwrap() {
             if let Received::Packet(Packet::Data { bytes, .. }) = received {
-                crumbs.push(bytes);
+                small_chunks.push(bytes);
             }
         }
     }
-    assert_eq!(crumbs, ["y"]);
-    assert!(crumbs.iter().all(Bytes::is_unique));
+    assert_eq!(small_chunks, ["y"]);
+    assert!(small_chunks.iter().all(Bytes::is_unique));
     assert_eq!(decoder.joined.capacity(), 0);
 }

@@ -15,7 +15,7 @@ use http::HeaderMap;
 use adit_net::grpc::{accepted, code_of, code_of_reason};
 use adit_tunnel::{Endpoint, Incoming, moment};
 
-/// Pieces below this are joined, so that a message of many crumbs does not become a long list.
+/// Pieces below this are joined, so that a message of many small chunks does not become a long list.
 const JOIN_BELOW_BYTES: usize = 2048;
 
 /// The sending half of a stream; its response headers go with the first packet, as upstream's do.
@@ -192,7 +192,7 @@ fn gather(cx: &mut Context<'_>, endpoint: &mut Endpoint, rest: &mut Bytes, max: 
         bytes: 0,
         event: None,
     };
-    let mut crumbs = BytesMut::new();
+    let mut small_chunks = BytesMut::new();
     while gathered.bytes < max {
         let next = if rest.is_empty() {
             endpoint.poll_recv(cx)
@@ -203,11 +203,13 @@ fn gather(cx: &mut Context<'_>, endpoint: &mut Endpoint, rest: &mut Bytes, max: 
             Poll::Ready(Incoming::Data(mut bytes)) => {
                 *rest = bytes.split_off(bytes.len().min(max - gathered.bytes));
                 gathered.bytes += bytes.len();
-                if bytes.len() < JOIN_BELOW_BYTES && !(endpoint.is_idle() && crumbs.is_empty()) {
-                    crumbs.extend_from_slice(&bytes);
+                if bytes.len() < JOIN_BELOW_BYTES
+                    && !(endpoint.is_idle() && small_chunks.is_empty())
+                {
+                    small_chunks.extend_from_slice(&bytes);
                 } else {
-                    if !crumbs.is_empty() {
-                        gathered.parts.push_back(crumbs.split().freeze());
+                    if !small_chunks.is_empty() {
+                        gathered.parts.push_back(small_chunks.split().freeze());
                     }
                     gathered.parts.push_back(bytes);
                 }
@@ -219,8 +221,8 @@ fn gather(cx: &mut Context<'_>, endpoint: &mut Endpoint, rest: &mut Bytes, max: 
             Poll::Pending => break,
         }
     }
-    if !crumbs.is_empty() {
-        gathered.parts.push_back(crumbs.freeze());
+    if !small_chunks.is_empty() {
+        gathered.parts.push_back(small_chunks.freeze());
     }
     gathered
 }

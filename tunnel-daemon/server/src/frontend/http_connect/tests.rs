@@ -148,7 +148,7 @@ fn the_state_of_a_connection_stays_small() {
     };
     let (_client, server) = duplex(64);
     let (_channel, client, endpoint) = opened(&context);
-    let bytes = size_of_val(&carry(client, endpoint));
+    let bytes = size_of_val(&serve_tunnel(client, endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(
         server,

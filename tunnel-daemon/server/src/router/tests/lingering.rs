@@ -31,11 +31,14 @@ async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_clos
     drop(target);
     let (mut stuck, _never_read) = duplex(100);
     let start = Instant::now();
-    let pumping = timeout(FOR_EVER, pump(&mut stuck, &mut endpoint, Bytes::new()));
-    let (outcome, ()) = tokio::join!(pumping, world.lose_link());
+    let copying = timeout(
+        FOR_EVER,
+        copy_bidirectional(&mut stuck, &mut endpoint, Bytes::new()),
+    );
+    let (outcome, ()) = tokio::join!(copying, world.lose_link());
     let outcome = outcome.expect("it is cut");
     assert!(
-        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        matches!(outcome.end, CopyEnd::Tunnel(TunnelEnd::LingerExpired)),
         "{outcome:?}"
     );
     assert_eq!(outcome.to_socket, 100);
@@ -65,13 +68,16 @@ async fn a_slow_client(loses_link: bool) {
         client.read_to_end(&mut got).await.unwrap();
         got
     };
-    let pumping = timeout(FOR_EVER, pump(&mut ours, &mut endpoint, Bytes::new()));
-    let (outcome, got) = tokio::join!(pumping, reading);
+    let copying = timeout(
+        FOR_EVER,
+        copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()),
+    );
+    let (outcome, got) = tokio::join!(copying, reading);
     let outcome = outcome.expect("it is over");
     assert!(
         matches!(
             outcome.end,
-            PumpEnd::Tunnel(TunnelEnd::Closed { ref error }) if error.is_empty()
+            CopyEnd::Tunnel(TunnelEnd::Closed { ref error }) if error.is_empty()
         ),
         "{outcome:?}"
     );

@@ -67,9 +67,9 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
     until(&near, Peer::Failed);
     let (mut endpoint, _channel, first) = full_endpoint();
     let since = Instant::now();
-    let outcome = pump(&mut near, &mut endpoint, first).await;
+    let outcome = copy_bidirectional(&mut near, &mut endpoint, first).await;
     match &outcome.end {
-        PumpEnd::ReadFailed(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        CopyEnd::ReadFailed(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
         other => panic!("{other:?}"),
     }
     assert_eq!(since.elapsed().as_secs(), 30);
@@ -85,14 +85,14 @@ async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
     reset(far);
     until(&near, Peer::Failed);
     let (mut endpoint, channel, first) = full_endpoint();
-    let mut pumping = Box::pin(pump(&mut near, &mut endpoint, first));
-    let paused = timeout(Duration::from_secs(29), &mut pumping).await;
+    let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, first));
+    let paused = timeout(Duration::from_secs(29), &mut copying).await;
     assert!(paused.is_err(), "{paused:?}");
     let taken = channel.take_up().unwrap().len();
     channel.release_up(taken, 1);
-    let end = pumping.await.end;
+    let end = copying.await.end;
     assert_eq!(channel.take_up().as_deref(), Some(UNREAD));
-    assert!(matches!(end, PumpEnd::ReadFailed(_)), "{end:?}");
+    assert!(matches!(end, CopyEnd::ReadFailed(_)), "{end:?}");
 }
 
 /// Limit (times): A half-closed and silent tunnel
@@ -102,7 +102,7 @@ async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
     far.shutdown(Shutdown::Write).unwrap();
     until(&near, Peer::Silent);
     let (mut endpoint, channel, first) = full_endpoint();
-    let over = timeout(A_WHILE, pump(&mut near, &mut endpoint, first)).await;
+    let over = timeout(A_WHILE, copy_bidirectional(&mut near, &mut endpoint, first)).await;
     assert!(over.is_err(), "{over:?}");
     assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
@@ -113,7 +113,11 @@ async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
     let (mut near, far) = unix();
     drop(far);
     let (mut endpoint, channel, first) = full_endpoint();
-    let over = timeout(2 * A_WHILE, pump(&mut near, &mut endpoint, first)).await;
+    let over = timeout(
+        2 * A_WHILE,
+        copy_bidirectional(&mut near, &mut endpoint, first),
+    )
+    .await;
     assert!(over.is_err(), "{over:?}");
     assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
@@ -126,8 +130,10 @@ async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
     let (mut endpoint, channel, first) = full_endpoint();
     channel.deliver(Bytes::from_static(b"for nobody"));
     let since = Instant::now();
-    let end = pump(&mut near, &mut endpoint, first).await.end;
-    assert!(matches!(end, PumpEnd::WriteFailed(_)), "{end:?}");
+    let end = copy_bidirectional(&mut near, &mut endpoint, first)
+        .await
+        .end;
+    assert!(matches!(end, CopyEnd::WriteFailed(_)), "{end:?}");
     assert_eq!(since.elapsed().as_secs(), 30);
 }
 
@@ -135,13 +141,13 @@ async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
 async fn a_peer_that_waits_is_left_alone_and_then_heard() {
     let (mut near, _far) = tcp().await;
     let (mut endpoint, channel, first) = full_endpoint();
-    let mut pumping = Box::pin(pump(&mut near, &mut endpoint, first));
-    let paused = timeout(Duration::from_secs(3600), &mut pumping).await;
+    let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, first));
+    let paused = timeout(Duration::from_secs(3600), &mut copying).await;
     assert!(paused.is_err(), "{paused:?}");
     assert_eq!(channel.endpoint_flags(), 0);
     let taken = channel.take_up().unwrap().len();
     channel.release_up(taken, 1);
-    let on = timeout(A_WHILE, &mut pumping).await;
+    let on = timeout(A_WHILE, &mut copying).await;
     assert!(on.is_err(), "{on:?}");
     assert_eq!(channel.take_up().as_deref(), Some(UNREAD));
 }

@@ -9,7 +9,7 @@ use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::EndReason;
 use adit_tls::stream::Connection;
 use adit_tunnel::lane::Pipe;
-use adit_tunnel::{Closing, Endpoint, PipeRelay, part, pump};
+use adit_tunnel::{Closing, Endpoint, PipeRelay, close_gracefully, copy_bidirectional};
 
 /// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
 pub(super) struct Client<S> {
@@ -27,11 +27,14 @@ impl<S: Connection> Client<S> {
     /// Moves bytes until the tunnel or the client has ended, and reports it; says how the connection is to be closed, if it
     /// has not failed. `endpoint` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
     /// their `Drop`: the tunnel is reset.
-    pub(super) async fn pump(&mut self, endpoint: &mut Option<Endpoint>) -> Option<Closing> {
+    pub(super) async fn copy_bidirectional(
+        &mut self,
+        endpoint: &mut Option<Endpoint>,
+    ) -> Option<Closing> {
         let Self {
             io, early, tunnel, ..
         } = self;
-        let outcome = pump(io, endpoint.as_mut()?, early.split().freeze()).await;
+        let outcome = copy_bidirectional(io, endpoint.as_mut()?, early.split().freeze()).await;
         let reason = outcome.reason_at_client();
         tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
         *endpoint = None;
@@ -41,7 +44,7 @@ impl<S: Connection> Client<S> {
     /// Closes the connection, but for dropping it. A target that broke off must not look like one that closed, not even for
     /// a moment.
     pub(super) async fn close(&mut self, closing: Closing) {
-        part(&mut self.io, closing).await;
+        close_gracefully(&mut self.io, closing).await;
     }
 
     /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.

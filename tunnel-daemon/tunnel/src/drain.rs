@@ -18,7 +18,7 @@ const TAKEN_WITHIN: Duration = Duration::from_secs(300);
 
 /// Why a lane cannot be used again.
 #[derive(Debug, thiserror::Error)]
-pub enum Unsettled {
+pub enum DrainError {
     /// It is over.
     #[error(transparent)]
     Failed(#[from] LaneFailure),
@@ -34,15 +34,15 @@ pub enum Unsettled {
 /// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel is not behind it.
 ///
 /// # Errors
-/// [`Unsettled`]: close the lane, by a reset if the peer does not let go of it.
-pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
+/// [`DrainError`]: close the lane, by a reset if the peer does not let go of it.
+pub async fn drain(lane: &mut Lane) -> Result<(), DrainError> {
     finish(lane).await?;
     prove(lane).await
 }
 
 /// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
 /// that it has taken may be in its buffers for long, since we do not see them move there.
-async fn finish(lane: &mut Lane) -> Result<(), Unsettled> {
+async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
     // Mostly there is nothing left to wait for, and nothing to ask the kernel.
     if let Some(clean) = clean(lane).now_or_never() {
         return Ok(clean?);
@@ -66,11 +66,11 @@ async fn finish(lane: &mut Lane) -> Result<(), Unsettled> {
     lane.end().reset("no progress after its end");
     tokio::time::timeout(ACKNOWLEDGED_WITHIN, clean(lane))
         .await
-        .map_or(Err(Unsettled::Silent), |clean| Ok(clean?))
+        .map_or(Err(DrainError::Silent), |clean| Ok(clean?))
 }
 
 /// Waits as long for the peer to read what it has not.
-async fn prove(lane: &mut Lane) -> Result<(), Unsettled> {
+async fn prove(lane: &mut Lane) -> Result<(), DrainError> {
     let mut before = usize::MAX;
     while !lane.is_proven() {
         let patience = if before == 0 {
@@ -84,7 +84,7 @@ async fn prove(lane: &mut Lane) -> Result<(), Unsettled> {
         }
         let left = lane.unacknowledged_bytes();
         if left >= before {
-            return Err(Unsettled::Unread);
+            return Err(DrainError::Unread);
         }
         before = left;
     }
@@ -166,14 +166,14 @@ mod tests {
 
     /// Settles a lane. Until its peer's kernel has what asks for an answer, paused time stands still: the task never rests,
     /// for the kernel has a clock of its own.
-    async fn settled(lane: &mut Lane) -> Result<(), Unsettled> {
+    async fn drained(lane: &mut Lane) -> Result<(), DrainError> {
         let socket = lane.tcp().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let mut settling = pin!(settle(lane));
-        assert!(futures_util::poll!(settling.as_mut()).is_pending());
+        let mut draining = pin!(drain(lane));
+        assert!(futures_util::poll!(draining.as_mut()).is_pending());
         while unacknowledged_bytes(&socket).unwrap() > 0 {
             tokio::task::yield_now().await;
         }
-        settling.await
+        draining.await
     }
 
     /// Limit (times): Bytes in the agent's kernel after a close | read within 5 min, else the lane is cut
@@ -181,8 +181,8 @@ mod tests {
     async fn last_bytes_that_a_peer_does_not_read_are_waited_for_five_minutes() {
         let (mut lane, _peer) = unread().await;
         let since = Instant::now();
-        let outcome = settled(&mut lane).await;
-        assert!(matches!(outcome, Err(Unsettled::Unread)), "{outcome:?}");
+        let outcome = drained(&mut lane).await;
+        assert!(matches!(outcome, Err(DrainError::Unread)), "{outcome:?}");
         // Before that, half a minute until it is asked who has them.
         assert_eq!(since.elapsed().as_secs(), 30 + 300);
     }
@@ -205,7 +205,7 @@ mod tests {
             }
         };
         tokio::select! {
-            outcome = settled(&mut lane) => outcome.unwrap(),
+            outcome = drained(&mut lane) => outcome.unwrap(),
             failure = reading => panic!("{failure}"),
         }
         assert!(lane.state().is_idle() && lane.is_proven());

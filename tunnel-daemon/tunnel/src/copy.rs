@@ -22,20 +22,20 @@ use adit_tls::stream::Connection;
 
 /// Bytes taken from the endpoint before the socket gets them.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
-/// Pieces of them: crumbs cost more than their bytes.
+/// Pieces of them: small chunks cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
 /// Pieces below this are copied where they have to wait, so that they keep nothing of what they came in, of which the peer
 /// decides how much it is.
-const CRUMB_BYTES: usize = 2048;
+const SMALL_CHUNK_BYTES: usize = 2048;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in perf/results/history.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
 /// Looks in a row at a socket that nobody reads after which the bytes of a peer that is gone are given up: those of 30 s.
 const LOOKS_MAX: u64 = limits::LINGER_TIMEOUT.as_secs() / watch::EVERY.as_secs();
 
-/// Who ended a pump, and how.
+/// Who ended a copy, and how.
 #[derive(Debug)]
-pub enum PumpEnd {
+pub enum CopyEnd {
     /// The tunnel ended; everything that was to be delivered is written.
     Tunnel(TunnelEnd),
     /// The socket failed while it was read.
@@ -47,7 +47,7 @@ pub enum PumpEnd {
 /// Always returned, also for failures.
 #[derive(Debug)]
 #[must_use = "an outcome carries the byte counts for metrics and the access log"]
-pub struct PumpOutcome {
+pub struct CopyOutcome {
     /// Bytes read from the socket and handed to the tunnel.
     pub from_socket: u64,
     /// Bytes of the tunnel written to the socket.
@@ -55,14 +55,14 @@ pub struct PumpOutcome {
     /// The socket was told that these are all.
     pub said_all: bool,
     /// How it ended.
-    pub end: PumpEnd,
+    pub end: CopyEnd,
 }
 
-impl PumpOutcome {
+impl CopyOutcome {
     /// How the socket is to be closed; `None` if it has failed.
     #[must_use]
     pub fn closing(&self) -> Option<Closing> {
-        let PumpEnd::Tunnel(end) = &self.end else {
+        let CopyEnd::Tunnel(end) = &self.end else {
             return None;
         };
         Some(
@@ -82,8 +82,8 @@ impl PumpOutcome {
     #[must_use]
     pub fn reason_at_target(&self) -> EndReason {
         match &self.end {
-            PumpEnd::Tunnel(end) => EndReason::from(end).at_target(),
-            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => EndReason::TargetReset,
+            CopyEnd::Tunnel(end) => EndReason::from(end).at_target(),
+            CopyEnd::ReadFailed(_) | CopyEnd::WriteFailed(_) => EndReason::TargetReset,
         }
     }
 
@@ -91,20 +91,20 @@ impl PumpOutcome {
     #[must_use]
     pub fn reason_at_client(&self) -> EndReason {
         match &self.end {
-            PumpEnd::Tunnel(end) => EndReason::from(end),
-            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => EndReason::ClientGone,
+            CopyEnd::Tunnel(end) => EndReason::from(end),
+            CopyEnd::ReadFailed(_) | CopyEnd::WriteFailed(_) => EndReason::ClientGone,
         }
     }
 }
 
-/// What a pump joins.
+/// What a copy joins.
 struct Ends<'a, S> {
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
 }
 
 /// What has moved, and what is on its way. It owns neither socket nor endpoint, so that whoever does needs no second place for them.
-pub(super) struct Pump {
+pub(super) struct BidirectionalCopy {
     reader: BlockReader,
     read_done: bool,
     /// What came after the tunnel's end, and was dropped, has ended, too.
@@ -126,48 +126,48 @@ pub(super) struct Pump {
 /// itself hands over.
 ///
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
-/// [`PumpOutcome::closing`] says, by [`crate::part`]. A cancelled call leaves the endpoint to its `Drop`: the tunnel is reset. So is
+/// [`CopyOutcome::closing`] says, by [`crate::close_gracefully`]. A cancelled call leaves the endpoint to its `Drop`: the tunnel is reset. So is
 /// the socket when it is dropped then, unless it was told that these are all; and by the kernel, for a process that is killed.
-pub fn pump<'a, S: Connection>(
+pub fn copy_bidirectional<'a, S: Connection>(
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
     first: Bytes,
-) -> impl Future<Output = PumpOutcome> + use<'a, S> {
+) -> impl Future<Output = CopyOutcome> + use<'a, S> {
     if let Some(socket) = socket.tcp() {
         reset_on_close(socket);
     }
-    let pump = Some(Pump::new(endpoint, first));
+    let copy = Some(BidirectionalCopy::new(endpoint, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
-    Pumping {
-        pump,
+    Copying {
+        copy,
         socket,
         endpoint,
     }
 }
 
-/// See [`pump`].
-struct Pumping<'a, S: Connection> {
+/// See [`copy_bidirectional`].
+struct Copying<'a, S: Connection> {
     /// Until it is over.
-    pump: Option<Pump>,
+    copy: Option<BidirectionalCopy>,
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
 }
 
-impl<S: Connection> Future for Pumping<'_, S> {
-    type Output = PumpOutcome;
+impl<S: Connection> Future for Copying<'_, S> {
+    type Output = CopyOutcome;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PumpOutcome> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CopyOutcome> {
         let this = self.get_mut();
-        let Some(pump) = &mut this.pump else {
+        let Some(copy) = &mut this.copy else {
             unreachable!("a pump is asked again after its end");
         };
-        let outcome = ready!(pump.poll(cx, this.socket, this.endpoint));
-        this.pump = None;
+        let outcome = ready!(copy.poll(cx, this.socket, this.endpoint));
+        this.copy = None;
         Poll::Ready(outcome)
     }
 }
 
-impl Pump {
+impl BidirectionalCopy {
     pub(super) fn new(endpoint: &mut Endpoint, first: Bytes) -> Self {
         let from_socket = first.len() as u64;
         endpoint.send(first);
@@ -193,13 +193,13 @@ impl Pump {
         cx: &mut Context<'_>,
         socket: &mut S,
         endpoint: &mut Endpoint,
-    ) -> Poll<PumpOutcome> {
+    ) -> Poll<CopyOutcome> {
         let sizes = endpoint.buffer_sizes();
         if sizes != self.buffers.sizes() {
             self.fit_buffers(socket, sizes);
         }
         self.poll_end(cx, &mut Ends { socket, endpoint })
-            .map(|end| PumpOutcome {
+            .map(|end| CopyOutcome {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
                 said_all: self.has_said_all(),
@@ -229,7 +229,7 @@ impl Pump {
         &mut self,
         cx: &mut Context<'_>,
         ends: &mut Ends<'_, S>,
-    ) -> Poll<PumpEnd> {
+    ) -> Poll<CopyEnd> {
         for _round in 0..ROUNDS_PER_POLL {
             let wrote = match self.poll_to_socket(cx, ends) {
                 Ok(progress) => progress,
@@ -244,7 +244,7 @@ impl Pump {
             if self.read_done
                 && let Some(error) = self.write_failed.take()
             {
-                return Poll::Ready(PumpEnd::WriteFailed(error));
+                return Poll::Ready(CopyEnd::WriteFailed(error));
             }
             if let Some(end) = &self.tunnel_end
                 && (self.pending.is_empty() || ends.endpoint.poll_aborted(cx))
@@ -252,11 +252,11 @@ impl Pump {
                 // What is cut off here did not end as it was told.
                 let cut = (!self.pending.is_empty()).then(|| ends.endpoint.last_end());
                 let end = cut.flatten().unwrap_or_else(|| end.clone());
-                return Poll::Ready(PumpEnd::Tunnel(end));
+                return Poll::Ready(CopyEnd::Tunnel(end));
             }
             let read = match self.poll_from_socket(cx, ends) {
                 Ok(progress) => progress,
-                Err(error) => return Poll::Ready(PumpEnd::ReadFailed(error)),
+                Err(error) => return Poll::Ready(CopyEnd::ReadFailed(error)),
             };
             if !wrote && !read {
                 ends.endpoint.poll_flush(cx);
@@ -290,11 +290,12 @@ impl Pump {
             match endpoint.poll_recv(cx) {
                 Poll::Ready(Incoming::Data(bytes)) => {
                     let waits = !self.pending.is_empty();
-                    self.pending.push(if waits && bytes.len() < CRUMB_BYTES {
-                        Bytes::copy_from_slice(&bytes)
-                    } else {
-                        bytes
-                    });
+                    self.pending
+                        .push(if waits && bytes.len() < SMALL_CHUNK_BYTES {
+                            Bytes::copy_from_slice(&bytes)
+                        } else {
+                            bytes
+                        });
                     more_from_endpoint = true;
                 }
                 Poll::Ready(Incoming::PeerFin) => self.peer_fin = true,
@@ -446,7 +447,7 @@ mod tests {
     ///
     /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
-    async fn crumbs_that_wait_keep_nothing_of_what_they_came_in() {
+    async fn small_chunks_that_wait_keep_nothing_of_what_they_came_in() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let block = Bytes::from(vec![7; 256 * 1024]);
         channel.deliver(Bytes::from(vec![7; 100]));
@@ -454,8 +455,8 @@ mod tests {
             channel.deliver(block.slice(..100));
         }
         let (mut near, _far) = tokio::io::duplex(10);
-        let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
-        assert!(futures_util::poll!(&mut pumping).is_pending());
+        let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, Bytes::new()));
+        assert!(futures_util::poll!(&mut copying).is_pending());
         assert!(block.is_unique());
     }
 
@@ -465,14 +466,15 @@ mod tests {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         channel.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
         let (mut near, _far) = tokio::io::duplex(10);
-        let mut pumping = tokio::task::JoinSet::new();
-        pumping.spawn(async move { pump(&mut near, &mut endpoint, Bytes::new()).await });
+        let mut copying = tokio::task::JoinSet::new();
+        copying
+            .spawn(async move { copy_bidirectional(&mut near, &mut endpoint, Bytes::new()).await });
         tokio::task::yield_now().await;
         let error = String::new();
         channel.finish(TunnelEnd::Reset { error });
-        let outcome = tokio::time::timeout(Duration::from_secs(10), pumping.join_next()).await;
+        let outcome = tokio::time::timeout(Duration::from_secs(10), copying.join_next()).await;
         let end = outcome.unwrap().unwrap().unwrap().end;
-        assert!(matches!(end, PumpEnd::Tunnel(_)), "{end:?}");
+        assert!(matches!(end, CopyEnd::Tunnel(_)), "{end:?}");
     }
 
     /// As when its task is cut off, or its process is killed: then the kernel goes by this option.
@@ -487,9 +489,9 @@ mod tests {
             if said_all {
                 channel.peer_fin();
             }
-            let mut pumping = Box::pin(pump(&mut near, &mut endpoint, Bytes::new()));
-            assert!(futures_util::poll!(&mut pumping).is_pending());
-            drop(pumping);
+            let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, Bytes::new()));
+            assert!(futures_util::poll!(&mut copying).is_pending());
+            drop(copying);
             let reset = SockRef::from(&near).linger().unwrap();
             assert_eq!(reset, (!said_all).then_some(Duration::ZERO));
             drop(near);
