@@ -32,8 +32,8 @@ use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, AgentSource};
+use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::link::LinkContext;
-use adit_agent::reach::{Met, Reach};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_agent::targets::Dials;
@@ -201,14 +201,14 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     services.spawn_always("descriptors", giving_up);
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
-        reach: Reach {
+        connector: ServerConnector {
             resolver: server_resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),
             own_sockets: own_sockets.clone(),
             agent: plan.agent_id.clone(),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         },
         hello: AgentHello {
             agent: plan.agent_id.clone(),

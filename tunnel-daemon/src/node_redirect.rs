@@ -20,7 +20,7 @@ use crate::redirect_table::LISTENER;
 use crate::redirect_view::RedirectView;
 use crate::redirect_watch::{look_after, say_active, say_neighbours};
 use adit_account::Accounts;
-use adit_agent::node::{Wanted, Wants};
+use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::origin::{OriginError, OriginSource as _};
@@ -39,7 +39,7 @@ pub(super) struct NodeRedirect {
 }
 
 /// What serves listeners whose connections want to go somewhere.
-pub(super) type NodeServe = Arc<dyn Fn(Arc<dyn Wants>) -> Serve + Send + Sync>;
+pub(super) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
 
 /// What it needs of its agent.
 pub(super) struct NodeRedirectParts<'a> {
@@ -49,7 +49,7 @@ pub(super) struct NodeRedirectParts<'a> {
     pub(super) services: &'a Tasks,
     pub(super) reread: &'a Reread,
     pub(super) stop: &'a CancellationToken,
-    pub(super) door: &'a NodeServe,
+    pub(super) proxy: &'a NodeServe,
     pub(super) view: Arc<RedirectView>,
 }
 
@@ -117,7 +117,7 @@ fn attach(
         services,
         reread,
         stop,
-        door,
+        proxy,
         view,
     } = parts;
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
@@ -135,7 +135,7 @@ fn attach(
         "redirect to the control plane"
     );
     let destinations = Arc::new(ArcSwap::from_pointee(Destinations::of(all)));
-    let wants = |at_node| -> Arc<dyn Wants> {
+    let source = |at_node| -> Arc<dyn DestinationSource> {
         Arc::new(Services {
             redirect: Arc::clone(&redirect),
             at_node,
@@ -143,8 +143,8 @@ fn attach(
             metrics: metrics.clone(),
         })
     };
-    let serve = door(wants(false));
-    let serve_at_node = door(wants(true));
+    let serve = proxy(source(false));
+    let serve_at_node = proxy(source(true));
     for (serve, listeners) in [(&serve, bound), (&serve_at_node, at_node)] {
         for listener in listeners {
             services.spawn_always("node-listener", serve(listener, stop.clone()));
@@ -284,7 +284,7 @@ impl Services {
     }
 }
 
-impl Wants for Services {
+impl DestinationSource for Services {
     fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Wanted, NodeRefusal> {
         let found = match self.origin(accepted, peer) {
             Ok(service) => {

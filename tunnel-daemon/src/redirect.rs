@@ -190,7 +190,7 @@ impl Listening<'_> {
         tracing::info!(address = %at, "transparent frontend");
         view.transparent(at, no_tproxy.as_ref());
         let origins = Arc::new(PacketFilterOrigin { listener: at });
-        let serve = self.door(origins, hub, context, clients);
+        let serve = self.proxy(origins, hub, context, clients);
         self.services
             .spawn_always("listener", serve(listener, self.stop.clone()));
         Ok(at)
@@ -240,7 +240,7 @@ impl Listening<'_> {
             maps: RedirectOrigin(Arc::clone(&redirect)),
             rules: Arc::clone(&in_force),
         });
-        let serve = self.door(origins, hub, context, clients);
+        let serve = self.proxy(origins, hub, context, clients);
         for listener in bound {
             let serving = serve(listener, self.stop.clone());
             self.services.spawn_always("listener", serving);
@@ -275,7 +275,7 @@ impl Listening<'_> {
     }
 
     /// What serves a transparent listener.
-    fn door(
+    fn proxy(
         &self,
         origins: Arc<impl OriginSource>,
         hub: &Arc<Hub>,

@@ -134,7 +134,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         own_sockets: &own_sockets,
         watched: Vec::new(),
     };
-    say_what_is_open(plan, &adit);
+    warn_insecure_config(plan, &adit);
     let access = Arc::new(AccessLog::new(
         plan.access_log_limit,
         adit.access_events_suppressed(),
@@ -157,7 +157,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     );
     tasks.services.spawn_always("agent-authorizer", following);
     let own = Arc::new(OwnListeners::default());
-    settings.node = node::door(
+    settings.node = node::proxy(
         &plan.destinations,
         &own,
         NodeParts {
@@ -306,7 +306,7 @@ fn metrics_and_hub(
 }
 
 /// What anyone could do who should perhaps not.
-fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
+fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
     if plan.agents.insecure_unauthenticated {
         tracing::warn!(
             "agents are not authenticated: anyone who reaches the agent port can register as an agent"

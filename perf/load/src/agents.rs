@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use adit_account::Accounts;
+use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::link::LinkContext;
-use adit_agent::reach::{Met, Reach};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_config::address::ServerAddress;
@@ -169,14 +169,14 @@ impl Agents {
         };
         let settings = ServersSettings {
             addresses: vec![self.server.clone()],
-            reach: Reach {
+            connector: ServerConnector {
                 resolver: Arc::clone(&self.resolver),
                 tls: Arc::clone(&self.tls),
                 proxy: ForwardProxy::default(),
                 accounts: Accounts::off(),
                 own_sockets: OwnSockets::off(),
                 agent: agent.clone(),
-                met: Met::default(),
+                recent_servers: RecentServers::default(),
             },
             hello: AgentHello {
                 agent,

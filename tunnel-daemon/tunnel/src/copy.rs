@@ -359,8 +359,8 @@ impl BidirectionalCopy {
             return Ok(false);
         }
         if endpoint.poll_ready(cx).is_pending() {
-            return match endpoint.poll_look(cx) {
-                Poll::Ready(moved) => self.look(&**socket, endpoint, moved),
+            return match endpoint.poll_check(cx) {
+                Poll::Ready(moved) => self.check(&**socket, endpoint, moved),
                 Poll::Pending => Ok(false),
             };
         }
@@ -387,7 +387,7 @@ impl BidirectionalCopy {
     /// Asks after the peer of a socket that is not read, since the tunnel takes no more: its end would stay behind its bytes
     /// for as long as they do. One that is gone is given up after a while without a byte; one that has ended in order has
     /// the time of a half-closed tunnel. Returns whether another round may find something.
-    fn look<S: Connection>(
+    fn check<S: Connection>(
         &mut self,
         socket: &S,
         endpoint: &mut Endpoint,

@@ -426,9 +426,9 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     fn arm(&mut self, cx: &mut Context<'_>) {
-        let look = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
+        let check = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
         let finish = self.finish_at.filter(|at| *at > self.clock.now());
-        let times = [self.link.next_deadline(), look, finish];
+        let times = [self.link.next_deadline(), check, finish];
         let next = times.into_iter().flatten().min();
         let Some(at) = next else {
             self.sleep_at = None;

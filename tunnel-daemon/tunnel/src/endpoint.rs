@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::channel::{Channel, DirtyList};
 use crate::clock::moment;
 use crate::lane::{Lane, Pipe};
-use crate::lane_path::{LaneHome, LanePath};
+use crate::lane_path::{LaneOwner, LanePath};
 use crate::link_path::LinkPath;
 use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
 use adit_telemetry::tunnels::PathQuality;
@@ -103,10 +103,10 @@ impl Endpoint {
         (Self::over(path), channel)
     }
 
-    /// An endpoint on a lane whose tunnel is open. `home` gets the lane back.
+    /// An endpoint on a lane whose tunnel is open. `owner` gets the lane back.
     #[must_use]
-    pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
-        Self::over(Path::Lane(Box::new(LanePath::new(lane, home))))
+    pub fn on_lane(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
+        Self::over(Path::Lane(Box::new(LanePath::new(lane, owner))))
     }
 
     fn over(path: Path) -> Self {
@@ -152,10 +152,10 @@ impl Endpoint {
 
     /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
     /// looked at; says whether something was taken since the last time.
-    pub fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+    pub fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         match &mut self.path {
-            Path::Link(link) => link.poll_look(cx),
-            Path::Lane(lane) => lane.poll_look(),
+            Path::Link(link) => link.poll_check(cx),
+            Path::Lane(lane) => lane.poll_check(),
         }
     }
 

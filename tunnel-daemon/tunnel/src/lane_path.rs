@@ -27,7 +27,7 @@ const QUEUE_FRAMES_MAX: usize = 4096;
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a lane goes when an endpoint needs it no more: idle, or with the end of a tunnel still on its way.
-pub trait LaneHome: Send + Sync {
+pub trait LaneOwner: Send + Sync {
     /// Cancelled once the lane's link is gone.
     fn gone(&self) -> &CancellationToken;
     /// Looks after lanes in trouble.
@@ -48,7 +48,7 @@ pub trait LaneHome: Send + Sync {
 pub(super) struct LanePath {
     /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
     lane: Option<Lane>,
-    home: Arc<dyn LaneHome>,
+    owner: Arc<dyn LaneOwner>,
     probe: Arc<Probe>,
     waiting: Option<Incoming>,
     end: Option<TunnelEnd>,
@@ -59,7 +59,7 @@ pub(super) struct LanePath {
     /// The endpoint has given something since its own socket was last to be looked at.
     sent: bool,
     /// That socket is to be looked at; whether something has moved before.
-    look: Option<bool>,
+    check: Option<bool>,
     /// Its end is known, and waits behind bytes that the lane does not take.
     end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
@@ -78,13 +78,13 @@ pub(super) struct LanePath {
 }
 
 impl LanePath {
-    pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
-        let probe = home.watch().enter(home.gone().clone());
-        let queued = Queued::none(home.budget());
-        let sizes = buffer_sizes(home.budget());
+    pub(super) fn new(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
+        let probe = owner.watch().enter(owner.gone().clone());
+        let queued = Queued::none(owner.budget());
+        let sizes = buffer_sizes(owner.budget());
         let mut path = Self {
             lane: Some(lane),
-            home,
+            owner,
             probe,
             waiting: None,
             end: None,
@@ -92,7 +92,7 @@ impl LanePath {
             write_failed: false,
             full: false,
             sent: false,
-            look: None,
+            check: None,
             end_waits: false,
             timer: None,
             held: 0,
@@ -120,7 +120,7 @@ impl LanePath {
         let is_full = full(self);
         if is_full != self.full {
             self.full = is_full;
-            self.look = None;
+            self.check = None;
             self.probe.set_full(is_full);
         }
         if is_full {
@@ -131,7 +131,7 @@ impl LanePath {
     }
 
     pub(super) fn budget(&self) -> &ProcessBudget {
-        self.home.budget()
+        self.owner.budget()
     }
 
     /// Those of a link are many tunnels', and stay as they are.
@@ -147,7 +147,7 @@ impl LanePath {
     /// Bytes that the endpoint may give now. Of a tunnel that has ended all are taken, and dropped.
     pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
-        self.home.budget().queue_share().saturating_sub(queued)
+        self.owner.budget().queue_share().saturating_sub(queued)
     }
 
     /// Has the budget know how much waits for the lane.
@@ -160,18 +160,18 @@ impl LanePath {
     /// Gives the lane back with what waits for it, which counts until it has left.
     fn give_back(&mut self) {
         // The next tunnel fits them anew.
-        self.fit_buffers(buffer_sizes_at_rest(self.home.budget()));
+        self.fit_buffers(buffer_sizes_at_rest(self.owner.budget()));
         if let Some(lane) = self.lane.take() {
-            let budget = self.home.budget();
+            let budget = self.owner.budget();
             let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));
             queued.set(lane.queued_bytes() as u64);
-            self.home.take_back(lane, queued);
+            self.owner.take_back(lane, queued);
         }
     }
 
     /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
-    pub(super) fn poll_look(&mut self) -> Poll<bool> {
-        self.look.take().map_or(Poll::Pending, Poll::Ready)
+    pub(super) fn poll_check(&mut self) -> Poll<bool> {
+        self.check.take().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// A half-close that has yet to be read counts as one.
@@ -204,7 +204,7 @@ impl LanePath {
     }
 
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
-        self.fit_buffers(buffer_sizes(self.home.budget()));
+        self.fit_buffers(buffer_sizes(self.owner.budget()));
         if let Some(lane) = &mut self.lane
             && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
         {
@@ -235,7 +235,7 @@ impl LanePath {
         if !self.probe.is_due() {
             return;
         }
-        if self.home.watch().is_shutting_down() {
+        if self.owner.watch().is_shutting_down() {
             if let Some(lane) = &mut self.lane {
                 lane.end().reset("the other end shuts down");
                 self.finish(TunnelEnd::Shutdown);
@@ -249,7 +249,7 @@ impl LanePath {
             let on_the_way = bytes_on_the_way(self.lane.as_ref());
             let moves = on_the_way < self.on_the_way_seen;
             self.on_the_way_seen = on_the_way;
-            self.look = Some(std::mem::take(&mut self.sent) || moves);
+            self.check = Some(std::mem::take(&mut self.sent) || moves);
         }
         cx.waker().wake_by_ref();
     }
@@ -270,7 +270,7 @@ impl LanePath {
             let Some(lane) = &mut self.lane else {
                 return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
             };
-            if self.held > 0 && self.home.budget().is_half_full() {
+            if self.held > 0 && self.owner.budget().is_half_full() {
                 // Short of memory a lane is read again once what it gave has left, for which the endpoint asks again.
                 return Poll::Pending;
             }
@@ -281,7 +281,7 @@ impl LanePath {
                     LaneEvent::Data(bytes) => {
                         self.moved = true;
                         self.held += bytes.len() as u64;
-                        self.home.budget().hold(bytes.len() as u64);
+                        self.owner.budget().hold(bytes.len() as u64);
                         return Poll::Ready(Incoming::Data(bytes));
                     }
                     LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
@@ -290,7 +290,7 @@ impl LanePath {
                     }
                     LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
                     LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
-                    LaneEvent::Want(_) => self.home.want(),
+                    LaneEvent::Want(_) => self.owner.want(),
                     // Nothing that concerns a tunnel that is open.
                     LaneEvent::Open(_)
                     | LaneEvent::Opened
@@ -345,7 +345,7 @@ impl LanePath {
     fn release(&mut self, bytes: u64) {
         let bytes = bytes.min(self.held);
         self.held -= bytes;
-        self.home.budget().release(bytes);
+        self.owner.budget().release(bytes);
     }
 
     /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
@@ -361,7 +361,7 @@ impl LanePath {
         let half_closed = |lane: &Lane| self.end_waits || lane.state().is_half_closed();
         if self.lane.as_ref().is_some_and(half_closed)
             && self.end.is_none()
-            && self.has_run_out(cx, self.home.silence_max())
+            && self.has_run_out(cx, self.owner.silence_max())
         {
             if let Some(lane) = &mut self.lane {
                 lane.end().reset("half-closed and silent for too long");
@@ -393,7 +393,7 @@ impl LanePath {
 
     fn fail(&mut self, failure: &LaneFailure) {
         if self.lane.take().is_some() {
-            self.home.lost(failure);
+            self.owner.lost(failure);
         }
         self.count_queued();
         self.timer = None;
@@ -452,7 +452,7 @@ mod tests {
         back: Mutex<Option<(Lane, Queued)>>,
     }
 
-    impl LaneHome for Nowhere {
+    impl LaneOwner for Nowhere {
         fn gone(&self) -> &CancellationToken {
             &self.gone
         }
@@ -493,14 +493,14 @@ mod tests {
         assert!(matches!(lane.event().await, Ok(LaneEvent::Open(_))));
         lane.end().accept();
 
-        let home = Nowhere {
+        let owner = Nowhere {
             gone: CancellationToken::new(),
             watch: LaneWatch::default(),
             budget: Arc::new(ProcessBudget::new(1 << 30)),
             back: Mutex::default(),
         };
-        let home = Arc::new(home);
-        let mut path = LanePath::new(lane, Arc::clone(&home) as Arc<dyn LaneHome>);
+        let owner = Arc::new(owner);
+        let mut path = LanePath::new(lane, Arc::clone(&owner) as Arc<dyn LaneOwner>);
         // The server reads nothing.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut sent = 0;
@@ -516,8 +516,8 @@ mod tests {
         path.close("");
         drop(path);
         // The close is one more.
-        assert!(home.budget.queued_bytes() >= waits && waits > 0);
-        *home.back.lock().unwrap() = None;
-        assert_eq!(home.budget.queued_bytes(), 0);
+        assert!(owner.budget.queued_bytes() >= waits && waits > 0);
+        *owner.back.lock().unwrap() = None;
+        assert_eq!(owner.budget.queued_bytes(), 0);
     }
 }

@@ -32,7 +32,7 @@ pub use copy::{CopyEnd, CopyOutcome, copy_bidirectional};
 pub use drain::{DrainError, drain};
 pub use driver::LinkDriver;
 pub use endpoint::{Carrier, Endpoint, EndpointWatch, Incoming};
-pub use lane_path::LaneHome;
+pub use lane_path::LaneOwner;
 pub use pipes::{PipeEnd, PipeOutcome, PipeRelay, driver_label, reason_label};
 pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
 pub use target::{reset_on_close, serve_target};

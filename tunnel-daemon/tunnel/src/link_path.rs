@@ -69,17 +69,17 @@ impl LinkPath {
     }
 
     /// Ready every few seconds while the link takes no more; says whether it took something since the last time.
-    pub(super) fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+    pub(super) fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let timer = self.timer.get_or_insert_with(|| {
             self.sent = false;
             Box::pin(tokio::time::sleep(watch::EVERY))
         });
-        let mut look = Poll::Pending;
+        let mut check = Poll::Pending;
         while timer.as_mut().poll(cx).is_ready() {
-            look = Poll::Ready(std::mem::take(&mut self.sent));
+            check = Poll::Ready(std::mem::take(&mut self.sent));
             timer.as_mut().reset(Instant::now() + watch::EVERY);
         }
-        look
+        check
     }
 
     /// A half-close that has yet to be read counts as one.

@@ -17,7 +17,7 @@ pub(super) const EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Probe {
     waker: AtomicWaker,
-    look: AtomicBool,
+    check: AtomicBool,
     stalled: AtomicBool,
     full: AtomicBool,
     gone: CancellationToken,
@@ -30,7 +30,7 @@ impl Probe {
 
     /// Whether the socket is to be looked at; once for each time.
     pub(super) fn is_due(&self) -> bool {
-        self.look.swap(false, Relaxed)
+        self.check.swap(false, Relaxed)
     }
 
     /// The endpoint's own socket or stream takes nothing, so the lane is not read.
@@ -89,7 +89,7 @@ impl LaneWatch {
     pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {
             waker: AtomicWaker::new(),
-            look: AtomicBool::new(false),
+            check: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             full: AtomicBool::new(false),
             gone,
@@ -107,21 +107,21 @@ impl LaneWatch {
     pub async fn run(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.look();
+            self.check();
         }
     }
 
     /// Ends all tunnels on lanes: this process does.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
-        self.look();
+        self.check();
     }
 
     pub(super) fn is_shutting_down(&self) -> bool {
         self.shutting_down.load(Relaxed)
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let all = self.is_shutting_down();
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.retain(|probe| {
@@ -129,7 +129,7 @@ impl LaneWatch {
                 return false;
             };
             if all || probe.is_watched() {
-                probe.look.store(true, Relaxed);
+                probe.check.store(true, Relaxed);
                 probe.waker.wake();
             }
             true
@@ -160,7 +160,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let is_woken = || {
             probe.register(&Waker::from(Arc::clone(&woken)));
-            watch.look();
+            watch.check();
             (woken.0.swap(false, Relaxed), probe.is_due())
         };
         assert_eq!(is_woken(), (false, false));
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(is_woken(), (true, true));
         assert!(!probe.is_due(), "once");
         drop(probe);
-        watch.look();
+        watch.check();
         assert!(watch.probes.lock().unwrap().is_empty());
     }
 

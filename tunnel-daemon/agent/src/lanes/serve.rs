@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::home::Home;
-use super::loan::Borrowed;
+use super::checkout::Borrowed;
+use super::lane_owner::Owner;
 use super::{Arriving, LaneKeeper};
 use crate::targets::dial_target;
 use adit_telemetry::CountedTunnel;
@@ -121,7 +121,7 @@ impl LaneKeeper {
                         self.note(&failure)
                     }),
                 },
-                borrower = self.0.loans.next(), if free => return Ok(Waited::Lend(borrower)),
+                borrower = self.0.checkouts.next(), if free => return Ok(Waited::Lend(borrower)),
                 () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
                 () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
                 () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
@@ -132,8 +132,8 @@ impl LaneKeeper {
     /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
     fn open(&self, lane: Lane, socket: TcpStream, address: String) {
         let context = &self.0.context;
-        let home = Arc::new(Home(self.clone()));
-        let mut endpoint = Endpoint::on_lane(lane, home);
+        let owner = Arc::new(Owner(self.clone()));
+        let mut endpoint = Endpoint::on_lane(lane, owner);
         if context.warn_on_channel_limit {
             endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }

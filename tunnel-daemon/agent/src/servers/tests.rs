@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::reach::Met;
+use crate::connector::RecentServers;
 use adit_config::plan::CountSource;
 use adit_config::plan::ForwardProxy;
 use adit_config::tls_policy::TlsPolicy;
@@ -76,14 +76,14 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             host: "server.test".to_owned(),
             port: server.port(),
         }],
-        reach: Reach {
+        connector: ServerConnector {
             resolver,
             tls,
             proxy,
             accounts: adit_account::Accounts::off(),
             own_sockets: adit_redirect::exempt::OwnSockets::off(),
             agent: AgentId::new("a"),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         },
         hello: AgentHello {
             agent: AgentId::new("a"),

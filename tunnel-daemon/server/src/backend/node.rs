@@ -85,14 +85,14 @@ impl Permit for Destinations {
 }
 
 /// Opens tunnels for agents.
-pub struct NodeDoor {
+pub struct NodeProxy {
     settings: NodeSettings,
     agents: Quotas,
 }
 
 /// The door as one link's agent finds it.
 struct AgentDoor {
-    door: Arc<NodeDoor>,
+    proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
@@ -100,7 +100,7 @@ struct AgentDoor {
     quota: Arc<Quota>,
 }
 
-impl NodeDoor {
+impl NodeProxy {
     /// For all links of a server.
     #[must_use]
     pub fn new(settings: NodeSettings) -> Arc<Self> {
@@ -118,7 +118,7 @@ impl NodeDoor {
         source: &Source,
     ) -> Arc<dyn AgentOpens> {
         Arc::new(AgentDoor {
-            door: Arc::clone(self),
+            proxy: Arc::clone(self),
             dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
@@ -130,7 +130,7 @@ impl NodeDoor {
 
 impl AgentOpens for AgentDoor {
     fn asked(&self, open: AgentOpen) {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         if open.request().raw {
             self.refused(NodeRefusal::Failed);
             let text = "tunnels that agents open have frames";
@@ -145,7 +145,7 @@ impl AgentOpens for AgentDoor {
             }
         };
         let asked = Asked {
-            door: Arc::clone(&self.door),
+            proxy: Arc::clone(&self.proxy),
             dialer: Arc::clone(&self.dialer),
             agent: self.agent.clone(),
             principal: Arc::clone(&self.principal),
@@ -165,11 +165,11 @@ impl AgentOpens for AgentDoor {
 
 impl AgentDoor {
     fn refused(&self, why: NodeRefusal) {
-        self.door.settings.metrics.node_refused(why);
+        self.proxy.settings.metrics.node_refused(why);
     }
 
     fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         if settings.leaving.is_cancelled() {
             return Err(NodeRefusal::Leaving);
         }
@@ -189,7 +189,7 @@ impl AgentDoor {
 
 /// One tunnel that was asked for.
 struct Asked {
-    door: Arc<NodeDoor>,
+    proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
@@ -204,7 +204,7 @@ impl Asked {
             asked: &self,
             destination: &request.address,
             started: Instant::now(),
-            waiting: Some(self.door.settings.metrics.node_waiting()),
+            waiting: Some(self.proxy.settings.metrics.node_waiting()),
             open: None,
         };
         let dialed = match self.quota.dial(&self.source) {
@@ -230,13 +230,13 @@ impl Asked {
 
     /// When this server goes away, the agent has time to ask another one.
     async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
-        let leaving = &self.door.settings.leaving;
+        let leaving = &self.proxy.settings.leaving;
         let dialed = leaving.run_until_cancelled(self.dial(request)).await;
         dialed.unwrap_or_else(|| Err(NodeRefusal::Leaving.into()))
     }
 
     async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         settings.descriptors.opened();
         let dialed = self.dialer.dial(&request.protocol, &request.address).await;
         let mut socket = dialed.map_err(|error| Refused {
@@ -298,7 +298,7 @@ impl Record<'_> {
     /// For whoever moves the bytes.
     fn opened(&mut self) -> Arc<LiveTunnel> {
         self.waiting = None;
-        let metrics = &self.asked.door.settings.metrics;
+        let metrics = &self.asked.proxy.settings.metrics;
         let facts = TunnelFacts {
             side: TunnelSide::Target,
             peer: self.asked.agent.as_str(),
@@ -320,7 +320,7 @@ impl Record<'_> {
     fn refused(&mut self, refused: &Refused) {
         self.waiting = None;
         let why = refused.why;
-        let metrics = &self.asked.door.settings.metrics;
+        let metrics = &self.asked.proxy.settings.metrics;
         metrics.node_refused(why);
         let (known, error) = match &refused.error {
             Some((known, error)) => (Some(*known), &**error),
@@ -351,7 +351,7 @@ impl Record<'_> {
     }
 
     fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: Detail) {
-        self.asked.door.settings.access.record(&TunnelRecord {
+        self.asked.proxy.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),
             agents_asked: None,

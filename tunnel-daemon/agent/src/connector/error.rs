@@ -11,7 +11,7 @@ use adit_tls::tls::TlsError;
 
 /// Why a server cannot be reached.
 #[derive(Debug, thiserror::Error)]
-pub enum ReachError {
+pub enum ConnectorError {
     /// The name has no address.
     #[error("lookup {name}: {source}")]
     Resolve {
@@ -49,7 +49,7 @@ pub enum ReachError {
     },
 }
 
-impl ReachError {
+impl ConnectorError {
     /// Of the failures of two addresses of one name, the one that says more about the server; of equals the later one.
     pub(super) fn or_more_telling(self, later: Self) -> Self {
         if later.rank() <= self.rank() {

@@ -12,7 +12,7 @@ const _: () = assert!(TURNS_OF_ONE > 0, "each server has a turn");
 
 /// The turns of one agent.
 #[derive(Debug)]
-pub(super) struct Turns(Semaphore);
+pub(super) struct ConcurrencyLimit(Semaphore);
 
 /// What one server may have of them: a turn weighs more while there are others. Those from before weigh what they did.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ pub(super) struct Share(Semaphore);
 
 /// A turn; over when dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct Permit<'a> {
     _permits: Option<[SemaphorePermit<'a>; 2]>,
 }
 
-impl Default for Turns {
+impl Default for ConcurrencyLimit {
     fn default() -> Self {
         Self(Semaphore::new(TURNS as usize))
     }
@@ -36,9 +36,9 @@ impl Default for Share {
     }
 }
 
-impl Turns {
+impl ConcurrencyLimit {
     /// Waits for a turn of the server that `share` belongs to, of so many. A cancelled call has taken none.
-    pub(super) async fn take<'a>(&'a self, share: &'a Share, servers: usize) -> Turn<'a> {
+    pub(super) async fn take<'a>(&'a self, share: &'a Share, servers: usize) -> Permit<'a> {
         let permits = if servers > 1 { TURNS / TURNS_OF_ONE } else { 1 };
         // The share first: whoever waits for it keeps nobody else waiting.
         let take = async {
@@ -46,7 +46,7 @@ impl Turns {
             Some([of_server, self.0.acquire().await.ok()?])
         };
         // Neither is ever closed.
-        Turn {
+        Permit {
             _permits: take.await,
         }
     }
@@ -59,30 +59,38 @@ mod tests {
     use super::*;
 
     /// As many turns as there are at the moment.
-    fn all<'a>(turns: &'a Turns, share: &'a Share, servers: usize) -> Vec<Turn<'a>> {
-        std::iter::from_fn(|| turns.take(share, servers).now_or_never()).collect()
+    fn all<'a>(limit: &'a ConcurrencyLimit, share: &'a Share, servers: usize) -> Vec<Permit<'a>> {
+        std::iter::from_fn(|| limit.take(share, servers).now_or_never()).collect()
     }
 
     /// Limit (peers): Lanes that an agent opens at once | 4; 2 to one of several servers
     #[test]
     fn a_server_that_never_answers_has_half_of_the_turns_while_there_are_others() {
-        let (turns, silent, other) = (Turns::default(), Share::default(), Share::default());
-        let held = all(&turns, &silent, 2);
+        let (limit, silent, other) = (
+            ConcurrencyLimit::default(),
+            Share::default(),
+            Share::default(),
+        );
+        let held = all(&limit, &silent, 2);
         assert_eq!(held.len(), 2);
         for _again in 0..3 {
-            assert_eq!(all(&turns, &other, 2).len(), 2);
+            assert_eq!(all(&limit, &other, 2).len(), 2);
         }
         drop(held);
-        assert_eq!(all(&turns, &other, 1).len(), 4, "the only server has all");
+        assert_eq!(all(&limit, &other, 1).len(), 4, "the only server has all");
     }
 
     #[test]
     fn the_first_turn_that_an_only_server_gives_back_is_for_the_next_one() {
-        let (turns, first, second) = (Turns::default(), Share::default(), Share::default());
-        let mut held = all(&turns, &first, 1);
+        let (limit, first, second) = (
+            ConcurrencyLimit::default(),
+            Share::default(),
+            Share::default(),
+        );
+        let mut held = all(&limit, &first, 1);
         assert_eq!(held.len(), 4);
         held.pop();
-        assert_eq!(all(&turns, &first, 2).len(), 0);
-        assert_eq!(all(&turns, &second, 2).len(), 1);
+        assert_eq!(all(&limit, &first, 2).len(), 0);
+        assert_eq!(all(&limit, &second, 2).len(), 1);
     }
 }

@@ -14,7 +14,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The time after failures during which no lane is tried.
 #[derive(Default)]
-pub(super) struct Pause {
+pub(super) struct Backoff {
     misses: u32,
     /// Attempts that led to other servers since the last that led here, or the last pause for them.
     strays: usize,
@@ -24,7 +24,7 @@ pub(super) struct Pause {
     gained: bool,
 }
 
-impl Pause {
+impl Backoff {
     pub(super) fn note(&mut self, success: bool) {
         if success {
             *self = Self::default();
@@ -86,42 +86,42 @@ mod tests {
     /// Limit (times): Backoff of lanes after three failures in a row | 1 s, doubled up to 60 s
     #[tokio::test(start_paused = true)]
     async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
-        let mut pause = Pause::default();
-        pause.note(false);
-        pause.note(false);
-        assert!(!pause.lasts());
-        assert_eq!(pause.at_once(4), 4);
-        pause.note(true);
+        let mut backoff = Backoff::default();
+        backoff.note(false);
+        backoff.note(false);
+        assert!(!backoff.lasts());
+        assert_eq!(backoff.at_once(4), 4);
+        backoff.note(true);
         let mut lengths = Vec::new();
         for _miss in 0..12 {
-            pause.note(false);
-            lengths.push(pause.left().map_or(0, |left| left.as_millis() / 1000));
+            backoff.note(false);
+            lengths.push(backoff.left().map_or(0, |left| left.as_millis() / 1000));
             tokio::time::advance(PAUSE_MAX * 2).await;
         }
         assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
-        assert_eq!(pause.at_once(4), 1);
+        assert_eq!(backoff.at_once(4), 1);
         assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
     }
 
     /// Limit (times): Backoff of lanes after three failures in a row
     #[tokio::test(start_paused = true)]
     async fn three_strays_for_each_lane_that_is_wanted_make_a_pause() {
-        let mut pause = Pause::default();
+        let mut backoff = Backoff::default();
         for wanted in [4, 1, 0] {
             for _stray in 1..3 * wanted.max(1) {
-                pause.stray(wanted);
+                backoff.stray(wanted);
             }
-            assert!(!pause.lasts(), "{wanted} wanted");
+            assert!(!backoff.lasts(), "{wanted} wanted");
             // The balancer leads here now and then.
-            pause.gain();
+            backoff.gain();
             for _stray in 1..3 * wanted.max(1) {
-                pause.stray(wanted);
+                backoff.stray(wanted);
             }
-            assert!(!pause.lasts(), "{wanted} wanted");
-            pause.stray(wanted);
-            assert!(pause.lasts(), "{wanted} wanted");
+            assert!(!backoff.lasts(), "{wanted} wanted");
+            backoff.stray(wanted);
+            assert!(backoff.lasts(), "{wanted} wanted");
             // They say nothing of how many may be tried at once.
-            assert_eq!(pause.at_once(4), 4);
+            assert_eq!(backoff.at_once(4), 4);
             tokio::time::advance(PAUSE_MAX * 2).await;
         }
     }

@@ -37,7 +37,7 @@ const ATTEMPTS_MAX: u32 = 8;
 const OPENING_MAX: usize = 1024;
 
 /// Takes connections to servers. One per agent.
-pub struct NodeDoor {
+pub struct NodeProxy {
     lanes: ServerLanes,
     metrics: AditMetrics,
     descriptors: Arc<Descriptors>,
@@ -51,7 +51,7 @@ pub struct NodeDoor {
     told: AtomicBool,
 }
 
-impl NodeDoor {
+impl NodeProxy {
     /// Over the lanes of these servers.
     #[must_use]
     pub fn new(

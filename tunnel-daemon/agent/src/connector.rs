@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
-pub use error::ReachError;
+pub use error::ConnectorError;
 
 use adit_account::{Accounts, Labels};
 use adit_config::address::ServerAddress;
@@ -47,7 +47,7 @@ const MET_MAX: usize = 64;
 const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
 
 /// How this agent gets to its servers.
-pub struct Reach {
+pub struct ServerConnector {
     /// Names to addresses.
     pub resolver: Arc<dyn Resolve>,
     /// Current certificates.
@@ -61,29 +61,29 @@ pub struct Reach {
     /// Whose connections these are.
     pub agent: AgentId,
     /// Servers met before.
-    pub met: Met,
+    pub recent_servers: RecentServers,
 }
 
 /// Addresses in the order in which links were made to them, the latest last. The one of longest ago is tried first, so that a
 /// server that comes back is met at the next attempt, and not once chance has it.
 #[derive(Debug, Default)]
-pub struct Met(Mutex<Vec<SocketAddr>>);
+pub struct RecentServers(Mutex<Vec<SocketAddr>>);
 
-impl Met {
+impl RecentServers {
     /// Puts the latest last; those of which nothing is known stay in front, in their order. Priorities stay as they are.
     fn last(&self, servers: &mut [resolve::ServerAddress]) {
-        let met = self.locked();
-        let since = |addr| met.iter().position(|other| *other == addr);
+        let recent_servers = self.locked();
+        let since = |addr| recent_servers.iter().position(|other| *other == addr);
         servers.sort_by_key(|server| (server.priority, since(server.addr).map_or(0, |at| at + 1)));
     }
 
     fn now(&self, addr: SocketAddr) {
-        let mut met = self.locked();
-        met.retain(|other| *other != addr);
-        if met.len() >= MET_MAX {
-            met.remove(0);
+        let mut recent_servers = self.locked();
+        recent_servers.retain(|other| *other != addr);
+        if recent_servers.len() >= MET_MAX {
+            recent_servers.remove(0);
         }
-        met.push(addr);
+        recent_servers.push(addr);
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
@@ -93,7 +93,7 @@ impl Met {
 }
 
 /// An encrypted connection to a server, and the `:authority` its calls use.
-pub struct Reached {
+pub struct Connected {
     /// Ready for HTTP/2.
     pub stream: ByteStream,
     /// The bare host with a client certificate, else host and port, as gRPC-Go does.
@@ -107,13 +107,13 @@ enum Purpose {
     Lane,
 }
 
-impl Reach {
+impl ServerConnector {
     /// Connects to one server: the first of its addresses that takes a connection and proves that it is the server.
     /// A cancelled call leaves nothing behind.
     ///
     /// # Errors
-    /// See [`ReachError`]; of several addresses, the most telling one's.
-    pub async fn connect(&self, address: &ServerAddress) -> Result<Reached, ReachError> {
+    /// See [`ConnectorError`]; of several addresses, the most telling one's.
+    pub async fn connect(&self, address: &ServerAddress) -> Result<Connected, ConnectorError> {
         self.connect_for(address, Purpose::Link).await
     }
 
@@ -121,7 +121,10 @@ impl Reach {
     ///
     /// # Errors
     /// As [`Self::connect`]. A server that knows no lanes refuses the handshake.
-    pub async fn connect_lane(&self, address: &ServerAddress) -> Result<ByteStream, ReachError> {
+    pub async fn connect_lane(
+        &self,
+        address: &ServerAddress,
+    ) -> Result<ByteStream, ConnectorError> {
         let reached = self.connect_for(address, Purpose::Lane).await?;
         Ok(reached.stream)
     }
@@ -130,11 +133,11 @@ impl Reach {
         &self,
         address: &ServerAddress,
         purpose: Purpose,
-    ) -> Result<Reached, ReachError> {
+    ) -> Result<Connected, ConnectorError> {
         if let ServerAddress::Host { host, port } = address
             && let Some(proxy) = self.proxy_for(host, *port)
         {
-            let proxy = proxy_address(proxy).map_err(|why| ReachError::Proxy {
+            let proxy = proxy_address(proxy).map_err(|why| ConnectorError::Proxy {
                 proxy: "of HTTPS_PROXY".to_owned(),
                 target: join(host, *port),
                 answer: why.to_owned(),
@@ -155,18 +158,19 @@ impl Reach {
                 (name, found.await)
             }
         };
-        let mut found = found.map_err(|source| ReachError::Resolve {
+        let mut found = found.map_err(|source| ConnectorError::Resolve {
             name: name.clone(),
             source,
         })?;
         if let Purpose::Link = purpose {
-            self.met.last(&mut found);
+            self.recent_servers.last(&mut found);
         }
         let reached = self.first_of(found, purpose).await;
-        let reached = reached
-            .map_err(|failure| failure.unwrap_or_else(|| ReachError::NoAddress(name.clone())))?;
+        let reached = reached.map_err(|failure| {
+            failure.unwrap_or_else(|| ConnectorError::NoAddress(name.clone()))
+        })?;
         if let (Purpose::Link, PeerAddr::Tcp(address)) = (purpose, reached.stream.peer()) {
-            self.met.now(address);
+            self.recent_servers.now(address);
         }
         Ok(reached)
     }
@@ -181,12 +185,12 @@ impl Reach {
         &self,
         servers: Vec<resolve::ServerAddress>,
         purpose: Purpose,
-    ) -> Result<Reached, Option<ReachError>> {
+    ) -> Result<Connected, Option<ConnectorError>> {
         let end = Instant::now() + ADDRESSES_TIME;
         let ranks = by_priority(servers);
         let share = ADDRESSES_TIME / u32::try_from(ranks.len()).unwrap_or(u32::MAX).max(1);
         let mut left: usize = ranks.iter().map(Vec::len).sum();
-        let mut told: Option<ReachError> = None;
+        let mut told: Option<ConnectorError> = None;
         let last = ranks.len().saturating_sub(1);
         for (rank, servers) in ranks.into_iter().enumerate() {
             let until = if rank == last {
@@ -222,7 +226,7 @@ impl Reach {
                             Err(failure) => failure,
                         }
                     }
-                    Err(source) => ReachError::Tcp {
+                    Err(source) => ConnectorError::Tcp {
                         address: server.addr,
                         source,
                     },
@@ -285,7 +289,7 @@ impl Reach {
         port: u16,
         purpose: Purpose,
         limit: Duration,
-    ) -> Result<Reached, ReachError> {
+    ) -> Result<Connected, ConnectorError> {
         let peer = tcp.peer_addr().map_err(HandshakeError::Failed)?;
         let alpn = match purpose {
             Purpose::Link => {
@@ -312,7 +316,7 @@ impl Reach {
         } else {
             join(host, port)
         };
-        Ok(Reached { stream, authority })
+        Ok(Connected { stream, authority })
     }
 
     /// The proxy for this server as configured, unless the exceptions name it.
@@ -327,8 +331,8 @@ impl Reach {
         proxy: &str,
         target: &str,
         purpose: Purpose,
-    ) -> Result<TcpStream, ReachError> {
-        let failed = |answer: String| ReachError::Proxy {
+    ) -> Result<TcpStream, ConnectorError> {
+        let failed = |answer: String| ConnectorError::Proxy {
             proxy: proxy.to_owned(),
             target: target.to_owned(),
             answer,

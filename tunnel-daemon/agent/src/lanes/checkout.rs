@@ -13,22 +13,22 @@ use adit_core::session::Queued;
 use tokio::sync::{Notify, oneshot};
 
 use super::LaneKeeper;
-use super::home::Home;
+use super::lane_owner::Owner;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Endpoint, LaneHome as _};
+use adit_tunnel::{Endpoint, LaneOwner as _};
 
 /// An OPEN that the server's kernel has not acknowledged by then is taken elsewhere.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Those that wait for a lane of one link.
 #[derive(Default)]
-pub(super) struct Loans {
+pub(super) struct Checkouts {
     asking: Mutex<VecDeque<oneshot::Sender<Borrowed>>>,
     asked: Notify,
 }
 
-impl Loans {
+impl Checkouts {
     fn lock(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<Borrowed>>> {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,7 +126,10 @@ impl Borrowed {
         self.opening = false;
         match answer {
             Ok(None) => self.lane.take().map_or(Opened::Lost, |lane| {
-                Opened::Open(Endpoint::on_lane(lane, Arc::new(Home(self.keeper.clone()))))
+                Opened::Open(Endpoint::on_lane(
+                    lane,
+                    Arc::new(Owner(self.keeper.clone())),
+                ))
             }),
             Ok(Some(code)) => Opened::Refused(code),
             Err(failure) => {
@@ -158,8 +161,8 @@ impl Drop for Borrowed {
             if self.opening {
                 lane.end().reset("the client gave up");
             }
-            let home = Home(self.keeper.clone());
-            home.take_back(lane, Queued::none(home.budget()));
+            let owner = Owner(self.keeper.clone());
+            owner.take_back(lane, Queued::none(owner.budget()));
         }
     }
 }
@@ -186,7 +189,7 @@ impl LaneKeeper {
 
     /// An idle lane, or the next one; `None` when the link is gone. A dropped call asks no more.
     pub async fn borrow(&self) -> Option<Borrowed> {
-        let mut lent = self.0.loans.ask();
+        let mut lent = self.0.checkouts.ask();
         // A lane that is missing is opened now, not at the next look.
         self.0.changed.notify_one();
         tokio::select! {

@@ -51,26 +51,26 @@ fn certificates() -> ThrowawayFiles {
     ThrowawayFiles::create(&[SERVER.to_owned()]).unwrap()
 }
 
-fn reach(files: &ThrowawayFiles, book: Book) -> Reach {
+fn connector(files: &ThrowawayFiles, book: Book) -> ServerConnector {
     let tls = ClientTls {
         ca: files.ca_file(),
         identity: None,
         policy: TlsPolicy::default(),
         alpn: Alpn::grpc::<&str>(&[]),
     };
-    Reach {
+    ServerConnector {
         resolver: Arc::new(book),
         tls: Reloadable::load(tls).unwrap(),
         proxy: ForwardProxy::default(),
         accounts: Accounts::off(),
         own_sockets: OwnSockets::off(),
         agent: AgentId::new("a"),
-        met: Met::default(),
+        recent_servers: RecentServers::default(),
     }
 }
 
 /// A service whose records lead to 127.0.0.1 and these ports, in this order.
-async fn connect(files: &ThrowawayFiles, ports: &[u16]) -> Result<Reached, ReachError> {
+async fn connect(files: &ThrowawayFiles, ports: &[u16]) -> Result<Connected, ConnectorError> {
     connect_to(files, ports, false).await
 }
 
@@ -79,7 +79,7 @@ async fn connect_to(
     files: &ThrowawayFiles,
     ports: &[u16],
     equal: bool,
-) -> Result<Reached, ReachError> {
+) -> Result<Connected, ConnectorError> {
     let book = Book {
         ips: vec![Ipv4Addr::LOCALHOST.into()],
         ports: ports.to_vec(),
@@ -88,11 +88,11 @@ async fn connect_to(
     let service = ServerAddress::Srv {
         name: "_adit._tcp.test".to_owned(),
     };
-    reach(files, book).connect(&service).await
+    connector(files, book).connect(&service).await
 }
 
 /// The port of the server that was reached.
-fn port_of(reached: &Reached) -> u16 {
+fn port_of(reached: &Connected) -> u16 {
     let PeerAddr::Tcp(address) = reached.stream.peer() else {
         panic!("it came by TCP");
     };
@@ -298,19 +298,19 @@ async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
         ports: Vec::new(),
         equal: false,
     };
-    let reach = reach(&files, book);
+    let connector = connector(&files, book);
     let host = ServerAddress::Host {
         host: SERVER.to_owned(),
         port,
     };
-    let mut met = Vec::new();
+    let mut recent_servers = Vec::new();
     for _ in 0..2 * servers.len() {
-        let reached = timeout(SOON, reach.connect(&host)).await.unwrap();
-        met.push(reached.unwrap().stream.peer().to_string());
+        let reached = timeout(SOON, connector.connect(&host)).await.unwrap();
+        recent_servers.push(reached.unwrap().stream.peer().to_string());
     }
-    let (first, again) = met.split_at(servers.len());
+    let (first, again) = recent_servers.split_at(servers.len());
     let different: HashSet<&String> = first.iter().collect();
-    assert_eq!(different.len(), servers.len(), "{met:?}");
+    assert_eq!(different.len(), servers.len(), "{recent_servers:?}");
     // The one met longest ago comes first: so does one that was away.
     assert_eq!(first, again);
 }
@@ -401,7 +401,7 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
             ports: Vec::new(),
             equal: false,
         };
-        let way = reach(&files, book);
+        let way = connector(&files, book);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let proxy = async {

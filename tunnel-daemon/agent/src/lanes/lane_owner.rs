@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 use super::LaneKeeper;
 use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{DrainError, LaneHome, LaneWatch, drain};
+use adit_tunnel::{DrainError, LaneOwner, LaneWatch, drain};
 
 /// The home of a keeper's lanes, as their endpoints know it.
-pub(super) struct Home(pub(super) LaneKeeper);
+pub(super) struct Owner(pub(super) LaneKeeper);
 
-impl LaneHome for Home {
+impl LaneOwner for Owner {
     fn gone(&self) -> &CancellationToken {
         &self.0.0.gone
     }
