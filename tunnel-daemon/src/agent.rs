@@ -44,7 +44,7 @@ use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_telemetry::metrics_lease::AgentLeaseMetrics;
 use adit_tls::reload::{self, Reload, Reloadable};

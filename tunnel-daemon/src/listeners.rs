@@ -30,7 +30,7 @@ use adit_net::listen::{ListenAddr, ListenError, Listener};
 use adit_net::socket;
 use adit_net::tasks::{Overloaded, Tasks};
 use adit_net::unix::StaleFile;
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_server::backend::{AgentAuthorizer, Backend};
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::{grpc, http_connect};

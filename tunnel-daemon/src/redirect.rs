@@ -22,7 +22,7 @@ use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use adit_net::accept::accept_loop;
 use adit_net::interfaces::local_addresses;
 use adit_net::listen::{ListenAddr, Listener};
-use adit_net::origin::{OriginSource, PacketFilterOrigin, accept_any_address};
+use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
 use adit_net::tasks::Tasks;
 use adit_redirect::caps::HostCaps;
 use adit_redirect::object::OBJECT;

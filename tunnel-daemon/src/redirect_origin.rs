@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 
 use adit_config::plan::RedirectPlan;
-use adit_net::origin::{OriginError, OriginSource};
+use adit_net::original_dst::{OriginError, OriginSource};
 use adit_redirect::redirect::Redirect;
 
 /// Asks the maps of the redirect.

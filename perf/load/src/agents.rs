@@ -28,7 +28,7 @@ use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::{Resolve, SystemResolver};
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, ClientTls};

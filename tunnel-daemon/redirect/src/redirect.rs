@@ -18,8 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::attach::{Attached, open_cgroup};
 use crate::generations::Generations;
 use crate::maps::{self, ExemptSockets, RedirectMaps};
-use crate::neighbours::{Neighbours, neighbours};
 use crate::object::{KernelError, load};
+use crate::other_programs::{Neighbours, neighbours};
 use crate::processes::{self, Life, Processes};
 use crate::{netns, pins};
 

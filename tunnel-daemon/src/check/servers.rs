@@ -15,7 +15,7 @@ use adit_config::limits;
 use adit_config::plan::AgentPlan;
 use adit_config::tls_policy::TlsPolicy;
 use adit_net::resolve::SystemResolver;
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_tls::blocking::start_runtime;
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls};

@@ -21,7 +21,7 @@ use adit_config::plan::{ForwardProxy, LaneSecurity};
 use adit_config::tls_policy::TlsPolicy;
 use adit_net::descriptors::Descriptors;
 use adit_net::resolve::SystemResolver;
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_tls::reload::Reloadable;
 use adit_tls::selfsigned::ThrowawayFiles;

@@ -81,7 +81,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             tls,
             proxy,
             accounts: adit_account::Accounts::off(),
-            own_sockets: adit_redirect::exempt::OwnSockets::off(),
+            own_sockets: adit_redirect::self_sockets::OwnSockets::off(),
             agent: AgentId::new("a"),
             recent_servers: RecentServers::default(),
         },

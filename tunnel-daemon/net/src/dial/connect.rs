@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::direct;
 use adit_account::{Accounts, Labels};
-use adit_redirect::exempt::OwnSockets;
+use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::labels::AccountRole;
 
 /// As Go's default: a target that vanished is noticed even on an idle tunnel.

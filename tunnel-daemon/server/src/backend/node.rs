@@ -20,8 +20,8 @@ use self::quota::{Quota, Quotas};
 use adit_config::limits;
 use adit_net::descriptors::{Descriptors, Use};
 use adit_net::dial::{DialError, Dialer, Permit};
-use adit_net::own::OwnListeners;
 use adit_net::resolve::ResolveError;
+use adit_net::self_listeners::OwnListeners;
 use adit_net::source_quota::{Source, SourcePlaces};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{

@@ -15,7 +15,7 @@ use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
 use crate::router::{AskedAgents, Hub, OpenTunnel};
-use adit_net::origin::{OriginError, OriginSource};
+use adit_net::original_dst::{OriginError, OriginSource};
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
 use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tunnel::{Carrier, Endpoint, reset_on_close};

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adit_net::direct;
-use adit_redirect::exempt::OwnSockets;
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule};
+use adit_redirect::self_sockets::OwnSockets;
 use rustix::net::sockopt::socket_cookie;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpSocket;

@@ -39,7 +39,7 @@ const ANSWERS_BYTES_MAX: usize = 64;
 
 /// The half that HTTP/2 owns. What it flushes may stay here until [`Flusher::poll_flush`].
 #[derive(Debug)]
-pub(super) struct Gather<S>(Arc<Mutex<State<S>>>);
+pub(super) struct WriteCoalescer<S>(Arc<Mutex<State<S>>>);
 
 /// The half of whoever polls the connection: to be asked after every poll.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ struct Held {
 
 /// Splits a stream nothing was written to into what HTTP/2 gets and what its owner keeps. The lock between them is never
 /// contended: one task uses both.
-pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
+pub(super) fn gather<S>(inner: S) -> (WriteCoalescer<S>, Flusher<S>) {
     let state = Arc::new(Mutex::new(State {
         inner,
         may_read: usize::MAX,
@@ -105,7 +105,7 @@ pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
         state: Arc::clone(&state),
         delay: None,
     };
-    (Gather(state), flusher)
+    (WriteCoalescer(state), flusher)
 }
 
 fn lock<S>(state: &Mutex<State<S>>) -> MutexGuard<'_, State<S>> {
@@ -336,7 +336,7 @@ impl<S: AsyncWrite + Unpin> State<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteCoalescer<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -375,7 +375,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteCoalescer<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -52,7 +52,7 @@ fn noop() -> Context<'static> {
 }
 
 /// Writes and flushes as HTTP/2 does after each frame. How many bytes were taken, until one call waits.
-fn frame(io: &mut Gather<Sink>, bytes: &[u8]) -> usize {
+fn frame(io: &mut WriteCoalescer<Sink>, bytes: &[u8]) -> usize {
     let mut written = 0;
     while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
         match Pin::new(&mut *io).poll_write(&mut noop(), rest) {

@@ -77,14 +77,14 @@ impl Used {
 }
 
 /// Asks the server about tunnels that are opened one after the other.
-pub(super) struct Told<'a> {
+pub(super) struct TunnelTable<'a> {
     world: &'a World,
     in_clear: bool,
     /// The newest that was asked about.
     last: AtomicU64,
 }
 
-impl<'a> Told<'a> {
+impl<'a> TunnelTable<'a> {
     /// Of this server.
     #[must_use]
     pub(super) fn of(world: &'a World) -> Self {

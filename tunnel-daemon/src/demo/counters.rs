@@ -7,7 +7,7 @@ use super::world::World;
 
 /// Counts so far, or between two looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Ways {
+pub(super) struct Counters {
     /// Tunnels on links.
     pub(super) link: u64,
     /// Tunnels in frames on lanes.
@@ -22,7 +22,7 @@ pub(super) struct Ways {
     pub(super) uring: bool,
 }
 
-impl Ways {
+impl Counters {
     /// Since the server started.
     pub(super) fn of(world: &World) -> Self {
         let opened = |path| world.series(&format!("adit_tunnels_opened_total{{path=\"{path}\"}}"));
@@ -76,7 +76,7 @@ impl Ways {
     }
 }
 
-impl fmt::Display for Ways {
+impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.framed())?;
         if let Some((relayed, moved)) = self.raw() {
@@ -92,16 +92,16 @@ mod tests {
 
     #[test]
     fn ways_name_what_was_used_and_nothing_else() {
-        let framed = Ways {
+        let framed = Counters {
             lane: 54,
             link: 2,
-            ..Ways::default()
+            ..Counters::default()
         };
         assert_eq!(
             framed.to_string(),
             "54 tunnels on lanes, 2 on the link, copied by their tasks"
         );
-        let raw = Ways {
+        let raw = Counters {
             raw_lane: 3,
             spliced: 64 << 20,
             copied: 1 << 20,
