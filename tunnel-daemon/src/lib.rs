@@ -8,6 +8,7 @@ mod answer_deadline;
 mod budgets;
 pub mod check;
 pub mod controls;
+#[cfg(feature = "demo")]
 pub mod demo;
 mod descriptors;
 mod kubernetes;

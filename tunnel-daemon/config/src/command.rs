@@ -8,7 +8,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::error::ConfigError;
-use crate::plan::{AgentPlan, ForwardProxy, LaneSecurity, ServerPlan};
+#[cfg(feature = "demo")]
+use crate::plan::LaneSecurity;
+use crate::plan::{AgentPlan, ForwardProxy, ServerPlan};
 use crate::{flags, legacy};
 
 /// What the process is to do.
@@ -19,6 +21,7 @@ pub enum Command {
     /// Run an agent.
     Agent(Box<AgentPlan>),
     /// Run server, agents and sample targets in one process.
+    #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running process.
     Status(StatusOptions),
@@ -35,6 +38,7 @@ pub enum Command {
 }
 
 /// What `adit demo` is told.
+#[cfg(feature = "demo")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DemoOptions {
     /// Drive every frontend once, check every byte, and exit: 0 only if all was right.

@@ -452,7 +452,8 @@ pub(super) mod tests {
             .unwrap()
             .to_string();
         assert!(
-            error.starts_with("ADIT_LOG: \"adit=loud\" ") && error.contains("info,adit_tunnel=debug"),
+            error.starts_with("ADIT_LOG: \"adit=loud\" ")
+                && error.contains("info,adit_tunnel=debug"),
             "{error}"
         );
     }

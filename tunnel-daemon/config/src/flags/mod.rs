@@ -14,6 +14,7 @@ mod tests;
 mod values;
 mod view;
 
+#[cfg(feature = "demo")]
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
@@ -24,8 +25,11 @@ use self::given::Given;
 use self::redirect::NetnsHelperFlags;
 use self::server::ServerFlags;
 use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
-use crate::command::{Command, DemoOptions, LinksAction, Parsed};
+#[cfg(feature = "demo")]
+use crate::command::DemoOptions;
+use crate::command::{Command, LinksAction, Parsed};
 use crate::error::ConfigError;
+#[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
 use crate::version;
 
@@ -44,6 +48,7 @@ enum Sub {
     /// Run an agent: connects to servers and dials targets for them
     Agent(Box<AgentFlags>),
     /// Run server, agents and sample targets in this process and drive tunnels through them
+    #[cfg(feature = "demo")]
     Demo(DemoFlags),
     /// Show the state of a running server or agent
     Status(StatusFlags),
@@ -86,6 +91,7 @@ impl VersionFlags {
     }
 }
 
+#[cfg(feature = "demo")]
 #[derive(clap::Args, Debug)]
 struct DemoFlags {
     /// Drive every frontend once, check every byte and exit; 0 only if all was right
@@ -148,6 +154,7 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
     let command = match cli.command {
         Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
+        #[cfg(feature = "demo")]
         Sub::Demo(flags) => Command::Demo(DemoOptions {
             once: flags.once,
             dir: flags.dir,
