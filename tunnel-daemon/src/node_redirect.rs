@@ -19,15 +19,15 @@ use crate::redirect_rules::{Apply, Followed};
 use crate::redirect_table::LISTENER;
 use crate::redirect_view::RedirectView;
 use crate::redirect_watch::{look_after, say_active, say_neighbours};
-use adit_account::Accounts;
 use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
+use adit_net::accounts::Accounts;
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::original_dst::{OriginError, OriginSource as _};
+use adit_net::self_sockets::{OwnSockets, SocketExemptions};
 use adit_net::tasks::Tasks;
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule};
-use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{NodeRefusal, RedirectRefusal};
 use adit_tls::reread::Reread;
@@ -124,7 +124,7 @@ fn attach(
     let bound = listen(&redirect, 0, accounts)?;
     let at_node = listen_at_node(&redirect, plan, accounts)?;
     // Before there are rules: the agent connects to its servers already.
-    own_sockets.spared_by(&redirect);
+    own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
     say_active(&plan.cgroup, rules.len(), &view);

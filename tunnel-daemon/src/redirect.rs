@@ -16,13 +16,14 @@ use crate::redirect_rules::{Apply, Followed};
 use crate::redirect_table::{LISTENER, at_agents, own_rules, rules};
 use crate::redirect_view::RedirectView;
 use crate::redirect_watch::{look_after, say_active, say_neighbours};
-use adit_account::Accounts;
 use adit_config::address::BindAddress;
 use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use adit_net::accept::accept_loop;
+use adit_net::accounts::Accounts;
 use adit_net::interfaces::local_addresses;
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
+use adit_net::self_sockets::SocketExemptions;
 use adit_net::tasks::Tasks;
 use adit_redirect::caps::HostCaps;
 use adit_redirect::object::OBJECT;
@@ -218,7 +219,8 @@ impl Listening<'_> {
             redirect.at_home(here)?;
         }
         // Before there are rules: what this server dials is left alone.
-        self.own_sockets.spared_by(&redirect);
+        self.own_sockets
+            .spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
         // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
         // nothing is captured that these would have left alone.
         let agents = &self.plan.agents.bind;

@@ -17,10 +17,10 @@ use crate::redirect::Mark;
 use crate::redirect_table::LISTENER;
 use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectNamespaces;
-use adit_account::Accounts;
 use adit_config::NetnsHelperOptions;
 use adit_config::limits;
 use adit_config::plan::NetnsPlan;
+use adit_net::accounts::Accounts;
 use adit_net::listen::Listener;
 use adit_redirect::namespaces::{
     Asked, FOLDERS_MAX, Helper, HelperError, Look, Opened, PROCESSES_MAX,

@@ -17,15 +17,15 @@ use tokio::time::{Instant, timeout_at};
 
 pub use error::ConnectorError;
 
-use adit_account::{Accounts, Labels};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::ForwardProxy;
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
 use adit_net::resolve::{self, Resolve, servers_of_host, servers_of_service};
+use adit_net::self_sockets::OwnSockets;
 use adit_net::socket;
-use adit_redirect::self_sockets::OwnSockets;
 use adit_telemetry::labels::AccountRole;
 use adit_tls::handshake::{HandshakeError, connect_tls};
 use adit_tls::reload::ReloadableClientTls;

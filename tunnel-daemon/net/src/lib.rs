@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod accept;
+pub mod accounts;
 pub mod authority;
 mod call_pace;
 pub mod descriptors;
@@ -20,6 +21,7 @@ pub mod peer;
 pub mod poll_set;
 pub mod resolve;
 pub mod self_listeners;
+pub mod self_sockets;
 pub mod services;
 pub mod socket;
 pub mod source_quota;

@@ -20,4 +20,3 @@ pub mod pins;
 pub mod processes;
 pub mod redirect;
 pub mod release;
-pub mod self_sockets;

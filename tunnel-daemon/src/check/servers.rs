@@ -8,14 +8,14 @@ use tokio::runtime::Builder;
 
 use super::{missing, ok};
 use crate::status::model::Capability;
-use adit_account::Accounts;
 use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::AgentPlan;
 use adit_config::tls_policy::TlsPolicy;
+use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
-use adit_redirect::self_sockets::OwnSockets;
+use adit_net::self_sockets::OwnSockets;
 use adit_tls::blocking::start_runtime;
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls};

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{CONNECTIONS_MAX, Wanted};
 use crate::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::servers::ServerLanes;
-use adit_account::{Accounts, Labels};
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::descriptors::{Descriptors, Use};
 use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,

@@ -21,7 +21,7 @@ use super::files::ResolvConf;
 use super::zones::{Zone, Zoned};
 use super::{ResolveError, SrvRecord};
 use crate::happy_eyeballs::Race;
-use adit_redirect::self_sockets::OwnSockets;
+use crate::self_sockets::OwnSockets;
 
 /// Longest wait for one answer. Below half a dial's deadline, so that a lost datagram is asked for again.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(2);

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use crate::frontend::client_limits::ClientLimits;
 use crate::frontend::grpc::StreamEvents;
 use crate::router::{AskedAgents, OpenTunnel};
-use adit_account::{Accounts, Labels};
 use adit_config::limits;
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::descriptors::{Descriptors, Use};
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::{

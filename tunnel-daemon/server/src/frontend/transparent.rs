@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::router::{DialLimits, Entered, LinkInfo};
-    use adit_account::Accounts;
+    use adit_net::accounts::Accounts;
     use adit_net::descriptors::Descriptors;
     use adit_telemetry::{AccessLog, ServerMetrics};
     use adit_tls::agent_identity::AgentIdentity;

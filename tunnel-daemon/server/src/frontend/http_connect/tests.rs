@@ -29,7 +29,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         access,
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
     let (mut client, server) = duplex(64);
@@ -86,7 +86,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
     let (_channel, client, endpoint) = opened(&context);
@@ -142,7 +142,7 @@ fn the_state_of_a_connection_stays_small() {
         metrics,
         access: Arc::new(AccessLog::new(1, suppressed)),
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         relay: None,
         limits: Arc::default(),
     };
@@ -200,7 +200,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
     let mut others = Unanswered::new(&context.limits);

@@ -6,11 +6,20 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use rustix::net::sockopt::socket_cookie;
 
-use crate::redirect::Redirect;
+/// A redirect that leaves some sockets of its own process alone.
+pub trait SocketExemptions: Send + Sync {
+    /// The socket with this cookie connects where it asks to.
+    ///
+    /// # Errors
+    /// The kernel does not take note of it.
+    fn exempt(&self, cookie: u64) -> io::Result<()>;
+}
+
+type Known = RwLock<Option<Weak<dyn SocketExemptions>>>;
 
 /// Has sockets of this process left alone by its own redirect, which may come later than they do. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct OwnSockets(Option<Arc<RwLock<Weak<Redirect>>>>);
+pub struct OwnSockets(Option<Arc<Known>>);
 
 impl OwnSockets {
     /// Of a process that redirects nothing. Costs nothing.
@@ -27,9 +36,9 @@ impl OwnSockets {
 
     /// From now on sockets are noted for this redirect. Those that were not have called connect when this returns, so there may
     /// be rules.
-    pub fn spared_by(&self, redirect: &Arc<Redirect>) {
+    pub fn spared_by(&self, redirect: &Arc<dyn SocketExemptions>) {
         if let Some(known) = &self.0 {
-            *known.write().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(redirect);
+            *known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(redirect));
         }
     }
 
@@ -54,8 +63,8 @@ impl OwnSockets {
         };
         // Held over both steps: no redirect begins between them.
         let redirect = known.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(redirect) = redirect.upgrade() {
-            redirect.exempt(cookie).map_err(io::Error::other)?;
+        if let Some(redirect) = redirect.as_ref().and_then(Weak::upgrade) {
+            redirect.exempt(cookie)?;
         }
         Ok(call())
     }
