@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
 use crate::listeners::{Counted, HandshakeLog, listen_addr};
-use crate::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
-use crate::redirect_view::RedirectView;
+use crate::redirect::node::{NodeRedirect, NodeRedirectParts, NodeServe};
+use crate::redirect::view::RedirectView;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};

@@ -16,7 +16,7 @@ use adit_telemetry::labels::{
 const NAMED_MAX: usize = 8;
 
 /// Written by those who keep it up, read by whoever asks.
-pub(super) struct RedirectView {
+pub(crate) struct RedirectView {
     now: Mutex<Option<RedirectStatus>>,
     /// The line about the listener of a packet filter's rules, if there is one.
     transparent: OnceLock<String>,
@@ -25,7 +25,7 @@ pub(super) struct RedirectView {
 
 impl RedirectView {
     /// None was asked for.
-    pub(super) fn new(metrics: &AditMetrics) -> Self {
+    pub(crate) fn new(metrics: &AditMetrics) -> Self {
         Self {
             now: Mutex::default(),
             transparent: OnceLock::new(),
@@ -43,7 +43,7 @@ impl RedirectView {
     }
 
     /// A packet filter's rules may lead here; those with TPROXY only where there is no reason why not.
-    pub(super) fn transparent(&self, at: SocketAddr, no_tproxy: Option<&io::Error>) {
+    pub(crate) fn transparent(&self, at: SocketAddr, no_tproxy: Option<&io::Error>) {
         self.transparent.get_or_init(|| match no_tproxy {
             None => format!("[+]transparent {at}\n"),
             Some(why) => format!(
@@ -53,7 +53,7 @@ impl RedirectView {
     }
 
     /// Programs are attached, and so many rules in force.
-    pub(super) fn active(&self, cgroup: &Path, rules: usize) {
+    pub(crate) fn active(&self, cgroup: &Path, rules: usize) {
         self.metrics.redirect().set_state(RedirectState::Active);
         self.change(|now| {
             now.state = RedirectState::Active.as_str().to_owned();
@@ -63,17 +63,17 @@ impl RedirectView {
     }
 
     /// Its cgroup is mounted as if it were all of the host, and is not.
-    pub(super) fn part_of_host(&self) {
+    pub(crate) fn part_of_host(&self) {
         self.change(|now| now.part_of_host = true);
     }
 
     /// Programs of others that run beside ours.
-    pub(super) fn others(&self, others: RedirectOthers) {
+    pub(crate) fn others(&self, others: RedirectOthers) {
         self.change(|now| now.others = Some(others));
     }
 
     /// Nothing is redirected, and why.
-    pub(super) fn missing(&self, why: &str) {
+    pub(crate) fn missing(&self, why: &str) {
         self.metrics.redirect().set_state(RedirectState::Missing);
         self.change(|now| {
             now.state = RedirectState::Missing.as_str().to_owned();
@@ -82,7 +82,7 @@ impl RedirectView {
     }
 
     /// How many rules are in force, and the how many-th set that is.
-    pub(super) fn rules(&self, rules: usize, set: u64) {
+    pub(crate) fn rules(&self, rules: usize, set: u64) {
         self.metrics.redirect().set_rules(rules, set);
         self.change(|now| {
             (now.rules, now.set) = (rules as u64, set);
@@ -90,7 +90,7 @@ impl RedirectView {
     }
 
     /// The file is in force, from the start.
-    pub(super) fn file(&self, path: &Path) {
+    pub(crate) fn file(&self, path: &Path) {
         self.change(|now| {
             now.file = Some(RedirectFile {
                 path: path.display().to_string(),
@@ -100,7 +100,7 @@ impl RedirectView {
     }
 
     /// What became of a file that changed.
-    pub(super) fn reloaded(&self, outcome: Result<(usize, u64), &str>) {
+    pub(crate) fn reloaded(&self, outcome: Result<(usize, u64), &str>) {
         match outcome {
             Ok((rules, set)) => {
                 self.rules(rules, set);
@@ -116,7 +116,7 @@ impl RedirectView {
     }
 
     /// How the helper for other network namespaces is.
-    pub(super) fn helper(&self, state: NetnsHelperState, why: Option<String>) {
+    pub(crate) fn helper(&self, state: NetnsHelperState, why: Option<String>) {
         self.metrics.redirect().set_helper(state);
         self.change(|now| {
             let namespaces = now.namespaces.get_or_insert_default();
@@ -126,7 +126,7 @@ impl RedirectView {
     }
 
     /// Which other network namespaces are captured, and which are not.
-    pub(super) fn namespaces(&self, looked: RedirectNamespaces) {
+    pub(crate) fn namespaces(&self, looked: RedirectNamespaces) {
         let metrics = self.metrics.redirect();
         metrics.set_namespaces(NetnsState::Captured, looked.captured.len());
         metrics.set_namespaces(NetnsState::Failed, looked.failed.len());
@@ -143,12 +143,12 @@ impl RedirectView {
     }
 
     /// For the admin socket.
-    pub(super) fn status(&self) -> Option<RedirectStatus> {
+    pub(crate) fn status(&self) -> Option<RedirectStatus> {
         self.now().clone()
     }
 
     /// Lines for `/readyz?verbose`, if there is anything to say.
-    pub(super) fn detail(&self) -> String {
+    pub(crate) fn detail(&self) -> String {
         let mut text = self.transparent.get().cloned().unwrap_or_default();
         let now = self.now();
         let Some(now) = &*now else {

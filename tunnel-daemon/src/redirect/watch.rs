@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect_view::RedirectView;
+use crate::redirect::view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
 use adit_redirect::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const OTHERS_NAMED: usize = 16;
 
 /// Says that programs are attached to a cgroup, with so many rules in force, and where it is less than it looks like.
-pub(super) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
+pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
     view.active(cgroup, rules);
     if is_part_of_host(cgroup) {
         view.part_of_host();
@@ -31,7 +31,7 @@ pub(super) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
 }
 
 /// Says which programs of others run beside ours when captured processes connect, as of now.
-pub(super) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
+pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
     let others = match redirect.neighbours(cgroup) {
         Ok(found) => {
             let unknown = found.unknown();
@@ -66,7 +66,7 @@ pub(super) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &Redirect
 
 /// Brings the kernel's counts to the metrics, forgets processes that ended, and says when the cgroup is gone: its programs went
 /// with it.
-pub(super) async fn look_after(
+pub(crate) async fn look_after(
     redirect: Arc<Redirect>,
     on_failure: OnFailure,
     cgroup: PathBuf,

@@ -8,7 +8,7 @@ use adit_config::plan::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget};
 use adit_redirect::redirect::{Action, RedirectRule};
 
 /// The number of the one listener among rules.
-pub(super) const LISTENER: u32 = 0;
+pub(crate) const LISTENER: u32 = 0;
 /// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
 const ALWAYS_LEFT: [&str; 6] = [
     "127.0.0.0/8",
@@ -21,7 +21,7 @@ const ALWAYS_LEFT: [&str; 6] = [
 
 /// One rule for each address a listener has. On loopback whoever calls joins at home only: in another network namespace it is
 /// something else that has the address.
-pub(super) fn own_rules(
+pub(crate) fn own_rules(
     listeners: impl IntoIterator<Item = SocketAddr>,
     action: Action,
     here: &[IpAddr],
@@ -46,7 +46,7 @@ pub(super) fn own_rules(
 }
 
 /// What becomes of calls to the agent port.
-pub(super) fn at_agents(plan: &RedirectPlan) -> Action {
+pub(crate) fn at_agents(plan: &RedirectPlan) -> Action {
     match plan.agents {
         AgentCalls::Exempt => Action::Join,
         AgentCalls::Captured => Action::Leave,
@@ -57,7 +57,7 @@ pub(super) fn at_agents(plan: &RedirectPlan) -> Action {
 ///
 /// # Errors
 /// A network that is always left alone cannot be read.
-pub(super) fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
+pub(crate) fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
     let mut rules = Vec::new();
     for network in ALWAYS_LEFT {
         rules.push(RedirectRule {

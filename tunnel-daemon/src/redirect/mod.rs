@@ -2,6 +2,14 @@
 //!
 //! Nothing that is missing here keeps the server from starting.
 
+pub(crate) mod netns;
+pub(crate) mod node;
+pub(crate) mod origin;
+pub(crate) mod rules;
+pub(crate) mod table;
+pub(crate) mod view;
+pub(crate) mod watch;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -10,12 +18,12 @@ use arc_swap::ArcSwap;
 use socket2::SockRef;
 
 use crate::listeners::{Counted, HandshakeLog, Listening, listen_addr, socket_addr};
-use crate::redirect_netns::{Namespaces, Serve};
-use crate::redirect_origin::{RedirectOrigin, RuleOrigin};
-use crate::redirect_rules::{Apply, Followed};
-use crate::redirect_table::{LISTENER, at_agents, own_rules, rules};
-use crate::redirect_view::RedirectView;
-use crate::redirect_watch::{look_after, say_active, say_neighbours};
+use crate::redirect::netns::{Namespaces, Serve};
+use crate::redirect::origin::{RedirectOrigin, RuleOrigin};
+use crate::redirect::rules::{Apply, Followed};
+use crate::redirect::table::{LISTENER, at_agents, own_rules, rules};
+use crate::redirect::view::RedirectView;
+use crate::redirect::watch::{look_after, say_active, say_neighbours};
 use adit_config::address::BindAddress;
 use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use adit_net::accept::accept_loop;
@@ -35,7 +43,7 @@ use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_tls::stream::ByteStream;
 
 /// The redirect of a server, if it has one.
-pub(super) struct Captured {
+pub(crate) struct Captured {
     redirect: Option<Arc<Redirect>>,
     /// What becomes of calls to the agent port.
     at_agents: Action,
@@ -55,12 +63,12 @@ impl Captured {
     }
 
     /// Where captured connections of our own network namespace go.
-    pub(super) fn listeners(&self) -> &[SocketAddr] {
+    pub(crate) fn listeners(&self) -> &[SocketAddr] {
         &self.listeners
     }
 
     /// Calls that were redirected so far, as the kernel counts them.
-    pub(super) fn redirected(&self) -> u64 {
+    pub(crate) fn redirected(&self) -> u64 {
         let calls = self
             .redirect
             .as_ref()
@@ -73,13 +81,13 @@ impl Captured {
     }
 
     /// What it is now.
-    pub(super) fn view(&self) -> &Arc<RedirectView> {
+    pub(crate) fn view(&self) -> &Arc<RedirectView> {
         &self.view
     }
 
     /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls `agents` may be part of
     /// the tunnel.
-    pub(super) fn spare(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
+    pub(crate) fn spare(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
         let Some(redirect) = &self.redirect else {
             return;
         };
@@ -92,7 +100,7 @@ impl Captured {
     }
 
     /// Calls go where they go from now on; connections that are open go on.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         if let Some(redirect) = &self.redirect {
             redirect.detach();
         }
@@ -100,7 +108,7 @@ impl Captured {
 }
 
 /// `SO_MARK` of listeners, and of what they accept; 0 is none.
-pub(super) type Mark = u32;
+pub(crate) type Mark = u32;
 /// Bits by which kube-proxy and the kubelet tell packets to be dropped or masqueraded.
 const MARKS_OF_KUBERNETES: Mark = 0xC000;
 
@@ -115,7 +123,7 @@ impl Listening<'_> {
     ///
     /// # Errors
     /// That listener's address. Whatever the redirect by eBPF lacks is a line in the log.
-    pub(super) fn transparent(
+    pub(crate) fn transparent(
         &self,
         hub: &Arc<Hub>,
         context: &FrontendContext,
@@ -342,7 +350,7 @@ impl Rules {
 }
 
 /// Says why nothing is redirected.
-pub(super) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
+pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     let why = format!("{error:#}");
     tracing::warn!(
         why,
@@ -356,7 +364,7 @@ pub(super) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
 ///
 /// # Errors
 /// There is no loopback, or the kernel takes no note of them.
-pub(super) fn listen(
+pub(crate) fn listen(
     redirect: &Redirect,
     mark: Mark,
     accounts: &Accounts,
@@ -382,7 +390,7 @@ pub(super) fn listen(
 }
 
 /// Everything this host lacks, in one line.
-pub(super) fn missing(caps: &HostCaps) -> String {
+pub(crate) fn missing(caps: &HostCaps) -> String {
     let missing: Vec<String> = caps
         .rows()
         .into_iter()

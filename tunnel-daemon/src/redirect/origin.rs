@@ -11,7 +11,7 @@ use adit_net::original_dst::{OriginError, OriginSource};
 use adit_redirect::redirect::Redirect;
 
 /// Asks the maps of the redirect.
-pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>);
+pub(crate) struct RedirectOrigin(pub(crate) Arc<Redirect>);
 
 impl OriginSource for RedirectOrigin {
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
@@ -20,10 +20,10 @@ impl OriginSource for RedirectOrigin {
 }
 
 /// As that, and knows the rules that captured them.
-pub(super) struct RuleOrigin {
-    pub(super) maps: RedirectOrigin,
+pub(crate) struct RuleOrigin {
+    pub(crate) maps: RedirectOrigin,
     /// Those in force.
-    pub(super) rules: Arc<ArcSwap<RedirectPlan>>,
+    pub(crate) rules: Arc<ArcSwap<RedirectPlan>>,
 }
 
 impl OriginSource for RuleOrigin {

@@ -12,13 +12,13 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::redirect::netns::{Namespaces, Serve};
+use crate::redirect::origin::RedirectOrigin;
+use crate::redirect::rules::{Apply, Followed};
+use crate::redirect::table::LISTENER;
+use crate::redirect::view::RedirectView;
+use crate::redirect::watch::{look_after, say_active, say_neighbours};
 use crate::redirect::{listen, not_redirected};
-use crate::redirect_netns::{Namespaces, Serve};
-use crate::redirect_origin::RedirectOrigin;
-use crate::redirect_rules::{Apply, Followed};
-use crate::redirect_table::LISTENER;
-use crate::redirect_view::RedirectView;
-use crate::redirect_watch::{look_after, say_active, say_neighbours};
 use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use adit_net::accounts::Accounts;
@@ -33,29 +33,29 @@ use adit_telemetry::labels::{NodeRefusal, RedirectRefusal};
 use adit_tls::reread::Reread;
 
 /// The redirect of an agent, if it has one.
-pub(super) struct NodeRedirect {
+pub(crate) struct NodeRedirect {
     redirect: Option<Arc<Redirect>>,
     view: Arc<RedirectView>,
 }
 
 /// What serves listeners whose connections want to go somewhere.
-pub(super) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
+pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
 
 /// What it needs of its agent.
-pub(super) struct NodeRedirectParts<'a> {
-    pub(super) metrics: &'a AditMetrics,
-    pub(super) accounts: &'a Accounts,
-    pub(super) own_sockets: &'a OwnSockets,
-    pub(super) services: &'a Tasks,
-    pub(super) reread: &'a Reread,
-    pub(super) stop: &'a CancellationToken,
-    pub(super) proxy: &'a NodeServe,
-    pub(super) view: Arc<RedirectView>,
+pub(crate) struct NodeRedirectParts<'a> {
+    pub(crate) metrics: &'a AditMetrics,
+    pub(crate) accounts: &'a Accounts,
+    pub(crate) own_sockets: &'a OwnSockets,
+    pub(crate) services: &'a Tasks,
+    pub(crate) reread: &'a Reread,
+    pub(crate) stop: &'a CancellationToken,
+    pub(crate) proxy: &'a NodeServe,
+    pub(crate) view: Arc<RedirectView>,
 }
 
 impl NodeRedirect {
     /// None was asked for.
-    pub(super) fn none(view: &Arc<RedirectView>) -> Self {
+    pub(crate) fn none(view: &Arc<RedirectView>) -> Self {
         Self {
             redirect: None,
             view: Arc::clone(view),
@@ -66,7 +66,7 @@ impl NodeRedirect {
     ///
     /// # Errors
     /// The file of rules, by name and line.
-    pub(super) fn start(
+    pub(crate) fn start(
         plan: &NodeRedirectPlan,
         parts: NodeRedirectParts<'_>,
     ) -> anyhow::Result<Self> {
@@ -91,12 +91,12 @@ impl NodeRedirect {
     }
 
     /// Lines for `/readyz?verbose`, if there is anything to say.
-    pub(super) fn detail(&self) -> String {
+    pub(crate) fn detail(&self) -> String {
         self.view.detail()
     }
 
     /// Calls go where they go from now on; connections that are open go on.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         if let Some(redirect) = &self.redirect {
             redirect.detach();
         }

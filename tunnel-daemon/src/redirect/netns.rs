@@ -14,8 +14,8 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::redirect::Mark;
-use crate::redirect_table::LISTENER;
-use crate::redirect_view::RedirectView;
+use crate::redirect::table::LISTENER;
+use crate::redirect::view::RedirectView;
 use crate::status::model::RedirectNamespaces;
 use adit_config::NetnsHelperOptions;
 use adit_config::limits;
@@ -34,14 +34,14 @@ use adit_tls::blocking::{self, BlockingError};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Serves a listener until the token is cancelled.
-pub(super) type Serve =
+pub(crate) type Serve =
     Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The helper, and what it has seen.
 type Looked = (Helper, Result<Look, HelperError>);
 
 /// The namespaces that have a listener of ours, and who opens them.
-pub(super) struct Namespaces {
+pub(crate) struct Namespaces {
     redirect: Arc<Redirect>,
     mark: Mark,
     view: Arc<RedirectView>,
@@ -148,7 +148,7 @@ impl Namespaces {
     /// Starts the helper and opens listeners in what is there already. Blocks for moments. Before privileges are dropped.
     ///
     /// Without a helper nothing is captured in other namespaces, which is said; `None` then.
-    pub(super) fn start(
+    pub(crate) fn start(
         plan: &NetnsPlan,
         cgroup: &std::path::Path,
         parts: (Arc<Redirect>, Mark, Arc<RedirectView>, Serve),
@@ -198,7 +198,7 @@ impl Namespaces {
     }
 
     /// Keeps them until `stop`; every listener closes with it.
-    pub(super) async fn keep(mut self, helper: Helper) {
+    pub(crate) async fn keep(mut self, helper: Helper) {
         let stop = self.stop.clone();
         let mut looking = self.look(helper);
         loop {

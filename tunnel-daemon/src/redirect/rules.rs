@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect_view::RedirectView;
+use crate::redirect::view::RedirectView;
 use adit_config::limits;
 use adit_config::plan::{RuleFile, RuleFileOf};
 use adit_tls::blocking;
@@ -21,14 +21,14 @@ use adit_tls::reread::Reread;
 type InForce = (usize, u64);
 
 /// Puts the rules of a file in force.
-pub(super) type Apply = Arc<dyn Fn(RuleFile) -> anyhow::Result<InForce> + Send + Sync>;
+pub(crate) type Apply = Arc<dyn Fn(RuleFile) -> anyhow::Result<InForce> + Send + Sync>;
 
 /// What came of a look at the file. `None`: it holds what it held.
 type Looked = Option<Result<InForce, String>>;
 
 /// A file of rules and what it held when it was read last.
 #[derive(Clone)]
-pub(super) struct Followed {
+pub(crate) struct Followed {
     path: PathBuf,
     of: RuleFileOf,
     /// `None` after an error: whatever it holds then is new.
@@ -40,7 +40,7 @@ impl Followed {
     ///
     /// # Errors
     /// It cannot be read, or a line of it; a start should fail on it.
-    pub(super) fn load(path: &Path, of: RuleFileOf) -> anyhow::Result<(Self, RuleFile)> {
+    pub(crate) fn load(path: &Path, of: RuleFileOf) -> anyhow::Result<(Self, RuleFile)> {
         let named = || format!("--redirect-file {}", path.display());
         let text = read(path).with_context(named)?;
         let file = RuleFile::parse(&text, of)
@@ -51,12 +51,12 @@ impl Followed {
         Ok((Self { path, of, text }, file))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Follows the file until `stop`.
-    pub(super) async fn follow(
+    pub(crate) async fn follow(
         mut self,
         apply: Apply,
         view: Arc<RedirectView>,
