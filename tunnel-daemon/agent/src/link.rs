@@ -23,9 +23,8 @@ mod run;
 
 use self::run::run;
 use crate::lanes::LaneKeeper;
-use crate::targets::{Dials, UnderWay, dial_target};
+use crate::targets::{Dials, TargetDialer, UnderWay, dial_target};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
-use adit_net::dial::Dialer;
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
 use adit_net::tasks::Tasks;
@@ -262,7 +261,7 @@ pub struct LinkContext {
     /// This agent.
     pub agent: AgentId,
     /// Dials targets.
-    pub dialer: Arc<Dialer>,
+    pub dialer: Arc<dyn TargetDialer>,
     /// What one tunnel may cost the others.
     pub isolation: Isolation,
     /// Bytes held in the whole process.

@@ -11,25 +11,29 @@ use crate::closing::GracefulClose;
 use crate::copy::{BidirectionalCopy, CopyEnd, CopyOutcome};
 use crate::endpoint::Endpoint;
 use adit_net::socket;
+use adit_tls::stream::Connection;
 
 /// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
 /// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
 ///
 /// A cancelled call resets the tunnel, and the socket unless it was told that these are all. So does the kernel for a process
 /// that is killed.
-pub fn serve_target<A, K, F>(
-    socket: TcpStream,
+pub fn serve_target<S, A, K, F>(
+    socket: S,
     mut endpoint: Endpoint,
     address: A,
     kept: K,
     ended: F,
-) -> impl Future<Output = ()> + use<A, K, F>
+) -> impl Future<Output = ()> + use<S, A, K, F>
 where
+    S: Connection,
     A: AsRef<str> + Unpin,
     K: Unpin,
     F: FnOnce(&CopyOutcome) + Unpin,
 {
-    reset_on_close(&socket);
+    if let Some(socket) = socket.tcp() {
+        reset_on_close(socket);
+    }
     let copy = BidirectionalCopy::new(&mut endpoint, Bytes::new());
     ServeTarget {
         tunnel: Some(Tunnel {
@@ -47,13 +51,13 @@ where
 /// Not an `async` function: that would keep socket and endpoint twice, for as long as the tunnel lives.
 ///
 /// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
-struct ServeTarget<A, K, F> {
+struct ServeTarget<S, A, K, F> {
     /// Until it is over.
     tunnel: Option<Tunnel<A, F>>,
     /// From then on.
     graceful: Option<GracefulClose>,
     /// To the end.
-    socket: Option<TcpStream>,
+    socket: Option<S>,
     _kept: K,
 }
 
@@ -64,8 +68,9 @@ struct Tunnel<A, F> {
     ended: F,
 }
 
-impl<A, K, F> Future for ServeTarget<A, K, F>
+impl<S, A, K, F> Future for ServeTarget<S, A, K, F>
 where
+    S: Connection,
     A: AsRef<str> + Unpin,
     K: Unpin,
     F: FnOnce(&CopyOutcome) + Unpin,

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -16,6 +15,7 @@ use super::{Arriving, LaneKeeper};
 use crate::targets::dial_target;
 use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
+use adit_tls::stream::{Connection as _, Socket};
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, EndpointWatch, PipeEnd, serve_target, until_answered};
 
@@ -130,7 +130,7 @@ impl LaneKeeper {
     }
 
     /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
-    fn open(&self, lane: Lane, socket: TcpStream, address: String) {
+    fn open(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
         let owner = Arc::new(Owner(self.clone()));
         let mut endpoint = Endpoint::on_lane(lane, owner);
@@ -155,7 +155,7 @@ impl LaneKeeper {
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
-    fn open_pipe(&self, lane: Lane, socket: TcpStream, address: String) {
+    fn open_pipe(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
         let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
             (Ok(pipe), Some(relay)) => (pipe, relay),
@@ -163,11 +163,8 @@ impl LaneKeeper {
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
-        let socket = match socket.into_std() {
-            Ok(socket) => socket.into(),
-            Err(error) => {
-                return tracing::debug!(%error, "a target's socket cannot be relayed");
-            }
+        let Some(socket) = socket.into_descriptor() else {
+            return tracing::debug!("a target's socket cannot be relayed");
         };
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, pipe.path());
