@@ -241,10 +241,8 @@ fn aarch64(workspace: &Workspace) -> anyhow::Result<Ran> {
     for package in ["adit-core", "adit-relay", "adit-ebpf-abi"] {
         check.args(["--package", package]);
     }
-    let compiler = Command::new("aarch64-linux-gnu-gcc")
-        .arg("--version")
-        .output();
-    if compiler.is_ok() {
+    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
+    if steps::first_line(compiler.arg("--version")).is_some() {
         check.args(["--package", "adit"]);
     } else {
         println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
@@ -286,11 +284,7 @@ fn accounting(workspace: &Workspace) -> anyhow::Result<Ran> {
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.
 fn deny(workspace: &Workspace) -> anyhow::Result<Ran> {
-    let found = Command::new("cargo-deny")
-        .arg("--version")
-        .output()
-        .is_ok_and(|out| out.status.success());
-    if !found {
+    if steps::first_line(Command::new("cargo-deny").arg("--version")).is_none() {
         return Ok(Ran::Nothing("cargo-deny is not installed".to_owned()));
     }
     cargo(workspace, &["deny", "check"], steps::MINUTES_5)

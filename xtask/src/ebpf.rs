@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::fuzz::{NIGHTLY, rustup_run};
-use crate::steps::run_command;
+use crate::steps::{first_line, run_command};
 use crate::workspace::Workspace;
 
 const PROGRAMS: &str = "ebpf-programs/programs";
@@ -166,7 +166,7 @@ fn compiler(pinned: &Toolchain) -> String {
 
 /// What a toolchain of rustup's says of its compiler.
 fn version_of(name: &str) -> Option<String> {
-    answer(rustup_run(name).args(["rustc", "--version"]))
+    first_line(rustup_run(name).args(["rustc", "--version"]))
 }
 
 /// `nightly` and then each dated one: the first whose compiler is of this version, or `nightly` if none is.
@@ -208,7 +208,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
             "no nightly toolchain: `rustup toolchain install {name} --profile minimal --component rust-src`"
         )
     })?;
-    let sysroot = answer(rustup_run(name).args(["rustc", "--print", "sysroot"]));
+    let sysroot = first_line(rustup_run(name).args(["rustc", "--print", "sysroot"]));
     let sysroot = sysroot.unwrap_or_default();
     let own = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock");
     if !own.is_file() && std::env::var_os(LIBRARY_VARIABLE).is_none() {
@@ -217,7 +217,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
              your distribution's package in {LIBRARY_VARIABLE}"
         ));
     }
-    let linker = answer(Command::new("bpf-linker").arg("--version"))
+    let linker = first_line(Command::new("bpf-linker").arg("--version"))
         .ok_or_else(|| "no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
     Ok(Toolchain {
         rustc: stripped(&rustc, "rustc"),
@@ -315,16 +315,6 @@ fn written(manifest: &Manifest) -> String {
         "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
          rustc = \"{rustc}\"\nbpf-linker = \"{bpf_linker}\"\n"
     )
-}
-
-/// The first line a program prints, if it runs and succeeds.
-fn answer(command: &mut Command) -> Option<String> {
-    let output = command
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! `cargo xtask fuzz`: runs the fuzz targets for a bounded time each. They need a nightly toolchain and
 //! cargo-fuzz; the recorded inputs are replayed by plain tests on stable.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::steps::{Steps, in_ci, run_command};
+use crate::steps::{Steps, first_line, in_ci, run_command};
 use crate::workspace::Workspace;
 
 /// The folder of the fuzz package, outside the workspace because it builds with nightly only.
@@ -39,7 +39,7 @@ pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
     if !workspace.path(FOLDER).join("Cargo.toml").is_file() {
         return Err(format!("{FOLDER} holds no fuzz package"));
     }
-    if !answers(nightly().args(["rustc", "--version"])) {
+    if first_line(nightly().args(["rustc", "--version"])).is_none() {
         return Err(
             "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned(),
         );
@@ -181,7 +181,7 @@ fn cargo_fuzz(workspace: &Workspace) -> Command {
 }
 
 fn has_cargo_fuzz(workspace: &Workspace) -> bool {
-    answers(cargo_fuzz(workspace).arg("--version"))
+    first_line(cargo_fuzz(workspace).arg("--version")).is_some()
 }
 
 fn install(workspace: &Workspace) -> anyhow::Result<()> {
@@ -192,14 +192,4 @@ fn install(workspace: &Workspace) -> anyhow::Result<()> {
         .arg(&root)
         .env("CARGO_TARGET_DIR", root.join("build"));
     run_command(&mut command, BUILD).context("install cargo-fuzz")
-}
-
-/// Whether a tool is there and works.
-pub(crate) fn answers(command: &mut Command) -> bool {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success())
 }

@@ -5,7 +5,6 @@
 
 mod decision;
 mod previous;
-mod report;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,11 +16,11 @@ use serde::Deserialize;
 
 pub(super) use self::decision::{Round, judge};
 use self::previous::Previous;
-use self::report::{Report, list, unnoticed};
-use super::peer::{Konnectivity, Peer, Plain, Route};
-use super::process::Site;
+use super::peer::{Konnectivity, Peer, Route};
+use super::process::{Place, Site};
 use super::programs::Programs;
-use super::results::Sample;
+use super::results::{Sample, median, rows_of};
+use super::rows::{Better, Row};
 use super::scenario::{LoadPlan, Way};
 use super::turn::{Tools, load};
 use crate::workspace::Workspace;
@@ -62,8 +61,8 @@ enum Variant {
 enum Lanes {
     /// In frames and TLS, as they do by default.
     Tls,
-    /// In clear text: bytes of CONNECT clients are spliced by relay threads.
-    Clear,
+    /// In plaintext: bytes of CONNECT clients are spliced by relay threads.
+    Plaintext,
 }
 
 /// Tunnels that are compared with each other.
@@ -77,7 +76,7 @@ struct Class {
 struct Contender {
     variant: Variant,
     lanes: Lanes,
-    peer: Box<dyn Peer>,
+    peer: Peer,
 }
 
 /// A running variant in one dialect.
@@ -153,9 +152,9 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     fs::write(programs.out.join("guard.md"), &text)?;
     println!("{text}");
     ensure!(
-        report.beyond().is_empty(),
+        report.beyond.is_empty(),
         "beyond the limit against the bare relay: {}",
-        report.beyond().join(", ")
+        report.beyond.join(", ")
     );
     ensure!(
         worse.is_empty(),
@@ -208,17 +207,20 @@ fn mixed(
         (previous, current, "older server, newer agent"),
         (current, previous, "newer server, older agent"),
     ] {
-        let framed = Konnectivity::mixed(version, server.to_owned(), agent.to_owned());
+        let [server, agent] =
+            [server, agent].map(|binary| Konnectivity::adit(version, binary.to_owned()));
+        let mut framed = Konnectivity::fleet("mixed", &server, &agent);
+        framed.version = version.to_owned();
         for (lanes, peer) in [
             (Lanes::Tls, framed.clone()),
-            (Lanes::Clear, framed.in_clear()),
+            (Lanes::Plaintext, framed.plaintext()),
         ] {
-            let version = peer.version();
             let pair = Contender {
                 variant: Variant::Mixed,
                 lanes,
-                peer: Box::new(peer),
+                peer: peer.into_peer(),
             };
+            let version = &pair.peer.version;
             pass(programs, &settings.ways, &settings.load, &[&pair], 1)
                 .with_context(|| version.clone())?;
             println!("guard: served each other: {version}");
@@ -237,7 +239,7 @@ fn measure(
     let mut samples = Samples::new();
     for (lanes, plan) in [
         (Lanes::Tls, &settings.load),
-        (Lanes::Clear, &settings.clear),
+        (Lanes::Plaintext, &settings.clear),
     ] {
         let alike: Vec<&Contender> = contenders.iter().filter(|one| one.lanes == lanes).collect();
         if !alike.is_empty() {
@@ -302,7 +304,7 @@ impl fmt::Display for Class {
         f.write_str(self.way.name())?;
         match self.lanes {
             Lanes::Tls => Ok(()),
-            Lanes::Clear => f.write_str(" on clear lanes"),
+            Lanes::Plaintext => f.write_str(" on clear lanes"),
         }
     }
 }
@@ -322,21 +324,21 @@ impl Contender {
         let mut all = vec![Self {
             variant: Variant::Relay,
             lanes: Lanes::Tls,
-            peer: Box::new(Plain::relay("relay")?),
+            peer: Peer::relay("relay")?,
         }];
         for (variant, binary) in ours {
             let peer = Konnectivity::adit("guarded", binary.to_owned());
             if before.is_some() {
                 all.push(Self {
                     variant,
-                    lanes: Lanes::Clear,
-                    peer: Box::new(peer.clone().in_clear()),
+                    lanes: Lanes::Plaintext,
+                    peer: peer.clone().plaintext().into_peer(),
                 });
             }
             all.push(Self {
                 variant,
                 lanes: Lanes::Tls,
-                peer: Box::new(peer),
+                peer: peer.into_peer(),
             });
         }
         Ok(all)
@@ -350,11 +352,17 @@ impl Stack {
             lanes,
             peer,
         } = contender;
-        let site = Site::new(programs.load())?;
+        let site = Site::new(programs.load(), None)?;
         let mut route = peer.start(&site, way)?;
         if let (Variant::Planted, Some(frontend)) = (variant, &route.frontend) {
             let slow = site.path("slow.sock");
-            let throttle = site.throttle(&slow, frontend)?;
+            let args = [
+                "throttle".to_owned(),
+                format!("--listen={}", slow.display()),
+                format!("--to={}", frontend.display()),
+            ];
+            let throttle = site.spawn("throttle", &Place::Host, programs.load(), &args)?;
+            site.wait_for("the throttle", || slow.exists())?;
             route.running.push(throttle);
             route.frontend = Some(slow);
         }
@@ -368,10 +376,165 @@ impl Stack {
     }
 }
 
+/// A row of a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    class: Class,
+    key: String,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.class, self.key)
+    }
+}
+
+/// The tables of a run, and what went beyond a limit against the bare relay.
+#[derive(Default)]
+struct Report {
+    compared: String,
+    relay: String,
+    beyond: Vec<String>,
+}
+
+impl Report {
+    /// Compares all rows of two variants; returns those where `newer` is worse.
+    fn against(
+        &mut self,
+        older: Variant,
+        newer: Variant,
+        settings: &Settings,
+        samples: &Samples,
+    ) -> Vec<Named> {
+        let mut worse = Vec::new();
+        for class in classes(samples) {
+            for row in comparable(samples, class) {
+                let values = |variant| values(samples, (variant, class), &row.key);
+                let (current, again) = (values(Variant::Current), values(Variant::Again));
+                let of = |variant| match variant {
+                    // Both runs of ours together, by their geometric mean, are a better estimate of it than one.
+                    Variant::Current => {
+                        let pairs = current.iter().zip(&again);
+                        pairs
+                            .map(|(first, second)| (first * second).sqrt())
+                            .collect()
+                    }
+                    other => values(other),
+                };
+                let rounds: Vec<Round> = current
+                    .iter()
+                    .zip(&again)
+                    .zip(of(newer).into_iter().zip(of(older)))
+                    .map(|((first, second), (newer, older))| Round {
+                        noise: (*first, *second),
+                        newer,
+                        older,
+                    })
+                    .collect();
+                let Some(verdict) = judge(&rounds, row.better, settings.margin) else {
+                    continue;
+                };
+                self.compared.push_str(&format!(
+                    "| {newer:?} / {older:?} | {class} | {} | {:+.1} % | {:.1} % | {} |\n",
+                    row.words,
+                    verdict.change * 100.0,
+                    verdict.allowed * 100.0,
+                    if verdict.is_worse() { "WORSE" } else { "ok" }
+                ));
+                if verdict.is_worse() {
+                    let key = row.key;
+                    worse.push(Named { class, key });
+                }
+            }
+        }
+        worse
+    }
+
+    /// Holds ours against the bare relay.
+    ///
+    /// # Errors
+    /// A limit names a row that was not measured: it would guard nothing.
+    fn against_relay(&mut self, settings: &Settings, samples: &Samples) -> anyhow::Result<()> {
+        for (way, limits) in &settings.relay {
+            for (key, limit) in limits {
+                let (lanes, name) = (Lanes::Tls, way.name());
+                let row = Row::of(key).with_context(|| format!("guard.toml: what is {key}?"))?;
+                let of =
+                    |variant, way| median(values(samples, (variant, Class { way, lanes }), key));
+                let ratio = of(Variant::Current, *way)
+                    .zip(of(Variant::Relay, Way::Tcp))
+                    .map(|(ours, relay)| ours / relay)
+                    .with_context(|| format!("guard.toml: {name} {key} was not measured"))?;
+                let is_beyond = match row.better {
+                    Better::Higher => ratio < *limit,
+                    Better::Lower => ratio > *limit,
+                };
+                if is_beyond {
+                    self.beyond
+                        .push(format!("{name} {key} is {ratio:.3}, limit {limit}"));
+                }
+                let line = format!("| {name} | {} | {ratio:.3} | {limit} |\n", row.words);
+                self.relay.push_str(&line);
+            }
+        }
+        Ok(())
+    }
+
+    /// Two tables.
+    fn markdown(&self) -> String {
+        let Self {
+            compared, relay, ..
+        } = self;
+        format!(
+            "\n| newer / older | dialect | measurement | change for the worse | lets pass | verdict |\n\
+             | --- | --- | --- | ---: | ---: | --- |\n{compared}\n\
+             | against the bare relay | measurement | ratio | limit |\n| --- | --- | ---: | ---: |\n{relay}"
+        )
+    }
+}
+
+/// With commas between.
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    let words: Vec<String> = items.iter().map(ToString::to_string).collect();
+    words.join(", ")
+}
+
+/// Classes in which nothing was noticed.
+fn unnoticed(samples: &Samples, noticed: &[Named]) -> Vec<Class> {
+    let mut classes = classes(samples);
+    classes.retain(|class| noticed.iter().all(|row| row.class != *class));
+    classes
+}
+
+/// Classes in which this tree was measured.
+fn classes(samples: &Samples) -> Vec<Class> {
+    let ours = samples
+        .keys()
+        .filter(|(variant, _)| *variant == Variant::Current);
+    ours.map(|(_, class)| *class).collect()
+}
+
+/// Rows that are compared: tails and whole-machine numbers are too loose to judge by in so short a time.
+fn comparable(samples: &Samples, class: Class) -> Vec<Row> {
+    let ours = samples.get(&(Variant::Current, class));
+    let mut rows = rows_of(ours.into_iter().flatten().take(1));
+    let is_loose =
+        |key: &str| key.ends_with("p99_us") || key.ends_with("p999_us") || key.contains("machine");
+    rows.retain(|row| !is_loose(&row.key));
+    rows
+}
+
+fn values(samples: &Samples, key: (Variant, Class), row: &str) -> Vec<f64> {
+    let samples = samples.get(&key).into_iter().flatten();
+    samples
+        .filter_map(|sample| sample.values.get(row).copied())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::rows::Row;
+    use crate::perf::results::samples::sample;
 
     #[test]
     fn settings_of_the_repository_name_what_exists() {
@@ -386,29 +549,98 @@ mod tests {
         for plan in [&settings.load, &settings.clear] {
             assert_eq!(plan.parts().len(), plan.measurements.len(), "{plan:?}");
         }
-        assert!(settings.ways.contains(&Way::HttpConnect), "for clear lanes");
+        assert!(
+            settings.ways.contains(&Way::HttpConnect),
+            "for plaintext lanes"
+        );
     }
 
     #[test]
-    fn lanes_in_clear_text_are_measured_beside_a_commit_before_only() {
-        let of = |before, is_planted| -> Vec<(Lanes, Variant)> {
-            let all = Contender::all(Path::new("new"), before, is_planted).unwrap();
-            let mut all: Vec<_> = all.iter().map(|one| (one.lanes, one.variant)).collect();
-            all.sort();
-            all
+    fn plaintext_lanes_are_measured_beside_a_commit_before_only() {
+        let plaintext = |before, is_planted| {
+            let mut all = Contender::all(Path::new("new"), before, is_planted).unwrap();
+            let count = all.len();
+            all.retain(|one| one.lanes == Lanes::Plaintext);
+            (count, all.len())
         };
-        let alone = [Variant::Relay, Variant::Current, Variant::Again];
-        assert_eq!(of(None, false), alone.map(|variant| (Lanes::Tls, variant)));
-        let all = of(Some(Path::new("old")), true);
-        let clear = all.iter().filter(|(lanes, _)| *lanes == Lanes::Clear);
-        let clear: Vec<Variant> = clear.map(|(_, variant)| *variant).collect();
-        let ours = [
-            Variant::Current,
-            Variant::Again,
-            Variant::Previous,
-            Variant::Planted,
+        assert_eq!(plaintext(None, false), (3, 0));
+        assert_eq!(plaintext(Some(Path::new("old")), true), (9, 4));
+    }
+
+    const TLS: Class = Class {
+        way: Way::HttpConnect,
+        lanes: Lanes::Tls,
+    };
+    const PLAINTEXT: Class = Class {
+        lanes: Lanes::Plaintext,
+        ..TLS
+    };
+
+    /// Rounds of a download on a machine that gets faster from one to the next, for all alike.
+    fn samples(factors: &[(Variant, Class, f64)]) -> Samples {
+        let mut samples = Samples::new();
+        for (variant, class, factor) in factors {
+            let rounds = (0..5).map(|round| factor * (10.0 + f64::from(round)));
+            let rounds = rounds.map(|gbit| sample(&[("down_8_gbit_s", gbit)]));
+            samples.insert((*variant, *class), rounds.collect());
+        }
+        samples
+    }
+
+    fn settings(limit: f64) -> Settings {
+        let text = format!(
+            "ways = ['http-connect']\nrounds = 1\nquick_rounds = 1\nmargin = 0.05\n\
+             load = {{ measurements = ['bulk'], seconds = 1 }}\n\
+             clear = {{ measurements = ['bulk'], seconds = 1 }}\n[relay.http-connect]\ndown_8_gbit_s = {limit}\n"
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn slower_tree_is_named_in_each_class_and_the_same_tree_is_not() {
+        let mut measured = vec![
+            (Variant::Previous, TLS, 1.00),
+            (Variant::Previous, PLAINTEXT, 1.40),
         ];
-        assert_eq!(clear, ours);
-        assert_eq!(all.len(), 1 + 2 * ours.len());
+        for class in [TLS, PLAINTEXT] {
+            measured.push((Variant::Current, class, 1.00));
+            measured.push((Variant::Again, class, 1.01));
+            measured.push((Variant::Planted, class, 0.70));
+        }
+        let samples = samples(&measured);
+        let mut report = Report::default();
+        let mut of = |older, newer| report.against(older, newer, &settings(0.5), &samples);
+        let worse = of(Variant::Previous, Variant::Current);
+        assert_eq!(list(&worse), "http-connect on clear lanes down_8_gbit_s");
+        let mut noticed = of(Variant::Current, Variant::Planted);
+        assert!(unnoticed(&samples, &noticed).is_empty());
+        noticed.retain(|row| row.class == TLS);
+        assert_eq!(unnoticed(&samples, &noticed), [PLAINTEXT]);
+        let table = report.markdown();
+        assert!(
+            table.contains("| Current / Previous | http-connect on clear lanes | download, 8 streams, Gbit/s | +"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn limit_against_the_relay_is_held_and_must_be_measurable() {
+        let relay = Class {
+            way: Way::Tcp,
+            ..TLS
+        };
+        let samples = samples(&[
+            (Variant::Relay, relay, 10.0),
+            (Variant::Current, TLS, 1.0),
+            // Not what the limit is for.
+            (Variant::Current, PLAINTEXT, 9.0),
+        ]);
+        let mut report = Report::default();
+        report.against_relay(&settings(0.05), &samples).unwrap();
+        assert!(report.beyond.is_empty());
+        report.against_relay(&settings(0.5), &samples).unwrap();
+        assert_eq!(report.beyond.len(), 1, "{:?}", report.beyond);
+        let nothing = Samples::new();
+        assert!(report.against_relay(&settings(0.5), &nothing).is_err());
     }
 }

@@ -431,7 +431,7 @@ impl Chart<'_> {
         let mut chart = layout(area).build_cartesian_2d(0.0..most * 1.02, y)?;
         let format = match self.content {
             Content::Lines(Scale::Logarithmic, _) => duration,
-            _ => f64::to_string as fn(&f64) -> String,
+            _ => plain as fn(&f64) -> String,
         };
         chart
             .configure_mesh()
@@ -439,7 +439,9 @@ impl Chart<'_> {
             .axis_desc_style(FONT)
             .x_desc(self.axes.0)
             .y_desc(self.axes.1)
+            .x_label_formatter(&plain)
             .y_label_formatter(&format)
+            .max_light_lines(1)
             .draw()?;
         for (peer, points) in lines {
             let style = style_of(styles, peer);
@@ -487,6 +489,8 @@ impl Chart<'_> {
             .x_desc(self.axes.0)
             .y_desc(self.axes.1)
             .x_labels(groups.len())
+            .y_label_formatter(&plain)
+            .max_light_lines(1)
             .x_label_formatter(&name)
             .draw()?;
         let width = GROUP_SHARE / bars.len().max(1) as f64;
@@ -596,6 +600,12 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     }
 }
 
+/// Without the digits that binary fractions add.
+fn plain(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// In the unit that keeps the number short.
 fn duration(microseconds: &f64) -> String {
     match *microseconds {
@@ -614,29 +624,14 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::results::{Entry, Sample};
-
-    fn sample(values: &[(&str, f64)]) -> Sample {
-        let values = values.iter().map(|(key, value)| ((*key).into(), *value));
-        Sample {
-            values: values.collect(),
-            ..Sample::default()
-        }
-    }
-
-    fn results(peers: &[&str]) -> Results {
-        let mut results = Results::default();
-        results.peers.extend(peers.iter().map(|name| Entry {
-            name: (*name).to_owned(),
-            state: Ok("1".to_owned()),
-        }));
-        results
-    }
+    use crate::perf::results::samples::{missing, results, sample};
 
     #[test]
     fn a_run_has_a_chart_of_each_kind_it_has_numbers_for() {
-        let mut results = results(&["direct", "adit & co", "wireguard", "relay-tokio"]);
-        results.peers[2].state = Err("the kernel has none".to_owned());
+        let mut results = results(&["direct", "adit & co", "relay-tokio"]);
+        results
+            .peers
+            .push(missing("wireguard", "the kernel has none"));
         for (round, gbit) in [(1, 9.0), (2, 5.0), (3, 10.0)] {
             let values = sample(&[
                 ("down_8_gbit_s", gbit),
