@@ -5,14 +5,13 @@
 //! developer's build, with their libraries. A row is an entry of [`entries::ENTRIES`].
 
 mod console;
-mod cpio;
+mod console_log;
 mod entries;
 mod image;
 mod kernels;
 mod machine;
 mod modules;
 mod programs;
-mod said;
 mod table;
 
 use std::fs;
@@ -25,11 +24,11 @@ use anyhow::{bail, ensure};
 use crate::ebpf;
 use crate::workspace::Workspace;
 use console::Console;
+use console_log::ConsoleLogs;
 use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
 use machine::{Accel, Failure};
 use programs::Built;
-use said::Said;
 use table::{Answers, Made};
 
 pub(crate) use table::{names_its_commit, titles};
@@ -149,14 +148,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     // Before anything is built of it: a run takes long enough for further changes.
     let made = args.write.then(|| made(workspace)).transpose()?;
-    let said = made.as_ref().map(|made| Said::new(&folder, made));
+    let logs = made.as_ref().map(|made| ConsoleLogs::new(&folder, made));
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
-    let common = image::common(args, &built, &entries)?;
+    let common = image::common(args.adit.as_deref(), &built, &entries)?;
     let mut accel = args.accel;
     let mut all = Vec::new();
     for kernel in &kernels {
-        let earlier = said.as_ref().and_then(|said| said.earlier(&kernel.release));
+        let earlier = logs.as_ref().and_then(|logs| logs.earlier(&kernel.release));
         let is_new = earlier.is_none();
         let (used, console) = match earlier {
             Some(earlier) => {
@@ -179,8 +178,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             console,
         };
         let (_table, failed) = table::render(&entries, slice::from_ref(&answers));
-        if let Some(said) = said.as_ref().filter(|_| is_new && failed.is_empty()) {
-            said.keep(&kernel.release, used, &answers.console)?;
+        if let Some(logs) = logs.as_ref().filter(|_| is_new && failed.is_empty()) {
+            logs.keep(&kernel.release, used, &answers.console)?;
         }
         all.push(answers);
     }

@@ -54,6 +54,15 @@ pub(super) struct Console {
 }
 
 impl Console {
+    /// What these lines say.
+    pub(super) fn of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut console = Self::default();
+        for line in lines {
+            console.handle_line(line);
+        }
+        console
+    }
+
     /// Takes one line. What the kernel prints in between is no answer.
     pub(super) fn handle_line(&mut self, line: &str) {
         self.lines.push(line.to_owned());
@@ -121,8 +130,7 @@ mod tests {
 
     #[test]
     fn entries_have_status_time_and_lines_whatever_the_kernel_says_between() {
-        let mut console = Console::default();
-        for line in [
+        let console = Console::of([
             "SeaBIOS",
             "@@hello 6.1.0 #1 SMP Debian 6.1.192-2",
             "@@module tls.ko no such device",
@@ -131,26 +139,12 @@ mod tests {
             "| yes",
             "@@end a 0 1.50 4.00",
             "@@begin b",
-        ] {
-            console.handle_line(line);
-        }
+        ]);
         let a = console.ran("a").unwrap();
         assert_eq!((a.status, a.seconds), (Some(0), 2.5));
         assert_eq!(a.lines, ["yes"]);
         assert_eq!(console.ran("b").unwrap().status, None);
         assert!(console.hello().contains("Debian") && !console.is_complete());
         assert_eq!(console.modules, ["tls.ko no such device"]);
-    }
-
-    #[test]
-    fn an_error_has_the_last_lines_and_the_file_all() {
-        let mut console = Console::default();
-        for at in 0..=LAST {
-            console.handle_line(&format!("line {at}"));
-        }
-        let words = console.last_words();
-        assert!(words.ends_with(&format!("line {LAST}")), "{words}");
-        assert!(words.starts_with("its last lines:\nline 1\n"), "{words}");
-        assert_eq!(console.lines().len(), LAST + 1);
     }
 }

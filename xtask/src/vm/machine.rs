@@ -35,9 +35,6 @@ impl Accel {
         }
     }
 
-    /// Both.
-    pub(super) const ALL: [Self; 2] = [Self::Kvm, Self::Tcg];
-
     /// Its name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {

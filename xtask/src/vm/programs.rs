@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::cpio::Archive;
+use super::image::Archive;
 use crate::workspace::Workspace;
 
 /// Longest time for the builds.
