@@ -31,7 +31,7 @@ use machine::{Accel, Failure};
 use programs::Built;
 use table::{Answers, Made};
 
-pub(crate) use table::{names_its_commit, titles};
+pub(crate) use table::titles;
 
 /// Where the table goes.
 pub(crate) const PAGE: &str = "docs/kernels.md";
