@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::guard::{Round, judge};
+use super::guard::{Round, Verdict, judge};
 use super::rows::{Better, Row};
 use super::scenario::Way;
 
@@ -172,6 +172,12 @@ impl Results {
         let peers = self.peers.iter();
         let measured = peers.filter_map(|peer| self.of(&peer.name, way));
         rows_of(measured.flat_map(|measured| &measured.rounds))
+    }
+
+    /// Every row that a peer has a number for in exactly this dialect.
+    pub(crate) fn rows_of(&self, peer: &str, way: Way) -> Vec<Row> {
+        let measured = self.measured.get(peer).and_then(|ways| ways.get(&way));
+        rows_of(measured.into_iter().flat_map(|measured| &measured.rounds))
     }
 
     /// What the table says of a peer.
@@ -358,29 +364,57 @@ impl Results {
 
     /// `None`: it costs no more than it may, or has failed, which is told apart.
     fn cost_beyond(&self, peers: &[&str; 3], way: Way, row: &Row) -> Option<String> {
-        if peers
-            .map(|peer| self.cell(peer, way, row))
-            .contains(&Cell::Failed)
-        {
+        let cells = peers.map(|peer| self.cell(peer, way, row));
+        if cells.contains(&Cell::Failed) {
             return None;
         }
-        let [without, with, again] = peers.map(|peer| self.values(peer, way, &row.key));
-        let rounds = without.iter().zip(&with).zip(&again);
-        let rounds: Vec<Round> = rounds
-            .map(|((without, with), again)| Round {
-                noise: (*again, *without),
-                newer: *with,
-                older: f64::midpoint(*without, *again),
-            })
-            .collect();
         let name = format!("{} {}", way.name(), row.key);
-        let Some(verdict) = judge(&rounds, row.better, OVERHEAD_MAX) else {
+        let [without, with, again] = peers.map(str::to_owned);
+        let equal = vec![without, again];
+        let Some(verdict) =
+            self.judged(&[equal.clone(), equal, vec![with]], way, row, OVERHEAD_MAX)
+        else {
             return Some(format!("{name} could not be measured"));
         };
         let times = 1.0 + verdict.change;
         verdict
             .is_worse()
             .then(|| format!("{name} {times:.2} times"))
+    }
+
+    /// Judges a row of a program against an older one. Of peers there are two that are equal, whose difference is noise; those of
+    /// the older program; and those of the newer. Of two of one program their geometric mean counts, round by round.
+    pub(crate) fn judged(
+        &self,
+        peers: &[Vec<String>; 3],
+        way: Way,
+        row: &Row,
+        margin: f64,
+    ) -> Option<Verdict> {
+        let [equal, older, newer] = peers.each_ref().map(|peers| -> Vec<Vec<f64>> {
+            let values = |peer: &String| self.values(peer, way, &row.key);
+            peers.iter().map(values).collect()
+        });
+        let count = [&equal, &older, &newer]
+            .into_iter()
+            .flatten()
+            .map(Vec::len)
+            .min()?;
+        let mean = |peers: &[Vec<f64>], round: usize| {
+            let product: f64 = peers
+                .iter()
+                .filter_map(|values| values.get(round))
+                .product();
+            product.powf(1.0 / peers.len() as f64)
+        };
+        let rounds: Vec<Round> = (0..count)
+            .map(|round| Round {
+                noise: (mean(&equal[..1], round), mean(&equal[1..], round)),
+                newer: mean(&newer, round),
+                older: mean(&older, round),
+            })
+            .collect();
+        judge(&rounds, row.better, margin)
     }
 }
 
@@ -392,7 +426,7 @@ fn is_judged_for_cost(key: &str) -> bool {
 }
 
 /// The rows that rounds have numbers for, in order.
-pub(crate) fn rows_of<'a>(rounds: impl IntoIterator<Item = &'a Sample>) -> Vec<Row> {
+fn rows_of<'a>(rounds: impl IntoIterator<Item = &'a Sample>) -> Vec<Row> {
     let keys = rounds.into_iter().flat_map(|round| round.values.keys());
     let keys: BTreeSet<&String> = keys.collect();
     let mut rows: Vec<Row> = keys.into_iter().filter_map(|key| Row::of(key)).collect();

@@ -33,8 +33,7 @@ struct Program {
 #[derive(Clone, Debug)]
 pub(crate) struct Konnectivity {
     name: String,
-    /// What the report says of it.
-    pub(crate) version: String,
+    version: String,
     server: Program,
     agent: Program,
     dialects: Dialects,
@@ -109,6 +108,12 @@ impl Konnectivity {
             program(&binary.server, &binary.server_args),
             program(&binary.agent, &binary.agent_args),
         )
+    }
+
+    /// The same with another name.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
     }
 
     fn variant(mut self, name: &str, version: &str) -> Self {
