@@ -76,7 +76,7 @@ const STEPS: &[Step] = &[
         all(test::run(workspace, &test::Args::for_push()))
     }),
     Step("test", Tier::Gate, |workspace| {
-        all(test::run(workspace, &test::Args::for_ci()))
+        all(test::run(workspace, &test::Args::default()))
     }),
     Step("loom", Tier::Gate, |workspace| all(loom::run(workspace))),
     Step("build --release", Tier::Gate, build_release),

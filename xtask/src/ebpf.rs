@@ -95,8 +95,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let folder = workspace.path("ebpf-programs/prebuilt");
     std::fs::create_dir_all(folder).context("create the folder of the object")?;
+    let object = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+    std::fs::write(workspace.path(OBJECT), &object).with_context(|| format!("write {OBJECT}"))?;
+    println!("{OBJECT}: {} bytes", object.len());
     let manifest = Manifest {
-        object: taken(workspace, &built, OBJECT)?,
+        object: hash_of(workspace, OBJECT)?,
         sources: sources(workspace)?,
         lock: hash_of(workspace, LOCK)?,
         toolchain,
@@ -104,14 +107,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     std::fs::write(workspace.path(MANIFEST), written(&manifest))
         .with_context(|| format!("write {MANIFEST}"))?;
     Ok(())
-}
-
-/// Takes over a built object, and gives its hash.
-fn taken(workspace: &Workspace, built: &Path, to: &str) -> anyhow::Result<String> {
-    let object = std::fs::read(built).with_context(|| format!("read {}", built.display()))?;
-    std::fs::write(workspace.path(to), &object).with_context(|| format!("write {to}"))?;
-    println!("{to}: {} bytes", object.len());
-    Ok(hex(&object))
 }
 
 /// Fails when anything changed since the committed object was built.
@@ -288,20 +283,12 @@ fn sources(workspace: &Workspace) -> anyhow::Result<String> {
         hasher.update(bytes.len().to_le_bytes());
         hasher.update(&bytes);
     }
-    Ok(text_of(&hasher.finalize()))
+    Ok(format!("{:x}", hasher.finalize()))
 }
 
 fn hash_of(workspace: &Workspace, file: &str) -> anyhow::Result<String> {
     let bytes = std::fs::read(workspace.path(file)).with_context(|| format!("read {file}"))?;
-    Ok(hex(&bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    text_of(&Sha256::digest(bytes))
-}
-
-fn text_of(hash: &[u8]) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(format!("{:x}", Sha256::digest(bytes)))
 }
 
 fn written(manifest: &Manifest) -> String {
@@ -373,7 +360,10 @@ mod tests {
     #[test]
     fn the_hash_is_that_of_the_object_or_an_error() {
         let (_folder, workspace) = tree();
-        assert_eq!(object_hash(&workspace).unwrap(), hex(b"object"));
+        assert_eq!(
+            object_hash(&workspace).unwrap(),
+            hash_of(&workspace, OBJECT).unwrap()
+        );
         std::fs::write(workspace.path(OBJECT), "another").unwrap();
         let error = object_hash(&workspace).unwrap_err().to_string();
         assert!(error.contains("another object"), "{error}");

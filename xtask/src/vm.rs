@@ -251,7 +251,7 @@ fn boot(
     for accel in wanted {
         println!("vm: booting {} with {}", kernel.release, accel.name());
         let begin = Instant::now();
-        match machine::boot(accel, &kernel.image(), image, limit) {
+        match machine::boot(accel, &kernel.image()?, image, limit) {
             Ok(console) => {
                 println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
                 return Ok((accel, console));

@@ -36,7 +36,7 @@ const END_TO_END_AT_ONCE: usize = 2;
 const OLDER: &str = "ADIT_INTEROP_OLDER";
 
 /// What to run.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// Only unit tests: no integration tests.
     #[arg(long)]
@@ -55,22 +55,11 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As the gate runs it.
-    pub(crate) fn for_ci() -> Self {
-        Self {
-            quick: false,
-            nightly: false,
-            verbose: false,
-            slots: None,
-            filter: None,
-        }
-    }
-
     /// As a push runs it.
     pub(crate) fn for_push() -> Self {
         Self {
             quick: true,
-            ..Self::for_ci()
+            ..Self::default()
         }
     }
 
@@ -78,7 +67,7 @@ impl Args {
     pub(crate) fn for_night() -> Self {
         Self {
             nightly: true,
-            ..Self::for_ci()
+            ..Self::default()
         }
     }
 
@@ -168,9 +157,8 @@ fn tests(binaries: &[Binary], tier: &Tier, args: &Args, settings: &Settings) -> 
 
 /// A failed test is an error that names it.
 fn verdict(report: &Report) -> anyhow::Result<()> {
-    if !report.failed.is_empty() {
-        bail!("failed: {}", report.failed.join(", "));
-    }
+    let failed = &report.failed;
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 

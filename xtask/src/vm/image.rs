@@ -179,7 +179,7 @@ fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
 pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.folder("/modules")?;
-    for (at, module) in modules::wanted(&kernel.modules(), MODULES)?
+    for (at, module) in modules::wanted(kernel.folder(), MODULES)?
         .iter()
         .enumerate()
     {
@@ -188,7 +188,7 @@ pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
             &module.code,
         )?;
     }
-    archive.file("/boot/config", &fs::read(kernel.config())?)?;
+    archive.file("/boot/config", &fs::read(kernel.config()?)?)?;
     archive.finish()
 }
 
