@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -26,73 +27,113 @@ const LEGEND: u32 = 250;
 const LEGEND_ROW: i32 = 24;
 /// Share of a group's width that its bars take.
 const GROUP_SHARE: f64 = 0.8;
+/// Pixels of a dash, and between two.
+const DASH: (i32, i32) = (9, 5);
 
-/// Values of an axis.
+/// How values are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scale {
-    /// From zero, so that lengths can be compared.
-    Linear,
-    /// Microseconds by decades: a peer that takes seconds leaves room for those that take some hundred microseconds.
-    Logarithmic,
+enum Kind {
+    /// Bars, a group for each bulk measurement of a metric.
+    Bars,
+    /// Lines against the number in the names of rows, `paced_500_p50_us` at 500.
+    Lines,
+    /// The same with a logarithmic scale of microseconds: a peer that takes seconds leaves room for those that take some hundred
+    /// microseconds.
+    LogLines,
 }
 
-/// A metric drawn against the number in the names of its rows.
-struct LineChart {
+/// What is drawn.
+struct Spec {
     file: &'static str,
     title: &'static str,
+    kind: Kind,
     /// First word of the rows' names, and their metric.
     rows: (&'static str, &'static str),
+    /// Across, and up with the unit.
     axes: (&'static str, &'static str),
-    scale: Scale,
 }
 
-const LATENCY_AXES: (&str, &str) = (
-    "echoes asked for in a second",
-    "time since it was due, logarithmic",
-);
+const fn bars(
+    file: &'static str,
+    title: &'static str,
+    metric: &'static str,
+    unit: &'static str,
+) -> Spec {
+    let axes = ("download (down) or upload (up) x streams", unit);
+    let (kind, rows) = (Kind::Bars, ("", metric));
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
 
-const LINE_CHARTS: [LineChart; 5] = [
-    LineChart {
-        file: "latency-p50",
-        title: "Latency of an echo, median",
-        rows: ("paced", "p50_us"),
-        axes: LATENCY_AXES,
-        scale: Scale::Logarithmic,
-    },
-    LineChart {
-        file: "latency-p99",
-        title: "Latency of an echo, 99th percentile",
-        rows: ("paced", "p99_us"),
-        axes: LATENCY_AXES,
-        scale: Scale::Logarithmic,
-    },
-    LineChart {
-        file: "memory",
-        title: "Memory with idle connections",
-        rows: ("idle", "resident_mib"),
-        axes: ("idle connections", "MiB resident, all processes"),
-        scale: Scale::Linear,
-    },
-    LineChart {
-        file: "agents",
-        title: "Memory of a server with idle agents",
-        rows: ("agents", "server_mib"),
-        axes: ("agents", "MiB resident, server"),
-        scale: Scale::Linear,
-    },
-    LineChart {
-        file: "agents-cpu",
-        title: "CPU time of a server with idle agents",
-        rows: ("agents", "idle_cpu_percent"),
-        axes: ("agents", "% of a core, server"),
-        scale: Scale::Linear,
-    },
+const fn lines(
+    file: &'static str,
+    title: &'static str,
+    rows: (&'static str, &'static str),
+    axes: (&'static str, &'static str),
+) -> Spec {
+    let kind = Kind::Lines;
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
+
+const fn latency(file: &'static str, title: &'static str, metric: &'static str) -> Spec {
+    let axes = (
+        "echoes asked for in a second",
+        "time since it was due, logarithmic",
+    );
+    let (kind, rows) = (Kind::LogLines, ("paced", metric));
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
+
+/// Charts of each dialect.
+const CHARTS: [Spec; 6] = [
+    bars("throughput", "Throughput", "gbit_s", "Gbit/s"),
+    latency("latency-p50", "Latency of an echo, median", "p50_us"),
+    latency(
+        "latency-p99",
+        "Latency of an echo, 99th percentile",
+        "p99_us",
+    ),
+    lines(
+        "memory",
+        "Memory with idle connections",
+        ("idle", "resident_mib"),
+        ("idle connections", "MiB resident, all processes"),
+    ),
+    lines(
+        "agents",
+        "Memory of a server with idle agents",
+        ("agents", "server_mib"),
+        ("agents", "MiB resident, server"),
+    ),
+    lines(
+        "agents-cpu",
+        "CPU time of a server with idle agents",
+        ("agents", "idle_cpu_percent"),
+        ("agents", "% of a core, server"),
+    ),
 ];
 
-/// File, title, metric and unit of the bar charts of relays alone.
-const ENGINE_CHARTS: [(&str, &str, &str, &str); 2] = [
-    ("engines", "Throughput of a relay alone", "gbit_s", "Gbit/s"),
-    (
+/// Charts of relays alone.
+const ENGINE_CHARTS: [Spec; 2] = [
+    bars("engines", "Throughput of a relay alone", "gbit_s", "Gbit/s"),
+    bars(
         "engines-cpu",
         "CPU time of a relay alone",
         "cpu_s_per_gib",
@@ -100,29 +141,27 @@ const ENGINE_CHARTS: [(&str, &str, &str, &str); 2] = [
     ),
 ];
 
+/// The median of all rounds, and their extremes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Point {
+    /// A number, or that of a group.
+    x: f64,
+    y: f64,
+    least: f64,
+    most: f64,
+}
+
 /// A chart with its data.
 struct Chart<'a> {
     file: String,
     title: String,
     note: String,
-    axes: (&'a str, &'a str),
-    content: Content<'a>,
+    spec: &'static Spec,
+    /// Names of the groups of bars.
+    groups: Vec<String>,
+    series: Vec<(&'a str, Vec<Point>)>,
     /// Peers that have no value here, and why.
     absent: Vec<String>,
-}
-
-enum Content<'a> {
-    Lines(Scale, Vec<(&'a str, Vec<(f64, f64)>)>),
-    /// Names of the groups, and for each peer a bar or none in each group.
-    Bars(Vec<String>, Vec<(&'a str, Vec<Option<Bar>>)>),
-}
-
-/// The median of all rounds, and their extremes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Bar {
-    value: f64,
-    least: f64,
-    most: f64,
 }
 
 /// Draws what the run has numbers for, into `folder`. Returns what was written.
@@ -145,149 +184,111 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> anyhow::Result<Vec<PathB
 
 fn charts(results: &Results) -> Vec<Chart<'_>> {
     let names = || results.peers.iter().map(|peer| peer.name.as_str());
-    let is_engine = |peer: &str| peer.starts_with("relay-");
+    let (engines, stacks): (Vec<&str>, Vec<&str>) =
+        names().partition(|peer| peer.starts_with("relay-"));
     let mut all = Vec::new();
     for way in results.ways() {
-        let peers = names().filter(|peer| !is_engine(peer)).collect();
-        let view = View {
-            results,
-            way,
-            peers,
+        let client = match way {
+            Way::Grpc => "gRPC client of our own",
+            Way::GrpcGo => "gRPC client in Go",
+            Way::HttpConnect => "HTTP CONNECT client",
+            Way::Tcp => "plain TCP client",
         };
-        let (name, client) = (way.name(), client(way));
-        let file = format!("throughput-{name}");
-        all.extend(view.bars(file, format!("Throughput, {client}"), "gbit_s", "Gbit/s"));
-        all.extend(LINE_CHARTS.iter().filter_map(|chart| view.lines(chart)));
+        for spec in &CHARTS {
+            let file = format!("{}-{}", spec.file, way.name());
+            let title = format!("{}, {client}", spec.title);
+            all.extend(chart(results, spec, way, &stacks, file, title));
+        }
     }
-    if names().any(is_engine) {
-        let view = View {
-            results,
-            way: results.ways().first().copied().unwrap_or(Way::Tcp),
-            peers: names()
-                .filter(|peer| is_engine(peer) || *peer == "direct")
-                .collect(),
-        };
-        for (file, title, metric, unit) in ENGINE_CHARTS {
-            all.extend(view.bars(file.to_owned(), title.to_owned(), metric, unit));
+    if let (Some(way), false) = (results.ways().first(), engines.is_empty()) {
+        let direct = names().filter(|peer| *peer == "direct");
+        let peers: Vec<&str> = direct.chain(engines).collect();
+        for spec in &ENGINE_CHARTS {
+            let (file, title) = (spec.file.to_owned(), spec.title.to_owned());
+            all.extend(chart(results, spec, *way, &peers, file, title));
         }
     }
     all
 }
 
-fn client(way: Way) -> &'static str {
-    match way {
-        Way::Grpc => "gRPC client of our own",
-        Way::GrpcGo => "gRPC client in Go",
-        Way::HttpConnect => "HTTP CONNECT client",
-        Way::Tcp => "plain TCP client",
-    }
-}
-
-/// Some peers of a run in one dialect.
-struct View<'a> {
-    results: &'a Results,
+/// A chart of some peers; `None` if none of them has a value.
+fn chart<'a>(
+    results: &Results,
+    spec: &'static Spec,
     way: Way,
-    peers: Vec<&'a str>,
+    peers: &[&'a str],
+    file: String,
+    title: String,
+) -> Option<Chart<'a>> {
+    let has_value = |row: &Row| {
+        peers
+            .iter()
+            .any(|peer| results.value(peer, way, &row.key).is_some())
+    };
+    let mut rows = results.rows(way);
+    rows.retain(|row| spec.part(row).is_some() && has_value(row));
+    let parts = rows.iter().filter_map(|row| spec.part(row));
+    let positions: Vec<f64> = match spec.kind {
+        Kind::Bars => (0_u32..).map(f64::from).take(rows.len()).collect(),
+        Kind::Lines | Kind::LogLines => {
+            parts.clone().filter_map(|part| part.parse().ok()).collect()
+        }
+    };
+    let series = |peer: &&'a str| {
+        let point = |(row, x): (&Row, &f64)| {
+            let y = results.value(peer, way, &row.key)?;
+            let rounds = results.values(peer, way, &row.key);
+            Some(Point {
+                x: *x,
+                y,
+                least: rounds.iter().copied().fold(y, f64::min),
+                most: rounds.iter().copied().fold(y, f64::max),
+            })
+        };
+        let points: Vec<Point> = rows.iter().zip(&positions).filter_map(point).collect();
+        (!points.is_empty()).then_some((*peer, points))
+    };
+    let first = rows.first()?;
+    let absent = |peer: &&str| match results.cell(peer, way, first) {
+        Cell::Failed => Some(format!("{peer}: failed")),
+        Cell::Missing => Some(format!("{peer}: missing")),
+        Cell::Value(_) | Cell::Nothing => None,
+    };
+    let rounds = match results.rounds() {
+        1 => "One round".to_owned(),
+        more => format!("Medians of {more} rounds"),
+    };
+    let better = match first.better {
+        Better::Higher => "higher",
+        Better::Lower => "lower",
+    };
+    let extremes = match spec.kind {
+        Kind::Bars => "; thin lines from the least to the most",
+        Kind::Lines | Kind::LogLines => "",
+    };
+    Some(Chart {
+        file,
+        title,
+        note: format!("{rounds}; {better} is better{extremes}."),
+        spec,
+        groups: parts.map(|part| part.replace('_', " x")).collect(),
+        series: peers.iter().filter_map(series).collect(),
+        absent: peers.iter().filter_map(absent).collect(),
+    })
 }
 
-impl<'a> View<'a> {
-    /// A group of bars for each bulk measurement; `None` without any.
-    fn bars(&self, file: String, title: String, metric: &str, unit: &'a str) -> Option<Chart<'a>> {
-        let suffix = format!("_{metric}");
-        // `down_8`, not `mixed_down` or `down_8_machine`.
-        let name = |row: &Row| {
-            let name = row.key.strip_suffix(&suffix)?;
-            let is_bulk = row.measurement == "bulk" && name.matches('_').count() == 1;
-            is_bulk.then(|| name.replace('_', " x"))
-        };
-        let has_value = |row: &Row| self.peers.iter().any(|peer| self.bar(peer, row).is_some());
-        let mut rows = self.results.rows(self.way);
-        rows.retain(|row| name(row).is_some() && has_value(row));
-        let better = rows.first()?.better;
-        let of_peer = |peer: &&'a str| {
-            let bars: Vec<_> = rows.iter().map(|row| self.bar(peer, row)).collect();
-            bars.iter().any(Option::is_some).then_some((*peer, bars))
-        };
-        Some(Chart {
-            file,
-            title,
-            note: format!(
-                "{}; thin lines from the least to the most.",
-                self.note(better)
-            ),
-            axes: ("download (down) or upload (up) x streams", unit),
-            content: Content::Bars(
-                rows.iter().filter_map(name).collect(),
-                self.peers.iter().filter_map(of_peer).collect(),
-            ),
-            absent: self.absent(&rows),
-        })
-    }
-
-    fn bar(&self, peer: &str, row: &Row) -> Option<Bar> {
-        let value = self.results.value(peer, self.way, &row.key)?;
-        let rounds = self.results.values(peer, self.way, &row.key);
-        Some(Bar {
-            value,
-            least: rounds.iter().copied().fold(value, f64::min),
-            most: rounds.iter().copied().fold(value, f64::max),
-        })
-    }
-
-    /// A metric against the number in the names of its rows, `paced_500_p50_us` at 500; `None` if no peer has it.
-    fn lines(&self, chart: &LineChart) -> Option<Chart<'a>> {
-        let (kind, metric) = chart.rows;
-        let at = |row: &Row| -> Option<f64> {
-            let rest = row.key.strip_prefix(kind)?.strip_prefix('_')?;
-            let number = rest.strip_suffix(metric)?.strip_suffix('_')?;
-            number.parse().ok()
-        };
-        let mut rows = self.results.rows(self.way);
-        rows.retain(|row| at(row).is_some());
-        let points = |peer: &str| -> Vec<(f64, f64)> {
-            let value = |row: &Row| self.results.value(peer, self.way, &row.key);
-            rows.iter()
-                .filter_map(|row| at(row).zip(value(row)))
-                .collect()
-        };
-        let mut lines: Vec<_> = self
-            .peers
-            .iter()
-            .map(|peer| (*peer, points(peer)))
-            .collect();
-        lines.retain(|(_, points)| !points.is_empty());
-        if lines.is_empty() {
-            return None;
+impl Spec {
+    /// The part of a row's name that says where it is drawn: `down_8`, or the number in `paced_500_p50_us`.
+    fn part<'a>(&self, row: &'a Row) -> Option<&'a str> {
+        let (kind, metric) = self.rows;
+        let rest = row.key.strip_suffix(metric)?.strip_suffix('_')?;
+        if self.kind == Kind::Bars {
+            // Not `mixed_down` or `down_8_machine`.
+            let is_bulk = row.measurement == "bulk" && rest.matches('_').count() == 1;
+            return is_bulk.then_some(rest);
         }
-        Some(Chart {
-            file: format!("{}-{}", chart.file, self.way.name()),
-            title: format!("{}, {}", chart.title, client(self.way)),
-            note: format!("{}.", self.note(rows.first()?.better)),
-            axes: chart.axes,
-            content: Content::Lines(chart.scale, lines),
-            absent: self.absent(&rows),
-        })
-    }
-
-    fn note(&self, better: Better) -> String {
-        let rounds = match self.results.rounds() {
-            1 => "One round".to_owned(),
-            more => format!("Medians of {more} rounds"),
-        };
-        match better {
-            Better::Higher => format!("{rounds}; higher is better"),
-            Better::Lower => format!("{rounds}; lower is better"),
-        }
-    }
-
-    /// Peers whose measurement of these rows failed, or that are missing.
-    fn absent(&self, rows: &[Row]) -> Vec<String> {
-        let why = |peer: &&str| match self.results.cell(peer, self.way, rows.first()?) {
-            Cell::Failed => Some(format!("{peer}: failed")),
-            Cell::Missing => Some(format!("{peer}: missing")),
-            Cell::Value(_) | Cell::Nothing => None,
-        };
-        self.peers.iter().filter_map(why).collect()
+        let number = rest.strip_prefix(kind)?.strip_prefix('_')?;
+        number.parse::<f64>().is_ok().then_some(number)
     }
 }
 
@@ -372,23 +373,17 @@ impl Chart<'_> {
         self.draw(SVGBackend::with_string(&mut svg, SIZE), styles)?;
         // For screen readers.
         let (head, body) = svg.split_once(">\n").context("the drawing is empty")?;
-        let (across, up) = self.axes;
+        let peers: Vec<&str> = self.series.iter().map(|(peer, _)| *peer).collect();
+        let (across, up) = self.spec.axes;
         let text = format!(
             "{up} against {across}, of {}. {}",
-            self.peers().join(", "),
+            peers.join(", "),
             self.note
         );
         let (title, text) = (escaped(&self.title), escaped(&text));
         Ok(format!(
             "{head} role=\"img\">\n<title>{title}</title>\n<desc>{text}</desc>\n{body}"
         ))
-    }
-
-    fn peers(&self) -> Vec<&str> {
-        match &self.content {
-            Content::Lines(_, lines) => lines.iter().map(|(peer, _)| *peer).collect(),
-            Content::Bars(_, bars) => bars.iter().map(|(peer, _)| *peer).collect(),
-        }
     }
 
     fn draw(&self, backend: SVGBackend<'_>, styles: &Styles) -> Drawn {
@@ -398,116 +393,91 @@ impl Chart<'_> {
         root.draw_text(&self.note, &FONT.into_text_style(&root), (14, 40))?;
         let (_, below) = root.split_vertically(HEADER);
         let (plot, legend) = below.split_horizontally(SIZE.0 - LEGEND);
-        match &self.content {
-            Content::Lines(scale, lines) => {
-                let (least, most) =
-                    extent(lines.iter().flat_map(|(_, points)| points).map(|(_, y)| *y));
-                match scale {
-                    Scale::Linear => self.draw_lines(&plot, lines, 0.0..most * 1.05, styles),
-                    Scale::Logarithmic => {
-                        let range = (least / 1.5..most * 1.5).log_scale();
-                        self.draw_lines(&plot, lines, range, styles)
-                    }
-                }?;
+        let points = || self.series.iter().flat_map(|(_, points)| points);
+        let (least, _) = extent(points().map(|point| point.least));
+        let (_, most) = extent(points().map(|point| point.most));
+        let (_, right) = extent(points().map(|point| point.x));
+        match self.spec.kind {
+            Kind::Bars => {
+                let groups = -0.5..self.groups.len() as f64 - 0.5;
+                self.draw_series(&plot, groups, 0.0..most * 1.05, styles)
             }
-            Content::Bars(groups, bars) => self.draw_bars(&plot, groups, bars, styles)?,
-        }
+            Kind::Lines => self.draw_series(&plot, 0.0..right * 1.02, 0.0..most * 1.05, styles),
+            Kind::LogLines => {
+                let range = (least / 1.5..most * 1.5).log_scale();
+                self.draw_series(&plot, 0.0..right * 1.02, range, styles)
+            }
+        }?;
         self.draw_legend(&legend, styles)?;
         root.present()
     }
 
-    fn draw_lines<Y>(
-        &self,
-        area: &Area<'_>,
-        lines: &[(&str, Vec<(f64, f64)>)],
-        y: Y,
-        styles: &Styles,
-    ) -> Drawn
+    fn draw_series<Y>(&self, area: &Area<'_>, x: Range<f64>, y: Y, styles: &Styles) -> Drawn
     where
         Y: AsRangedCoord<Value = f64>,
         Y::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
     {
-        let (_, most) = extent(lines.iter().flat_map(|(_, points)| points).map(|(x, _)| *x));
-        let mut chart = layout(area).build_cartesian_2d(0.0..most * 1.02, y)?;
-        let format = match self.content {
-            Content::Lines(Scale::Logarithmic, _) => duration,
-            _ => plain as fn(&f64) -> String,
-        };
-        chart
-            .configure_mesh()
-            .label_style(FONT)
-            .axis_desc_style(FONT)
-            .x_desc(self.axes.0)
-            .y_desc(self.axes.1)
-            .x_label_formatter(&plain)
-            .y_label_formatter(&format)
-            .max_light_lines(1)
-            .draw()?;
-        for (peer, points) in lines {
-            let style = style_of(styles, peer);
-            let (line, marker) = (style.line(), style.marker());
-            match style.stroke {
-                Stroke::Thick | Stroke::Solid => {
-                    chart.draw_series(LineSeries::new(points.iter().copied(), line))?;
-                }
-                Stroke::Dashed => {
-                    let points = points.iter().copied();
-                    chart.draw_series(DashedLineSeries::new(points, 9, 5, line))?;
-                }
-            }
-            chart.draw_series(points.iter().map(|at| Circle::new(*at, 4, marker)))?;
-        }
-        Ok(())
-    }
-
-    fn draw_bars(
-        &self,
-        area: &Area<'_>,
-        groups: &[String],
-        bars: &[(&str, Vec<Option<Bar>>)],
-        styles: &Styles,
-    ) -> Drawn {
-        let (_, most) = extent(
-            bars.iter()
-                .flat_map(|(_, bars)| bars)
-                .flatten()
-                .map(|bar| bar.most),
-        );
-        // Groups lie around 0, 1, 2 and so on.
-        let name = |x: &f64| {
-            let mut named = (0_u32..).map(f64::from).zip(groups);
+        let mut chart = ChartBuilder::on(area)
+            .margin(14)
+            .margin_top(6)
+            .x_label_area_size(52)
+            .y_label_area_size(88)
+            .build_cartesian_2d(x, y)?;
+        let group = |x: &f64| {
+            let mut named = (0_u32..).map(f64::from).zip(&self.groups);
             let group = named.find(|(at, _)| (x - at).abs() < 1e-6);
             group.map(|(_, name)| name.clone()).unwrap_or_default()
         };
-        let x = -0.5..groups.len() as f64 - 0.5;
-        let mut chart = layout(area).build_cartesian_2d(x, 0.0..most * 1.05)?;
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .label_style(FONT)
+        let mut mesh = chart.configure_mesh();
+        mesh.label_style(FONT)
             .axis_desc_style(FONT)
-            .x_desc(self.axes.0)
-            .y_desc(self.axes.1)
-            .x_labels(groups.len())
+            .x_desc(self.spec.axes.0)
+            .y_desc(self.spec.axes.1)
+            .x_label_formatter(&plain)
             .y_label_formatter(&plain)
-            .max_light_lines(1)
-            .x_label_formatter(&name)
-            .draw()?;
-        let width = GROUP_SHARE / bars.len().max(1) as f64;
-        for (number, (peer, bars)) in bars.iter().enumerate() {
+            .max_light_lines(1);
+        match self.spec.kind {
+            Kind::Lines => &mut mesh,
+            Kind::LogLines => mesh.y_label_formatter(&duration),
+            Kind::Bars => mesh
+                .disable_x_mesh()
+                .x_labels(self.groups.len())
+                .x_label_formatter(&group),
+        }
+        .draw()?;
+        let width = GROUP_SHARE / self.series.len().max(1) as f64;
+        for (number, (peer, points)) in self.series.iter().enumerate() {
             let style = style_of(styles, peer);
-            for (group, bar) in bars.iter().enumerate() {
-                let Some(bar) = bar else { continue };
-                let left = group as f64 - GROUP_SHARE / 2.0 + width * number as f64;
-                let corners = [(left, 0.0), (left + width * 0.9, bar.value)];
-                chart.draw_series([
-                    Rectangle::new(corners, style.area()),
-                    Rectangle::new(corners, style.color.stroke_width(1)),
-                ])?;
-                let middle = left + width * 0.45;
-                let rounds = [(middle, bar.least), (middle, bar.most)];
-                chart.draw_series(LineSeries::new(rounds, &BLACK))?;
+            if self.spec.kind == Kind::Bars {
+                let left = |point: &Point| point.x - GROUP_SHARE / 2.0 + width * number as f64;
+                let corners = |point: &Point| {
+                    let left = left(point);
+                    [(left, 0.0), (left + width * 0.9, point.y)]
+                };
+                chart.draw_series(points.iter().flat_map(|point| {
+                    let corners = corners(point);
+                    [style.area(), style.color.stroke_width(1)]
+                        .map(|style| Rectangle::new(corners, style))
+                }))?;
+                chart.draw_series(points.iter().map(|point| {
+                    let middle = left(point) + width * 0.45;
+                    PathElement::new([(middle, point.least), (middle, point.most)], BLACK)
+                }))?;
+                continue;
             }
+            let line = points.iter().map(|point| (point.x, point.y));
+            let (dash, pause) = DASH;
+            if style.stroke == Stroke::Dashed {
+                chart.draw_series(DashedLineSeries::new(
+                    line.clone(),
+                    dash,
+                    pause,
+                    style.line(),
+                ))?;
+            } else {
+                chart.draw_series(LineSeries::new(line.clone(), style.line()))?;
+            }
+            chart.draw_series(line.map(|at| Circle::new(at, 4, style.marker())))?;
         }
         Ok(())
     }
@@ -516,26 +486,20 @@ impl Chart<'_> {
         let text = FONT.into_text_style(area);
         let text = text.pos(Pos::new(HPos::Left, VPos::Center));
         let mut y = LEGEND_ROW / 2;
-        for peer in self.peers() {
+        for (peer, _) in &self.series {
             let style = style_of(styles, peer);
-            match &self.content {
-                Content::Lines(..) => {
-                    let ends = [(14, y), (50, y)];
-                    match style.stroke {
-                        Stroke::Thick | Stroke::Solid => {
-                            area.draw(&PathElement::new(ends, style.line()))?;
-                        }
-                        Stroke::Dashed => {
-                            area.draw(&DashedPathElement::new(ends, 9, 5, style.line()))?;
-                        }
-                    }
-                    area.draw(&Circle::new((32, y), 4, style.marker()))?;
+            if self.spec.kind == Kind::Bars {
+                let corners = [(14, y - 7), (50, y + 7)];
+                area.draw(&Rectangle::new(corners, style.area()))?;
+                area.draw(&Rectangle::new(corners, style.color))?;
+            } else {
+                let (ends, (dash, pause)) = ([(14, y), (50, y)], DASH);
+                if style.stroke == Stroke::Dashed {
+                    area.draw(&DashedPathElement::new(ends, dash, pause, style.line()))?;
+                } else {
+                    area.draw(&PathElement::new(ends, style.line()))?;
                 }
-                Content::Bars(..) => {
-                    let corners = [(14, y - 7), (50, y + 7)];
-                    area.draw(&Rectangle::new(corners, style.area()))?;
-                    area.draw(&Rectangle::new(corners, style.color))?;
-                }
+                area.draw(&Circle::new((32, y), 4, style.marker()))?;
             }
             area.draw_text(peer, &text, (64, y))?;
             y += LEGEND_ROW;
@@ -568,16 +532,6 @@ impl Style {
             Stroke::Dashed => self.color.mix(0.25).filled(),
         }
     }
-}
-
-fn layout<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
-    let mut layout = ChartBuilder::on(area);
-    layout
-        .margin(14)
-        .margin_top(6)
-        .x_label_area_size(52)
-        .y_label_area_size(88);
-    layout
 }
 
 fn style_of(styles: &Styles, peer: &str) -> Style {
@@ -680,16 +634,13 @@ mod tests {
             let values = sample(&[("down_8_gbit_s", gbit), ("paced_500_p50_us", 100.0)]);
             results.add(("adit", Way::Grpc), round, "bulk", Ok(values));
         }
-        for chart in charts(&results) {
-            match chart.content {
-                Content::Lines(_, lines) => assert_eq!(lines, [("adit", vec![(500.0, 100.0)])]),
-                Content::Bars(groups, bars) => {
-                    assert_eq!(groups, ["down x8"]);
-                    let bar = bars[0].1[0].unwrap();
-                    assert_eq!((bar.least, bar.value, bar.most), (5.0, 9.0, 10.0));
-                }
-            }
-        }
+        let points = |chart: &Chart<'_>| chart.series[0].1.clone();
+        let charts_of = charts(&results);
+        let bar = points(&charts_of[0])[0];
+        assert_eq!(charts_of[0].groups, ["down x8"]);
+        assert_eq!((bar.least, bar.y, bar.most), (5.0, 9.0, 10.0));
+        let point = points(&charts_of[1])[0];
+        assert_eq!((point.x, point.y), (500.0, 100.0));
         assert_eq!(charts(&Results::default()).len(), 0);
     }
 
