@@ -1,6 +1,7 @@
 //! `cargo xtask fuzz`: runs the fuzz targets for a bounded time each. They need a nightly toolchain and
 //! cargo-fuzz; the recorded inputs are replayed by plain tests on stable.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -91,24 +92,19 @@ fn fuzz_side_by_side(
     seconds: u64,
 ) -> anyhow::Result<()> {
     let failed: Vec<String> = std::thread::scope(|scope| {
+        let fuzz = |target: &String| {
+            let outcome = fuzz_one(workspace, target, seconds);
+            outcome.err().map(|error| format!("{target}: {error:#}"))
+        };
         let running: Vec<_> = targets
             .iter()
-            .map(|target| {
-                let fuzzing = scope.spawn(move || fuzz_one(workspace, target, seconds));
-                (target, fuzzing)
-            })
+            .map(|target| scope.spawn(move || fuzz(target)))
             .collect();
-        let outcome = |(target, fuzzing): (
-            &String,
-            std::thread::ScopedJoinHandle<'_, anyhow::Result<()>>,
-        )| {
-            match fuzzing.join() {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(format!("{target}: {error:#}")),
-                Err(_panic) => Some(format!("{target}: its thread panicked")),
-            }
-        };
-        running.into_iter().filter_map(outcome).collect()
+        let panicked = |_panic| Some("a thread panicked".to_owned());
+        let outcomes = running
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(panicked));
+        outcomes.flatten().collect()
     });
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
@@ -136,14 +132,13 @@ fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result
 
 /// The binaries the fuzz package declares.
 fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let folder = workspace.path(FOLDER).join("fuzz_targets");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        names.extend(name.strip_suffix(".rs").map(str::to_owned));
-    }
-    names.sort();
-    ensure!(!names.is_empty(), "{} holds no targets", folder.display());
+    let folder = format!("{FOLDER}/fuzz_targets");
+    let files = workspace.files(&folder)?;
+    let names = files
+        .iter()
+        .filter_map(|file| Path::new(file).file_stem()?.to_str());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    ensure!(!names.is_empty(), "{folder} holds no targets");
     Ok(names)
 }
 

@@ -295,7 +295,7 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     let mut results = Results::default();
     let mut peers = Vec::new();
     for name in &scenario.peers {
-        let state = match peer::find(name, programs, scenario) {
+        let state = match peer::find(name, programs, Some(scenario)) {
             Ok(peer) => {
                 let version = peer.version.clone();
                 peers.push(peer);
@@ -321,25 +321,22 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     let begin = Instant::now();
     let all = scenario.rounds * turns.len();
     let mut done = 0;
+    let tools = turn::Tools {
+        load: programs.load(),
+        go_load: go_load.as_deref(),
+    };
+    let (parts, path) = (scenario.load.parts(), scenario.path.as_ref());
     for round in 1..=scenario.rounds {
-        for at in 0..turns.len() {
-            // Each round begins with another peer, so that none always follows the same one.
-            let Some((peer, way)) = turns.get((at + round - 1) % turns.len()) else {
-                continue;
-            };
+        // Each round begins with another peer, so that none always follows the same one.
+        let from = (round - 1) % turns.len();
+        for (peer, way) in turns.iter().cycle().skip(from).take(turns.len()) {
             eprintln!(
                 "perf: round {round}/{}, {} {} ({done} of {all} done, {} s)",
                 scenario.rounds,
-                &peer.name,
+                peer.name,
                 way.name(),
                 begin.elapsed().as_secs()
             );
-            let tools = turn::Tools {
-                load: programs.load(),
-                go_load: go_load.as_deref(),
-            };
-            let parts = scenario.load.parts();
-            let path = scenario.path.as_ref();
             for (measurement, outcome) in turn::measure(tools, peer, *way, &parts, path) {
                 if let Err(why) = &outcome {
                     eprintln!("perf: {} {measurement} failed: {why}", peer.name);

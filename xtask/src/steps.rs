@@ -15,6 +15,9 @@ pub(crate) const MINUTES_5: Duration = Duration::from_secs(5 * 60);
 /// Lines of what a failed command wrote that its error has.
 const ERROR_LINES: usize = 8;
 
+/// How much of a long command line errors have.
+const SHOWN_CHARS: usize = 160;
+
 /// Outcome of a step that did not fail.
 pub(crate) enum Ran {
     /// It did what it is there for.
@@ -204,6 +207,13 @@ fn shown(command: &Command) -> String {
     for arg in command.get_args() {
         text.push(' ');
         text.push_str(&arg.to_string_lossy());
+    }
+    if text.chars().count() > SHOWN_CHARS {
+        text = text
+            .chars()
+            .take(SHOWN_CHARS)
+            .chain("...".chars())
+            .collect();
     }
     text
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::host::Machine;
 use super::markdown::one_line;
-use super::peer::{Konnectivity, Route};
+use super::peer::{self, Peer, Route};
 use super::process::{Place, Running, Site};
 use super::programs::Programs;
 use super::scenario::{Counted, LoadPlan, Way};
@@ -27,41 +27,24 @@ use super::turn::{Tools, load};
 use crate::steps::first_line;
 use crate::workspace::Workspace;
 
-/// A server and an agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pair {
-    /// Ours, with TLS lanes.
-    Lanes,
-    /// Ours, with plaintext lanes.
-    Plaintext,
-    /// Ours, without lanes.
-    Link,
-    /// Upstream's.
-    Upstream,
-}
-
-/// What is counted, in the order of the table: a pair in a dialect.
-const STACKS: [(Pair, Way, &str); 7] = [
-    (Pair::Lanes, Way::HttpConnect, "CONNECT, TLS lanes"),
+/// What is counted, in the order of the table: a peer in a dialect.
+const STACKS: [(&str, Way, &str); 7] = [
+    ("adit", Way::HttpConnect, "CONNECT, TLS lanes"),
     (
-        Pair::Plaintext,
+        "adit-plaintext",
         Way::HttpConnect,
         "CONNECT, lanes in clear text",
     ),
-    (Pair::Link, Way::HttpConnect, "CONNECT, link alone"),
+    ("adit-link", Way::HttpConnect, "CONNECT, link alone"),
+    ("adit", Way::Grpc, "gRPC, a client of our own, TLS lanes"),
     (
-        Pair::Lanes,
-        Way::Grpc,
-        "gRPC, a client of our own, TLS lanes",
-    ),
-    (
-        Pair::Lanes,
+        "adit",
         Way::GrpcGo,
         "gRPC, the Go client library, TLS lanes",
     ),
-    (Pair::Upstream, Way::HttpConnect, "CONNECT, upstream"),
+    ("upstream", Way::HttpConnect, "CONNECT, upstream"),
     (
-        Pair::Upstream,
+        "upstream",
         Way::GrpcGo,
         "gRPC, the Go client library, upstream",
     ),
@@ -133,20 +116,8 @@ struct Row {
     eventfds: Calls,
 }
 
-/// What became of a stack.
-enum Outcome {
-    Counted(Vec<Row>),
-    /// It cannot be had here, or is upstream's and failed: a row, and no error of ours.
-    Missing(String),
-    Failed(String),
-}
-
-/// The programs, each found or built once.
-struct Found {
-    ours: anyhow::Result<Konnectivity>,
-    upstream: anyhow::Result<Konnectivity>,
-    go_load: anyhow::Result<PathBuf>,
-}
+/// Rows of a stack, or why there are none.
+type Outcome = Result<Vec<Row>, String>;
 
 /// Runs the command.
 ///
@@ -158,47 +129,52 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
         .context("strace does not run here: install the package `strace` of this system")?
         .replace(" -- ", " ");
     let programs = Programs::new(workspace, adit)?;
-    let ours = programs.adit_version();
-    let found = Found {
-        ours: programs
-            .adit()
-            .map(|binary| Konnectivity::adit(ours, binary)),
-        upstream: Konnectivity::upstream(&programs),
-        go_load: programs.go_load(),
+    let go_load = programs.go_load();
+    let tools = Tools {
+        load: programs.load(),
+        go_load: go_load.as_ref().ok().map(PathBuf::as_path),
     };
     let begin = Instant::now();
-    let mut outcomes = Vec::new();
-    for (at, (pair, way, words)) in STACKS.into_iter().enumerate() {
+    let (mut outcomes, mut failed) = (Vec::new(), Vec::new());
+    for (at, (name, way, words)) in STACKS.into_iter().enumerate() {
         eprintln!(
             "perf: counting {words} ({at} of {} done, {} s)",
             STACKS.len(),
             begin.elapsed().as_secs()
         );
-        outcomes.push((words, found.outcome(programs.load(), pair, way, words)));
+        let outcome = match &go_load {
+            Err(why) if way == Way::GrpcGo => Err(format!("missing: {why:#}")),
+            Ok(_) | Err(_) => peer::find(name, &programs, None)
+                .and_then(|peer| rows(tools, &peer, way, words))
+                .map_err(|why| {
+                    // Upstream's programs may fail, or be missing.
+                    let is_ours = name.starts_with("adit");
+                    failed.extend(is_ours.then_some(words));
+                    format!("{}: {why:#}", if is_ours { "failed" } else { "missing" })
+                }),
+        };
+        outcomes.push((words, outcome));
     }
     let machine = Machine::here(workspace);
     let heading = format!(
-        "System calls of one operation, `cargo xtask perf --syscalls`; {machine}; {strace}; ours: {ours}; {} s in all. An \
+        "System calls of one operation, `cargo xtask perf --syscalls`; {machine}; {strace}; ours: {}; {} s in all. An \
          eventfd's reads and writes are wake-ups, as futexes are; descriptors are those made, told, registered for events \
          and closed.\n",
+        programs.adit_version(),
         begin.elapsed().as_secs()
     );
     let table = report(&heading, &outcomes);
-    let (mut rows, mut not_counted, mut failed) = (Vec::new(), BTreeMap::new(), Vec::new());
-    for (words, outcome) in &outcomes {
-        match outcome {
-            Outcome::Counted(counted) => rows.extend(counted),
-            Outcome::Missing(why) => {
-                not_counted.insert(words, why);
-            }
-            Outcome::Failed(why) => {
-                not_counted.insert(words, why);
-                failed.push(*words);
-            }
-        }
-    }
+    let of_counted = outcomes
+        .iter()
+        .filter_map(|(_, outcome)| outcome.as_ref().ok());
+    let reason = |(words, outcome): &(&'static str, Outcome)| {
+        Some((*words, outcome.as_ref().err()?.clone()))
+    };
     let json = serde_json::json!({
-        "machine": machine, "strace": strace, "rows": rows, "not_counted": not_counted,
+        "machine": machine,
+        "strace": strace,
+        "rows": of_counted.flatten().collect::<Vec<_>>(),
+        "not_counted": outcomes.iter().filter_map(reason).collect::<BTreeMap<_, _>>(),
     });
     let out = &programs.out;
     fs::write(out.join("syscalls.md"), &table)?;
@@ -215,46 +191,10 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
     Ok(())
 }
 
-impl Found {
-    fn outcome(&self, load_tool: &Path, pair: Pair, way: Way, words: &'static str) -> Outcome {
-        let stack = match (pair, &self.ours, &self.upstream) {
-            (Pair::Upstream, _, Err(error)) => return Outcome::Missing(format!("{error:#}")),
-            (Pair::Upstream, _, Ok(upstream)) => upstream.clone(),
-            // This tree has to build.
-            (_, Err(error), _) => return Outcome::Failed(format!("{error:#}")),
-            (Pair::Lanes, Ok(ours), _) => ours.clone(),
-            (Pair::Plaintext, Ok(ours), _) => ours.clone().plaintext(),
-            (Pair::Link, Ok(ours), _) => ours.clone().without_lanes(),
-        };
-        if let (Way::GrpcGo, Err(error)) = (way, &self.go_load) {
-            return Outcome::Missing(format!("{error:#}"));
-        }
-        let tools = Tools {
-            load: load_tool,
-            go_load: self.go_load.as_ref().ok().map(PathBuf::as_path),
-        };
-        match rows(tools, &stack, way, words) {
-            Ok(rows) => Outcome::Counted(rows),
-            Err(error) => {
-                eprintln!("perf: {words} failed: {error:#}");
-                if pair == Pair::Upstream {
-                    return Outcome::Missing(format!("it failed: {error:#}"));
-                }
-                Outcome::Failed(format!("{error:#}"))
-            }
-        }
-    }
-}
-
 /// Counts every operation of a stack, which is started for it: a row for each process.
-fn rows(
-    tools: Tools<'_>,
-    stack: &Konnectivity,
-    way: Way,
-    what: &'static str,
-) -> anyhow::Result<Vec<Row>> {
+fn rows(tools: Tools<'_>, peer: &Peer, way: Way, what: &'static str) -> anyhow::Result<Vec<Row>> {
     let site = Site::new(tools.load, None)?;
-    let route = stack.start(&site, way)?;
+    let route = peer.start(&site, way)?;
     for operation in OPERATIONS.iter().cycle().take(WARM_UPS * OPERATIONS.len()) {
         load(tools, &site, &route, &operation.plan(operation.3))
             .with_context(|| format!("{}, untraced", operation.1))?;
@@ -474,13 +414,9 @@ fn report(heading: &str, outcomes: &[(&'static str, Outcome)]) -> String {
     );
     for (words, outcome) in outcomes {
         let rows = match outcome {
-            Outcome::Counted(rows) => rows,
-            Outcome::Missing(why) => {
-                writeln!(text, "| {words} | missing: {} |", one_line(why)).ok();
-                continue;
-            }
-            Outcome::Failed(why) => {
-                writeln!(text, "| {words} | failed: {} |", one_line(why)).ok();
+            Ok(rows) => rows,
+            Err(why) => {
+                writeln!(text, "| {words} | {} |", one_line(why)).ok();
                 continue;
             }
         };
@@ -600,8 +536,8 @@ mod tests {
             eventfds: Calls::new(),
         };
         let outcomes = [
-            ("CONNECT", Outcome::Counted(vec![row])),
-            ("link", Outcome::Failed("a | b\nc".to_owned())),
+            ("CONNECT", Ok(vec![row])),
+            ("link", Err("failed: a | b\nc".to_owned())),
         ];
         let table = report("heading\n", &outcomes);
         let row = "| CONNECT | one echo | server | 12 | 2.0 | - | - | - | - | - | - | - |\n";

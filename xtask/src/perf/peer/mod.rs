@@ -238,12 +238,18 @@ impl Route {
 ///
 /// # Errors
 /// Why it cannot be measured here, in words for the report.
-pub(crate) fn find(name: &str, programs: &Programs, scenario: &Scenario) -> anyhow::Result<Peer> {
-    if let Some(binary) = scenario.binary.iter().find(|binary| binary.name == name) {
-        return Ok(Konnectivity::of_user(binary).into_peer());
-    }
-    if let Some(address) = scenario.address.iter().find(|address| address.name == name) {
-        return Ok(Peer::of_user(address));
+pub(crate) fn find(
+    name: &str,
+    programs: &Programs,
+    scenario: Option<&Scenario>,
+) -> anyhow::Result<Peer> {
+    if let Some(scenario) = scenario {
+        if let Some(binary) = scenario.binary.iter().find(|binary| binary.name == name) {
+            return Ok(Konnectivity::of_user(binary).into_peer());
+        }
+        if let Some(address) = scenario.address.iter().find(|address| address.name == name) {
+            return Ok(Peer::of_user(address));
+        }
     }
     let adit = || -> anyhow::Result<Konnectivity> {
         Ok(Konnectivity::adit(
