@@ -39,16 +39,6 @@ pub(crate) struct Args {
     fresh: bool,
 }
 
-impl Args {
-    /// As CI runs it.
-    pub(crate) fn only_check() -> Self {
-        Self {
-            check: true,
-            fresh: false,
-        }
-    }
-}
-
 /// What made an object of what.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

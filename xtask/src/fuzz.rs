@@ -25,16 +25,6 @@ pub(crate) struct Args {
     target: Option<String>,
 }
 
-impl Args {
-    /// All targets, each for so many seconds.
-    pub(crate) fn all_for(seconds: u64) -> Self {
-        Self {
-            seconds,
-            target: None,
-        }
-    }
-}
-
 /// Whether fuzzing can run here; otherwise what is missing.
 pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
     if !workspace.path(FOLDER).join("Cargo.toml").is_file() {

@@ -95,19 +95,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As if typed.
-    ///
-    /// # Errors
-    /// What typing it would say.
-    pub(crate) fn parse(line: &str) -> anyhow::Result<Self> {
-        use clap::{Args as _, FromArgMatches as _};
-        let command = Self::augment_args(clap::Command::new("perf"));
-        let words = std::iter::once("perf").chain(line.split_whitespace());
-        Ok(Self::from_arg_matches(
-            &command.try_get_matches_from(words)?,
-        )?)
-    }
-
     /// The scenario, with what the command line puts in place of its values.
     fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
         let name = if self.quick { QUICK } else { &self.scenario };
@@ -390,8 +377,17 @@ fn check(results: &Results) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
+    fn parsed(line: &str) -> anyhow::Result<Args> {
+        use clap::{Args as _, FromArgMatches as _};
+
+        let command = Args::augment_args(clap::Command::new("perf"));
+        let words = std::iter::once("perf").chain(line.split_whitespace());
+        let matches = command.try_get_matches_from(words)?;
+        Ok(Args::from_arg_matches(&matches)?)
+    }
+
     fn scenario(line: &str) -> anyhow::Result<Scenario> {
-        Args::parse(line)?.scenario(&Workspace::here()?)
+        parsed(line)?.scenario(&Workspace::here()?)
     }
 
     #[test]
@@ -426,7 +422,7 @@ mod tests {
             ("--draw=perf.json --check", false),
             ("--planted", false),
         ] {
-            assert_eq!(Args::parse(line).is_ok(), is_right, "{line}");
+            assert_eq!(parsed(line).is_ok(), is_right, "{line}");
         }
     }
 

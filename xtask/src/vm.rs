@@ -39,7 +39,7 @@ pub(crate) const PAGE: &str = "docs/kernels.md";
 const AROUND: Duration = Duration::from_secs(120);
 
 /// Which kernels and what.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args)]
 pub(crate) struct Args {
     /// Boot the newest kernel of this series, such as 6.12; `newest` is the newest there is. Repeatable.
     #[arg(long, value_name = "SERIES")]
@@ -69,14 +69,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As the night runs it: all kernels.
-    pub(crate) fn for_night() -> Self {
-        Self {
-            all: true,
-            ..Self::default()
-        }
-    }
-
     fn asks_for(&self, entry: &Entry) -> bool {
         if !self.only.is_empty() {
             return self.only.iter().any(|name| name == entry.name);

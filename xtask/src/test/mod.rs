@@ -55,22 +55,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As a push runs it.
-    pub(crate) fn for_push() -> Self {
-        Self {
-            quick: true,
-            ..Self::default()
-        }
-    }
-
-    /// As the night runs it.
-    pub(crate) fn for_night() -> Self {
-        Self {
-            nightly: true,
-            ..Self::default()
-        }
-    }
-
     /// Whether it was asked for, in whatever way: tests look at the environment alone.
     fn is_nightly(&self) -> bool {
         self.nightly || std::env::var_os(NIGHTLY).is_some()
@@ -228,7 +212,11 @@ fn chosen(
         .flat_map(|text| tier.jobs(&binaries, Some(text)))
         .collect();
     ensure!(!jobs.is_empty(), "no test of {name} is named {texts:?}");
-    let mut settings = Args::for_night().settings();
+    let night = Args {
+        nightly: true,
+        ..Args::default()
+    };
+    let mut settings = night.settings();
     change(&mut settings);
     verdict(&pool::run(&jobs, &settings)?)
 }
