@@ -61,6 +61,13 @@ pub(crate) struct Toolchain {
     bpf_linker: String,
 }
 
+impl std::fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rustc, bpf_linker } = self;
+        write!(f, "rustc {rustc} and bpf-linker {bpf_linker}")
+    }
+}
+
 /// Rebuilds the object, or checks it.
 ///
 /// # Errors
@@ -75,7 +82,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     // Before the build, which takes minutes, and nobody would take what it makes.
     ensure!(
         args.fresh || toolchain == pinned,
-        "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions as ebpf-programs/README.md says, build beside \
+        "{PINS} pins {pinned}, but here is {toolchain}: install the pinned versions as ebpf-programs/README.md says, build beside \
          the committed object with `--fresh`, or change the pins in a commit of their own"
     );
     let built = build(workspace, &compiler)?;
