@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::steps::{self, Ran, Steps, run_command};
+use crate::steps::{self, Outcome, Steps, run_command};
 use crate::workspace::Workspace;
 use crate::{e2e, fuzz, miri, perf, run_line, test, vm};
 
@@ -67,7 +67,7 @@ enum Work {
     /// A command of cargo's.
     Cargo(&'static [&'static str]),
     /// Anything else.
-    Call(fn(&Workspace) -> anyhow::Result<Ran>),
+    Call(fn(&Workspace) -> anyhow::Result<Outcome>),
 }
 
 use Tier::{Gate, Night, OnlyQuick, Quick};
@@ -157,33 +157,33 @@ impl Args {
 }
 
 impl Work {
-    fn run(&self, workspace: &Workspace) -> anyhow::Result<Ran> {
+    fn run(&self, workspace: &Workspace) -> anyhow::Result<Outcome> {
         match self {
             Xtask(line) => run_line(workspace, line)?,
             Cargo(args) => run_command(&mut workspace.cargo(args), BUILD)?,
             Call(work) => return work(workspace),
         }
-        Ok(Ran::All)
+        Ok(Outcome::Done)
     }
 }
 
-fn fmt(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn fmt(workspace: &Workspace) -> anyhow::Result<Outcome> {
     Cargo(&["fmt", "--all", "--check"]).run(workspace)?;
     // A workspace of its own.
     let manifest = "ebpf-programs/programs/Cargo.toml";
     let mut programs = workspace.cargo(&["fmt", "--check", "--manifest-path", manifest]);
-    run_command(&mut programs, BUILD).map(|()| Ran::All)
+    run_command(&mut programs, BUILD).map(|()| Outcome::Done)
 }
 
 /// Documentation, and the examples in it.
-fn doc(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn doc(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let mut doc = workspace.cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)?;
     Cargo(&["test", "--quiet", "--workspace", "--doc"]).run(workspace)
 }
 
 /// The generator of the protobuf code, which is built for nothing else, and what it makes.
-fn generated(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn generated(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let args = &[
         "clippy",
         "--quiet",
@@ -198,39 +198,41 @@ fn generated(workspace: &Workspace) -> anyhow::Result<Ran> {
     Xtask("codegen --check").run(workspace)
 }
 
-fn miri(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn miri(workspace: &Workspace) -> anyhow::Result<Outcome> {
     match miri::availability() {
         Ok(()) => Xtask("miri").run(workspace),
-        Err(why) => Ok(Ran::Nothing(why)),
+        Err(why) => Ok(Outcome::Skipped(why)),
     }
 }
 
-fn fuzz(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn fuzz(workspace: &Workspace) -> anyhow::Result<Outcome> {
     match fuzz::availability(workspace) {
         Ok(()) => Xtask("fuzz --seconds=30").run(workspace),
-        Err(why) => Ok(Ran::Nothing(why)),
+        Err(why) => Ok(Outcome::Skipped(why)),
     }
 }
 
-fn at_scale(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn at_scale(workspace: &Workspace) -> anyhow::Result<Outcome> {
     RELEASE.run(workspace)?;
-    test::at_scale(workspace).map(|()| Ran::All)
+    test::at_scale(workspace).map(|()| Outcome::Done)
 }
 
-fn beside(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn beside(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let (commit, binary) = perf::commit_before(workspace)?;
     println!("the commit before: {commit}");
-    test::beside(workspace, &binary).map(|()| Ran::All)
+    test::beside(workspace, &binary).map(|()| Outcome::Done)
 }
 
 /// Whether the program compiles for the other processor of data centres, where rustup has or can fetch its library and there
 /// is a C compiler for its cryptography.
-fn aarch64(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn aarch64(workspace: &Workspace) -> anyhow::Result<Outcome> {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
     let mut add = Command::new("rustup");
     add.args(["--quiet", "target", "add", TARGET]);
     if let Err(error) = run_command(&mut add, steps::MINUTES_5) {
-        return Ok(Ran::Nothing(format!("no library of {TARGET}: {error:#}")));
+        return Ok(Outcome::Skipped(format!(
+            "no library of {TARGET}: {error:#}"
+        )));
     }
     let mut check = workspace.cargo(&["check", "--quiet", "--target", TARGET]);
     for package in ["adit-core", "adit-relay", "adit-ebpf-abi"] {
@@ -242,25 +244,25 @@ fn aarch64(workspace: &Workspace) -> anyhow::Result<Ran> {
     } else {
         println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
     }
-    run_command(&mut check, BUILD).map(|()| Ran::All)
+    run_command(&mut check, BUILD).map(|()| Outcome::Done)
 }
 
 /// Boots all kernels. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.
-fn kernels(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
     // `.ci/run` has said why it could not be installed.
     if let Err(why) = vm::availability() {
-        return Ok(Ran::Nothing(why));
+        return Ok(Outcome::Skipped(why));
     }
     match vm::fetched(workspace) {
         Ok(()) => Xtask("vm --all").run(workspace),
-        Err(error) => Ok(Ran::Nothing(format!(
+        Err(error) => Ok(Outcome::Skipped(format!(
             "no kernel could be fetched: {error:#}"
         ))),
     }
 }
 
 /// Whether stalled readers leave others alone, in the dialects whose load can be made here.
-fn isolation(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn isolation(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if let Err(why) = perf::go_toolchain() {
         println!("isolation of grpc-go: SKIPPED: {why}");
     }
@@ -269,18 +271,18 @@ fn isolation(workspace: &Workspace) -> anyhow::Result<Ran> {
 }
 
 /// Whether accounting costs an echo or a transfer more than it may, where the kernel lets it be measured.
-fn accounting(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn accounting(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if let Some(why) = perf::why_not_accounted(workspace)? {
-        return Ok(Ran::Nothing(why));
+        return Ok(Outcome::Skipped(why));
     }
     let line = "perf --scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
     Xtask(line).run(workspace)
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.
-fn deny(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if steps::first_line(Command::new("cargo-deny").arg("--version")).is_none() {
-        return Ok(Ran::Nothing("cargo-deny is not installed".to_owned()));
+        return Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()));
     }
     Cargo(&["deny", "check"]).run(workspace)
 }

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::steps::Ran;
+use crate::steps::Outcome;
 use crate::workspace::Workspace;
 
 /// Builds, checks, tests and generates everything in this repository.
@@ -94,7 +94,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
         Command::Loom => loom::run(workspace),
         Command::Miri => miri::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
-        Command::E2e => e2e::run(workspace).and_then(Ran::expect_all),
+        Command::E2e => e2e::run(workspace).and_then(Outcome::expect_done),
         Command::Static => static_binary::run(workspace),
         Command::Vm(args) => vm::run(workspace, &args),
         Command::Setup(args) => setup::run(workspace, &args),

@@ -8,6 +8,7 @@ mod host;
 mod instructions;
 mod long_path;
 mod markdown;
+mod measurement;
 mod peer;
 mod plot;
 mod process;
@@ -16,7 +17,6 @@ mod results;
 mod rows;
 mod scenario;
 mod syscalls;
-mod turn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use peer::Peer;
 use programs::Programs;
 pub(crate) use programs::go_toolchain;
 use results::{Entry, Results, State};
-use scenario::{Scenario, Way};
+use scenario::{Dialect, Scenario};
 
 use crate::steps::Steps;
 use crate::workspace::Workspace;
@@ -61,8 +61,8 @@ pub(crate) struct Args {
     #[arg(long, alias = "makers", value_delimiter = ',')]
     peers: Vec<String>,
     /// Dialects in place of the scenario's, with commas between.
-    #[arg(long, alias = "modes", value_delimiter = ',')]
-    ways: Vec<Way>,
+    #[arg(long = "ways", alias = "modes", value_delimiter = ',')]
+    dialects: Vec<Dialect>,
     /// Only these measurements, with commas between.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -80,14 +80,14 @@ pub(crate) struct Args {
     #[arg(long, requires = "guard")]
     planted: bool,
     /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "adit"])]
+    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "adit"])]
     instructions: bool,
     /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "check"])]
     syscalls: bool,
     /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
     /// two hours.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "dialects", "only", "check"])]
     nightly: bool,
     /// Draw the pictures of a `perf.json` anew, beside it; nothing is measured.
     #[arg(long, value_name = "FILE", exclusive = true)]
@@ -116,8 +116,8 @@ impl Args {
         if !self.peers.is_empty() {
             scenario.peers.clone_from(&self.peers);
         }
-        if !self.ways.is_empty() {
-            scenario.ways.clone_from(&self.ways);
+        if !self.dialects.is_empty() {
+            scenario.dialects.clone_from(&self.dialects);
         }
         if !self.only.is_empty() {
             scenario.load.measurements.clone_from(&self.only);
@@ -149,7 +149,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    if args.check && scenario.ways.contains(&Way::GrpcGo) && go_toolchain().is_ok() {
+    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go_toolchain().is_ok() {
         // A dialect that is missing fails no check. So where there is Go, what it is needed for has to build.
         programs.go_load()?;
     }
@@ -296,39 +296,40 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
         let name = name.clone();
         results.peers.push(Entry { name, state });
     }
-    let mut turns: Vec<(&Peer, Way)> = Vec::new();
+    let mut runs: Vec<(&Peer, Dialect)> = Vec::new();
     for peer in &peers {
-        let ways = peer.ways(&scenario.ways);
-        turns.extend(ways.into_iter().map(|way| (peer, way)));
+        let dialects = peer.dialects(&scenario.dialects);
+        runs.extend(dialects.into_iter().map(|dialect| (peer, dialect)));
     }
-    let go_load = go_load(&mut turns, &mut results, || programs.go_load());
-    ensure!(!turns.is_empty(), "no peer can be measured here");
+    let go_load = go_load(&mut runs, &mut results, || programs.go_load());
+    ensure!(!runs.is_empty(), "no peer can be measured here");
     // Behind the builds, which take all there are.
     let _confined = scenario.processors.map(Confined::to).transpose()?;
     let begin = Instant::now();
-    let all = scenario.rounds * turns.len();
+    let all = scenario.rounds * runs.len();
     let mut done = 0;
-    let tools = turn::Tools {
+    let tools = measurement::Tools {
         load: programs.load(),
         go_load: go_load.as_deref(),
     };
     let (parts, path) = (scenario.load.parts(), scenario.path.as_ref());
     for round in 1..=scenario.rounds {
         // Each round begins with another peer, so that none always follows the same one.
-        let from = (round - 1) % turns.len();
-        for (peer, way) in turns.iter().cycle().skip(from).take(turns.len()) {
+        let from = (round - 1) % runs.len();
+        for (peer, dialect) in runs.iter().cycle().skip(from).take(runs.len()) {
             eprintln!(
                 "perf: round {round}/{}, {} {} ({done} of {all} done, {} s)",
                 scenario.rounds,
                 peer.name,
-                way.name(),
+                dialect.name(),
                 begin.elapsed().as_secs()
             );
-            for (measurement, outcome) in turn::measure(tools, peer, *way, &parts, path) {
+            for (measurement, outcome) in measurement::measure(tools, peer, *dialect, &parts, path)
+            {
                 if let Err(why) = &outcome {
                     eprintln!("perf: {} {measurement} failed: {why}", peer.name);
                 }
-                results.add((&peer.name, *way), round, measurement, outcome);
+                results.add((&peer.name, *dialect), round, measurement, outcome);
             }
             done += 1;
         }
@@ -336,22 +337,22 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     Ok((results, begin.elapsed().as_secs()))
 }
 
-/// The Go load tool, if some turn needs it. Where it cannot be had, those turns are taken out, and the report says why.
+/// The Go load tool, if some turn needs it. Where it cannot be had, those runs are taken out, and the report says why.
 fn go_load<P>(
-    turns: &mut Vec<(P, Way)>,
+    runs: &mut Vec<(P, Dialect)>,
     results: &mut Results,
     build: impl FnOnce() -> anyhow::Result<PathBuf>,
 ) -> Option<PathBuf> {
-    if turns.iter().all(|(_, way)| *way != Way::GrpcGo) {
+    if runs.iter().all(|(_, dialect)| *dialect != Dialect::GrpcGo) {
         return None;
     }
     match build() {
         Ok(program) => Some(program),
         Err(error) => {
-            let (name, why) = (Way::GrpcGo.name(), format!("{error:#}"));
+            let (name, why) = (Dialect::GrpcGo.name(), format!("{error:#}"));
             eprintln!("perf: {name} is missing: {why}");
-            turns.retain(|(_, way)| *way != Way::GrpcGo);
-            results.ways_missing.insert(Way::GrpcGo, why);
+            runs.retain(|(_, dialect)| *dialect != Dialect::GrpcGo);
+            results.ways_missing.insert(Dialect::GrpcGo, why);
             None
         }
     }
@@ -429,14 +430,14 @@ mod tests {
     #[test]
     fn without_go_its_dialect_is_missing_and_all_others_have_their_turns() {
         let mut results = Results::default();
-        let mut turns = vec![("direct", Way::Tcp), ("adit", Way::GrpcGo)];
-        let found = go_load(&mut turns, &mut results, || anyhow::bail!("no Go"));
+        let mut runs = vec![("direct", Dialect::Tcp), ("adit", Dialect::GrpcGo)];
+        let found = go_load(&mut runs, &mut results, || anyhow::bail!("no Go"));
         assert_eq!(
-            (found, turns.as_slice()),
-            (None, &[("direct", Way::Tcp)][..])
+            (found, runs.as_slice()),
+            (None, &[("direct", Dialect::Tcp)][..])
         );
-        assert_eq!(results.ways_missing[&Way::GrpcGo], "no Go");
-        let unasked = go_load(&mut turns, &mut results, || panic!("it is not needed"));
+        assert_eq!(results.ways_missing[&Dialect::GrpcGo], "no Go");
+        let unasked = go_load(&mut runs, &mut results, || panic!("it is not needed"));
         assert_eq!(unasked, None);
     }
 

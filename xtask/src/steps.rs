@@ -19,29 +19,29 @@ const ERROR_LINES: usize = 8;
 const SHOWN_CHARS: usize = 160;
 
 /// Outcome of a step that did not fail.
-pub(crate) enum Ran {
+pub(crate) enum Outcome {
     /// It did what it is there for.
-    All,
+    Done,
     /// Why it cannot run here.
-    Nothing(String),
+    Skipped(String),
 }
 
-impl Ran {
+impl Outcome {
     /// For a step that was asked for by name.
     ///
     /// # Errors
     /// It cannot run here.
-    pub(crate) fn expect_all(self) -> anyhow::Result<()> {
+    pub(crate) fn expect_done(self) -> anyhow::Result<()> {
         match self {
-            Self::All => Ok(()),
-            Self::Nothing(why) => bail!("this cannot run here: {why}"),
+            Self::Done => Ok(()),
+            Self::Skipped(why) => bail!("this cannot run here: {why}"),
         }
     }
 }
 
 /// The steps of one run, in order. A failed step does not stop the next ones, so that one run shows all.
 pub(crate) struct Steps {
-    done: Vec<(String, Duration, anyhow::Result<Ran>)>,
+    done: Vec<(String, Duration, anyhow::Result<Outcome>)>,
     started: Instant,
 }
 
@@ -56,22 +56,22 @@ impl Steps {
 
     /// Runs `work` as a step.
     pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> anyhow::Result<()>) {
-        self.run_if_possible(name, || work().map(|()| Ran::All));
+        self.run_if_possible(name, || work().map(|()| Outcome::Done));
     }
 
     /// Runs `work` as a step, which may find out that it cannot run here.
     pub(crate) fn run_if_possible(
         &mut self,
         name: &str,
-        work: impl FnOnce() -> anyhow::Result<Ran>,
+        work: impl FnOnce() -> anyhow::Result<Outcome>,
     ) {
         println!("==> {name}");
         let started = Instant::now();
         let outcome = work();
         let took = started.elapsed();
         match &outcome {
-            Ok(Ran::All) => println!("<== {name}: ok in {}", seconds(took)),
-            Ok(Ran::Nothing(why)) => println!("<== {name}: SKIPPED: {why}"),
+            Ok(Outcome::Done) => println!("<== {name}: ok in {}", seconds(took)),
+            Ok(Outcome::Skipped(why)) => println!("<== {name}: SKIPPED: {why}"),
             Err(why) => println!("<== {name}: FAILED after {}: {why:#}", seconds(took)),
         }
         self.done.push((name.to_owned(), took, outcome));
@@ -93,8 +93,8 @@ impl Steps {
         for (name, took, outcome) in &self.done {
             let took = seconds(*took);
             match outcome {
-                Ok(Ran::All) => println!("  ok       {took:>8}  {name}"),
-                Ok(Ran::Nothing(why)) => println!("  skipped  {:>8}  {name}: {why}", "-"),
+                Ok(Outcome::Done) => println!("  ok       {took:>8}  {name}"),
+                Ok(Outcome::Skipped(why)) => println!("  skipped  {:>8}  {name}: {why}", "-"),
                 Err(why) => {
                     println!("  FAILED   {took:>8}  {name}: {why:#}");
                     failed.push(name.as_str());

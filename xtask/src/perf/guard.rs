@@ -16,27 +16,28 @@ use serde::Deserialize;
 
 pub(super) use self::decision::{Round, Verdict, judge};
 use self::previous::Previous;
+use super::measurement::{Tools, load};
 use super::peer::{Konnectivity, Peer, Route};
 use super::process::{Place, Site};
 use super::programs::Programs;
 use super::results::Results;
 use super::rows::{Better, Row};
-use super::scenario::{LoadPlan, Way};
-use super::turn::{Tools, load};
+use super::scenario::{Dialect, LoadPlan};
 use crate::workspace::Workspace;
 
 /// `perf/guard.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    ways: Vec<Way>,
+    #[serde(rename = "ways")]
+    dialects: Vec<Dialect>,
     rounds: usize,
     quick_rounds: usize,
     margin: f64,
     load: LoadPlan,
     /// The same with plaintext lanes.
     clear: LoadPlan,
-    relay: BTreeMap<Way, BTreeMap<String, f64>>,
+    relay: BTreeMap<Dialect, BTreeMap<String, f64>>,
 }
 
 // What is measured: the bare relay, this tree twice, the commit before, and this tree behind a throttle.
@@ -54,12 +55,12 @@ const LANES: [&str; 2] = ["", PLAINTEXT];
 const PLAINTEXT: &str = "-plaintext";
 
 /// Tunnels that are compared with each other: dialect and kind of lanes.
-type Class = (Way, &'static str);
+type Class = (Dialect, &'static str);
 
 /// A running peer in one dialect.
 struct Stack<'a> {
     peer: &'a Peer,
-    way: Way,
+    dialect: Dialect,
     route: Route,
     site: Site,
 }
@@ -208,7 +209,7 @@ fn mixed(
             let mut results = Results::default();
             pass(
                 programs,
-                &settings.ways,
+                &settings.dialects,
                 &settings.load,
                 &[&peer],
                 1,
@@ -232,7 +233,14 @@ fn measure(
     for (lanes, plan) in LANES.into_iter().zip([&settings.load, &settings.clear]) {
         let alike = peers.iter().filter(|peer| lanes_of(&peer.name) == lanes);
         let alike: Vec<&Peer> = alike.collect();
-        pass(programs, &settings.ways, plan, &alike, rounds, &mut results)?;
+        pass(
+            programs,
+            &settings.dialects,
+            plan,
+            &alike,
+            rounds,
+            &mut results,
+        )?;
     }
     Ok(results)
 }
@@ -240,7 +248,7 @@ fn measure(
 /// Starts everything, measures in turns, ends everything.
 fn pass(
     programs: &Programs,
-    ways: &[Way],
+    dialects: &[Dialect],
     plan: &LoadPlan,
     peers: &[&Peer],
     rounds: usize,
@@ -248,13 +256,14 @@ fn pass(
 ) -> anyhow::Result<()> {
     let mut stacks = Vec::new();
     for peer in peers {
-        for way in peer.ways(ways) {
-            let stack = Stack::start(programs, peer, way);
-            stacks.push(stack.with_context(|| format!("starting {} {}", peer.name, way.name()))?);
+        for dialect in peer.dialects(dialects) {
+            let stack = Stack::start(programs, peer, dialect);
+            stacks
+                .push(stack.with_context(|| format!("starting {} {}", peer.name, dialect.name()))?);
         }
     }
     // Those of one dialect take their turns one after the other.
-    stacks.sort_by_key(|stack| stack.way);
+    stacks.sort_by_key(|stack| stack.dialect);
     let tools = Tools {
         load: programs.load(),
         go_load: None,
@@ -266,10 +275,10 @@ fn pass(
             // Each round begins with another stack.
             let from = (round - 1) % stacks.len();
             for stack in stacks.iter().cycle().skip(from).take(stacks.len()) {
-                let (name, way) = (&stack.peer.name, stack.way);
+                let (name, dialect) = (&stack.peer.name, stack.dialect);
                 let sample = load(tools, &stack.site, &stack.route, plan)
-                    .with_context(|| format!("{name} {}, {measurement}", way.name()))?;
-                results.add((name, way), round, measurement, Ok(sample));
+                    .with_context(|| format!("{name} {}, {measurement}", dialect.name()))?;
+                results.add((name, dialect), round, measurement, Ok(sample));
             }
         }
     }
@@ -277,9 +286,9 @@ fn pass(
 }
 
 impl<'a> Stack<'a> {
-    fn start(programs: &Programs, peer: &'a Peer, way: Way) -> anyhow::Result<Self> {
+    fn start(programs: &Programs, peer: &'a Peer, dialect: Dialect) -> anyhow::Result<Self> {
         let site = Site::new(programs.load(), None)?;
-        let mut route = peer.start(&site, way)?;
+        let mut route = peer.start(&site, dialect)?;
         if let (true, Some(frontend)) = (peer.name.starts_with(PLANTED), &route.frontend) {
             let slow = site.path("slow.sock");
             let args = [
@@ -294,7 +303,7 @@ impl<'a> Stack<'a> {
         }
         Ok(Self {
             peer,
-            way,
+            dialect,
             route,
             site,
         })
@@ -309,22 +318,25 @@ fn lanes_of(peer: &str) -> &'static str {
     }
 }
 
-fn class_name((way, lanes): Class) -> String {
+fn class_name((dialect, lanes): Class) -> String {
     let lanes = if lanes.is_empty() {
         ""
     } else {
         " on plaintext lanes"
     };
-    format!("{}{lanes}", way.name())
+    format!("{}{lanes}", dialect.name())
 }
 
 /// Classes in which this tree was measured.
 fn classes(results: &Results) -> Vec<Class> {
-    let ways = results.ways().into_iter().filter(|way| *way != Way::Tcp);
-    let all = ways.flat_map(|way| LANES.map(|lanes| (way, lanes)));
-    let is_measured = |(way, lanes): &Class| {
+    let dialects = results
+        .dialects()
+        .into_iter()
+        .filter(|dialect| *dialect != Dialect::Tcp);
+    let all = dialects.flat_map(|dialect| LANES.map(|lanes| (dialect, lanes)));
+    let is_measured = |(dialect, lanes): &Class| {
         !results
-            .rows_of(&format!("{CURRENT}{lanes}"), *way)
+            .rows_of(&format!("{CURRENT}{lanes}"), *dialect)
             .is_empty()
     };
     all.filter(is_measured).collect()
@@ -360,11 +372,11 @@ impl Report {
     fn against(&mut self, older: &[&str], newer: &[&str], results: &Results) -> Vec<Named> {
         let mut worse = Vec::new();
         for class in classes(results) {
-            let (way, lanes) = class;
+            let (dialect, lanes) = class;
             let named = |peers: &[&str]| -> Vec<String> {
                 peers.iter().map(|peer| format!("{peer}{lanes}")).collect()
             };
-            for row in results.rows_of(&format!("{CURRENT}{lanes}"), way) {
+            for row in results.rows_of(&format!("{CURRENT}{lanes}"), dialect) {
                 // Tails and whole-machine numbers are too loose to judge by in so short a time.
                 if ["p99_us", "p999_us", "machine"]
                     .iter()
@@ -373,7 +385,7 @@ impl Report {
                     continue;
                 }
                 let peers = [&OURS, older, newer].map(named);
-                let Some(verdict) = results.judged(&peers, way, &row, self.margin) else {
+                let Some(verdict) = results.judged(&peers, dialect, &row, self.margin) else {
                     continue;
                 };
                 writeln!(
@@ -402,17 +414,17 @@ impl Report {
     /// A limit names a row that was not measured: it would guard nothing.
     fn against_relay(
         &mut self,
-        limits: &BTreeMap<Way, BTreeMap<String, f64>>,
+        limits: &BTreeMap<Dialect, BTreeMap<String, f64>>,
         results: &Results,
     ) -> anyhow::Result<Vec<String>> {
         let mut beyond = Vec::new();
-        for (way, limits) in limits {
+        for (dialect, limits) in limits {
             for (key, limit) in limits {
-                let name = way.name();
+                let name = dialect.name();
                 let row = Row::of(key).with_context(|| format!("guard.toml: what is {key}?"))?;
-                let ours = results.value(CURRENT, *way, key);
+                let ours = results.value(CURRENT, *dialect, key);
                 let ratio = ours
-                    .zip(results.value(RELAY, Way::Tcp, key))
+                    .zip(results.value(RELAY, Dialect::Tcp, key))
                     .map(|(ours, relay)| ours / relay)
                     .with_context(|| format!("guard.toml: {name} {key} was not measured"))?;
                 let is_beyond = match row.better {
@@ -450,14 +462,14 @@ mod tests {
     use super::*;
     use crate::perf::results::samples::sample;
 
-    const WAY: Way = Way::HttpConnect;
+    const WAY: Dialect = Dialect::HttpConnect;
 
     #[test]
     fn settings_of_the_repository_name_what_exists() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf/guard.toml");
         let settings = Settings::read(&path).unwrap();
-        for (way, limits) in &settings.relay {
-            assert!(settings.ways.contains(way), "{way:?}");
+        for (dialect, limits) in &settings.relay {
+            assert!(settings.dialects.contains(dialect), "{dialect:?}");
             for key in limits.keys() {
                 assert!(Row::of(key).is_some(), "{key}");
             }
@@ -465,7 +477,7 @@ mod tests {
         for plan in [&settings.load, &settings.clear] {
             assert_eq!(plan.parts().len(), plan.measurements.len(), "{plan:?}");
         }
-        assert!(settings.ways.contains(&WAY), "for plaintext lanes");
+        assert!(settings.dialects.contains(&WAY), "for plaintext lanes");
     }
 
     #[test]
@@ -481,12 +493,12 @@ mod tests {
     }
 
     /// Rounds of a download on a machine that gets faster from one to the next, for all alike.
-    fn results(factors: &[(&str, Way, f64)]) -> Results {
+    fn results(factors: &[(&str, Dialect, f64)]) -> Results {
         let mut results = Results::default();
-        for (peer, way, factor) in factors {
+        for (peer, dialect, factor) in factors {
             for (round, pace) in (1..).zip([10.0, 11.0, 12.0, 13.0, 14.0]) {
                 let one = Ok(sample(&[("down_8_gbit_s", factor * pace)]));
-                results.add((peer, *way), round, "bulk", one);
+                results.add((peer, *dialect), round, "bulk", one);
             }
         }
         results
@@ -520,7 +532,7 @@ mod tests {
     #[test]
     fn limit_against_the_relay_is_held_and_must_be_measurable() {
         let measured = results(&[
-            (RELAY, Way::Tcp, 10.0),
+            (RELAY, Dialect::Tcp, 10.0),
             (CURRENT, WAY, 1.0),
             ("current-plaintext", WAY, 9.0),
         ]);

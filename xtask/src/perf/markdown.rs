@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::results::{Cell, Results, State};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
 /// Peers that ours is set against, where they are in the run.
 const AGAINST: [&str; 2] = ["upstream", "haproxy"];
@@ -26,19 +26,24 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
         };
         writeln!(text, "| {} | {state} |", peer.name).ok();
     }
-    for (way, why) in &results.ways_missing {
+    for (dialect, why) in &results.ways_missing {
         let why = one_line(why);
-        writeln!(text, "| all in {} | missing: {why} |", way.name()).ok();
+        writeln!(text, "| all in {} | missing: {why} |", dialect.name()).ok();
     }
-    for way in results.ways() {
-        table(results, way, &mut text);
+    for dialect in results.dialects() {
+        table(results, dialect, &mut text);
     }
     let failures = results.failures();
     if !failures.is_empty() {
         text.push_str("\n| failed | dialect | measurement | why |\n| --- | --- | --- | --- |\n");
-        for (peer, way, measurement, why) in failures {
+        for (peer, dialect, measurement, why) in failures {
             let why = one_line(why);
-            writeln!(text, "| {peer} | {} | {measurement} | {why} |", way.name()).ok();
+            writeln!(
+                text,
+                "| {peer} | {} | {measurement} | {why} |",
+                dialect.name()
+            )
+            .ok();
         }
     }
     let outliers = results.outliers();
@@ -49,10 +54,10 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
         for one in outliers {
             let (peer, round, words) = (one.peer, one.round, &one.row.words);
             let [gave, median] = [one.value, one.median].map(|value| show(Cell::Value(value)));
-            let way = one.way.name();
+            let dialect = one.dialect.name();
             writeln!(
                 text,
-                "| {peer}, {round} | {way} | {words} | {gave} | {median} |"
+                "| {peer}, {round} | {dialect} | {words} | {gave} | {median} |"
             )
             .ok();
         }
@@ -60,12 +65,12 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
     text
 }
 
-fn table(results: &Results, way: Way, text: &mut String) {
+fn table(results: &Results, dialect: Dialect, text: &mut String) {
     let against: Vec<&str> = AGAINST
         .into_iter()
         .filter(|name| is_measured(results, name) && is_measured(results, "adit"))
         .collect();
-    let mut head = format!("\n### {}\n\n| measurement |", way.name());
+    let mut head = format!("\n### {}\n\n| measurement |", dialect.name());
     let mut rule = "| --- |".to_owned();
     for peer in &results.peers {
         write!(head, " {} |", peer.name).ok();
@@ -76,21 +81,21 @@ fn table(results: &Results, way: Way, text: &mut String) {
         rule.push_str(" ---: |");
     }
     writeln!(text, "{head} spread | better |\n{rule} ---: | --- |").ok();
-    for row in results.rows(way) {
+    for row in results.rows(dialect) {
         write!(text, "| {} |", row.words).ok();
         for peer in &results.peers {
-            let cell = results.cell(&peer.name, way, &row);
+            let cell = results.cell(&peer.name, dialect, &row);
             write!(text, " {} |", show(cell)).ok();
         }
         for name in &against {
-            let ratio = ratio(results, way, &row, name);
+            let ratio = ratio(results, dialect, &row, name);
             write!(text, " {} |", ratio.map_or_else(dash, number)).ok();
         }
         let better = match row.better {
             Better::Higher => "higher",
             Better::Lower => "lower",
         };
-        let spread = spread(results, way, &row);
+        let spread = spread(results, dialect, &row);
         writeln!(text, " {} | {better} |", spread.unwrap_or_else(dash)).ok();
     }
 }
@@ -101,18 +106,18 @@ fn is_measured(results: &Results, name: &str) -> bool {
 }
 
 /// Ours against another peer's.
-fn ratio(results: &Results, way: Way, row: &Row, against: &str) -> Option<f64> {
-    let ours = results.value("adit", way, &row.key)?;
-    let theirs = results.value(against, way, &row.key)?;
+fn ratio(results: &Results, dialect: Dialect, row: &Row, against: &str) -> Option<f64> {
+    let ours = results.value("adit", dialect, &row.key)?;
+    let theirs = results.value(against, dialect, &row.key)?;
     (theirs != 0.0).then(|| ours / theirs)
 }
 
 /// The widest of all peers that have a number in this row: a difference below it is none.
-fn spread(results: &Results, way: Way, row: &Row) -> Option<String> {
+fn spread(results: &Results, dialect: Dialect, row: &Row) -> Option<String> {
     let spreads = results.peers.iter().filter_map(|peer| {
         let name = peer.name.as_str();
-        results.value(name, way, &row.key)?;
-        Some((results.spread(name, way, &row.key)?, name))
+        results.value(name, dialect, &row.key)?;
+        Some((results.spread(name, dialect, &row.key)?, name))
     });
     let (widest, name) = spreads.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
     if widest >= SPREAD_MAX {
@@ -169,22 +174,22 @@ mod tests {
             .peers
             .push(missing("wireguard", "the kernel has none\nat all"));
         let why = "no Go |\ntoolchain".to_owned();
-        results.ways_missing.insert(Way::GrpcGo, why);
-        for (peer, way, values) in [
-            ("upstream", Way::Grpc, [1.0, 9.0, 2.0]),
-            ("adit", Way::Grpc, [8.0, 7.0, 7.5]),
-            ("haproxy", Way::Tcp, [15.0, 15.0, 15.0]),
+        results.ways_missing.insert(Dialect::GrpcGo, why);
+        for (peer, dialect, values) in [
+            ("upstream", Dialect::Grpc, [1.0, 9.0, 2.0]),
+            ("adit", Dialect::Grpc, [8.0, 7.0, 7.5]),
+            ("haproxy", Dialect::Tcp, [15.0, 15.0, 15.0]),
         ] {
             for (round, value) in (1..).zip(values) {
                 let one = Ok(sample(&[("down_1_gbit_s", value)]));
-                results.add((peer, way), round, "bulk", one);
+                results.add((peer, dialect), round, "bulk", one);
                 let hangs = if value == 9.0 { 5e6 } else { 310.0 };
                 let one = Ok(sample(&[("paced_1000_p50_us", hangs)]));
-                results.add((peer, way), round, "paced", one);
+                results.add((peer, dialect), round, "paced", one);
             }
         }
-        let way = ("adit", Way::Grpc);
-        results.add(way, 3, "paced", Err("stream 1 | broke".to_owned()));
+        let dialect = ("adit", Dialect::Grpc);
+        results.add(dialect, 3, "paced", Err("stream 1 | broke".to_owned()));
         let text = report(&results, "heading\n");
         for row in [
             "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % (upstream) | higher |",

@@ -14,7 +14,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::results::{Cell, Results};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
 const SIZE: (u32, u32) = (960, 540);
 const FONT: (&str, u32) = ("sans-serif", 16);
@@ -187,25 +187,25 @@ fn charts(results: &Results) -> Vec<Chart<'_>> {
     let (engines, stacks): (Vec<&str>, Vec<&str>) =
         names().partition(|peer| peer.starts_with("relay-"));
     let mut all = Vec::new();
-    for way in results.ways() {
-        let client = match way {
-            Way::Grpc => "gRPC client of our own",
-            Way::GrpcGo => "gRPC client in Go",
-            Way::HttpConnect => "HTTP CONNECT client",
-            Way::Tcp => "plain TCP client",
+    for dialect in results.dialects() {
+        let client = match dialect {
+            Dialect::Grpc => "gRPC client of our own",
+            Dialect::GrpcGo => "gRPC client in Go",
+            Dialect::HttpConnect => "HTTP CONNECT client",
+            Dialect::Tcp => "plain TCP client",
         };
         for spec in &CHARTS {
-            let file = format!("{}-{}", spec.file, way.name());
+            let file = format!("{}-{}", spec.file, dialect.name());
             let title = format!("{}, {client}", spec.title);
-            all.extend(chart(results, spec, way, &stacks, file, title));
+            all.extend(chart(results, spec, dialect, &stacks, file, title));
         }
     }
-    if let (Some(way), false) = (results.ways().first(), engines.is_empty()) {
+    if let (Some(dialect), false) = (results.dialects().first(), engines.is_empty()) {
         let direct = names().filter(|peer| *peer == "direct");
         let peers: Vec<&str> = direct.chain(engines).collect();
         for spec in &ENGINE_CHARTS {
             let (file, title) = (spec.file.to_owned(), spec.title.to_owned());
-            all.extend(chart(results, spec, *way, &peers, file, title));
+            all.extend(chart(results, spec, *dialect, &peers, file, title));
         }
     }
     all
@@ -215,7 +215,7 @@ fn charts(results: &Results) -> Vec<Chart<'_>> {
 fn chart<'a>(
     results: &Results,
     spec: &'static Spec,
-    way: Way,
+    dialect: Dialect,
     peers: &[&'a str],
     file: String,
     title: String,
@@ -223,9 +223,9 @@ fn chart<'a>(
     let has_value = |row: &Row| {
         peers
             .iter()
-            .any(|peer| results.value(peer, way, &row.key).is_some())
+            .any(|peer| results.value(peer, dialect, &row.key).is_some())
     };
-    let mut rows = results.rows(way);
+    let mut rows = results.rows(dialect);
     rows.retain(|row| spec.part(row).is_some() && has_value(row));
     let parts = rows.iter().filter_map(|row| spec.part(row));
     let positions: Vec<f64> = match spec.kind {
@@ -236,8 +236,8 @@ fn chart<'a>(
     };
     let series = |peer: &&'a str| {
         let point = |(row, x): (&Row, &f64)| {
-            let y = results.value(peer, way, &row.key)?;
-            let rounds = results.values(peer, way, &row.key);
+            let y = results.value(peer, dialect, &row.key)?;
+            let rounds = results.values(peer, dialect, &row.key);
             Some(Point {
                 x: *x,
                 y,
@@ -249,7 +249,7 @@ fn chart<'a>(
         (!points.is_empty()).then_some((*peer, points))
     };
     let first = rows.first()?;
-    let absent = |peer: &&str| match results.cell(peer, way, first) {
+    let absent = |peer: &&str| match results.cell(peer, dialect, first) {
         Cell::Failed => Some(format!("{peer}: failed")),
         Cell::Missing => Some(format!("{peer}: missing")),
         Cell::Value(_) | Cell::Nothing => None,
@@ -594,10 +594,10 @@ mod tests {
                 ("idle_100_resident_mib", 10.0),
                 ("agents_100_server_mib", 0.0),
             ]);
-            results.add(("adit & co", Way::Grpc), round, "bulk", Ok(values));
+            results.add(("adit & co", Dialect::Grpc), round, "bulk", Ok(values));
         }
         let relay = sample(&[("down_8_gbit_s", 13.0), ("down_8_cpu_s_per_gib", 0.4)]);
-        results.add(("relay-tokio", Way::Tcp), 1, "bulk", Ok(relay));
+        results.add(("relay-tokio", Dialect::Tcp), 1, "bulk", Ok(relay));
         let folder = tempfile::tempdir().unwrap();
         let written = draw(&results, folder.path()).unwrap();
         let names = written
@@ -632,7 +632,7 @@ mod tests {
         let mut results = results(&["adit"]);
         for (round, gbit) in [(1, 9.0), (2, 5.0), (3, 10.0)] {
             let values = sample(&[("down_8_gbit_s", gbit), ("paced_500_p50_us", 100.0)]);
-            results.add(("adit", Way::Grpc), round, "bulk", Ok(values));
+            results.add(("adit", Dialect::Grpc), round, "bulk", Ok(values));
         }
         let points = |chart: &Chart<'_>| chart.series[0].1.clone();
         let charts_of = charts(&results);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::guard::{Round, Verdict, judge};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
 /// What one run of a load tool printed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -60,8 +60,8 @@ pub(crate) struct Results {
     pub(crate) peers: Vec<Entry>,
     /// Dialects whose load cannot be made here, and why.
     #[serde(default)]
-    pub(crate) ways_missing: BTreeMap<Way, String>,
-    measured: BTreeMap<String, BTreeMap<Way, Measured>>,
+    pub(crate) ways_missing: BTreeMap<Dialect, String>,
+    measured: BTreeMap<String, BTreeMap<Dialect, Measured>>,
 }
 
 /// What a cell of the table holds.
@@ -81,7 +81,7 @@ pub(crate) enum Cell {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outlier<'a> {
     pub(crate) peer: &'a str,
-    pub(crate) way: Way,
+    pub(crate) dialect: Dialect,
     pub(crate) row: Row,
     /// From 1.
     pub(crate) round: usize,
@@ -112,13 +112,13 @@ impl Results {
     /// Adds what one measurement of one round gave.
     pub(crate) fn add(
         &mut self,
-        (peer, way): (&str, Way),
+        (peer, dialect): (&str, Dialect),
         round: usize,
         measurement: &str,
         outcome: Result<Sample, String>,
     ) {
-        let ways = self.measured.entry(peer.to_owned()).or_default();
-        let measured = ways.entry(way).or_default();
+        let dialects = self.measured.entry(peer.to_owned()).or_default();
+        let measured = dialects.entry(dialect).or_default();
         let rounds = measured.rounds.len().max(round);
         measured.rounds.resize_with(rounds, Sample::default);
         match (outcome, measured.rounds.get_mut(round.saturating_sub(1))) {
@@ -134,10 +134,11 @@ impl Results {
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (&str, Way, &Measured)> {
-        self.measured.iter().flat_map(|(peer, ways)| {
-            ways.iter()
-                .map(move |(way, all)| (peer.as_str(), *way, all))
+    fn all(&self) -> impl Iterator<Item = (&str, Dialect, &Measured)> {
+        self.measured.iter().flat_map(|(peer, dialects)| {
+            dialects
+                .iter()
+                .map(move |(dialect, all)| (peer.as_str(), *dialect, all))
         })
     }
 
@@ -147,12 +148,12 @@ impl Results {
     }
 
     /// The dialects that were measured; where there is none, plain ports.
-    pub(crate) fn ways(&self) -> Vec<Way> {
-        let mut ways: BTreeSet<Way> = self.all().map(|(_, way, _)| way).collect();
-        if ways.len() > 1 {
-            ways.remove(&Way::Tcp);
+    pub(crate) fn dialects(&self) -> Vec<Dialect> {
+        let mut dialects: BTreeSet<Dialect> = self.all().map(|(_, dialect, _)| dialect).collect();
+        if dialects.len() > 1 {
+            dialects.remove(&Dialect::Tcp);
         }
-        ways.into_iter().collect()
+        dialects.into_iter().collect()
     }
 
     /// How often the peer that was measured most often was.
@@ -162,59 +163,67 @@ impl Results {
     }
 
     /// A peer in a dialect; one without dialects is the same in all.
-    fn of(&self, peer: &str, way: Way) -> Option<&Measured> {
-        let ways = self.measured.get(peer)?;
-        ways.get(&way).or_else(|| ways.get(&Way::Tcp))
+    fn of(&self, peer: &str, dialect: Dialect) -> Option<&Measured> {
+        let dialects = self.measured.get(peer)?;
+        dialects
+            .get(&dialect)
+            .or_else(|| dialects.get(&Dialect::Tcp))
     }
 
     /// Every row that some peer has a number or a failure for.
-    pub(crate) fn rows(&self, way: Way) -> Vec<Row> {
+    pub(crate) fn rows(&self, dialect: Dialect) -> Vec<Row> {
         let peers = self.peers.iter();
-        let measured = peers.filter_map(|peer| self.of(&peer.name, way));
+        let measured = peers.filter_map(|peer| self.of(&peer.name, dialect));
         rows_of(measured.flat_map(|measured| &measured.rounds))
     }
 
     /// Every row that a peer has a number for in exactly this dialect.
-    pub(crate) fn rows_of(&self, peer: &str, way: Way) -> Vec<Row> {
-        let measured = self.measured.get(peer).and_then(|ways| ways.get(&way));
+    pub(crate) fn rows_of(&self, peer: &str, dialect: Dialect) -> Vec<Row> {
+        let measured = self
+            .measured
+            .get(peer)
+            .and_then(|dialects| dialects.get(&dialect));
         rows_of(measured.into_iter().flat_map(|measured| &measured.rounds))
     }
 
     /// What the table says of a peer.
-    pub(crate) fn cell(&self, peer: &str, way: Way, row: &Row) -> Cell {
+    pub(crate) fn cell(&self, peer: &str, dialect: Dialect, row: &Row) -> Cell {
         let is_missing =
             |entry: &Entry| entry.name == peer && matches!(entry.state, State::Missing(_));
         if self.peers.iter().any(is_missing) {
             return Cell::Missing;
         }
-        let Some(measured) = self.of(peer, way) else {
+        let Some(measured) = self.of(peer, dialect) else {
             return Cell::Nothing;
         };
         if measured.failures.contains_key(row.measurement) {
             return Cell::Failed;
         }
-        median(self.values(peer, way, &row.key)).map_or(Cell::Nothing, Cell::Value)
+        median(self.values(peer, dialect, &row.key)).map_or(Cell::Nothing, Cell::Value)
     }
 
     /// The median, unless the cell says something else.
-    pub(crate) fn value(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
-        match self.cell(peer, way, &Row::of(key)?) {
+    pub(crate) fn value(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
+        match self.cell(peer, dialect, &Row::of(key)?) {
             Cell::Value(value) => Some(value),
             Cell::Failed | Cell::Missing | Cell::Nothing => None,
         }
     }
 
     /// The number of each round.
-    pub(crate) fn values(&self, peer: &str, way: Way, key: &str) -> Vec<f64> {
-        let rounds = self.of(peer, way).into_iter().flat_map(|all| &all.rounds);
+    pub(crate) fn values(&self, peer: &str, dialect: Dialect, key: &str) -> Vec<f64> {
+        let rounds = self
+            .of(peer, dialect)
+            .into_iter()
+            .flat_map(|all| &all.rounds);
         rounds
             .filter_map(|round| round.values.get(key).copied())
             .collect()
     }
 
     /// Half of the distance between the extremes, against the median.
-    pub(crate) fn spread(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
-        let values = self.values(peer, way, key);
+    pub(crate) fn spread(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
+        let values = self.values(peer, dialect, key);
         let middle = median(values.clone()).filter(|middle| *middle != 0.0)?;
         let least = values.iter().copied().min_by(f64::total_cmp)?;
         let most = values.iter().copied().max_by(f64::total_cmp)?;
@@ -222,10 +231,10 @@ impl Results {
     }
 
     /// Peer, dialect, measurement and reason of everything that failed.
-    pub(crate) fn failures(&self) -> Vec<(&str, Way, &str, &str)> {
-        let all = self.all().flat_map(|(peer, way, measured)| {
+    pub(crate) fn failures(&self) -> Vec<(&str, Dialect, &str, &str)> {
+        let all = self.all().flat_map(|(peer, dialect, measured)| {
             let one = measured.failures.iter();
-            one.map(move |(name, why)| (peer, way, name.as_str(), why.as_str()))
+            one.map(move |(name, why)| (peer, dialect, name.as_str(), why.as_str()))
         });
         all.collect()
     }
@@ -233,10 +242,11 @@ impl Results {
     /// Rows where our median is worse than upstream's by more than the rounds of either lie apart, and where ours failed.
     pub(crate) fn worse(&self) -> Vec<String> {
         let mut worse = Vec::new();
-        for way in self.ways() {
-            for row in self.rows(way) {
-                let [ours, theirs] = ["adit", "upstream"].map(|peer| self.cell(peer, way, &row));
-                let spreads = ["adit", "upstream"].map(|peer| self.spread(peer, way, &row.key));
+        for dialect in self.dialects() {
+            for row in self.rows(dialect) {
+                let [ours, theirs] =
+                    ["adit", "upstream"].map(|peer| self.cell(peer, dialect, &row));
+                let spreads = ["adit", "upstream"].map(|peer| self.spread(peer, dialect, &row.key));
                 let within = spreads.into_iter().flatten().fold(0.0, f64::max);
                 let is_worse = match (theirs, ours) {
                     (_, Cell::Failed) => true,
@@ -249,7 +259,7 @@ impl Results {
                 // Kernel memory is the machine's; what else went on there is in it.
                 let is_machine = row.key.contains("kernel") || row.key.contains("tcp_buffers");
                 if is_worse && !is_machine {
-                    worse.push(format!("{} {}", way.name(), row.key));
+                    worse.push(format!("{} {}", dialect.name(), row.key));
                 }
             }
         }
@@ -259,9 +269,9 @@ impl Results {
     /// Dialects in which stalled readers slow our echo beyond [`ISOLATION_RATIOS_MAX`].
     pub(crate) fn disturbed(&self) -> Vec<String> {
         let mut disturbed = Vec::new();
-        for way in self.ways() {
-            let (name, value) = (way.name(), |key: &str| self.value("adit", way, key));
-            let ours = self.of("adit", way);
+        for dialect in self.dialects() {
+            let (name, value) = (dialect.name(), |key: &str| self.value("adit", dialect, key));
+            let ours = self.of("adit", dialect);
             if ours.is_some_and(|ours| ours.failures.contains_key("isolation")) {
                 disturbed.push(format!("{name} could not be measured"));
             }
@@ -290,7 +300,7 @@ impl Results {
     /// that hung takes their median with it.
     pub(crate) fn outliers(&self) -> Vec<Outlier<'_>> {
         let mut outliers = Vec::new();
-        for (peer, way, measured) in self.all() {
+        for (peer, dialect, measured) in self.all() {
             for row in rows_of(&measured.rounds) {
                 let of_round = |(round, sample): (usize, &Sample)| {
                     Some((round, *sample.values.get(&row.key)?))
@@ -311,7 +321,7 @@ impl Results {
                         let row = row.clone();
                         outliers.push(Outlier {
                             peer,
-                            way,
+                            dialect,
                             row,
                             round,
                             value,
@@ -339,23 +349,23 @@ impl Results {
     pub(crate) fn costly(&self) -> Vec<String> {
         let mut costly = Vec::new();
         for peers in self.accounted() {
-            for (peer, way, measurement, _why) in self.failures() {
+            for (peer, dialect, measurement, _why) in self.failures() {
                 if peers.contains(&peer) {
-                    let way = way.name();
+                    let dialect = dialect.name();
                     costly.push(format!(
-                        "{way} {measurement} of {peer} could not be measured"
+                        "{dialect} {measurement} of {peer} could not be measured"
                     ));
                 }
             }
-            for way in self.ways() {
-                let mut rows = self.rows(way);
+            for dialect in self.dialects() {
+                let mut rows = self.rows(dialect);
                 rows.retain(|row| is_judged_for_cost(&row.key));
                 if rows.is_empty() {
-                    costly.push(format!("{} has no echo and no transfer", way.name()));
+                    costly.push(format!("{} has no echo and no transfer", dialect.name()));
                 }
                 costly.extend(
                     rows.iter()
-                        .filter_map(|row| self.cost_beyond(peers, way, row)),
+                        .filter_map(|row| self.cost_beyond(peers, dialect, row)),
                 );
             }
         }
@@ -363,17 +373,20 @@ impl Results {
     }
 
     /// `None`: it costs no more than it may, or has failed, which is told apart.
-    fn cost_beyond(&self, peers: &[&str; 3], way: Way, row: &Row) -> Option<String> {
-        let cells = peers.map(|peer| self.cell(peer, way, row));
+    fn cost_beyond(&self, peers: &[&str; 3], dialect: Dialect, row: &Row) -> Option<String> {
+        let cells = peers.map(|peer| self.cell(peer, dialect, row));
         if cells.contains(&Cell::Failed) {
             return None;
         }
-        let name = format!("{} {}", way.name(), row.key);
+        let name = format!("{} {}", dialect.name(), row.key);
         let [without, with, again] = peers.map(str::to_owned);
         let equal = vec![without, again];
-        let Some(verdict) =
-            self.judged(&[equal.clone(), equal, vec![with]], way, row, OVERHEAD_MAX)
-        else {
+        let Some(verdict) = self.judged(
+            &[equal.clone(), equal, vec![with]],
+            dialect,
+            row,
+            OVERHEAD_MAX,
+        ) else {
             return Some(format!("{name} could not be measured"));
         };
         let times = 1.0 + verdict.change;
@@ -387,12 +400,12 @@ impl Results {
     pub(crate) fn judged(
         &self,
         peers: &[Vec<String>; 3],
-        way: Way,
+        dialect: Dialect,
         row: &Row,
         margin: f64,
     ) -> Option<Verdict> {
         let [equal, older, newer] = peers.each_ref().map(|peers| -> Vec<Vec<f64>> {
-            let values = |peer: &String| self.values(peer, way, &row.key);
+            let values = |peer: &String| self.values(peer, dialect, &row.key);
             peers.iter().map(values).collect()
         });
         let count = [&equal, &older, &newer]
@@ -488,7 +501,7 @@ mod tests {
     fn added(results: &mut Results, peer: &str, measurement: &str, key: &str, rounds: &[f64]) {
         for (round, value) in (1..).zip(rounds) {
             let one = Ok(sample(&[(key, *value)]));
-            results.add((peer, Way::HttpConnect), round, measurement, one);
+            results.add((peer, Dialect::HttpConnect), round, measurement, one);
         }
     }
 
@@ -504,9 +517,14 @@ mod tests {
         let mut results = results(&["adit"]);
         results.peers.push(missing("rathole", "no cargo"));
         added(&mut results, "adit", "bulk", GBIT, &[7.5, 8.0]);
-        results.add(("adit", Way::Tcp), 1, "echo", Err("it hangs".to_owned()));
+        results.add(
+            ("adit", Dialect::Tcp),
+            1,
+            "echo",
+            Err("it hangs".to_owned()),
+        );
         let why = "no Go toolchain".to_owned();
-        results.ways_missing.insert(Way::GrpcGo, why);
+        results.ways_missing.insert(Dialect::GrpcGo, why);
         let json = serde_json::to_value(&results).unwrap();
         let rounds = &json["measured"]["adit"]["http-connect"]["rounds"];
         assert_eq!(rounds[1]["values"][GBIT], 8.0);
@@ -523,10 +541,10 @@ mod tests {
         let mut results = results(&["adit"]);
         results.peers.push(missing("haproxy", "not installed"));
         added(&mut results, "adit", "bulk", GBIT, &[8.0]);
-        let way = ("adit", Way::HttpConnect);
-        results.add(way, 2, "bulk", Err("it broke".to_owned()));
+        let dialect = ("adit", Dialect::HttpConnect);
+        results.add(dialect, 2, "bulk", Err("it broke".to_owned()));
         let row = Row::of(GBIT).unwrap();
-        let cell = |peer| results.cell(peer, Way::HttpConnect, &row);
+        let cell = |peer| results.cell(peer, Dialect::HttpConnect, &row);
         assert_eq!(cell("adit"), Cell::Failed);
         assert_eq!(cell("haproxy"), Cell::Missing);
         assert_eq!(results.failures().len(), 1);
@@ -540,8 +558,8 @@ mod tests {
         added(&mut results, "upstream", "echo", P50, &[100.0; 3]);
         added(&mut results, "adit", "echo", P50, &[90.0, 110.0, 130.0]);
         assert_eq!(results.worse(), ["http-connect down_8_gbit_s"]);
-        let way = ("adit", Way::HttpConnect);
-        results.add(way, 1, "echo", Err("broken".to_owned()));
+        let dialect = ("adit", Dialect::HttpConnect);
+        results.add(dialect, 1, "echo", Err("broken".to_owned()));
         assert_eq!(results.worse().len(), 2);
     }
 
@@ -554,8 +572,8 @@ mod tests {
                 ("isolation_p50_ratio", p50),
                 ("isolation_p99_ratio", p99),
             ];
-            let way = ("adit", Way::HttpConnect);
-            results.add(way, 1, "isolation", Ok(sample(&values)));
+            let dialect = ("adit", Dialect::HttpConnect);
+            results.add(dialect, 1, "isolation", Ok(sample(&values)));
             results.disturbed()
         };
         assert!(told(1.0, 1.08, 1.4).is_empty());
@@ -616,8 +634,8 @@ mod tests {
             assert_eq!(costly, ["http-connect has no echo and no transfer"]);
         }
         let mut failed = accounted(P50, 1.0, 0.0);
-        let way = (ACCOUNTED[1][1], Way::HttpConnect);
-        failed.add(way, 5, "echo", Err("broken".to_owned()));
+        let dialect = (ACCOUNTED[1][1], Dialect::HttpConnect);
+        failed.add(dialect, 5, "echo", Err("broken".to_owned()));
         assert_eq!(failed.costly().len(), 1);
         assert!(!results(&["adit"]).has_accounted());
     }

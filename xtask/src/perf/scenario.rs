@@ -13,7 +13,7 @@ use super::long_path::Shape;
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
+pub(crate) enum Dialect {
     /// gRPC by our own client.
     Grpc,
     /// gRPC by the Go client library, which kube-apiserver uses.
@@ -24,7 +24,7 @@ pub(crate) enum Way {
     Tcp,
 }
 
-impl Way {
+impl Dialect {
     /// Spelling in files, on command lines and in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Way {
     }
 
     /// The same for the load tool and for upstream's `--mode`, which know no difference between gRPC clients.
-    pub(crate) fn dialect(self) -> &'static str {
+    pub(crate) fn protocol(self) -> &'static str {
         match self {
             Self::Grpc | Self::GrpcGo => "grpc",
             Self::HttpConnect => "http-connect",
@@ -56,7 +56,8 @@ pub(crate) struct Scenario {
     /// Peers by name, in the order of the columns.
     pub(crate) peers: Vec<String>,
     /// Dialects in which those peers are measured that speak several.
-    pub(crate) ways: Vec<Way>,
+    #[serde(rename = "ways")]
+    pub(crate) dialects: Vec<Dialect>,
     /// What the load tool is told.
     pub(crate) load: LoadPlan,
     /// How many processors everything that is measured shares; all, if it does not say.
@@ -130,8 +131,9 @@ pub(crate) struct Address {
     /// Column of the report.
     pub(crate) name: String,
     /// How to speak to it.
-    pub(crate) way: Way,
-    /// Unix socket of the frontend, unless the way is `tcp`.
+    #[serde(rename = "way")]
+    pub(crate) dialect: Dialect,
+    /// Unix socket of the frontend, unless the dialect is `tcp`.
     pub(crate) frontend: Option<PathBuf>,
     /// Addresses of `echo`, `source` and `sink`, as dialled; without them the run's own targets are.
     pub(crate) targets: Option<BTreeMap<String, String>>,
@@ -179,9 +181,9 @@ impl Scenario {
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(self.rounds > 0, "rounds: at least 1");
         ensure!(self.processors != Some(0), "processors: at least 1");
-        ensure!(!self.ways.is_empty(), "ways: name at least one");
+        ensure!(!self.dialects.is_empty(), "ways: name at least one");
         ensure!(
-            !self.ways.contains(&Way::Tcp),
+            !self.dialects.contains(&Dialect::Tcp),
             "ways: tcp is what peers without a dialect use; name grpc, grpc-go or http-connect"
         );
         ensure!(
@@ -201,11 +203,11 @@ impl Scenario {
         for address in &self.address {
             let name = &address.name;
             ensure!(
-                address.frontend.is_some() == (address.way != Way::Tcp),
-                "address {name}: a frontend for every way but tcp, and for that none"
+                address.frontend.is_some() == (address.dialect != Dialect::Tcp),
+                "address {name}: a frontend for every dialect but tcp, and for that none"
             );
             ensure!(
-                address.targets.is_some() || address.way != Way::Tcp,
+                address.targets.is_some() || address.dialect != Dialect::Tcp,
                 "address {name}: with tcp, targets says which port leads to which target"
             );
             ensure!(

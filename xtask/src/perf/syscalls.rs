@@ -19,33 +19,37 @@ use serde::Serialize;
 
 use super::host::Machine;
 use super::markdown::one_line;
+use super::measurement::{Tools, load};
 use super::peer::{self, Peer, Route};
 use super::process::{Place, Running, Site};
 use super::programs::Programs;
-use super::scenario::{Counted, LoadPlan, Way};
-use super::turn::{Tools, load};
+use super::scenario::{Counted, Dialect, LoadPlan};
 use crate::steps::first_line;
 use crate::workspace::Workspace;
 
 /// What is counted, in the order of the table: a peer in a dialect.
-const STACKS: [(&str, Way, &str); 7] = [
-    ("adit", Way::HttpConnect, "CONNECT, TLS lanes"),
+const STACKS: [(&str, Dialect, &str); 7] = [
+    ("adit", Dialect::HttpConnect, "CONNECT, TLS lanes"),
     (
         "adit-plaintext",
-        Way::HttpConnect,
+        Dialect::HttpConnect,
         "CONNECT, lanes in clear text",
     ),
-    ("adit-link", Way::HttpConnect, "CONNECT, link alone"),
-    ("adit", Way::Grpc, "gRPC, a client of our own, TLS lanes"),
+    ("adit-link", Dialect::HttpConnect, "CONNECT, link alone"),
     (
         "adit",
-        Way::GrpcGo,
+        Dialect::Grpc,
+        "gRPC, a client of our own, TLS lanes",
+    ),
+    (
+        "adit",
+        Dialect::GrpcGo,
         "gRPC, the Go client library, TLS lanes",
     ),
-    ("upstream", Way::HttpConnect, "CONNECT, upstream"),
+    ("upstream", Dialect::HttpConnect, "CONNECT, upstream"),
     (
         "upstream",
-        Way::GrpcGo,
+        Dialect::GrpcGo,
         "gRPC, the Go client library, upstream",
     ),
 ];
@@ -136,16 +140,16 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
     };
     let begin = Instant::now();
     let (mut outcomes, mut failed) = (Vec::new(), Vec::new());
-    for (at, (name, way, words)) in STACKS.into_iter().enumerate() {
+    for (at, (name, dialect, words)) in STACKS.into_iter().enumerate() {
         eprintln!(
             "perf: counting {words} ({at} of {} done, {} s)",
             STACKS.len(),
             begin.elapsed().as_secs()
         );
         let outcome = match &go_load {
-            Err(why) if way == Way::GrpcGo => Err(format!("missing: {why:#}")),
+            Err(why) if dialect == Dialect::GrpcGo => Err(format!("missing: {why:#}")),
             Ok(_) | Err(_) => peer::find(name, &programs, None)
-                .and_then(|peer| rows(tools, &peer, way, words))
+                .and_then(|peer| rows(tools, &peer, dialect, words))
                 .map_err(|why| {
                     // Upstream's programs may fail, or be missing.
                     let is_ours = name.starts_with("adit");
@@ -192,9 +196,14 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
 }
 
 /// Counts every operation of a stack, which is started for it: a row for each process.
-fn rows(tools: Tools<'_>, peer: &Peer, way: Way, what: &'static str) -> anyhow::Result<Vec<Row>> {
+fn rows(
+    tools: Tools<'_>,
+    peer: &Peer,
+    dialect: Dialect,
+    what: &'static str,
+) -> anyhow::Result<Vec<Row>> {
     let site = Site::new(tools.load, None)?;
-    let route = peer.start(&site, way)?;
+    let route = peer.start(&site, dialect)?;
     for operation in OPERATIONS.iter().cycle().take(WARM_UPS * OPERATIONS.len()) {
         load(tools, &site, &route, &operation.plan(operation.3))
             .with_context(|| format!("{}, untraced", operation.1))?;

@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{bail, ensure};
 
 use crate::ebpf;
-use crate::steps::{Ran, Steps};
+use crate::steps::{Outcome, Steps};
 use crate::workspace::Workspace;
 use binaries::Binary;
 use pool::{Job, Settings};
@@ -121,11 +121,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             settings.variables.extend([("CI", None), ("TMPDIR", None)]);
             tests(&binaries, &tier, args, &settings)
         }),
-        Err(why) => steps.run_if_possible("without privileges", || Ok(Ran::Nothing(why))),
+        Err(why) => steps.run_if_possible("without privileges", || Ok(Outcome::Skipped(why))),
     }
     match ebpf::for_tests(workspace) {
         Ok(toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace, &toolchain)),
-        Err(why) => steps.run_if_possible("ebpf rebuild", || Ok(Ran::Nothing(why))),
+        Err(why) => steps.run_if_possible("ebpf rebuild", || Ok(Outcome::Skipped(why))),
     }
     steps.finish()
 }

@@ -7,7 +7,7 @@ const LAST: usize = 30;
 
 /// What became of one entry.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ran {
+pub(super) struct EntryResult {
     /// Exit status; `None` when the machine ended before it did.
     pub(super) status: Option<i32>,
     /// Seconds in the machine.
@@ -47,7 +47,7 @@ pub(super) struct Console {
     hello: Option<String>,
     complete: bool,
     current: Option<String>,
-    ran: BTreeMap<String, Ran>,
+    ran: BTreeMap<String, EntryResult>,
     /// Modules that could not be loaded, with the reason.
     pub(super) modules: Vec<String>,
     lines: Vec<String>,
@@ -78,7 +78,7 @@ impl Console {
             (["@@hello", rest @ ..], _) => self.hello = Some(rest.join(" ")),
             (["@@module", rest @ ..], _) => self.modules.push(rest.join(" ")),
             (["@@begin", name], _) => {
-                self.ran.insert((*name).to_owned(), Ran::default());
+                self.ran.insert((*name).to_owned(), EntryResult::default());
                 self.current = Some((*name).to_owned());
             }
             (["@@bye"], _) => self.complete = true,
@@ -107,7 +107,7 @@ impl Console {
     }
 
     /// What became of an entry.
-    pub(super) fn ran(&self, name: &str) -> Option<&Ran> {
+    pub(super) fn ran(&self, name: &str) -> Option<&EntryResult> {
         self.ran.get(name)
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::console::{Console, Ran};
+use super::console::{Console, EntryResult};
 use super::entries::{Entry, Run};
 use super::image::console_name;
 use super::machine::Accel;
@@ -51,7 +51,7 @@ pub(super) fn render(entries: &[&Entry], all: &[Answers]) -> (String, Vec<String
     (text, failed)
 }
 
-fn cell(entry: &Entry, ran: Option<&Ran>) -> Cell {
+fn cell(entry: &Entry, ran: Option<&EntryResult>) -> Cell {
     let ran = ran.ok_or("did not run")?;
     match (entry.run, ran.status) {
         (Run::Fact(_), Some(0)) => {

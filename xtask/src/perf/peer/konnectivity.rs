@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::ensure;
 
 use super::{Dialects, Peer, Route, http_get};
+use crate::perf::measurement::{AGENTS, METRICS};
 use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
-use crate::perf::scenario::{Binary, Way};
-use crate::perf::turn::{AGENTS, METRICS};
+use crate::perf::scenario::{Binary, Dialect};
 
 /// Line among the metrics of a program that accounts.
 const ACCOUNTED: &str = "adit_ebpf_account_attached 1";
@@ -131,7 +131,7 @@ impl Konnectivity {
     /// The same with plaintext lanes, for a network that is trusted.
     pub(crate) fn plaintext(mut self) -> Self {
         // Tunnels of other clients keep their frames.
-        self.dialects = Dialects::Only(Way::HttpConnect);
+        self.dialects = Dialects::Only(Dialect::HttpConnect);
         self.with_flag("--lane-security=plaintext")
             .variant("-plaintext", ", lanes in clear text")
     }
@@ -176,7 +176,7 @@ impl Konnectivity {
             dialects: self.dialects,
             // A process is put into a namespace or into a cgroup.
             may_span: !self.has_cgroups,
-            start: Box::new(move |site, way| self.start(site, way)),
+            start: Box::new(move |site, dialect| self.start(site, dialect)),
         }
     }
 
@@ -184,9 +184,9 @@ impl Konnectivity {
     ///
     /// # Errors
     /// One cannot be started, or they do not find each other.
-    pub(crate) fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
+    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
         let mut route = Route::to(site, site.far(), site.far_host(), site.near().clone())?;
-        route.way = way;
+        route.dialect = dialect;
         route.frontend = Some(site.path("s.sock"));
         let [agent_port, health_port, agent_health] = [free_port()?, free_port()?, free_port()?];
         if site.long_path().is_none() {
@@ -204,7 +204,7 @@ impl Konnectivity {
         };
         let mut server = self.server.args.clone();
         server.extend([
-            format!("--mode={}", way.dialect()),
+            format!("--mode={}", dialect.protocol()),
             format!("--uds-name={}", site.at("s.sock")),
             "--server-port=0".to_owned(),
             format!("--agent-port={agent_port}"),

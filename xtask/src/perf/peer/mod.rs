@@ -22,7 +22,7 @@ pub(crate) use self::konnectivity::Konnectivity;
 pub(crate) use self::vpn::Namespaces;
 use super::process::{Place, Running, Site, Targets, free_port};
 use super::programs::Programs;
-use super::scenario::{Address, Scenario, Way};
+use super::scenario::{Address, Dialect, Scenario};
 
 /// The names of the three targets that are dialled.
 const TARGETS: [&str; 3] = ["echo", "source", "sink"];
@@ -41,7 +41,7 @@ pub(crate) struct Peer {
     start: Box<Start>,
 }
 
-type Start = dyn Fn(&Site, Way) -> anyhow::Result<Route>;
+type Start = dyn Fn(&Site, Dialect) -> anyhow::Result<Route>;
 
 /// In which dialects a peer is measured.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ enum Dialects {
     /// In all that are asked for.
     Asked,
     /// In this one, where it is asked for.
-    Only(Way),
+    Only(Dialect),
 }
 
 impl Peer {
@@ -80,11 +80,15 @@ impl Peer {
     }
 
     /// The dialects it is measured in, of those the scenario asks for.
-    pub(crate) fn ways(&self, asked: &[Way]) -> Vec<Way> {
+    pub(crate) fn dialects(&self, asked: &[Dialect]) -> Vec<Dialect> {
         match self.dialects {
-            Dialects::Ports => vec![Way::Tcp],
+            Dialects::Ports => vec![Dialect::Tcp],
             Dialects::Asked => asked.to_vec(),
-            Dialects::Only(way) => asked.iter().copied().filter(|one| *one == way).collect(),
+            Dialects::Only(dialect) => asked
+                .iter()
+                .copied()
+                .filter(|one| *one == dialect)
+                .collect(),
         }
     }
 
@@ -92,8 +96,8 @@ impl Peer {
     ///
     /// # Errors
     /// Why it cannot be measured.
-    pub(crate) fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        (self.start)(site, way)
+    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
+        (self.start)(site, dialect)
     }
 
     /// The targets themselves.
@@ -144,21 +148,21 @@ impl Peer {
         Self {
             name: address.name.clone(),
             version: "already running".to_owned(),
-            dialects: match address.way {
-                Way::Tcp => Dialects::Ports,
-                way => Dialects::Only(way),
+            dialects: match address.dialect {
+                Dialect::Tcp => Dialects::Ports,
+                dialect => Dialects::Only(dialect),
             },
             may_span: false,
-            start: Box::new(move |site, way| {
+            start: Box::new(move |site, dialect| {
                 let mut route = Route::to(site, &Place::Host, "127.0.0.1", Place::Host)?;
-                route.way = way;
+                route.dialect = dialect;
                 route.frontend.clone_from(&address.frontend);
                 route.processes = address.processes.clone().into_iter().collect();
                 if let (Some(targets), Some(control)) = (&address.targets, &address.control) {
                     route.targets.clone_from(targets);
                     route.targets.insert("control".to_owned(), control.clone());
                 }
-                if way == Way::Tcp {
+                if dialect == Dialect::Tcp {
                     site.wait_for_echo(&route.place, &route.targets)?;
                 }
                 Ok(route)
@@ -170,7 +174,7 @@ impl Peer {
 /// A started path. Its processes end with it.
 pub(crate) struct Route {
     /// How the load speaks to it.
-    pub(crate) way: Way,
+    pub(crate) dialect: Dialect,
     /// Where, unless it is a port for each target.
     pub(crate) frontend: Option<PathBuf>,
     /// What the load dials.
@@ -194,7 +198,7 @@ impl Route {
         let args = ["target".to_owned(), format!("--host={host}")];
         let (target, targets) = site.serve(targets_at, &args)?;
         Ok(Self {
-            way: Way::Tcp,
+            dialect: Dialect::Tcp,
             frontend: None,
             targets,
             processes: Vec::new(),

@@ -9,7 +9,7 @@ use super::long_path::Shape;
 use super::peer::{Peer, Route, http_get};
 use super::process::Site;
 use super::results::Sample;
-use super::scenario::{LoadPlan, Way};
+use super::scenario::{Dialect, LoadPlan};
 use crate::steps::output_of;
 
 /// Longest time for one measurement beyond what it is told to take: the load tool bounds itself, this bounds the tool.
@@ -33,7 +33,7 @@ pub(crate) const METRICS: &str = "metrics";
 pub(crate) struct Tools<'a> {
     /// Ours.
     pub(crate) load: &'a Path,
-    /// With the Go client library, if some way needs it.
+    /// With the Go client library, if some dialect needs it.
     pub(crate) go_load: Option<&'a Path>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Tools<'a> {
 pub(crate) fn measure<'a>(
     tools: Tools<'_>,
     peer: &Peer,
-    way: Way,
+    dialect: Dialect,
     plans: &[(&'a str, LoadPlan)],
     long_path: Option<&Shape>,
 ) -> Vec<(&'a str, Result<Sample, String>)> {
@@ -52,7 +52,7 @@ pub(crate) fn measure<'a>(
             peer.name
         );
         let site = Site::new(tools.load, long_path)?;
-        let route = peer.start(&site, way)?;
+        let route = peer.start(&site, dialect)?;
         Ok((site, route))
     };
     let (site, route) = match start() {
@@ -63,7 +63,7 @@ pub(crate) fn measure<'a>(
         }
     };
     // Not every path has a port for agents, and the Go load tool has none to connect.
-    let has_agents = route.way != Way::GrpcGo && route.targets.contains_key(AGENTS);
+    let has_agents = route.dialect != Dialect::GrpcGo && route.targets.contains_key(AGENTS);
     with_patience(plans, |name, plan| {
         if [AGENTS, LINKS].contains(&name) && !has_agents {
             return (Ok(Sample::default()), Duration::ZERO);
@@ -108,7 +108,7 @@ pub(crate) fn load(
     route: &Route,
     plan: &LoadPlan,
 ) -> anyhow::Result<Sample> {
-    let is_go = route.way == Way::GrpcGo;
+    let is_go = route.dialect == Dialect::GrpcGo;
     let tool = if is_go {
         tools.go_load.context("the Go load tool is not built")?
     } else {
@@ -118,7 +118,7 @@ pub(crate) fn load(
     let mut command = site.command(&route.place, tool);
     command.args([
         "run".to_owned(),
-        format!("--way={}", route.way.dialect()),
+        format!("--way={}", route.dialect.protocol()),
         format!("--targets={}", serde_json::to_string(&route.targets)?),
         format!(
             "--control={}",
