@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -109,6 +109,37 @@ impl Steps {
             failed.join(", ")
         );
         Ok(())
+    }
+}
+
+/// A child that is killed when dropped.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Takes it over.
+    pub(crate) fn of(child: Child) -> Self {
+        Self(child)
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended; `None` if it is still running after `limit`.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.0.wait_timeout(limit)?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        self.0.kill().ok();
+        self.0.wait().ok();
     }
 }
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::ebpf;
 use crate::workspace::Workspace;
@@ -27,7 +27,7 @@ use console::Console;
 use console_log::ConsoleLogs;
 use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
-use machine::{Accel, Failure};
+use machine::Accel;
 use programs::Built;
 use table::{Answers, Made};
 
@@ -243,15 +243,11 @@ fn boot(
     for accel in wanted {
         println!("vm: booting {} with {}", kernel.release, accel.name());
         let begin = Instant::now();
-        match machine::boot(accel, &kernel.image()?, image, limit) {
-            Ok(console) => {
-                println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
-                return Ok((accel, console));
-            }
-            Err(Failure::Mute(why)) => println!("vm: no word from it with {}: {why}", accel.name()),
-            Err(Failure::Other(error)) => {
-                return Err(error.context(format!("Linux {}", kernel.release)));
-            }
+        let console = machine::boot(accel, &kernel.image()?, image, limit)
+            .with_context(|| format!("Linux {}", kernel.release))?;
+        if let Some(console) = console {
+            println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
+            return Ok((accel, console));
         }
     }
     bail!("Linux {} does not boot here", kernel.release)

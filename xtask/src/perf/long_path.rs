@@ -5,7 +5,8 @@ use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use super::peer::Namespaces;
-use super::process::{Place, Running, Site};
+use super::process::{Place, Site};
+use crate::steps::Running;
 
 /// Address of the server, for its certificate, too.
 pub(crate) const SERVER_END: &str = "10.97.0.1";

@@ -5,15 +5,14 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use wait_timeout::ChildExt as _;
 
 use super::long_path::{LongPath, SERVER_END, Shape};
-use crate::steps::output_of;
+use crate::steps::{Running, output_of};
 
 /// The folder of what programs print, within a site's.
 const LOGS: &str = "logs";
@@ -21,32 +20,6 @@ const LOGS: &str = "logs";
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Ports inside the range that upstream's flag check allows.
 const PORTS: std::ops::Range<u16> = 14_000..22_000;
-
-/// A child that is killed when dropped.
-pub(crate) struct Running(Child);
-
-impl Running {
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// How it ended; `None` if it is still running after `limit`.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
-        Ok(self.0.wait_timeout(limit)?)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // An error means that it has ended already.
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
 
 /// Addresses that `adit-load target` printed, by name.
 pub(crate) type Targets = BTreeMap<String, String>;
@@ -151,7 +124,7 @@ impl Site {
             .stderr(log)
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        Ok(Running(child))
+        Ok(Running::of(child))
     }
 
     /// Starts the load tool in a role that prints one line of addresses and ends when its input closes.
@@ -171,7 +144,7 @@ impl Site {
             .spawn()
             .context("starting the load tool")?;
         let stdout = child.stdout.take();
-        let running = Running(child);
+        let running = Running::of(child);
         let mut line = String::new();
         BufReader::new(stdout.context("stdout is piped")?).read_line(&mut line)?;
         let addresses = serde_json::from_str(&line).context("the load tool prints addresses")?;

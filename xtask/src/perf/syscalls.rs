@@ -21,9 +21,10 @@ use super::host::Machine;
 use super::markdown::one_line;
 use super::measurement::{Tools, load};
 use super::peer::{self, Peer, Route};
-use super::process::{Place, Running, Site};
+use super::process::{Place, Site};
 use super::programs::Programs;
 use super::scenario::{Counted, Dialect, LoadPlan};
+use crate::steps::Running;
 use crate::steps::first_line;
 use crate::workspace::Workspace;
 

@@ -20,9 +20,10 @@ use anyhow::{Context as _, anyhow, bail};
 
 pub(crate) use self::konnectivity::Konnectivity;
 pub(crate) use self::vpn::Namespaces;
-use super::process::{Place, Running, Site, Targets, free_port};
+use super::process::{Place, Site, Targets, free_port};
 use super::programs::Programs;
 use super::scenario::{Address, Dialect, Scenario};
+use crate::steps::Running;
 
 /// The names of the three targets that are dialled.
 const TARGETS: [&str; 3] = ["echo", "source", "sink"];

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use super::{Peer, Route, installed};
-use crate::perf::process::{Place, Running, Site};
-use crate::steps::{MINUTES_5, output_of};
+use crate::perf::process::{Place, Site};
+use crate::steps::{MINUTES_5, Running, output_of};
 
 /// Addresses at the two ends of the cable: client, server.
 const CABLE: [&str; 2] = ["10.98.0.1", "10.98.0.2"];
