@@ -24,8 +24,7 @@ use super::peer::{self, Peer, Route};
 use super::process::{Place, Site};
 use super::programs::Programs;
 use super::scenario::{Counted, Dialect, LoadPlan};
-use crate::steps::Running;
-use crate::steps::first_line;
+use crate::steps::{Running, first_line};
 use crate::workspace::Workspace;
 
 /// What is counted, in the order of the table: a peer in a dialect.
