@@ -1,7 +1,7 @@
 //! Listeners that speak one dialect each to clients.
 
-mod client;
 pub mod client_limits;
+mod establish;
 pub mod events;
 pub mod grpc;
 pub mod http_connect;

@@ -3,25 +3,19 @@
 //! A client believes it is connected to its target, so there is nothing to answer: a dial that fails resets the connection,
 //! and what the client says meanwhile waits.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use adit_core::failure::DialFailure;
-use adit_core::ids::DialId;
 use bytes::BytesMut;
 
-use crate::frontend::client::Client;
-use crate::frontend::client_limits::Unanswered;
-use crate::frontend::events::{ClientTunnel, FrontendContext};
-use crate::frontend::pending_dial;
-use crate::router::{AskedAgents, Hub, OpenTunnel};
+use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
+use crate::frontend::events::{Admission, FrontendContext};
+use crate::router::Hub;
 use adit_net::original_dst::{OriginError, OriginSource};
+use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
-use adit_tls::stream::{ByteStream, PeerAddr};
-use adit_tunnel::{Carrier, Endpoint, reset_on_close};
-
-/// What tunnels of this dialect are at their target.
-const NETWORK: &str = "tcp";
+use adit_tls::stream::{ByteStream, Connection, PeerAddr};
+use adit_tunnel::reset_on_close;
 
 /// Serves one connection to its end.
 ///
@@ -33,124 +27,65 @@ pub fn serve(
     context: FrontendContext,
     origins: Arc<impl OriginSource>,
 ) -> impl Future<Output = ()> + Send {
-    // Boxed, one after the other, as in the CONNECT dialect.
-    let opening = Box::pin(async move {
-        let opened = open(io, &hub, &context, &*origins).await;
-        opened.map(|(client, carrier)| tunnel(client, carrier))
-    });
-    async move {
-        if let Some(tunnel) = opening.await {
-            tunnel.await;
-        }
-    }
-}
-
-fn tunnel(
-    client: Client<ByteStream>,
-    carrier: Carrier,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    match carrier {
-        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel(client, endpoint)),
-        Carrier::Pipe(pipe) => Box::pin(client.splice(pipe)),
-    }
-}
-
-/// Moves the bytes by this task. Not an `async` function: that would keep what it is called with twice.
-fn serve_tunnel(
-    mut client: Client<ByteStream>,
-    mut endpoint: Endpoint,
-) -> impl Future<Output = ()> {
-    client.tunnel.watch(&mut endpoint);
-    let mut endpoint = Some(endpoint);
-    async move {
-        // In this order they are dropped, if it comes to that.
-        let (endpoint, client) = (&mut endpoint, &mut client);
-        if let Some(closing) = client.copy_bidirectional(endpoint).await {
-            client.close(closing).await;
-        }
-    }
-}
-
-/// From the connection to the tunnel. `None`: refused, or gone.
-async fn open(
-    mut io: ByteStream,
-    hub: &Arc<Hub>,
-    context: &FrontendContext,
-    origins: &dyn OriginSource,
-) -> Option<(Client<ByteStream>, Carrier)> {
-    let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), io.peer()) else {
-        return None; // Listeners of this dialect are TCP.
+    let client = io.peer();
+    let frontend = Transparent {
+        origins,
+        client,
+        metrics: context.metrics.adit().clone(),
     };
-    // From the first moment its client takes what ends it for its target. Only whoever ends it in order takes this back.
-    reset_on_close(socket);
-    let wanted = match origins.origin(socket, client) {
-        Ok(wanted) => wanted,
-        Err(error) => {
-            tracing::debug!(%client, %error, "connection refused");
-            let metrics = context.metrics.adit();
-            metrics.redirect().refused(match error {
-                OriginError::Unknown => RedirectRefusal::UnknownOrigin,
-                OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
-                OriginError::Kernel(_) => RedirectRefusal::Kernel,
-            });
-            return None;
-        }
-    };
-    let destination = wanted.to_string();
-    let admission = context.admit(None);
-    let mut tunnel = ClientTunnel::new(context, ClientDialect::Transparent);
-    let asked = tunnel.dialing(&destination);
-    let mut early = BytesMut::new();
-    let relays = context.relay.as_ref();
-    let pipe = relays.is_some_and(|relay| relay.has_room());
-    let dialed = match admission.check(NETWORK, &destination) {
-        Ok(()) => {
-            let bytes = (&mut early, Unanswered::new(&context.limits));
-            dial(&mut io, bytes, hub, &destination, pipe, &asked).await
-        }
-        Err(failure) => Some(Err(failure)),
-    };
-    match dialed {
-        None => {
-            tunnel.abandoned();
-            None
-        }
-        Some(Err(failure)) => {
-            tunnel.failed(&failure);
-            None
-        }
-        Some(Ok(open)) => {
-            tunnel.opened(&open, open.carrier.path());
-            context.account(&io, open.agent.as_str(), || {
-                let rule = origins.rule(wanted);
-                rule.or_else(|| hub.class_of(&destination, open.link))
-            });
-            tracing::debug!(%client, target_address = destination, agent = %open.agent, "tunnel open");
-            let client = Client {
-                io,
-                early,
-                tunnel,
-                relay: context.relay.clone(),
-                open: None,
-            };
-            Some((client, open.carrier))
-        }
-    }
+    establish::serve(frontend, io, hub, context, client)
 }
 
-/// `None`: the client is gone, which calls the dial off.
-async fn dial(
-    io: &mut ByteStream,
-    (early, mut unanswered): (&mut BytesMut, Unanswered),
-    hub: &Arc<Hub>,
-    destination: &str,
-    pipe: bool,
-    asked: &AskedAgents,
-) -> Option<Result<OpenTunnel<Carrier>, DialFailure>> {
-    let dial = DialId(rand::random::<i64>() & i64::MAX);
-    // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let dialing = Box::pin(hub.dial_for(dial, NETWORK, destination, pipe, asked));
-    pending_dial::outcome(dialing, io, early, &mut unanswered).await
+/// The dialect of one connection.
+struct Transparent<O> {
+    origins: Arc<O>,
+    client: PeerAddr,
+    metrics: AditMetrics,
+}
+
+impl<O: OriginSource> Frontend for Transparent<O> {
+    const DIALECT: ClientDialect = ClientDialect::Transparent;
+
+    async fn request<S: Connection + Send>(
+        &mut self,
+        io: &mut S,
+        _early: &mut Early,
+        _admission: &Admission,
+    ) -> Option<Request> {
+        let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), self.client) else {
+            return None; // Listeners of this dialect are TCP.
+        };
+        // From the first moment its client takes what ends it for its target. Only whoever ends it in order takes this back.
+        reset_on_close(socket);
+        let wanted = match self.origins.origin(socket, client) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                tracing::debug!(%client, %error, "connection refused");
+                self.metrics.redirect().refused(match error {
+                    OriginError::Unknown => RedirectRefusal::UnknownOrigin,
+                    OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
+                    OriginError::Kernel(_) => RedirectRefusal::Kernel,
+                });
+                return None;
+            }
+        };
+        Some(Request {
+            destination: wanted.to_string(),
+            rule: self.origins.rule(wanted),
+        })
+    }
+
+    /// There is no answer; the reset says it.
+    async fn refuse<S: Connection + Send>(_io: &mut S, _failure: &DialFailure) {}
+
+    /// The client was connected from the beginning.
+    async fn answer<S: Connection + Send>(
+        _io: &mut S,
+        _early: &mut BytesMut,
+        _target_speaks: impl Future<Output = ()> + Send,
+    ) -> Result<(), Gone> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -165,6 +100,8 @@ mod tests {
     use adit_relay::unacknowledged_bytes;
     use socket2::SockRef;
     use tokio::net::{TcpListener, TcpStream};
+
+    use std::pin::Pin;
 
     use super::*;
     use crate::router::{DialLimits, Entered, LinkInfo};

@@ -1,0 +1,317 @@
+//! From a client's request to its tunnel and the end of it: what frontends whose connections are one tunnel each have in common.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::DialId;
+use bytes::BytesMut;
+
+use crate::frontend::client_limits::Unanswered;
+use crate::frontend::events::{Admission, ClientTunnel, FrontendContext};
+use crate::frontend::pending_dial;
+use crate::router::Hub;
+use adit_telemetry::GaugeGuard;
+use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_tls::stream::{Connection, PeerAddr};
+use adit_tunnel::lane::Pipe;
+use adit_tunnel::{
+    Carrier, Closing, Endpoint, PipeRelay, close_gracefully, copy_bidirectional, reset_on_close,
+};
+
+/// What tunnels of these dialects are at their target.
+const NETWORK: &str = "tcp";
+
+/// A dialect in which a connection is one tunnel. What is the same in all of them, from admission to the close, is [`serve`].
+pub(super) trait Frontend: Send + 'static {
+    /// As metrics and access events name it.
+    const DIALECT: ClientDialect;
+
+    /// Counts the connection for as long as it is open.
+    fn count(&self, _context: &FrontendContext) -> Option<GaugeGuard> {
+        None
+    }
+
+    /// Reads what the client asks for, or knows it from elsewhere. `None`: the client was refused and has its answer, or is gone.
+    fn request<S: Connection + Send>(
+        &mut self,
+        io: &mut S,
+        early: &mut Early,
+        admission: &Admission,
+    ) -> impl Future<Output = Option<Request>> + Send;
+
+    /// Answers a dial that has failed, and closes the connection.
+    fn refuse<S: Connection + Send>(
+        io: &mut S,
+        failure: &DialFailure,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Tells the client that its tunnel is open. `target_speaks` completes when the target has sent something.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn answer<S: Connection + Send>(
+        io: &mut S,
+        early: &mut BytesMut,
+        target_speaks: impl Future<Output = ()> + Send,
+    ) -> impl Future<Output = Result<(), Gone>> + Send;
+}
+
+/// What a client asks for.
+pub(super) struct Request {
+    /// Host and port of the target.
+    pub(super) destination: String,
+    /// The rule that the destination matches, for accounting; without one the identifier of the agent counts.
+    pub(super) rule: Option<String>,
+}
+
+/// What a client has sent before its tunnel is open.
+pub(super) struct Early {
+    /// The bytes.
+    pub(super) bytes: BytesMut,
+    /// Bounds them, with those of all other clients.
+    pub(super) unanswered: Unanswered,
+}
+
+/// When a client went whose dial had become a tunnel.
+pub(super) enum Gone {
+    /// It could not be told.
+    BeforeAnswer,
+    /// It has said nothing.
+    BehindAnswer,
+}
+
+impl Gone {
+    fn tell(self, tunnel: &mut ClientTunnel) {
+        if matches!(self, Self::BeforeAnswer) {
+            tunnel.answer_lost();
+        }
+        tunnel.cut(EndReason::ClientGone);
+    }
+}
+
+/// Serves one connection to its end. `client` is named in logs.
+///
+/// A cancelled call cancels the dial or resets the tunnel.
+pub(super) fn serve<F, S>(
+    frontend: F,
+    io: S,
+    hub: Arc<Hub>,
+    context: FrontendContext,
+    client: PeerAddr,
+) -> impl Future<Output = ()> + Send + use<F, S>
+where
+    F: Frontend,
+    S: Connection + Send + 'static,
+{
+    // Boxed, one after the other: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
+    let opening = Box::pin(async move {
+        let opened = establish(frontend, io, &hub, &context, client).await;
+        opened.map(|(client, carrier)| tunnel::<F, S>(client, carrier))
+    });
+    async move {
+        if let Some(tunnel) = opening.await {
+            tunnel.await;
+        }
+    }
+}
+
+/// From the connection to the tunnel. `None`: refused, or gone.
+async fn establish<F: Frontend, S: Connection + Send>(
+    mut frontend: F,
+    mut io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    client: PeerAddr,
+) -> Option<(Client<S>, Carrier)> {
+    let admission = context.admit(io.principal());
+    let open = frontend.count(context);
+    let mut early = Early {
+        bytes: BytesMut::new(),
+        unanswered: Unanswered::new(&context.limits),
+    };
+    let request = frontend.request(&mut io, &mut early, &admission).await?;
+    let Request { destination, rule } = request;
+    let mut tunnel = ClientTunnel::new(context, F::DIALECT);
+    let asked = tunnel.dialing(&destination);
+    let relays = context.relay.as_ref();
+    let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
+    let dialed = match admission.check(NETWORK, &destination) {
+        Ok(()) => {
+            let dial = DialId(rand::random::<i64>() & i64::MAX);
+            // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
+            let dialing = Box::pin(hub.dial_for(dial, NETWORK, &destination, pipe, &asked));
+            let Early { bytes, unanswered } = &mut early;
+            pending_dial::outcome(dialing, &mut io, bytes, unanswered).await
+        }
+        Err(failure) => Some(Err(failure)),
+    };
+    match dialed {
+        None => {
+            tunnel.abandoned();
+            None
+        }
+        Some(Err(failure)) => {
+            tunnel.failed(&failure);
+            F::refuse(&mut io, &failure).await;
+            None
+        }
+        Some(Ok(opened)) => {
+            tunnel.opened(&opened, opened.carrier.path());
+            context.account(&io, opened.agent.as_str(), || {
+                rule.or_else(|| hub.class_of(&destination, opened.link))
+            });
+            tracing::debug!(%client, target_address = destination, agent = %opened.agent, "tunnel open");
+            let client = Client {
+                io,
+                early: early.bytes,
+                tunnel,
+                relay: context.relay.clone(),
+                open,
+            };
+            Some((client, opened.carrier))
+        }
+    }
+}
+
+fn tunnel<F: Frontend, S: Connection + Send + 'static>(
+    client: Client<S>,
+    carrier: Carrier,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    // From here on only whoever ends it in order takes this back: cut off before that, or with this process, it must not look
+    // like a target that said nothing.
+    if let Some(socket) = client.io.tcp() {
+        reset_on_close(socket);
+    }
+    match carrier {
+        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel::<F, S>(client, endpoint)),
+        Carrier::Pipe(pipe) => Box::pin(splice::<F, S>(client, pipe)),
+    }
+}
+
+/// From the answer to the end, by this task. Not an `async` function: that would keep what it is called with twice.
+pub(super) fn serve_tunnel<F: Frontend, S: Connection + Send>(
+    mut client: Client<S>,
+    endpoint: Endpoint,
+) -> impl Future<Output = ()> + use<F, S> {
+    let mut endpoint = Some(endpoint);
+    async move {
+        // In this order they are dropped, if it comes to that.
+        let (endpoint, client) = (&mut endpoint, &mut client);
+        if !Box::pin(answered::<F, S>(client, endpoint)).await {
+            return;
+        }
+        if let Some(closing) = client.copy_bidirectional(endpoint).await {
+            client.close(closing).await;
+        }
+    }
+}
+
+/// Tells the client that its tunnel is open; false if it has gone. Boxed: it is over before the first byte.
+async fn answered<F: Frontend, S: Connection + Send>(
+    client: &mut Client<S>,
+    endpoint: &mut Option<Endpoint>,
+) -> bool {
+    let Client {
+        io, early, tunnel, ..
+    } = client;
+    let Some(endpoint) = endpoint else {
+        return false;
+    };
+    tunnel.watch(endpoint);
+    match F::answer(io, early, endpoint.readable()).await {
+        Ok(()) => true,
+        Err(gone) => {
+            gone.tell(tunnel);
+            false
+        }
+    }
+}
+
+/// From the answer to the end, by relay threads. A cancelled call resets both sockets.
+async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, pipe: Pipe) {
+    let target_speaks = async {
+        if pipe.received.is_empty() {
+            // A failure is found again by the relay.
+            let _ready = pipe.socket.readable().await;
+        }
+    };
+    let relay = client.relay.clone();
+    let stopped = async {
+        match &relay {
+            Some(relay) => relay.stopped().await,
+            None => std::future::pending().await,
+        }
+    };
+    let Client {
+        io, early, tunnel, ..
+    } = &mut client;
+    // Wherever this ends early, the pipe is dropped, which resets it.
+    let answered = tokio::select! {
+        biased;
+        () = stopped => return tunnel.cut(EndReason::Shutdown),
+        answered = F::answer(io, early, target_speaks) => answered,
+    };
+    if let Err(gone) = answered {
+        return gone.tell(tunnel);
+    }
+    client.splice(pipe).await;
+}
+
+/// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
+pub(super) struct Client<S> {
+    pub(super) io: S,
+    /// What it has sent before the tunnel was open.
+    pub(super) early: BytesMut,
+    pub(super) tunnel: ClientTunnel,
+    /// For a tunnel that is a pipe.
+    pub(super) relay: Option<Arc<PipeRelay>>,
+    /// Where open connections are counted.
+    pub(super) open: Option<GaugeGuard>,
+}
+
+impl<S: Connection> Client<S> {
+    /// Moves bytes until the tunnel or the client has ended, and reports it; says how the connection is to be closed, if it
+    /// has not failed. `endpoint` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
+    /// their `Drop`: the tunnel is reset.
+    pub(super) async fn copy_bidirectional(
+        &mut self,
+        endpoint: &mut Option<Endpoint>,
+    ) -> Option<Closing> {
+        let Self {
+            io, early, tunnel, ..
+        } = self;
+        let outcome = copy_bidirectional(io, endpoint.as_mut()?, early.split().freeze()).await;
+        let reason = outcome.reason_at_client();
+        tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
+        *endpoint = None;
+        outcome.closing()
+    }
+
+    /// Closes the connection, but for dropping it. A target that broke off must not look like one that closed, not even for
+    /// a moment.
+    pub(super) async fn close(&mut self, closing: Closing) {
+        close_gracefully(&mut self.io, closing).await;
+    }
+
+    /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.
+    pub(super) async fn splice(self, pipe: Pipe) {
+        let Self {
+            io,
+            early,
+            mut tunnel,
+            relay,
+            open: _open,
+        } = self;
+        // Without a relay nobody asks for a pipe, which resets when it is dropped.
+        let (Some(relay), Some(socket), Some(live)) = (relay, io.into_descriptor(), tunnel.live())
+        else {
+            return tunnel.cut(EndReason::RelayFailed);
+        };
+        let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
+        tracing::debug!(end = ?outcome.end, "relayed tunnel over");
+        tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
+        let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
+        tunnel.ended(from_client, to_client, outcome.end.reason());
+    }
+}
