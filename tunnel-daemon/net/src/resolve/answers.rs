@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
@@ -22,30 +22,24 @@ pub(super) struct Found {
     pub(super) until: Instant,
 }
 
-type Lookup = BoxFuture<'static, Result<Found, ResolveError>>;
+type Lookup = Shared<BoxFuture<'static, Result<Found, ResolveError>>>;
+type WeakLookup = WeakShared<BoxFuture<'static, Result<Found, ResolveError>>>;
 
-/// The list. Clones name the same.
-#[derive(Clone, Default)]
-pub(super) struct Answers(Arc<Mutex<Names>>);
+#[derive(Default)]
+pub(super) struct Answers(Mutex<Names>);
 
 #[derive(Default)]
 struct Names {
     /// Of the configuration that the entries are from.
     generation: u64,
     entries: HashMap<String, Entry>,
-    serial: u64,
 }
 
 enum Entry {
-    /// With the number of the lookup.
-    UnderWay(u64, WeakShared<Lookup>),
-    Known(Found),
-}
-
-/// What a caller has to wait for.
-enum Next {
-    Nothing(Vec<IpAddr>),
-    Lookup(Shared<Lookup>),
+    /// Its callers hold the lookup.
+    UnderWay(WeakLookup),
+    /// It found addresses.
+    Done(Lookup),
 }
 
 impl Answers {
@@ -64,13 +58,13 @@ impl Answers {
     where
         F: Future<Output = Result<Found, ResolveError>> + Send + 'static,
     {
-        match self.next(generation, name, ask) {
-            Next::Nothing(ips) => Ok(ips),
-            Next::Lookup(lookup) => lookup.await.map(|found| found.ips),
-        }
+        let lookup = self.lookup(generation, name, ask);
+        let result = lookup.clone().await;
+        self.locked().end(name, lookup, result.is_ok());
+        result.map(|found| found.ips)
     }
 
-    fn next<F>(&self, generation: u64, name: &str, ask: impl FnOnce() -> F) -> Next
+    fn lookup<F>(&self, generation: u64, name: &str, ask: impl FnOnce() -> F) -> Lookup
     where
         F: Future<Output = Result<Found, ResolveError>> + Send + 'static,
     {
@@ -79,41 +73,17 @@ impl Answers {
             names.entries.clear();
             names.generation = generation;
         }
-        match names.entries.get(name) {
-            Some(Entry::Known(found)) if found.until > Instant::now() => {
-                return Next::Nothing(found.ips.clone());
-            }
-            Some(Entry::UnderWay(_, lookup)) => {
-                if let Some(lookup) = lookup.upgrade() {
-                    return Next::Lookup(lookup);
-                }
-            }
-            Some(Entry::Known(_)) | None => (),
+        if let Some(lookup) = names.entries.get(name).and_then(Entry::current) {
+            return lookup;
         }
-        names.serial += 1;
-        let mut landing = Landing {
-            answers: self.clone(),
-            name: name.to_owned(),
-            serial: names.serial,
-            found: None,
-        };
-        let asking = ask();
-        let lookup = async move {
-            let result = asking.await;
-            landing.found = result.as_ref().ok().cloned();
-            // Only now: what was found is in the list before any caller has it.
-            drop(landing);
-            result
-        };
-        let lookup = lookup.boxed().shared();
+        let lookup = ask().boxed().shared();
         if let Some(weak) = lookup.downgrade()
             && names.generation == generation
             && names.has_room_for(name)
         {
-            let entry = Entry::UnderWay(names.serial, weak);
-            names.entries.insert(name.to_owned(), entry);
+            names.entries.insert(name.to_owned(), Entry::UnderWay(weak));
         }
-        Next::Lookup(lookup)
+        lookup
     }
 
     fn locked(&self) -> MutexGuard<'_, Names> {
@@ -128,39 +98,41 @@ impl Names {
         if self.entries.len() < NAMES_MAX || self.entries.contains_key(name) {
             return true;
         }
-        let now = Instant::now();
-        self.entries.retain(|_, entry| match entry {
-            Entry::UnderWay(..) => true,
-            Entry::Known(found) => found.until > now,
-        });
+        self.entries.retain(|_, entry| entry.current().is_some());
         self.entries.len() < NAMES_MAX
+    }
+
+    /// Keeps a lookup that found addresses, and forgets one that failed, unless the list has another one by now.
+    fn end(&mut self, name: &str, lookup: Lookup, is_found: bool) {
+        match self.entries.get_mut(name) {
+            Some(entry) if entry.is_under_way(&lookup) => {
+                if is_found {
+                    *entry = Entry::Done(lookup);
+                } else {
+                    self.entries.remove(name);
+                }
+            }
+            _ => (),
+        }
     }
 }
 
-/// Part of a lookup: once that is over, or dropped, the list has what it found instead of it.
-struct Landing {
-    answers: Answers,
-    name: String,
-    serial: u64,
-    found: Option<Found>,
-}
-
-impl Drop for Landing {
-    fn drop(&mut self) {
-        let mut names = self.answers.locked();
-        match names.entries.get(&self.name) {
-            Some(Entry::UnderWay(serial, _)) if *serial == self.serial => (),
-            // It was not in the list, or a newer one is.
-            _ => return,
+impl Entry {
+    /// The lookup, unless all its callers gave up or what it found is too old.
+    fn current(&self) -> Option<Lookup> {
+        match self {
+            Self::UnderWay(lookup) => lookup.upgrade(),
+            Self::Done(lookup) => {
+                let found = lookup.peek()?.as_ref().ok()?;
+                (found.until > Instant::now()).then(|| lookup.clone())
+            }
         }
-        match self.found.take() {
-            Some(found) => {
-                let name = std::mem::take(&mut self.name);
-                names.entries.insert(name, Entry::Known(found));
-            }
-            None => {
-                names.entries.remove(&self.name);
-            }
+    }
+
+    fn is_under_way(&self, lookup: &Lookup) -> bool {
+        match self {
+            Self::UnderWay(weak) => weak.upgrade().is_some_and(|own| own.ptr_eq(lookup)),
+            Self::Done(_) => false,
         }
     }
 }
@@ -169,6 +141,7 @@ impl Drop for Landing {
 mod tests {
     use std::future::{pending, ready};
     use std::net::Ipv4Addr;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use tokio::time::advance;
@@ -242,7 +215,6 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(only);
         assert_eq!(Arc::strong_count(&alive), 1);
-        assert!(answers.locked().entries.is_empty());
         assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(2)));
     }
 
@@ -257,6 +229,19 @@ mod tests {
         assert_eq!(answers.locked().entries.len(), NAMES_MAX);
         advance(Duration::from_secs(10)).await;
         assert_eq!(answers.of(0, "new.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(answers.locked().entries.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn lookups_without_callers_make_room() {
+        let answers = Answers::default();
+        for number in 0..NAMES_MAX {
+            let name = format!("{number}.");
+            let mut only = Box::pin(answers.of(0, &name, pending));
+            assert!(futures_util::poll!(&mut only).is_pending());
+        }
+        assert_eq!(answers.of(0, "web.", || ready(found(1))).await, Ok(ips(1)));
+        assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(1)));
         assert_eq!(answers.locked().entries.len(), 1);
     }
 }
