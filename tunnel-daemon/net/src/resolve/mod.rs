@@ -3,7 +3,6 @@
 mod answers;
 mod dns;
 mod files;
-mod order;
 mod search;
 mod servers;
 mod system;
@@ -13,8 +12,7 @@ mod zones;
 use std::net::IpAddr;
 use std::pin::Pin;
 
-pub use order::interleave;
-pub use servers::{ServerAddress, servers_of_host, servers_of_service};
+pub use servers::{ServerAddress, interleave, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
 
 /// A boxed answer, so that a resolver can be a trait object.
