@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str;
 use std::time::Duration;
 
-use super::search::is_dns_name;
+use super::search::dns_name;
 use super::zones::Zone;
 
 /// Bytes that are read of each file.
@@ -175,8 +175,7 @@ impl ResolvConf {
 
     /// The last line counts; one of which nothing is right does not.
     fn set_search(&mut self, domains: &[&[u8]], wrong: &mut impl FnMut(&[u8], &'static str)) {
-        // `--` is what some tools write for none.
-        let is_domain = |name: &str| is_dns_name(name) && !name.starts_with('-');
+        let is_domain = |name: &str| dns_name(name).is_some();
         let mut search = Vec::new();
         let mut is_wrong = false;
         for domain in domains {
@@ -243,7 +242,7 @@ impl ResolvConf {
     pub(super) fn search(&self, host: &str) -> Vec<String> {
         self.search.clone().unwrap_or_else(|| {
             let domain = host.split_once('.').map(|(_host, domain)| domain);
-            let domain = domain.filter(|domain| is_dns_name(domain));
+            let domain = domain.filter(|domain| dns_name(domain).is_some());
             domain
                 .map(|domain| without_final_dot(domain).to_owned())
                 .into_iter()

@@ -12,11 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use hickory_resolver::proto::rr::RecordType;
 use tokio::time::Instant;
 
 use super::answers::Answers;
-use super::dns::{NameServers, srv_of};
+use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
@@ -161,29 +160,19 @@ impl SystemResolver {
             return Ok(fixed);
         }
         let name = name.to_ascii_lowercase();
-        let candidates = absolute_names(&name, &state.search, state.conf.ndots);
-        if candidates.is_empty() {
+        let names = absolute_names(&name, &state.search, state.conf.ndots);
+        if names.is_empty() {
             return Err(ResolveError::NotFound);
         }
         let (turns, asked) = (Arc::clone(&self.turns), Arc::clone(&state));
-        let ask = || async move { turns.run(asked.dns.first_of(&candidates)).await };
+        let ask = || async move { turns.run(asked.dns.addresses(&names)).await };
         self.answers.of(state.generation, &name, ask).await
     }
 
     async fn services(&self, name: &str) -> Result<Vec<SrvRecord>, ResolveError> {
         let state = self.config.current().await;
-        let ask = async {
-            let mut failure = ResolveError::NotFound;
-            for candidate in absolute_names(name, &state.search, state.conf.ndots) {
-                let records = state.dns.records(&candidate, RecordType::SRV, srv_of);
-                match records.await {
-                    Ok((records, _until)) => return Ok(records),
-                    Err(cause) => failure = failure.or_worse(cause),
-                }
-            }
-            Err(failure)
-        };
-        self.turns.run(ask).await
+        let names = absolute_names(name, &state.search, state.conf.ndots);
+        self.turns.run(state.dns.services(&names)).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use futures_util::FutureExt as _;
 use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};
-use hickory_resolver::proto::rr::{Name, RData, Record};
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
