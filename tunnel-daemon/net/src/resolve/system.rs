@@ -1,15 +1,14 @@
 //! The resolver of this host: `/etc/hosts`, `localhost`, then DNS by `/etc/resolv.conf`. Both files are read again when they
 //! changed.
 
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
-use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
@@ -45,7 +44,7 @@ struct Config {
     reread: Reread,
     /// How often that was asked when the files were looked at last.
     asks: AtomicU64,
-    last: Mutex<Last>,
+    last: Mutex<Reading>,
 }
 
 /// Where the configuration comes from, and how name servers are asked.
@@ -59,27 +58,18 @@ struct Files {
     own_sockets: OwnSockets,
 }
 
-/// Of the last reading.
-#[derive(Default)]
-struct Last {
-    /// The files need not be read again before they change. `None`: one could not be read.
-    stamps: Option<Stamps>,
-    /// Why resolv.conf cannot be used.
-    fault: Option<ResolveError>,
-    problems: Vec<Problems>,
-}
-
-type Stamps = [Option<Stamp>; 2];
+/// Modification time in seconds and nanoseconds, bytes and inode of each file that is there.
+type Stamps = [Option<(i64, i64, u64, u64)>; 2];
 
 /// Both files, read.
 struct Reading {
-    /// From before they were read: a change meanwhile is seen at the next look.
+    /// From before they were read: a change meanwhile is seen at the next look. `None`: a file could not be read.
     stamps: Option<Stamps>,
     conf: ResolvConf,
-    /// `None`: the file is there and cannot be read.
+    /// `None`: the file is there and cannot be read, or [`State`] has what it said.
     hosts: Option<HostsFile>,
-    problems: Vec<Problems>,
-    /// Why `conf` has no name server.
+    problems: [Problems; 2],
+    /// Why `conf` cannot be used.
     fault: Option<ResolveError>,
 }
 
@@ -91,23 +81,6 @@ struct State {
     hosts: Arc<HostsFile>,
     search: Vec<String>,
     dns: NameServers,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stamp {
-    modified: Option<SystemTime>,
-    bytes: u64,
-    inode: u64,
-}
-
-impl From<Metadata> for Stamp {
-    fn from(meta: Metadata) -> Self {
-        Self {
-            modified: meta.modified().ok(),
-            bytes: meta.len(),
-            inode: meta.ino(),
-        }
-    }
 }
 
 impl SystemResolver {
@@ -190,22 +163,21 @@ impl Config {
     /// Reads the files. What cannot be used of them is logged, and the defaults are taken for it.
     fn new(files: Files, reread: Reread) -> Result<Self, ResolveError> {
         let mut reading = Reading::of(&files);
-        let mut last = Last::default();
-        last.take(&mut reading);
-        if let Some(cause) = &last.fault {
+        reading.warn(None);
+        let mut conf = reading.conf.clone();
+        if let Some(cause) = &reading.fault {
             tracing::warn!(%cause, "no usable name server: asking 127.0.0.1");
-            let local = Ipv4Addr::LOCALHOST.into();
-            reading.conf.name_servers.push((local, None));
+            conf.name_servers.push((Ipv4Addr::LOCALHOST.into(), None));
         }
-        let hosts = Arc::new(reading.hosts.unwrap_or_default());
-        let state = State::new(reading.conf, hosts, &files, 0)?;
+        let hosts = Arc::new(reading.hosts.take().unwrap_or_default());
+        let state = State::new(conf, hosts, &files, 0)?;
         Ok(Self {
             files,
             state: ArcSwap::from_pointee(state),
             next_check: Mutex::new(Instant::now() + RECHECK),
             asks: AtomicU64::new(reread.asks()),
             reread,
-            last: Mutex::new(last),
+            last: Mutex::new(reading),
         })
     }
 
@@ -231,35 +203,34 @@ impl Config {
 
     fn take(&self, mut reading: Reading) {
         let mut last = self.last();
-        let fault_before = last.fault.clone();
-        last.take(&mut reading);
+        reading.warn(Some(&last));
         let old = self.state.load();
-        let conf = match last.fault {
-            None => reading.conf,
-            Some(_) => old.conf.clone(),
+        let conf = match reading.fault {
+            None => &reading.conf,
+            Some(_) => &old.conf,
         };
-        let hosts = reading
-            .hosts
-            .map_or_else(|| Arc::clone(&old.hosts), Arc::new);
-        let is_changed = conf != old.conf || hosts != old.hosts;
+        let hosts = reading.hosts.take();
+        let hosts = hosts.map_or_else(|| Arc::clone(&old.hosts), Arc::new);
+        let is_changed = *conf != old.conf || hosts != old.hosts;
         if is_changed {
-            match State::new(conf, hosts, &self.files, old.generation + 1) {
+            match State::new(conf.clone(), hosts, &self.files, old.generation + 1) {
                 Ok(state) => self.state.store(Arc::new(state)),
-                Err(cause) => (last.fault, last.stamps) = (Some(cause), None),
+                Err(cause) => (reading.fault, reading.stamps) = (Some(cause), None),
             }
         }
-        match &last.fault {
-            Some(cause) if fault_before.as_ref() != Some(cause) => {
+        match &reading.fault {
+            Some(cause) if last.fault.as_ref() != Some(cause) => {
                 tracing::warn!(%cause, "changed resolver configuration is unusable: keeping the old one");
             }
-            None if is_changed || fault_before.is_some() => {
+            None if is_changed || last.fault.is_some() => {
                 tracing::info!("resolver configuration changed and was read again");
             }
             _ => (),
         }
+        *last = reading;
     }
 
-    fn last(&self) -> MutexGuard<'_, Last> {
+    fn last(&self) -> MutexGuard<'_, Reading> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,21 +249,12 @@ impl Config {
     }
 }
 
-impl Last {
-    /// Takes all but the contents of the files, and warns of items that are ignored, unless the last reading had them.
-    fn take(&mut self, reading: &mut Reading) {
-        self.stamps = reading.stamps;
-        self.fault = reading.fault.take();
-        let before = mem::replace(&mut self.problems, mem::take(&mut reading.problems));
-        for (index, problems) in self.problems.iter().enumerate() {
-            problems.warn(before.get(index));
-        }
-    }
-}
-
 impl Files {
     fn stamps(&self) -> Stamps {
-        [&self.resolv_conf, &self.hosts].map(|path| fs::metadata(path).ok().map(Stamp::from))
+        [&self.resolv_conf, &self.hosts].map(|path| {
+            let file = fs::metadata(path).ok()?;
+            Some((file.mtime(), file.mtime_nsec(), file.len(), file.ino()))
+        })
     }
 }
 
@@ -325,8 +287,15 @@ impl Reading {
             stamps,
             conf,
             hosts,
-            problems: vec![of_hosts, of_conf],
+            problems: [of_hosts, of_conf],
             fault: fault.map(|cause| ResolveError::Failed(format!("{file}: {cause}"))),
+        }
+    }
+
+    /// Warns of items that are ignored, unless the last reading had them.
+    fn warn(&self, last: Option<&Self>) {
+        for (index, problems) in self.problems.iter().enumerate() {
+            problems.warn(last.and_then(|last| last.problems.get(index)));
         }
     }
 }
