@@ -1,12 +1,12 @@
 //! Names to addresses: what a resolver must do, the system's resolver, and finding servers by name.
 
 mod answers;
+mod concurrency_limit;
 mod dns;
 mod files;
 mod search;
 mod servers;
 mod system;
-mod turns;
 mod zones;
 
 use std::net::IpAddr;

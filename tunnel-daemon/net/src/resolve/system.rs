@@ -14,10 +14,10 @@ use arc_swap::ArcSwap;
 use tokio::time::Instant;
 
 use super::answers::Answers;
+use super::concurrency_limit::ConcurrencyLimit;
 use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
-use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
 use adit_tls::blocking;
@@ -33,7 +33,7 @@ const RECHECK: Duration = Duration::from_secs(5);
 pub struct SystemResolver {
     config: Arc<Config>,
     answers: Answers,
-    turns: Arc<Turns>,
+    limit: Arc<ConcurrencyLimit>,
 }
 
 /// The files and what they said last.
@@ -116,11 +116,11 @@ impl SystemResolver {
         Self {
             config,
             answers: Answers::default(),
-            turns: Arc::new(Turns::new(LOOKUPS_MAX)),
+            limit: Arc::new(ConcurrencyLimit::new(LOOKUPS_MAX)),
         }
     }
 
-    /// Another one of the same files, with answers and turns to ask of its own: its names do not wait behind those of this one.
+    /// Another resolver of the same files, with a cache and slots of its own: its lookups do not wait behind those of this one.
     #[must_use]
     pub fn beside(&self) -> Self {
         Self::of(Arc::clone(&self.config))
@@ -137,15 +137,15 @@ impl SystemResolver {
         if names.is_empty() {
             return Err(ResolveError::NotFound);
         }
-        let (turns, asked) = (Arc::clone(&self.turns), Arc::clone(&state));
-        let ask = || async move { turns.run(asked.dns.addresses(&names)).await };
+        let (limit, asked) = (Arc::clone(&self.limit), Arc::clone(&state));
+        let ask = || async move { limit.run(asked.dns.addresses(&names)).await };
         self.answers.of(state.generation, &name, ask).await
     }
 
     async fn services(&self, name: &str) -> Result<Vec<SrvRecord>, ResolveError> {
         let state = self.config.current().await;
         let names = absolute_names(name, &state.search, state.conf.ndots);
-        self.turns.run(state.dns.services(&names)).await
+        self.limit.run(state.dns.services(&names)).await
     }
 }
 
