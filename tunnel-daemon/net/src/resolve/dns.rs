@@ -1,9 +1,10 @@
 //! The name servers of a resolv.conf, asked by the DNS library.
 //!
-//! The library asks one name server one question, with retries and TCP, and caches the answer. What it would do otherwise:
-//! - Of a search list it reports the last failure: a failing name server would be "no such host".
-//! - It waits for both families of a name, however late the second one is.
-//! - It asks two name servers side by side, or never gets past one that is silent or fails.
+//! The library asks one name server one question, with retries and TCP, and caches the answer. The rest is done here, since
+//! the library
+//! - reports the last failure of a search list: behind a failing name server that would be "no such host",
+//! - waits for both families of a name, however late the second one is,
+//! - asks name servers side by side, or stays with the first one where that fails or is silent.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,9 +20,9 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::{Instant, timeout};
 
-use super::answers::Found;
+use super::cache::Found;
 use super::files::ResolvConf;
-use super::zones::{Zone, Zoned};
+use super::zones::{Zone, ZonedRuntime};
 use super::{ResolveError, SrvRecord};
 use crate::happy_eyeballs::Race;
 use crate::self_sockets::OwnSockets;
@@ -35,7 +36,7 @@ const REUSE_MAX: Duration = Duration::from_secs(10);
 /// The same for "no such host": someone is waiting for the name to appear.
 const NEGATIVE_REUSE_MAX: Duration = Duration::from_secs(1);
 /// Answers that the DNS library keeps for each name server. An answer may have 64 KiB on the wire, and whoever serves a zone can make
-/// as many as there are names; [`super::answers`] keeps addresses of many more names.
+/// as many as there are names; [`super::cache`] keeps addresses of many more names.
 const ANSWERS_MAX: u64 = 64;
 /// Addresses of one name that are kept, half of them for each family that has as many. A dial tries fewer.
 pub(super) const ADDRESSES_MAX: usize = 64;
@@ -46,7 +47,7 @@ const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
 /// Clients of the name servers.
 pub(super) struct NameServers {
     /// In the order of the file.
-    clients: Vec<Resolver<Zoned>>,
+    clients: Vec<Resolver<ZonedRuntime>>,
     /// `options rotate`.
     rotate: bool,
     /// Where the next question begins, with `options rotate`.
@@ -82,7 +83,7 @@ impl NameServers {
                 connection.port = port;
             }
             let config = ResolverConfig::from_name_servers(vec![server]);
-            let runtime = Zoned::new(zone.clone(), own_sockets.clone());
+            let runtime = ZonedRuntime::new(zone.clone(), own_sockets.clone());
             let client = Resolver::builder_with_config(config, runtime).with_options(opts.clone());
             client.build()
         };

@@ -1,6 +1,6 @@
 //! Names to addresses: what a resolver must do, the system's resolver, and finding servers by name.
 
-mod answers;
+mod cache;
 mod concurrency_limit;
 mod dns;
 mod files;

@@ -286,7 +286,7 @@ async fn name_servers_with_zones_are_used() {
     let dir = TempDir::new().unwrap();
     let conf = "nameserver fe80::1%eth0.7\nnameserver fe80::1%br-lan\n";
     let resolver = resolver(dir.path(), &server, conf, "");
-    assert_eq!(resolver.config.state.load().conf.name_servers.len(), 2);
+    assert_eq!(resolver.config.active.load().conf.name_servers.len(), 2);
 }
 
 #[tokio::test]
@@ -390,12 +390,12 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     server.asked_for_dead(SLOTS).await;
     let known = resolver.lookup_ip("Known.").now_or_never();
     assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no slot");
-    let beside = timeout(
+    let sibling = timeout(
         Duration::from_millis(400),
-        resolver.beside().lookup_ip("good."),
+        resolver.sibling().lookup_ip("good."),
     )
     .await;
-    assert_eq!(beside, Ok(Ok(ips("10.0.0.2"))), "it has slots of its own");
+    assert_eq!(sibling, Ok(Ok(ips("10.0.0.2"))), "it has slots of its own");
     // Three rounds of dead names are before it: half a second each, but two and more if none yielded.
     let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
     assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));

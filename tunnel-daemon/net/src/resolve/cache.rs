@@ -1,4 +1,4 @@
-//! Addresses that names had last, and lookups under way: a name that many ask for is looked up once.
+//! Cached addresses of names, and the lookups under way: concurrent calls for one name share one lookup.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::ResolveError;
 
-/// Names in the list. When it is full of others, a name is looked up for each caller alone.
+/// Names in the cache. When it is full of others, each call for a name has a lookup of its own.
 const NAMES_MAX: usize = 1024;
 
 /// The addresses of a name.
@@ -18,38 +18,39 @@ const NAMES_MAX: usize = 1024;
 pub(super) struct Found {
     /// Never empty.
     pub(super) ips: Vec<IpAddr>,
-    /// Until then they may be reused.
+    /// When they expire.
     pub(super) until: Instant,
 }
 
 type Lookup = Shared<BoxFuture<'static, Result<Found, ResolveError>>>;
 type WeakLookup = WeakShared<BoxFuture<'static, Result<Found, ResolveError>>>;
 
+/// Addresses of names. The DNS library caches whole messages, up to 64 KiB each and several for a name, so it keeps few.
 #[derive(Default)]
-pub(super) struct Answers(Mutex<Names>);
+pub(super) struct AddressCache(Mutex<CacheEntries>);
 
 #[derive(Default)]
-struct Names {
-    /// Of the configuration that the entries are from.
+struct CacheEntries {
+    /// Generation of the configuration that the entries are from.
     generation: u64,
-    entries: HashMap<String, Entry>,
+    by_name: HashMap<String, CacheEntry>,
 }
 
-enum Entry {
-    /// Its callers hold the lookup.
+enum CacheEntry {
+    /// Its callers own it.
     UnderWay(WeakLookup),
     /// It found addresses.
     Done(Lookup),
 }
 
-impl Answers {
-    /// The addresses of a name: those that it had last, or those of the lookup under way, which `ask` begins if there is none.
-    /// A lookup goes on while one of its callers is there, and is dropped with the last one. Names of a smaller `generation` of
-    /// the configuration are forgotten.
+impl AddressCache {
+    /// The cached addresses of a name, or those that the lookup under way finds. Without either, `ask` starts a lookup.
+    /// A lookup goes on while one of its callers waits, and is dropped with the last one. A greater `generation` of the
+    /// configuration empties the cache.
     ///
     /// # Errors
-    /// The failure of the lookup, for all that wait for it.
-    pub(super) async fn of<F>(
+    /// The failure of the lookup, for all its callers.
+    pub(super) async fn get_or_ask<F>(
         &self,
         generation: u64,
         name: &str,
@@ -68,48 +69,50 @@ impl Answers {
     where
         F: Future<Output = Result<Found, ResolveError>> + Send + 'static,
     {
-        let mut names = self.locked();
-        if names.generation < generation {
-            names.entries.clear();
-            names.generation = generation;
+        let mut cache = self.locked();
+        if cache.generation < generation {
+            cache.by_name.clear();
+            cache.generation = generation;
         }
-        if let Some(lookup) = names.entries.get(name).and_then(Entry::current) {
+        if let Some(lookup) = cache.by_name.get(name).and_then(CacheEntry::current) {
             return lookup;
         }
         let lookup = ask().boxed().shared();
         if let Some(weak) = lookup.downgrade()
-            && names.generation == generation
-            && names.has_room_for(name)
+            && cache.generation == generation
+            && cache.has_room_for(name)
         {
-            names.entries.insert(name.to_owned(), Entry::UnderWay(weak));
+            cache
+                .by_name
+                .insert(name.to_owned(), CacheEntry::UnderWay(weak));
         }
         lookup
     }
 
-    fn locked(&self) -> MutexGuard<'_, Names> {
-        // Nothing panics while it is held; if it did, the list is still consistent.
+    fn locked(&self) -> MutexGuard<'_, CacheEntries> {
+        // Nothing panics while it is held; if it did, the entries are still consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Names {
-    /// Whether the name may be in the list; what is of no use any more is taken out when it is full.
+impl CacheEntries {
+    /// Whether the name may be in the cache. Entries of no use are removed when the cache is full.
     fn has_room_for(&mut self, name: &str) -> bool {
-        if self.entries.len() < NAMES_MAX || self.entries.contains_key(name) {
+        if self.by_name.len() < NAMES_MAX || self.by_name.contains_key(name) {
             return true;
         }
-        self.entries.retain(|_, entry| entry.current().is_some());
-        self.entries.len() < NAMES_MAX
+        self.by_name.retain(|_, entry| entry.current().is_some());
+        self.by_name.len() < NAMES_MAX
     }
 
-    /// Keeps a lookup that found addresses, and forgets one that failed, unless the list has another one by now.
+    /// Keeps a lookup that found addresses, and removes one that failed, unless the cache has a newer one for the name.
     fn end(&mut self, name: &str, lookup: Lookup, is_found: bool) {
-        match self.entries.get_mut(name) {
+        match self.by_name.get_mut(name) {
             Some(entry) if entry.is_under_way(&lookup) => {
                 if is_found {
-                    *entry = Entry::Done(lookup);
+                    *entry = CacheEntry::Done(lookup);
                 } else {
-                    self.entries.remove(name);
+                    self.by_name.remove(name);
                 }
             }
             _ => (),
@@ -117,8 +120,8 @@ impl Names {
     }
 }
 
-impl Entry {
-    /// The lookup, unless all its callers gave up or what it found is too old.
+impl CacheEntry {
+    /// The lookup, unless all its callers gave up or its addresses are too old.
     fn current(&self) -> Option<Lookup> {
         match self {
             Self::UnderWay(lookup) => lookup.upgrade(),
@@ -162,39 +165,48 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_is_reused_while_it_holds_and_a_failure_never() {
-        let answers = Answers::default();
+        let cache = AddressCache::default();
         let failed = || ready(Err(ResolveError::Misbehaving));
         assert_eq!(
-            answers.of(0, "web.", failed).await,
+            cache.get_or_ask(0, "web.", failed).await,
             Err(ResolveError::Misbehaving)
         );
-        assert_eq!(answers.of(0, "web.", || ready(found(1))).await, Ok(ips(1)));
-        assert_eq!(answers.of(0, "web.", failed).await, Ok(ips(1)));
-        assert_eq!(answers.of(0, "db.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(
+            cache.get_or_ask(0, "web.", || ready(found(1))).await,
+            Ok(ips(1))
+        );
+        assert_eq!(cache.get_or_ask(0, "web.", failed).await, Ok(ips(1)));
+        assert_eq!(
+            cache.get_or_ask(0, "db.", || ready(found(2))).await,
+            Ok(ips(2))
+        );
         advance(Duration::from_secs(10)).await;
-        assert_eq!(answers.of(0, "web.", || ready(found(3))).await, Ok(ips(3)));
+        assert_eq!(
+            cache.get_or_ask(0, "web.", || ready(found(3))).await,
+            Ok(ips(3))
+        );
     }
 
     #[tokio::test]
     async fn a_newer_configuration_forgets_the_names_of_the_old_one() {
-        let answers = Answers::default();
+        let cache = AddressCache::default();
         let ask = |last| move || ready(found(last));
-        assert_eq!(answers.of(0, "web.", ask(1)).await, Ok(ips(1)));
-        assert_eq!(answers.of(1, "web.", ask(2)).await, Ok(ips(2)));
-        assert_eq!(answers.of(1, "web.", ask(3)).await, Ok(ips(2)));
+        assert_eq!(cache.get_or_ask(0, "web.", ask(1)).await, Ok(ips(1)));
+        assert_eq!(cache.get_or_ask(1, "web.", ask(2)).await, Ok(ips(2)));
+        assert_eq!(cache.get_or_ask(1, "web.", ask(3)).await, Ok(ips(2)));
     }
 
     #[tokio::test]
     async fn callers_of_one_name_share_a_lookup_that_outlives_the_first_of_them() {
-        let answers = Answers::default();
+        let cache = AddressCache::default();
         let (tell, told) = tokio::sync::oneshot::channel::<()>();
         let ask = || async move {
             let _told = told.await;
             found(1)
         };
-        let mut first = Box::pin(answers.of(0, "web.", ask));
+        let mut first = Box::pin(cache.get_or_ask(0, "web.", ask));
         assert!(futures_util::poll!(&mut first).is_pending());
-        let mut second = Box::pin(answers.of(0, "web.", || ready(found(2))));
+        let mut second = Box::pin(cache.get_or_ask(0, "web.", || ready(found(2))));
         assert!(futures_util::poll!(&mut second).is_pending());
         drop(first);
         tell.send(()).unwrap();
@@ -203,45 +215,60 @@ mod tests {
 
     #[tokio::test]
     async fn a_lookup_without_callers_is_dropped_and_the_next_one_begins_anew() {
-        let answers = Answers::default();
+        let cache = AddressCache::default();
         let alive = Arc::new(());
         let held = Arc::clone(&alive);
         let ask = || async move {
             let _held = held;
             pending().await
         };
-        let mut only = Box::pin(answers.of(0, "web.", ask));
+        let mut only = Box::pin(cache.get_or_ask(0, "web.", ask));
         assert!(futures_util::poll!(&mut only).is_pending());
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(only);
         assert_eq!(Arc::strong_count(&alive), 1);
-        assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(
+            cache.get_or_ask(0, "web.", || ready(found(2))).await,
+            Ok(ips(2))
+        );
     }
 
     /// Limit (peers): Names whose addresses are kept | 1,024 per resolver, 10 s each
     #[tokio::test(start_paused = true)]
-    async fn the_list_is_bounded_and_old_answers_make_room() {
-        let answers = Answers::default();
+    async fn the_cache_is_bounded_and_expired_addresses_make_room() {
+        let cache = AddressCache::default();
         for number in 0..NAMES_MAX + 10 {
             let name = format!("{number}.");
-            assert_eq!(answers.of(0, &name, || ready(found(1))).await, Ok(ips(1)));
+            assert_eq!(
+                cache.get_or_ask(0, &name, || ready(found(1))).await,
+                Ok(ips(1))
+            );
         }
-        assert_eq!(answers.locked().entries.len(), NAMES_MAX);
+        assert_eq!(cache.locked().by_name.len(), NAMES_MAX);
         advance(Duration::from_secs(10)).await;
-        assert_eq!(answers.of(0, "new.", || ready(found(2))).await, Ok(ips(2)));
-        assert_eq!(answers.locked().entries.len(), 1);
+        assert_eq!(
+            cache.get_or_ask(0, "new.", || ready(found(2))).await,
+            Ok(ips(2))
+        );
+        assert_eq!(cache.locked().by_name.len(), 1);
     }
 
     #[tokio::test]
     async fn lookups_without_callers_make_room() {
-        let answers = Answers::default();
+        let cache = AddressCache::default();
         for number in 0..NAMES_MAX {
             let name = format!("{number}.");
-            let mut only = Box::pin(answers.of(0, &name, pending));
+            let mut only = Box::pin(cache.get_or_ask(0, &name, pending));
             assert!(futures_util::poll!(&mut only).is_pending());
         }
-        assert_eq!(answers.of(0, "web.", || ready(found(1))).await, Ok(ips(1)));
-        assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(1)));
-        assert_eq!(answers.locked().entries.len(), 1);
+        assert_eq!(
+            cache.get_or_ask(0, "web.", || ready(found(1))).await,
+            Ok(ips(1))
+        );
+        assert_eq!(
+            cache.get_or_ask(0, "web.", || ready(found(2))).await,
+            Ok(ips(1))
+        );
+        assert_eq!(cache.locked().by_name.len(), 1);
     }
 }
