@@ -3,7 +3,7 @@
 use hickory_resolver::proto::rr::Name;
 
 /// The absolute names to ask for, in order: with at least `ndots` dots the name itself comes first,
-/// otherwise last. `search` has no final dots. Empty when the text cannot be a DNS name.
+/// else last. `search` has no final dots. Empty when the text cannot be a DNS name.
 pub(super) fn absolute_names(text: &str, search: &[String], ndots: usize) -> Vec<Name> {
     let Some(mut name) = dns_name(text) else {
         return Vec::new();
