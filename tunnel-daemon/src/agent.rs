@@ -108,9 +108,12 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         None => OwnSockets::off(),
     };
     let reread = &controls.reread;
-    let resolver = Arc::new(SystemResolver::spared(own_sockets.clone(), reread.clone())?);
+    let resolver = Arc::new(SystemResolver::past_redirect(
+        own_sockets.clone(),
+        reread.clone(),
+    )?);
     // Names of targets that nobody answers for must not keep this agent from its servers.
-    let server_resolver = Arc::new(resolver.beside());
+    let server_resolver = Arc::new(resolver.sibling());
     let allowed = match &plan.allow_targets {
         None => DestinationList::open(),
         Some(entries) => DestinationList::allow_targets(entries)?,

@@ -62,7 +62,7 @@ pub(super) fn proxy(
         allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
     };
-    let resolver = Arc::new(SystemResolver::spared(
+    let resolver = Arc::new(SystemResolver::past_redirect(
         parts.own_sockets.clone(),
         parts.reread,
     )?);

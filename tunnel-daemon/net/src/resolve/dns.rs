@@ -1,14 +1,18 @@
 //! The name servers of a resolv.conf, asked by the DNS library.
 //!
-//! Candidates of a search list are walked here, so that both families of a name come from the same domain and a failing name
-//! server is not reported as "no such host". So are the name servers, of which the library asks two side by side and takes the
-//! first answer: the second one need not know what the first one does.
+//! The library asks one name server one question, with retries and TCP, and caches the answer. The rest is done here, since
+//! the library
+//! - reports the last failure of a search list: behind a failing name server that would be "no such host",
+//! - waits for both families of a name, however late the second one is,
+//! - asks name servers side by side, or stays with the first one where that fails or is silent.
 
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use hickory_resolver::Resolver;
 use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::lookup::Lookup;
@@ -16,9 +20,9 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::{Instant, timeout};
 
-use super::answers::Found;
+use super::cache::Found;
 use super::files::ResolvConf;
-use super::zones::{Zone, Zoned};
+use super::zones::{Zone, ZonedRuntime};
 use super::{ResolveError, SrvRecord};
 use crate::happy_eyeballs::Race;
 use crate::self_sockets::OwnSockets;
@@ -32,7 +36,7 @@ const REUSE_MAX: Duration = Duration::from_secs(10);
 /// The same for "no such host": someone is waiting for the name to appear.
 const NEGATIVE_REUSE_MAX: Duration = Duration::from_secs(1);
 /// Answers that the DNS library keeps for each name server. An answer may have 64 KiB on the wire, and whoever serves a zone can make
-/// as many as there are names; [`super::answers`] keeps addresses of many more names.
+/// as many as there are names; [`super::cache`] keeps addresses of many more names.
 const ANSWERS_MAX: u64 = 64;
 /// Addresses of one name that are kept, half of them for each family that has as many. A dial tries fewer.
 pub(super) const ADDRESSES_MAX: usize = 64;
@@ -42,10 +46,12 @@ const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
 
 /// Clients of the name servers.
 pub(super) struct NameServers {
-    /// In their order.
-    clients: Vec<Resolver<Zoned>>,
-    /// Where the next lookup begins, with `options rotate`.
-    first: Option<AtomicUsize>,
+    /// In the order of the file.
+    clients: Vec<Resolver<ZonedRuntime>>,
+    /// `options rotate`.
+    rotate: bool,
+    /// Where the next question begins, with `options rotate`.
+    next: AtomicUsize,
 }
 
 impl NameServers {
@@ -76,21 +82,16 @@ impl NameServers {
             for connection in &mut server.connections {
                 connection.port = port;
             }
-            Resolver::builder_with_config(
-                ResolverConfig::from_name_servers(vec![server]),
-                Zoned::new(zone.clone(), own_sockets.clone()),
-            )
-            .with_options(opts.clone())
-            .build()
-            .map_err(|cause| ResolveError::Failed(cause.to_string()))
+            let config = ResolverConfig::from_name_servers(vec![server]);
+            let runtime = ZonedRuntime::new(zone.clone(), own_sockets.clone());
+            let client = Resolver::builder_with_config(config, runtime).with_options(opts.clone());
+            client.build()
         };
+        let clients = conf.name_servers.iter().map(client);
         Ok(Self {
-            clients: conf
-                .name_servers
-                .iter()
-                .map(client)
-                .collect::<Result<_, _>>()?,
-            first: conf.rotate.then(AtomicUsize::default),
+            clients: clients.collect::<Result<_, _>>().map_err(failure_of)?,
+            rotate: conf.rotate,
+            next: AtomicUsize::new(0),
         })
     }
 
@@ -101,127 +102,123 @@ impl NameServers {
         clients.map(|client| client.options().cache_size).collect()
     }
 
-    /// The addresses of the first of these absolute names that has any.
-    pub(super) async fn first_of(&self, names: &[String]) -> Result<Found, ResolveError> {
-        let mut failure = ResolveError::NotFound;
-        for name in names {
-            match self.both_families(name).await {
-                Ok(found) => return Ok(found),
-                Err(cause) => failure = failure.or_worse(cause),
-            }
-        }
-        Err(failure)
+    /// The addresses of the first of these names that has any.
+    pub(super) async fn addresses(&self, names: &[Name]) -> Result<Found, ResolveError> {
+        first_of(names, |name| self.both_families(name)).await
     }
 
-    /// The addresses of an absolute name, IPv6 first. One family is enough.
-    async fn both_families(&self, name: &str) -> Result<Found, ResolveError> {
-        let v6 = self.records(name, RecordType::AAAA, ip_of);
-        let v4 = self.records(name, RecordType::A, ip_of);
-        tokio::pin!(v6, v4);
-        let (v6, v4) = tokio::select! {
-            v6 = &mut v6 => {
-                let v4 = if v6.is_ok() { or_give_up(v4).await } else { v4.await };
-                (v6, v4)
-            }
-            v4 = &mut v4 => {
-                let v6 = if v4.is_ok() { or_give_up(v6).await } else { v6.await };
-                (v6, v4)
-            }
+    /// The SRV records of the first of these names that has any.
+    pub(super) async fn services(&self, names: &[Name]) -> Result<Vec<SrvRecord>, ResolveError> {
+        let records = first_of(names, |name| self.records(name, RecordType::SRV, srv_of));
+        Ok(records.await?.0)
+    }
+
+    /// The addresses of a name, IPv6 first. One family is enough.
+    async fn both_families(&self, name: &Name) -> Result<Found, ResolveError> {
+        let v6 = pin!(self.records(name, RecordType::AAAA, ip_of));
+        let v4 = pin!(self.records(name, RecordType::A, ip_of));
+        let (first, other) = match select(v6, v4).await {
+            Either::Left((v6, v4)) => (v6, v4),
+            Either::Right((v4, v6)) => (v4, v6),
         };
-        match (v6, v4) {
-            (Ok((v6, until)), Ok((v4, other_until))) => {
-                let ips = some_of(v6, v4);
-                let until = until.min(other_until);
-                Ok(Found { ips, until })
+        let other = if first.is_ok() {
+            let other = timeout(OTHER_FAMILY_GRACE, other).await;
+            other.unwrap_or(Err(ResolveError::TimedOut))
+        } else {
+            other.await
+        };
+        match (first, other) {
+            (Ok((mut ips, until)), Ok((more, other_until))) => {
+                ips.extend(more);
+                Ok(Found {
+                    ips: bounded(ips),
+                    until: until.min(other_until),
+                })
             }
             (Ok((ips, until)), Err(cause)) | (Err(cause), Ok((ips, until))) => {
-                let ips = some_of(ips, Vec::new());
-                // A family that exists but was not heard of is soon asked for again.
+                // A family that exists but did not answer is soon asked for again.
                 let soon = Instant::now() + NEGATIVE_REUSE_MAX;
-                let until = match cause {
-                    ResolveError::NotFound => until,
-                    _ => until.min(soon),
-                };
-                Ok(Found { ips, until })
+                let is_missing = cause == ResolveError::NotFound;
+                Ok(Found {
+                    ips: bounded(ips),
+                    until: if is_missing { until } else { until.min(soon) },
+                })
             }
             (Err(one), Err(other)) => Err(one.or_worse(other)),
         }
     }
 
-    /// The records of one kind under an absolute name, never empty, and until when they may be reused.
-    pub(super) async fn records<T>(
+    /// The records of one kind under a name, never empty, and until when they may be reused.
+    async fn records<T>(
         &self,
-        name: &str,
+        name: &Name,
         kind: RecordType,
         read: impl Fn(&Record) -> Option<T>,
     ) -> Result<(Vec<T>, Instant), ResolveError> {
-        let name = Name::from_ascii(name).map_err(|_no_dns_name| ResolveError::NotFound)?;
-        let lookup = self.known(&name, kind).await?;
-        let records: Vec<T> = lookup.answers().iter().filter_map(read).collect();
+        let answer = self.answer(name, kind).await?;
+        let records: Vec<T> = answer.answers().iter().filter_map(read).collect();
         if records.is_empty() {
-            Err(ResolveError::NotFound)
-        } else {
-            let until = Instant::from_std(lookup.valid_until());
-            Ok((records, until.min(Instant::now() + REUSE_MAX)))
+            return Err(ResolveError::NotFound);
         }
+        let until = Instant::from_std(answer.valid_until());
+        Ok((records, until.min(Instant::now() + REUSE_MAX)))
     }
 
-    /// What the first name server says that says anything. The next one is asked when one has failed, and when all so far have
-    /// kept silent for 300 ms.
-    async fn known(&self, name: &Name, kind: RecordType) -> Result<Lookup, ResolveError> {
-        let attempt = |server| self.said_by(server, name, kind);
-        let mut order: Vec<usize> = (0..self.clients.len()).collect();
-        if let (Some(first), false) = (&self.first, order.is_empty()) {
-            let first = first.fetch_add(1, Relaxed) % order.len();
-            order.rotate_left(first);
+    /// The first answer of a name server, "no such host" included. The next server is asked when one has failed, and when all
+    /// so far have kept silent for 300 ms.
+    async fn answer(&self, name: &Name, kind: RecordType) -> Result<Lookup, ResolveError> {
+        let mut clients: Vec<_> = self.clients.iter().collect();
+        if self.rotate && !clients.is_empty() {
+            let next = self.next.fetch_add(1, Relaxed) % clients.len();
+            clients.rotate_left(next);
         }
-        let mut servers = Race::new(order, attempt);
+        let mut answers = Race::new(clients, |client| client.lookup(name.clone(), kind));
         let mut failure = None;
-        while let Some((_server, said)) = servers.next().await {
-            match said {
+        while let Some((_client, answer)) = answers.next().await {
+            match answer.map_err(failure_of) {
                 Err(cause) if cause != ResolveError::NotFound => {
                     failure.get_or_insert(cause);
                 }
-                known => return known,
+                answer => return answer,
             }
         }
         Err(failure.unwrap_or(ResolveError::NotFound))
     }
+}
 
-    async fn said_by(
-        &self,
-        server: usize,
-        name: &Name,
-        kind: RecordType,
-    ) -> Result<Lookup, ResolveError> {
-        let dns = self.clients.get(server).ok_or(ResolveError::NotFound)?;
-        let said = dns.lookup(name.clone(), kind).await;
-        said.map_err(|cause| failure_of(&cause))
+/// What `ask` finds for the first of these names that has anything.
+async fn first_of<'a, T, F>(
+    names: &'a [Name],
+    ask: impl Fn(&'a Name) -> F,
+) -> Result<T, ResolveError>
+where
+    F: Future<Output = Result<T, ResolveError>>,
+{
+    let mut failure = ResolveError::NotFound;
+    for name in names {
+        match ask(name).await {
+            Ok(found) => return Ok(found),
+            Err(cause) => failure = failure.or_worse(cause),
+        }
     }
+    Err(failure)
 }
 
-/// At most [`ADDRESSES_MAX`] addresses of a name, in their order.
-fn some_of(mut one: Vec<IpAddr>, mut other: Vec<IpAddr>) -> Vec<IpAddr> {
-    one.truncate(ADDRESSES_MAX - other.len().min(ADDRESSES_MAX / 2));
-    other.truncate(ADDRESSES_MAX - one.len());
-    one.append(&mut other);
-    one.shrink_to_fit();
-    one
-}
-
-async fn or_give_up<T>(
-    other: impl Future<Output = Result<T, ResolveError>>,
-) -> Result<T, ResolveError> {
-    timeout(OTHER_FAMILY_GRACE, other)
-        .await
-        .unwrap_or(Err(ResolveError::TimedOut))
+/// IPv6 first, and at most [`ADDRESSES_MAX`]: half of them of each family that has as many.
+fn bounded(ips: Vec<IpAddr>) -> Vec<IpAddr> {
+    let (mut ips, mut v4): (Vec<_>, Vec<_>) = ips.into_iter().partition(IpAddr::is_ipv6);
+    ips.truncate(ADDRESSES_MAX - v4.len().min(ADDRESSES_MAX / 2));
+    v4.truncate(ADDRESSES_MAX - ips.len());
+    ips.append(&mut v4);
+    ips.shrink_to_fit();
+    ips
 }
 
 fn ip_of(record: &Record) -> Option<IpAddr> {
     record.data.ip_addr()
 }
 
-pub(super) fn srv_of(record: &Record) -> Option<SrvRecord> {
+fn srv_of(record: &Record) -> Option<SrvRecord> {
     let RData::SRV(srv) = &record.data else {
         return None;
     };
@@ -235,7 +232,7 @@ pub(super) fn srv_of(record: &Record) -> Option<SrvRecord> {
     })
 }
 
-fn failure_of(cause: &NetError) -> ResolveError {
+fn failure_of(cause: NetError) -> ResolveError {
     match cause {
         NetError::Dns(DnsError::NoRecordsFound(_)) => ResolveError::NotFound,
         NetError::Dns(_) => ResolveError::Misbehaving,

@@ -1,5 +1,5 @@
-//! `/etc/resolv.conf` and `/etc/hosts`, line by line. A line that is wrong costs that line, and an item of it that item; each is
-//! a [`Problem`]. The DNS library would refuse the whole file.
+//! Reads `/etc/resolv.conf` and `/etc/hosts` line by line. A faulty item is left out and becomes a [`Problem`]; the rest of its
+//! line applies. The DNS library refuses the whole file for one faulty search domain, or for one byte that is not UTF-8.
 //!
 //! `/etc/nsswitch.conf` and `/etc/host.conf` are not read: the hosts file comes before DNS, and all its addresses of a name count.
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str;
 use std::time::Duration;
 
-use super::search::is_dns_name;
+use super::search::dns_name;
 use super::zones::Zone;
 
 /// Bytes that are read of each file.
@@ -24,25 +24,25 @@ const NAME_SERVERS_MAX: usize = 8;
 const SEARCH_MAX: usize = 32;
 /// Addresses that a hosts file gives to one name.
 const ADDRESSES_MAX: usize = 64;
-/// Problems of one file that are told; further ones are counted.
+/// Problems of one file that are logged; further ones are counted.
 const PROBLEMS_MAX: usize = 8;
-/// Bytes of an item that are told; the longest name has 253.
+/// Bytes of an item that are logged; the longest name has 253.
 const ITEM_MAX: usize = 256;
 /// Greatest `options ndots:` and `attempts:`; glibc's.
 const NDOTS_MAX: u32 = 15;
 const ATTEMPTS_MAX: u32 = 5;
 
-/// What a resolv.conf says.
+/// Contents of a resolv.conf.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ResolvConf {
-    /// In their order, at most [`NAME_SERVERS_MAX`].
+    /// In the order of the file, at most [`NAME_SERVERS_MAX`].
     pub(super) name_servers: Vec<(IpAddr, Option<Zone>)>,
-    /// Without final dots. `None`: no line says, and the domain of this host's name counts.
+    /// Without final dots. `None`: the file has no such line, and the domain of this host's name applies.
     search: Option<Vec<String>>,
     pub(super) ndots: usize,
-    /// For one answer, as written.
+    /// Wait for one answer, as written.
     pub(super) timeout: Duration,
-    /// How often a name server is asked, at least once.
+    /// Questions to one name server, at least one.
     pub(super) attempts: usize,
     pub(super) edns0: bool,
     /// Each lookup begins at the next name server.
@@ -70,7 +70,7 @@ impl Default for ResolvConf {
 /// Names of a hosts file in lower case, without final dots, with their addresses.
 pub(super) type HostsFile = HashMap<String, Vec<IpAddr>>;
 
-/// Part of a file that is not used.
+/// An item of a file that is ignored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Problem {
     /// From 1; 0 for the whole file.
@@ -80,7 +80,7 @@ pub(super) struct Problem {
     why: Cow<'static, str>,
 }
 
-/// The problems of one file, of which few are kept.
+/// The problems of one file; the first [`PROBLEMS_MAX`] are kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Problems {
     file: PathBuf,
@@ -110,7 +110,7 @@ impl Problems {
         }
     }
 
-    /// One warning for each problem that `before` did not have.
+    /// Logs each problem that is not in `before`.
     pub(super) fn warn(&self, before: Option<&Self>) {
         let file = self.file.display();
         let is_known = |problem: &&Problem| before.is_some_and(|b| b.list.contains(problem));
@@ -165,7 +165,7 @@ impl ResolvConf {
                             .unwrap_or_else(|why| wrong(option, why));
                     }
                 }
-                // Of other systems and resolvers.
+                // Keywords of other systems and resolvers.
                 (b"sortlist" | b"lookup" | b"family" | b"port", _) => (),
                 _ => wrong(keyword, "unknown keyword"),
             }
@@ -173,10 +173,9 @@ impl ResolvConf {
         conf
     }
 
-    /// The last line counts; one of which nothing is right does not.
+    /// The last line with a valid domain applies. An empty one does too: it has no search domains.
     fn set_search(&mut self, domains: &[&[u8]], wrong: &mut impl FnMut(&[u8], &'static str)) {
-        // `--` is what some tools write for none.
-        let is_domain = |name: &str| is_dns_name(name) && !name.starts_with('-');
+        let is_domain = |name: &str| dns_name(name).is_some();
         let mut search = Vec::new();
         let mut is_wrong = false;
         for domain in domains {
@@ -218,7 +217,7 @@ impl ResolvConf {
             "edns0" => self.edns0 = true,
             "rotate" => self.rotate = true,
             "use-vc" | "usevc" | "tcp" => self.use_vc = true,
-            // glibc's and those of other systems, without an effect here.
+            // Options of glibc and of other systems, without an effect here.
             "debug"
             | "inet6"
             | "insecure1"
@@ -239,11 +238,11 @@ impl ResolvConf {
         Ok(())
     }
 
-    /// The search domains, given this host's name.
+    /// The search domains; by default the domain of this host's name.
     pub(super) fn search(&self, host: &str) -> Vec<String> {
         self.search.clone().unwrap_or_else(|| {
             let domain = host.split_once('.').map(|(_host, domain)| domain);
-            let domain = domain.filter(|domain| is_dns_name(domain));
+            let domain = domain.filter(|domain| dns_name(domain).is_some());
             domain
                 .map(|domain| without_final_dot(domain).to_owned())
                 .into_iter()
@@ -252,7 +251,7 @@ impl ResolvConf {
     }
 }
 
-/// An address, with its zone if it has one: the name of an interface, or its number.
+/// An address and its zone, if it has one: the name or the index of an interface.
 fn name_server(word: &[u8]) -> Result<(IpAddr, Option<Zone>), &'static str> {
     let not_an_address = "not an IP address";
     let word = str::from_utf8(word).map_err(|_not_text| not_an_address)?;
@@ -311,7 +310,7 @@ fn parse_hosts(text: &[u8], problems: &mut Problems) -> HostsFile {
     hosts
 }
 
-/// How a [`HostsFile`] spells a name.
+/// A name as the key of a [`HostsFile`].
 pub(super) fn host_key(name: &str) -> String {
     without_final_dot(name).to_ascii_lowercase()
 }

@@ -1,26 +1,24 @@
-//! Names to addresses: what a resolver must do, the system's resolver, and finding servers by name.
+//! Name lookup: the resolver trait, the system's resolver, and servers by name.
 
-mod answers;
+mod cache;
+mod concurrency_limit;
 mod dns;
 mod files;
-mod order;
 mod search;
 mod servers;
 mod system;
-mod turns;
 mod zones;
 
 use std::net::IpAddr;
 use std::pin::Pin;
 
-pub use order::interleave;
-pub use servers::{ServerAddress, servers_of_host, servers_of_service};
+pub use servers::{ServerAddress, interleave, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
 
-/// A boxed answer, so that a resolver can be a trait object.
+/// A boxed future, so that a resolver can be a trait object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ResolveError>> + Send + 'a>>;
 
-/// Looks names up. Calls have no deadline of their own: the caller bounds them and may drop them.
+/// Looks names up. Calls have no deadline of their own: the caller sets one and may drop the call.
 pub trait Resolve: Send + Sync + 'static {
     /// All addresses of a name, never empty. Search domains apply unless the name ends with a dot.
     fn lookup_ip<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<IpAddr>>;
@@ -29,10 +27,10 @@ pub trait Resolve: Send + Sync + 'static {
     fn lookup_srv<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<SrvRecord>>;
 }
 
-/// Where a service is, by RFC 2782.
+/// An SRV record (RFC 2782).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SrvRecord {
-    /// Lower is asked first.
+    /// Servers of a lower number are tried first.
     pub priority: u16,
     /// Share of the load within a priority.
     pub weight: u16,
@@ -42,7 +40,7 @@ pub struct SrvRecord {
     pub target: String,
 }
 
-/// Why a name has no answer. `Display` gives the words that Go puts behind `lookup NAME: `.
+/// Why a lookup failed. `Display` is what Go prints after `lookup NAME: `.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The name does not exist, has no such record, or is no DNS name at all.
@@ -60,8 +58,8 @@ pub enum ResolveError {
 }
 
 impl ResolveError {
-    /// Of two failures for one name, the one that should not be hidden: "no such host" is final for who
-    /// reads it, so it is told only when nothing else went wrong.
+    /// Of two failures for one name the one to report: "no such host" sounds final, so it is reported only without another
+    /// failure.
     fn or_worse(self, other: Self) -> Self {
         if self == Self::NotFound { other } else { self }
     }

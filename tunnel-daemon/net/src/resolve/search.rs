@@ -1,45 +1,45 @@
 //! Which absolute names a name stands for, given search domains and ndots (resolv.conf(5)).
 
+use hickory_resolver::proto::rr::Name;
+
 /// The absolute names to ask for, in order: with at least `ndots` dots the name itself comes first,
-/// otherwise last. `search` has no final dots. Empty when the text cannot be a DNS name.
-pub(super) fn absolute_names(name: &str, search: &[String], ndots: usize) -> Vec<String> {
-    if !is_dns_name(name) {
+/// else last. `search` has no final dots. Empty when the text cannot be a DNS name.
+pub(super) fn absolute_names(text: &str, search: &[String], ndots: usize) -> Vec<Name> {
+    let Some(mut name) = dns_name(text) else {
         return Vec::new();
+    };
+    if name.is_fqdn() {
+        return vec![name];
     }
-    if name.ends_with('.') {
-        return vec![name.to_owned()];
-    }
-    let own = format!("{name}.");
-    let searched = search.iter().map(|domain| format!("{name}.{domain}."));
-    let mut names: Vec<String> = searched.filter(|name| is_dns_name(name)).collect();
-    let dots = name.bytes().filter(|b| *b == b'.').count();
-    names.insert(if dots >= ndots { 0 } else { names.len() }, own);
+    let searched = |domain| dns_name(&format!("{text}.{domain}."));
+    let mut names: Vec<Name> = search.iter().filter_map(searched).collect();
+    let is_first = usize::from(name.num_labels()) > ndots;
+    name.set_fqdn(true);
+    names.insert(if is_first { 0 } else { names.len() }, name);
     names.dedup();
     names
 }
 
-/// Letters, digits, `-` and `_` in labels of 1 to 63, 253 in all, with or without the final dot.
-pub(super) fn is_dns_name(text: &str) -> bool {
-    let name = text.strip_suffix('.').unwrap_or(text);
-    name.len() <= 253
-        && name.split('.').all(|label| {
-            (1..=63).contains(&label.len())
-                && label
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-        })
+/// Letters, digits, `-` (not first) and `_` in labels of 1 to 63, 253 in all, with or without the final dot.
+pub(super) fn dns_name(text: &str) -> Option<Name> {
+    let name = Name::from_ascii(text).ok()?;
+    // The DNS library takes escapes, wildcards and the root as well.
+    (name.num_labels() > 0 && !text.contains(['\\', '*'])).then_some(name)
 }
 
 /// `localhost` and names below it are this machine (RFC 6761), whatever DNS says.
-pub(super) fn is_localhost(name: &str) -> bool {
-    let name = name.strip_suffix('.').unwrap_or(name);
-    let last = name.rsplit('.').next().unwrap_or(name);
-    last.eq_ignore_ascii_case("localhost") && is_dns_name(name)
+pub(super) fn is_localhost(text: &str) -> bool {
+    dns_name(text).is_some_and(|name| name.is_localhost())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn names(name: &str, search: &[String], ndots: usize) -> Vec<String> {
+        let names = absolute_names(name, search, ndots);
+        names.iter().map(Name::to_ascii).collect()
+    }
 
     #[test]
     fn ndots_decides_whether_search_domains_come_first() {
@@ -87,12 +87,14 @@ mod tests {
             ("a.b.", 5, vec!["a.b."]),
         ] {
             assert_eq!(
-                absolute_names(name, &search, ndots),
+                names(name, &search, ndots),
                 expected,
                 "{name} ndots {ndots}"
             );
         }
-        assert_eq!(absolute_names("web", &[], 5), ["web."]);
+        assert_eq!(names("web", &[], 5), ["web."]);
+        let long = "a.".repeat(126) + "a";
+        assert_eq!(names(&long, &search, 5), [long + "."], "253 characters");
     }
 
     #[test]
@@ -105,11 +107,14 @@ mod tests {
             "fe80::1%eth0",
             "é",
             "a\\.b",
+            "\\141",
+            "*.b",
+            "-a.b",
             &"x".repeat(64),
             &"a.".repeat(128),
         ] {
             assert_eq!(
-                absolute_names(name, &["s".to_owned()], 1),
+                names(name, &["s".to_owned()], 1),
                 Vec::<String>::new(),
                 "{name:?}"
             );

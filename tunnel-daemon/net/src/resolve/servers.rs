@@ -1,11 +1,11 @@
 //! Finding servers by name: addresses (A, AAAA) of a host, or SRV records of a service.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::order::{interleave, shuffle};
 use super::{Resolve, ResolveError, SrvRecord};
 
-/// Addresses taken from one name: many more than a control plane has servers.
+/// Addresses taken from one name. A control plane has far fewer servers.
 const SERVERS_MAX: usize = 64;
 
 /// One place to connect to.
@@ -16,13 +16,13 @@ pub struct ServerAddress {
     pub host: String,
     /// Address and port.
     pub addr: SocketAddr,
-    /// Of its SRV record: those of a greater number are for when none of a smaller one can be reached (RFC 2782). 0 of a host.
+    /// Priority of the SRV record, 0 for a host. A greater number is for when no server of a smaller one is reachable (RFC 2782).
     pub priority: u16,
 }
 
-/// The addresses behind `host`, in the order to try them; never empty. A literal address is itself; of a name the families
-/// take turns, IPv6 first, and within a family the order is drawn, so that agents spread over servers that DNS lists in a fixed
-/// order. `draw(n)` gives a number below `n`, n > 0.
+/// The addresses behind `host`, in the order to try them; never empty. A literal address stands for itself. Of a name the families
+/// alternate, IPv6 first. Within a family the order is random, so that agents spread over servers that DNS lists in a fixed
+/// order. `draw(n)` returns a random number below `n`, n > 0.
 ///
 /// # Errors
 /// The failure of the lookup.
@@ -51,11 +51,11 @@ pub async fn servers_of_host(
 }
 
 /// The addresses behind the SRV records of a service (`_konnectivity._tcp.example.org`), in the order to try them; never
-/// empty. Records bring the ports; lower priorities come first, and among equals the order is drawn by weight. The addresses
-/// of one record are ordered as those of a host. `draw(n)` gives a number below `n`, n > 0.
+/// empty. Ports are those of the records. Lower priorities come first; within a priority the order is random by weight. The
+/// addresses of one record are ordered as those of a host. `draw(n)` returns a random number below `n`, n > 0.
 ///
 /// # Errors
-/// The failure of the lookup. A service with some targets that resolve uses those.
+/// The failure of the lookup. Targets that do not resolve are left out, unless none does.
 pub async fn servers_of_service(
     resolver: &dyn Resolve,
     service: &str,
@@ -100,7 +100,7 @@ fn addresses(
     interleave(ips).into_iter().map(server).collect()
 }
 
-/// RFC 2782: by priority, then repeatedly one record drawn with a chance in proportion to its weight; where none has any, all
+/// RFC 2782: by priority, then repeatedly one record, drawn with a chance in proportion to its weight. Records without any weight
 /// have the same chance, so that agents spread.
 fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Vec<SrvRecord> {
     records.truncate(SERVERS_MAX);
@@ -128,6 +128,27 @@ fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Ve
         ordered.push(records.remove(at));
     }
     ordered
+}
+
+/// Alternates the families, IPv6 first (RFC 8305); within a family the order stays. Duplicates are dropped.
+#[must_use]
+pub fn interleave(ips: Vec<IpAddr>) -> Vec<IpAddr> {
+    let (v6, v4): (Vec<_>, Vec<_>) = ips.into_iter().partition(IpAddr::is_ipv6);
+    let alternating = (0..v6.len().max(v4.len())).flat_map(|at| [v6.get(at), v4.get(at)]);
+    let mut seen = HashSet::new();
+    alternating
+        .flatten()
+        .copied()
+        .filter(|ip| seen.insert(*ip))
+        .collect()
+}
+
+/// Every order has the same chance (Fisher and Yates). `draw(n)` returns a random number below `n`, n > 0.
+fn shuffle<T>(items: &mut [T], mut draw: impl FnMut(u64) -> u64) {
+    for last in (1..items.len()).rev() {
+        let drawn = usize::try_from(draw(last as u64 + 1)).unwrap_or(last);
+        items.swap(last, drawn.min(last));
+    }
 }
 
 #[cfg(test)]
@@ -269,5 +290,43 @@ mod tests {
             in_order(records, |below| drawn % below)[0].target.clone()
         };
         assert_eq!([0, 1, 2].map(first_of).join(""), "abc");
+    }
+
+    #[test]
+    fn families_take_turns_from_ipv6_on_and_keep_the_resolvers_order() {
+        let parse = |list: &str| -> Vec<IpAddr> {
+            list.split_whitespace()
+                .map(|ip| ip.parse().unwrap())
+                .collect()
+        };
+        for (resolved, order) in [
+            (
+                "1.1.1.1 2.2.2.2 ::a 3.3.3.3 ::b",
+                "::a 1.1.1.1 ::b 2.2.2.2 3.3.3.3",
+            ),
+            ("1.1.1.1 1.1.1.1 2.2.2.2", "1.1.1.1 2.2.2.2"),
+            ("::a ::b", "::a ::b"),
+            ("", ""),
+        ] {
+            assert_eq!(interleave(parse(resolved)), parse(order));
+        }
+    }
+
+    /// All 24 ways to draw, each of which must give another order.
+    #[test]
+    fn each_order_of_a_shuffle_has_the_same_chance() {
+        let mut orders = HashSet::new();
+        for ways in 0..24 {
+            let (mut left, mut items) = (ways, [1, 2, 3, 4]);
+            shuffle(&mut items, |below| {
+                let drawn = left % below;
+                left /= below;
+                drawn
+            });
+            orders.insert(items);
+        }
+        assert_eq!(orders.len(), 24);
+        shuffle(&mut [(); 0], |_| unreachable!("nothing to draw"));
+        shuffle(&mut [()], |_| unreachable!("nothing to draw"));
     }
 }

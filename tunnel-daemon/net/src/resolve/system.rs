@@ -1,52 +1,50 @@
 //! The resolver of this host: `/etc/hosts`, `localhost`, then DNS by `/etc/resolv.conf`. Both files are read again when they
 //! changed.
 
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
-use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hickory_resolver::proto::rr::RecordType;
 use tokio::time::Instant;
 
-use super::answers::Answers;
-use super::dns::{NameServers, srv_of};
+use super::cache::AddressCache;
+use super::concurrency_limit::ConcurrencyLimit;
+use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
-use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
 use adit_tls::blocking;
 use adit_tls::reread::Reread;
 
-/// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
-/// cluster's DNS, nor take all descriptors.
+/// Lookups under way at once, those of one name counted as one; further ones wait. A burst of dials must not become a burst at
+/// the cluster's DNS, nor take all descriptors.
 const LOOKUPS_MAX: usize = 128;
-/// How often the files are looked at, at most; Go's value.
+/// Shortest time between two checks of the files; Go's value.
 const RECHECK: Duration = Duration::from_secs(5);
 
 /// Resolves as the system is configured to.
 pub struct SystemResolver {
     config: Arc<Config>,
-    answers: Answers,
-    turns: Arc<Turns>,
+    cache: AddressCache,
+    limit: Arc<ConcurrencyLimit>,
 }
 
-/// The files and what they said last.
+/// The files and their last contents.
 struct Config {
     files: Files,
-    state: ArcSwap<State>,
+    active: ArcSwap<ActiveConfig>,
     next_check: Mutex<Instant>,
     reread: Reread,
-    /// How often that was asked when the files were looked at last.
+    /// Count of rereads asked for at the last check.
     asks: AtomicU64,
-    last: Mutex<Last>,
+    last: Mutex<Reading>,
 }
 
 /// Where the configuration comes from, and how name servers are asked.
@@ -60,55 +58,29 @@ struct Files {
     own_sockets: OwnSockets,
 }
 
-/// Of the last reading.
-#[derive(Default)]
-struct Last {
-    /// The files need not be read again before they change. `None`: one could not be read.
-    stamps: Option<Stamps>,
-    /// Why resolv.conf cannot be used.
-    fault: Option<ResolveError>,
-    problems: Vec<Problems>,
-}
-
-type Stamps = [Option<Stamp>; 2];
+/// Modification time in seconds and nanoseconds, bytes and inode of each file that is there.
+type Stamps = [Option<(i64, i64, u64, u64)>; 2];
 
 /// Both files, read.
 struct Reading {
-    /// From before they were read: a change meanwhile is seen at the next look.
+    /// From before the files were read: the next check sees a change during the reading. `None`: a file could not be read.
     stamps: Option<Stamps>,
     conf: ResolvConf,
-    /// `None`: the file is there and cannot be read.
+    /// `None`: the file exists and cannot be read, or its contents moved to [`ActiveConfig`].
     hosts: Option<HostsFile>,
-    problems: Vec<Problems>,
-    /// Why `conf` has no name server.
+    problems: [Problems; 2],
+    /// Why `conf` cannot be used.
     fault: Option<ResolveError>,
 }
 
 /// The configuration in use.
-struct State {
-    /// Greater than those before.
+struct ActiveConfig {
+    /// Increases with every change.
     generation: u64,
     conf: ResolvConf,
     hosts: Arc<HostsFile>,
     search: Vec<String>,
     dns: NameServers,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stamp {
-    modified: Option<SystemTime>,
-    bytes: u64,
-    inode: u64,
-}
-
-impl From<Metadata> for Stamp {
-    fn from(meta: Metadata) -> Self {
-        Self {
-            modified: meta.modified().ok(),
-            bytes: meta.len(),
-            inode: meta.ino(),
-        }
-    }
 }
 
 impl SystemResolver {
@@ -117,15 +89,15 @@ impl SystemResolver {
     /// # Errors
     /// When the DNS client cannot be set up at all.
     pub fn new() -> Result<Self, ResolveError> {
-        Self::spared(OwnSockets::off(), Reread::default())
+        Self::past_redirect(OwnSockets::off(), Reread::default())
     }
 
-    /// As [`Self::new`], for a process whose redirect leaves its questions alone. The files are looked at again 5 s after the last
-    /// look, and before the next lookup when `reread` is asked.
+    /// As [`Self::new`], with connections to name servers that bypass a redirect of this process. The files are checked at most
+    /// every 5 s, and before the next lookup after a request of `reread`.
     ///
     /// # Errors
-    /// As there.
-    pub fn spared(own_sockets: OwnSockets, reread: Reread) -> Result<Self, ResolveError> {
+    /// As of [`Self::new`].
+    pub fn past_redirect(own_sockets: OwnSockets, reread: Reread) -> Result<Self, ResolveError> {
         let files = Files {
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             hosts: PathBuf::from("/etc/hosts"),
@@ -137,53 +109,43 @@ impl SystemResolver {
 
     fn from_files(files: Files, reread: Reread) -> Result<Self, ResolveError> {
         let config = Arc::new(Config::new(files, reread)?);
-        Ok(Self::of(config))
+        Ok(Self::with_config(config))
     }
 
-    fn of(config: Arc<Config>) -> Self {
+    fn with_config(config: Arc<Config>) -> Self {
         Self {
             config,
-            answers: Answers::default(),
-            turns: Arc::new(Turns::new(LOOKUPS_MAX)),
+            cache: AddressCache::default(),
+            limit: Arc::new(ConcurrencyLimit::new(LOOKUPS_MAX)),
         }
     }
 
-    /// Another one of the same files, with answers and turns to ask of its own: its names do not wait behind those of this one.
+    /// Another resolver of the same files, with a cache and slots of its own: its lookups do not wait behind those of this one.
     #[must_use]
-    pub fn beside(&self) -> Self {
-        Self::of(Arc::clone(&self.config))
+    pub fn sibling(&self) -> Self {
+        Self::with_config(Arc::clone(&self.config))
     }
 
     async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
-        let state = self.config.current().await;
-        let fixed = state.fixed_addresses(name);
+        let config = self.config.current().await;
+        let fixed = config.fixed_addresses(name);
         if !fixed.is_empty() {
             return Ok(fixed);
         }
         let name = name.to_ascii_lowercase();
-        let candidates = absolute_names(&name, &state.search, state.conf.ndots);
-        if candidates.is_empty() {
+        let names = absolute_names(&name, &config.search, config.conf.ndots);
+        if names.is_empty() {
             return Err(ResolveError::NotFound);
         }
-        let (turns, asked) = (Arc::clone(&self.turns), Arc::clone(&state));
-        let ask = || async move { turns.run(asked.dns.first_of(&candidates)).await };
-        self.answers.of(state.generation, &name, ask).await
+        let (limit, asked) = (Arc::clone(&self.limit), Arc::clone(&config));
+        let ask = || async move { limit.run(asked.dns.addresses(&names)).await };
+        self.cache.get_or_ask(config.generation, &name, ask).await
     }
 
     async fn services(&self, name: &str) -> Result<Vec<SrvRecord>, ResolveError> {
-        let state = self.config.current().await;
-        let ask = async {
-            let mut failure = ResolveError::NotFound;
-            for candidate in absolute_names(name, &state.search, state.conf.ndots) {
-                let records = state.dns.records(&candidate, RecordType::SRV, srv_of);
-                match records.await {
-                    Ok((records, _until)) => return Ok(records),
-                    Err(cause) => failure = failure.or_worse(cause),
-                }
-            }
-            Err(failure)
-        };
-        self.turns.run(ask).await
+        let config = self.config.current().await;
+        let names = absolute_names(name, &config.search, config.conf.ndots);
+        self.limit.run(config.dns.services(&names)).await
     }
 }
 
@@ -198,79 +160,77 @@ impl Resolve for SystemResolver {
 }
 
 impl Config {
-    /// Reads the files. What cannot be used of them is logged, and the defaults are taken for it.
+    /// Reads the files. An unusable item is logged, and its default applies.
     fn new(files: Files, reread: Reread) -> Result<Self, ResolveError> {
         let mut reading = Reading::of(&files);
-        let mut last = Last::default();
-        last.take(&mut reading);
-        if let Some(cause) = &last.fault {
+        reading.warn(None);
+        let mut conf = reading.conf.clone();
+        if let Some(cause) = &reading.fault {
             tracing::warn!(%cause, "no usable name server: asking 127.0.0.1");
-            let local = Ipv4Addr::LOCALHOST.into();
-            reading.conf.name_servers.push((local, None));
+            conf.name_servers.push((Ipv4Addr::LOCALHOST.into(), None));
         }
-        let hosts = Arc::new(reading.hosts.unwrap_or_default());
-        let state = State::new(reading.conf, hosts, &files, 0)?;
+        let hosts = Arc::new(reading.hosts.take().unwrap_or_default());
+        let active = ActiveConfig::new(conf, hosts, &files, 0)?;
         Ok(Self {
             files,
-            state: ArcSwap::from_pointee(state),
+            active: ArcSwap::from_pointee(active),
             next_check: Mutex::new(Instant::now() + RECHECK),
             asks: AtomicU64::new(reread.asks()),
             reread,
-            last: Mutex::new(last),
+            last: Mutex::new(reading),
         })
     }
 
-    /// The configuration, read again when the files changed since. One caller in five seconds pays for the look at the files.
-    async fn current(&self) -> Arc<State> {
+    /// The configuration, read again if the files changed. One caller in five seconds waits for the check of the files.
+    async fn current(&self) -> Arc<ActiveConfig> {
         if self.is_check_due() {
-            self.look().await;
+            self.check().await;
         }
-        self.state.load_full()
+        self.active.load_full()
     }
 
-    /// Reads the files again if they changed. One that became unusable leaves in place what it said before, which is logged once.
-    async fn look(&self) {
+    /// Reads the files again if they changed. Of a file that became unusable the last contents stay in use, which is logged once.
+    async fn check(&self) {
         let (files, known) = (self.files.clone(), self.last().stamps);
-        let look = move || (known != Some(files.stamps())).then(|| Reading::of(&files));
-        match blocking::run(look).await {
-            Ok(Some(reading)) => self.take(reading),
+        let check = move || (known != Some(files.stamps())).then(|| Reading::of(&files));
+        match blocking::run(check).await {
+            Ok(Some(reading)) => self.apply(reading),
             Ok(None) => (),
-            // The old configuration stays in use; the next look is 5 s away.
-            Err(error) => tracing::warn!(%error, "cannot look at the resolver configuration"),
+            // The old configuration stays in use; the next check is 5 s away.
+            Err(error) => tracing::warn!(%error, "cannot check the resolver configuration"),
         }
     }
 
-    fn take(&self, mut reading: Reading) {
+    fn apply(&self, mut reading: Reading) {
         let mut last = self.last();
-        let fault_before = last.fault.clone();
-        last.take(&mut reading);
-        let old = self.state.load();
-        let conf = match last.fault {
-            None => reading.conf,
-            Some(_) => old.conf.clone(),
+        reading.warn(Some(&last));
+        let old = self.active.load();
+        let conf = match reading.fault {
+            None => &reading.conf,
+            Some(_) => &old.conf,
         };
-        let hosts = reading
-            .hosts
-            .map_or_else(|| Arc::clone(&old.hosts), Arc::new);
-        let is_changed = conf != old.conf || hosts != old.hosts;
+        let hosts = reading.hosts.take();
+        let hosts = hosts.map_or_else(|| Arc::clone(&old.hosts), Arc::new);
+        let is_changed = *conf != old.conf || hosts != old.hosts;
         if is_changed {
-            match State::new(conf, hosts, &self.files, old.generation + 1) {
-                Ok(state) => self.state.store(Arc::new(state)),
-                Err(cause) => (last.fault, last.stamps) = (Some(cause), None),
+            match ActiveConfig::new(conf.clone(), hosts, &self.files, old.generation + 1) {
+                Ok(active) => self.active.store(Arc::new(active)),
+                Err(cause) => (reading.fault, reading.stamps) = (Some(cause), None),
             }
         }
-        match &last.fault {
-            Some(cause) if fault_before.as_ref() != Some(cause) => {
+        match &reading.fault {
+            Some(cause) if last.fault.as_ref() != Some(cause) => {
                 tracing::warn!(%cause, "changed resolver configuration is unusable: keeping the old one");
             }
-            None if is_changed || fault_before.is_some() => {
+            None if is_changed || last.fault.is_some() => {
                 tracing::info!("resolver configuration changed and was read again");
             }
             _ => (),
         }
+        *last = reading;
     }
 
-    fn last(&self) -> MutexGuard<'_, Last> {
+    fn last(&self) -> MutexGuard<'_, Reading> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -289,21 +249,12 @@ impl Config {
     }
 }
 
-impl Last {
-    /// Takes all but the contents of the files, and warns of items that are ignored, unless the last reading had them.
-    fn take(&mut self, reading: &mut Reading) {
-        self.stamps = reading.stamps;
-        self.fault = reading.fault.take();
-        let before = mem::replace(&mut self.problems, mem::take(&mut reading.problems));
-        for (index, problems) in self.problems.iter().enumerate() {
-            problems.warn(before.get(index));
-        }
-    }
-}
-
 impl Files {
     fn stamps(&self) -> Stamps {
-        [&self.resolv_conf, &self.hosts].map(|path| fs::metadata(path).ok().map(Stamp::from))
+        [&self.resolv_conf, &self.hosts].map(|path| {
+            let file = fs::metadata(path).ok()?;
+            Some((file.mtime(), file.mtime_nsec(), file.len(), file.ino()))
+        })
     }
 }
 
@@ -336,13 +287,20 @@ impl Reading {
             stamps,
             conf,
             hosts,
-            problems: vec![of_hosts, of_conf],
+            problems: [of_hosts, of_conf],
             fault: fault.map(|cause| ResolveError::Failed(format!("{file}: {cause}"))),
+        }
+    }
+
+    /// Warns of items that are ignored, unless the last reading had them.
+    fn warn(&self, last: Option<&Self>) {
+        for (index, problems) in self.problems.iter().enumerate() {
+            problems.warn(last.and_then(|last| last.problems.get(index)));
         }
     }
 }
 
-impl State {
+impl ActiveConfig {
     fn new(
         conf: ResolvConf,
         hosts: Arc<HostsFile>,
@@ -360,7 +318,7 @@ impl State {
         })
     }
 
-    /// What needs no DNS: the hosts file, IPv6 first, and `localhost`.
+    /// Addresses without DNS: of the hosts file, IPv6 first, and of `localhost`.
     fn fixed_addresses(&self, name: &str) -> Vec<IpAddr> {
         let listed = self.hosts.get(&host_key(name));
         let mut ips = listed.cloned().unwrap_or_default();

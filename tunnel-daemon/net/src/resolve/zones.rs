@@ -1,5 +1,5 @@
-//! Name servers on one link, `nameserver fe80::1%eth0`: the library's name servers do not keep what is behind the `%`, without
-//! which the kernel does not know where a link-local address is.
+//! Sockets for name servers. The DNS library has no zone in its addresses, as in `nameserver fe80::1%eth0`, without which the
+//! kernel cannot reach a link-local address. Connections over TCP bypass a redirect of this process.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,21 +16,21 @@ use crate::direct;
 use crate::interfaces::index_of;
 use crate::self_sockets::OwnSockets;
 
-/// For a connection to a name server, unless the library says otherwise; its own value.
+/// Connect timeout where the library gives none; its own value.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// What is behind the `%` of an address: the name of an interface, or its number.
+/// The zone of an address, behind the `%`: the name or the index of an interface.
 pub(super) type Zone = Arc<str>;
 
-/// How one name server is asked.
+/// Opens the sockets for one name server.
 #[derive(Clone)]
-pub(super) struct Zoned {
+pub(super) struct ZonedRuntime {
     runtime: TokioRuntimeProvider,
     zone: Option<Zone>,
     own_sockets: OwnSockets,
 }
 
-impl Zoned {
+impl ZonedRuntime {
     pub(super) fn new(zone: Option<Zone>, own_sockets: OwnSockets) -> Self {
         Self {
             runtime: TokioRuntimeProvider::default(),
@@ -39,12 +39,12 @@ impl Zoned {
         }
     }
 
-    /// Where it is now: interfaces come and go. Of an address that is not link-local the kernel asks for no zone, and what is
-    /// behind the `%` may be the name that an interface has elsewhere: a pod may have the file of its node.
+    /// The address with the scope of its zone. The interface is looked up for each socket: interfaces come and go. An address
+    /// that is not link-local needs no scope, and its zone may not exist here: a pod may have the file of its node.
     ///
     /// # Errors
-    /// There is no such interface.
-    fn place_of(&self, server: SocketAddr) -> io::Result<SocketAddr> {
+    /// The interface does not exist.
+    fn with_scope(&self, server: SocketAddr) -> io::Result<SocketAddr> {
         match (server, &self.zone) {
             (SocketAddr::V6(mut server), Some(zone)) if server.ip().is_unicast_link_local() => {
                 let index = index_of(zone).or_else(|| zone.parse().ok());
@@ -59,10 +59,10 @@ impl Zoned {
 
 type Opening<T> = Pin<Box<dyn Send + Future<Output = io::Result<T>>>>;
 
-impl RuntimeProvider for Zoned {
+impl RuntimeProvider for ZonedRuntime {
     type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
     type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
-    type Udp = ZonedUdp;
+    type Udp = ZonedUdpSocket;
     type Tcp = <TokioRuntimeProvider as RuntimeProvider>::Tcp;
 
     fn create_handle(&self) -> Self::Handle {
@@ -75,10 +75,10 @@ impl RuntimeProvider for Zoned {
         bind_addr: Option<SocketAddr>,
         timeout: Option<Duration>,
     ) -> Opening<Self::Tcp> {
-        let (place, own_sockets) = (self.place_of(server_addr), self.own_sockets.clone());
+        let (target, own_sockets) = (self.with_scope(server_addr), self.own_sockets.clone());
         Box::pin(async move {
-            let place = place?;
-            let socket = if place.is_ipv4() {
+            let target = target?;
+            let socket = if target.is_ipv4() {
                 TcpSocket::new_v4()
             } else {
                 TcpSocket::new_v6()
@@ -87,7 +87,7 @@ impl RuntimeProvider for Zoned {
                 socket.bind(bind_addr)?;
             }
             socket.set_nodelay(true)?;
-            let connecting = direct::connect(&own_sockets, socket, place);
+            let connecting = direct::connect(&own_sockets, socket, target);
             let limit = timeout.unwrap_or(CONNECT_MAX);
             let connected = tokio::time::timeout(limit, connecting).await;
             Ok(AsyncIoTokioAsStd(connected??))
@@ -95,22 +95,22 @@ impl RuntimeProvider for Zoned {
     }
 
     fn bind_udp(&self, local_addr: SocketAddr, server_addr: SocketAddr) -> Opening<Self::Udp> {
-        let place = self.place_of(server_addr);
+        let target = self.with_scope(server_addr);
         Box::pin(async move {
-            let place = place?;
+            let target = target?;
             let socket = UdpSocket::bind(local_addr).await?;
-            Ok(ZonedUdp { socket, place })
+            Ok(ZonedUdpSocket { socket, target })
         })
     }
 }
 
-/// A socket for one name server. Whom an answer comes from is compared without the zone.
-pub(super) struct ZonedUdp {
+/// A socket for one name server. It sends to the address with the scope. The library compares senders without the scope.
+pub(super) struct ZonedUdpSocket {
     socket: UdpSocket,
-    place: SocketAddr,
+    target: SocketAddr,
 }
 
-impl DnsUdpSocket for ZonedUdp {
+impl DnsUdpSocket for ZonedUdpSocket {
     type Time = <UdpSocket as DnsUdpSocket>::Time;
 
     fn poll_recv_from(
@@ -127,7 +127,7 @@ impl DnsUdpSocket for ZonedUdp {
         buf: &[u8],
         _target: SocketAddr,
     ) -> Poll<io::Result<usize>> {
-        DnsUdpSocket::poll_send_to(&self.socket, cx, buf, self.place)
+        DnsUdpSocket::poll_send_to(&self.socket, cx, buf, self.target)
     }
 }
 
@@ -138,26 +138,26 @@ mod tests {
     #[test]
     fn a_zone_is_the_scope_of_a_link_local_address() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
-        let place = |zone: Option<&str>, server: &str| {
-            let zoned = Zoned::new(zone.map(Zone::from), OwnSockets::off());
-            zoned.place_of(at(server))
+        let scoped = |zone: Option<&str>, server: &str| {
+            let zoned = ZonedRuntime::new(zone.map(Zone::from), OwnSockets::off());
+            zoned.with_scope(at(server))
         };
         let (link_local, v4) = ("[fe80::1]:53", "10.0.0.1:53");
-        assert_eq!(place(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));
-        assert_eq!(place(None, link_local).unwrap(), at(link_local));
-        assert_eq!(place(Some("7"), v4).unwrap(), at(v4));
+        assert_eq!(scoped(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));
+        assert_eq!(scoped(None, link_local).unwrap(), at(link_local));
+        assert_eq!(scoped(Some("7"), v4).unwrap(), at(v4));
         let global = "[2001:db8::1]:53";
-        assert_eq!(place(Some("no-such-one"), global).unwrap(), at(global));
-        let error = place(Some("no-such-one"), link_local).unwrap_err();
+        assert_eq!(scoped(Some("no-such-one"), global).unwrap(), at(global));
+        let error = scoped(Some("no-such-one"), link_local).unwrap_err();
         assert!(error.to_string().contains("no-such-one"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_question_goes_to_the_place_with_its_zone() {
+    async fn a_question_goes_to_the_address_with_its_scope() {
         let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let asking = ZonedUdp {
+        let asking = ZonedUdpSocket {
             socket: UdpSocket::bind("127.0.0.1:0").await.unwrap(),
-            place: server.local_addr().unwrap(),
+            target: server.local_addr().unwrap(),
         };
         let without_zone = "127.0.0.1:9".parse().unwrap();
         asking.send_to(b"question", without_zone).await.unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 use futures_util::FutureExt as _;
 use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};
-use hickory_resolver::proto::rr::{Name, RData, Record};
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
@@ -286,7 +286,7 @@ async fn name_servers_with_zones_are_used() {
     let dir = TempDir::new().unwrap();
     let conf = "nameserver fe80::1%eth0.7\nnameserver fe80::1%br-lan\n";
     let resolver = resolver(dir.path(), &server, conf, "");
-    assert_eq!(resolver.config.state.load().conf.name_servers.len(), 2);
+    assert_eq!(resolver.config.active.load().conf.name_servers.len(), 2);
 }
 
 #[tokio::test]
@@ -372,7 +372,7 @@ async fn with_use_vc_nothing_is_asked_over_udp() {
 /// Limit (peers): Names being looked up | 128 per resolver; others wait
 #[tokio::test]
 async fn names_that_nobody_answers_for_hold_up_no_other_name() {
-    const PLACES: usize = 4;
+    const SLOTS: usize = 4;
     let zone = BTreeMap::from([
         ("known.", Reply::Data(vec![v4(1)])),
         ("good.", Reply::Data(vec![v4(2)])),
@@ -380,39 +380,39 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();
     let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
-    resolver.turns = Arc::new(Turns::new(PLACES));
+    resolver.limit = Arc::new(ConcurrencyLimit::new(SLOTS));
     *resolver.config.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
     let resolver = Arc::new(resolver);
     assert_eq!(resolver.lookup_ip("known.").await, Ok(ips("10.0.0.1")));
 
-    let names = (0..3 * PLACES).map(|number| format!("n{number}.dead."));
+    let names = (0..3 * SLOTS).map(|number| format!("n{number}.dead."));
     let _dead = look_up(&resolver, names);
-    server.asked_for_dead(PLACES).await;
+    server.asked_for_dead(SLOTS).await;
     let known = resolver.lookup_ip("Known.").now_or_never();
-    assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no turn");
-    let beside = timeout(
+    assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no slot");
+    let sibling = timeout(
         Duration::from_millis(400),
-        resolver.beside().lookup_ip("good."),
+        resolver.sibling().lookup_ip("good."),
     )
     .await;
-    assert_eq!(beside, Ok(Ok(ips("10.0.0.2"))), "it has turns of its own");
-    // Three rounds of dead names are before it: half a second each, but two and more if none made room.
+    assert_eq!(sibling, Ok(Ok(ips("10.0.0.2"))), "it has slots of its own");
+    // Three rounds of dead names are before it: half a second each, but two and more if none yielded.
     let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
     assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
 }
 
 #[tokio::test]
-async fn a_name_that_many_ask_for_takes_one_turn() {
+async fn a_name_that_many_ask_for_takes_one_slot() {
     let zone = BTreeMap::from([("good.", Reply::Data(vec![v4(2)]))]);
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();
     let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
-    resolver.turns = Arc::new(Turns::new(2));
+    resolver.limit = Arc::new(ConcurrencyLimit::new(2));
     let resolver = Arc::new(resolver);
     let names = (0..100).map(|number| ["one.dead.", "ONE.dead."][number % 2].to_owned());
     let _dead = look_up(&resolver, names);
     server.asked_for_dead(1).await;
-    // Behind a hundred turns it would wait for half a minute.
+    // Behind a hundred lookups it would wait for half a minute.
     let good = timeout(Duration::from_secs(15), resolver.lookup_ip("good.")).await;
     assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
 }

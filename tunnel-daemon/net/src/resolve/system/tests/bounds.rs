@@ -40,6 +40,6 @@ async fn the_dns_library_keeps_answers_for_64_names() {
         NameServer::start(BTreeMap::new()).await,
     );
     let resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
-    let state = resolver.config.current().await;
-    assert_eq!(state.dns.answers_max(), [64]);
+    let config = resolver.config.current().await;
+    assert_eq!(config.dns.answers_max(), [64]);
 }

@@ -60,7 +60,7 @@ async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
     });
     let resolver = SystemResolver::from_files(files, Reread::default()).unwrap();
     replacing.join().unwrap();
-    let search = resolver.config.state.load().search.concat();
+    let search = resolver.config.active.load().search.concat();
     assert_eq!(search, "a.test");
     *resolver.config.next_check.lock().unwrap() = Instant::now();
     let search = resolver.config.current().await.search.concat();
@@ -77,14 +77,14 @@ async fn a_hosts_file_that_becomes_unreadable_stays_in_use_and_hides_no_change_o
     fs::remove_file(&hosts).unwrap();
     fs::create_dir(&hosts).unwrap();
     fs::write(&conf, "nameserver 127.0.0.1\nsearch b.test\n").unwrap();
-    resolver.config.look().await;
+    resolver.config.check().await;
     assert_eq!(resolver.lookup_ip("pinned").await, Ok(ips("10.5.5.5")));
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
 
     fs::remove_dir(&hosts).unwrap();
     fs::write(&hosts, "10.6.6.6 pinned\n").unwrap();
     fs::write(&conf, "search c.test\n").unwrap();
-    resolver.config.look().await;
+    resolver.config.check().await;
     let resolved = resolver.lookup_ip("pinned").await;
     assert_eq!(
         resolved,
@@ -122,7 +122,7 @@ async fn files_that_were_only_touched_forget_no_answer() {
     let mut same = CONF.to_owned();
     same.push_str("# another comment\n");
     fs::write(dir.path().join("resolv.conf"), same).unwrap();
-    resolver.config.look().await;
+    resolver.config.check().await;
     assert_eq!(resolver.lookup_ip("web.").await, Ok(ips("10.0.0.1")));
     assert_eq!(server.asked(), HashSet::new());
 }
@@ -169,7 +169,7 @@ async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
     let resolver = resolver(dir.path(), &server, conf, "");
     let hosts = b"10.7.7.7 b\xfcro\n10.7.7.8 pinned\n";
     fs::write(dir.path().join("hosts"), hosts).unwrap();
-    resolver.config.look().await;
+    resolver.config.check().await;
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
     assert_eq!(resolver.lookup_ip("pinned").await, Ok(ips("10.7.7.8")));
 
@@ -188,7 +188,7 @@ async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
         assert!(line.ends_with(place), "{line}");
     }
     fs::write(dir.path().join("resolv.conf"), conf.replace("svc", "s")).unwrap();
-    resolver.config.look().await;
+    resolver.config.check().await;
     assert_eq!(lines().len(), places.len(), "told before");
 }
 
@@ -202,23 +202,23 @@ async fn an_unusable_configuration_is_not_used_and_is_said_once_for_each_reason(
     let dir = TempDir::new().unwrap();
     let conf = dir.path().join("resolv.conf");
     let resolver = resolver(dir.path(), &server, CONF, "");
-    let look = || {
+    let check = || {
         *resolver.config.next_check.lock().unwrap() = Instant::now();
         resolver.config.current()
     };
 
     fs::write(&conf, "no name server here\n").unwrap();
-    look().await;
-    look().await;
+    check().await;
+    check().await;
     assert_eq!(times(), 1);
     assert_eq!(resolver.lookup_ip("web.b.test.").await, Ok(ips("10.0.0.1")));
     fs::remove_file(&conf).unwrap();
-    look().await;
-    look().await;
+    check().await;
+    check().await;
     assert_eq!(times(), 2, "another reason");
     fs::write(&conf, CONF).unwrap();
-    look().await;
+    check().await;
     fs::remove_file(&conf).unwrap();
-    look().await;
+    check().await;
     assert_eq!(times(), 3, "the same as before it was mended");
 }

@@ -1,4 +1,4 @@
-//! Turns at the name servers: how many lookups are under way at once, and which one makes room for the next.
+//! Bounds how many lookups run at once. A lookup that gets no answer yields its slot to one that waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,102 +10,98 @@ use tokio::time::{Instant, sleep};
 
 use super::ResolveError;
 
-/// A lookup that has had this long makes room when another one waits: a name server that is alive answers sooner, and
-/// names of a dead one must not keep all others waiting until their callers give up.
+/// After this time a lookup yields its slot when another one waits: a name server that is alive answers sooner, and names of a
+/// dead one must not block all others until their callers give up.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The same where name servers are slow: so many times what the last answer took, at most so long.
-const PATIENCE_SHARE: u32 = 4;
+/// The same where name servers are slow: this multiple of the time that the last answer took, up to the maximum.
+const PATIENCE_FACTOR: u32 = 4;
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
-/// Places for lookups. Where nobody answers, lookups can come at `places` in every [`PATIENCE`].
-pub(super) struct Turns {
-    places: Semaphore,
-    /// A place is wanted for each of these, which are the lookups that have none, by number.
-    wishes: Mutex<VecDeque<u64>>,
+/// Slots for lookups. Where no name server answers, as many lookups as there are slots start in every [`PATIENCE`].
+pub(super) struct ConcurrencyLimit {
+    slots: Semaphore,
+    /// Numbers of the waiting lookups for which no running one has yielded.
+    waiters: Mutex<VecDeque<u64>>,
     serial: AtomicU64,
-    /// Told once for each wish. Who waits here longest hears it.
+    /// Notified once for each waiter. The running lookup that listens longest is woken.
     wanted: Notify,
-    /// What the last answer took, in milliseconds.
-    usual: AtomicU64,
+    /// Time that the last answer took, in milliseconds.
+    last_answer: AtomicU64,
 }
 
-impl Turns {
-    pub(super) fn new(places: usize) -> Self {
+impl ConcurrencyLimit {
+    pub(super) fn new(slots: usize) -> Self {
         Self {
-            places: Semaphore::new(places),
-            wishes: Mutex::default(),
+            slots: Semaphore::new(slots),
+            waiters: Mutex::default(),
             serial: AtomicU64::new(0),
             wanted: Notify::new(),
-            usual: AtomicU64::new(0),
+            last_answer: AtomicU64::new(0),
         }
     }
 
-    /// Makes a lookup once there is a place; those that wait get theirs in the order they came. A dropped call frees it.
+    /// Runs a lookup once there is a slot; slots are given in the order of the calls. A dropped call frees its slot.
     ///
     /// # Errors
-    /// The failure of the lookup, or [`ResolveError::TimedOut`] when it had to make room.
+    /// The failure of the lookup, or [`ResolveError::TimedOut`] when it yielded its slot.
     pub(super) async fn run<T>(
         &self,
         lookup: impl Future<Output = Result<T, ResolveError>>,
     ) -> Result<T, ResolveError> {
-        let _place = self.place().await?;
+        let _slot = self.slot().await?;
         let began = Instant::now();
         let answer = tokio::select! {
             biased;
             answer = lookup => answer,
-            () = self.crowded_out() => return Err(ResolveError::TimedOut),
+            () = self.has_to_yield() => return Err(ResolveError::TimedOut),
         };
         if answer.is_ok() {
             let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            self.usual.store(took, Relaxed);
+            self.last_answer.store(took, Relaxed);
         }
         answer
     }
 
-    async fn place(&self) -> Result<SemaphorePermit<'_>, ResolveError> {
-        if let Ok(place) = self.places.try_acquire() {
-            return Ok(place);
+    async fn slot(&self) -> Result<SemaphorePermit<'_>, ResolveError> {
+        if let Ok(slot) = self.slots.try_acquire() {
+            return Ok(slot);
         }
-        let _wish = Wish::of(self);
-        let place = self.places.acquire().await;
-        place.map_err(|_closed| ResolveError::TimedOut)
+        let _waiter = Waiter::new(self);
+        let slot = self.slots.acquire().await;
+        slot.map_err(|_closed| ResolveError::TimedOut)
     }
 
-    /// Ready once this lookup has had its time and its place is wanted, by one that takes no other for it.
-    async fn crowded_out(&self) {
-        let usual = Duration::from_millis(self.usual.load(Relaxed));
-        sleep(
-            usual
-                .saturating_mul(PATIENCE_SHARE)
-                .clamp(PATIENCE, PATIENCE_MAX),
-        )
-        .await;
-        while self.wishes().pop_front().is_none() {
+    /// Ready once this lookup has had its time and there is a waiter for which no other lookup has yielded.
+    async fn has_to_yield(&self) {
+        let last_answer = Duration::from_millis(self.last_answer.load(Relaxed));
+        let patience = last_answer.saturating_mul(PATIENCE_FACTOR);
+        sleep(patience.clamp(PATIENCE, PATIENCE_MAX)).await;
+        while self.waiters().pop_front().is_none() {
             self.wanted.notified().await;
         }
     }
 
-    fn wishes(&self) -> MutexGuard<'_, VecDeque<u64>> {
+    fn waiters(&self) -> MutexGuard<'_, VecDeque<u64>> {
         // Nothing panics while it is held.
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Of a lookup without a place.
-struct Wish<'a>(&'a Turns, u64);
+/// A lookup without a slot.
+struct Waiter<'a>(&'a ConcurrencyLimit, u64);
 
-impl<'a> Wish<'a> {
-    fn of(turns: &'a Turns) -> Self {
-        let number = turns.serial.fetch_add(1, Relaxed);
-        turns.wishes().push_back(number);
-        turns.wanted.notify_one();
-        Self(turns, number)
+impl<'a> Waiter<'a> {
+    fn new(limit: &'a ConcurrencyLimit) -> Self {
+        let number = limit.serial.fetch_add(1, Relaxed);
+        limit.waiters().push_back(number);
+        limit.wanted.notify_one();
+        Self(limit, number)
     }
 }
 
-impl Drop for Wish<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.wishes().retain(|number| *number != self.1);
+        self.0.waiters().retain(|number| *number != self.1);
     }
 }
 
@@ -121,14 +117,14 @@ mod tests {
 
     type Ended = Result<&'static str, ResolveError>;
 
-    /// Starts a lookup that takes so many seconds; none: for ever. Gives its name and when it was over, in ms.
+    /// Starts a lookup of so many seconds, or for ever. It returns its name, its result and its end in milliseconds.
     fn start(
-        turns: &Arc<Turns>,
+        limit: &Arc<ConcurrencyLimit>,
         lookups: &mut JoinSet<(&'static str, Ended, u128)>,
         name: &'static str,
         seconds: Option<u64>,
     ) {
-        let (turns, zero) = (Arc::clone(turns), Instant::now());
+        let (limit, zero) = (Arc::clone(limit), Instant::now());
         lookups.spawn(async move {
             let lookup = async {
                 match seconds {
@@ -137,18 +133,18 @@ mod tests {
                 }
                 Ok(name)
             };
-            let ended = turns.run(lookup).await;
+            let ended = limit.run(lookup).await;
             (name, ended, zero.elapsed().as_millis())
         });
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lookup_without_an_answer_makes_room_when_another_waits() {
-        let turns = Arc::new(Turns::new(1));
+    async fn a_lookup_without_an_answer_yields_when_another_waits() {
+        let limit = Arc::new(ConcurrencyLimit::new(1));
         let mut lookups = JoinSet::new();
-        start(&turns, &mut lookups, "dead", None);
+        start(&limit, &mut lookups, "dead", None);
         tokio::task::yield_now().await;
-        start(&turns, &mut lookups, "good", Some(0));
+        start(&limit, &mut lookups, "good", Some(0));
         let first = lookups.join_next().await.unwrap().unwrap();
         assert_eq!(first, ("dead", Err(ResolveError::TimedOut), 500));
         let second = lookups.join_next().await.unwrap().unwrap();
@@ -156,11 +152,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_lookup_is_left_alone_while_nobody_waits() {
-        let turns = Arc::new(Turns::new(2));
+    async fn a_slow_lookup_goes_on_while_none_waits() {
+        let limit = Arc::new(ConcurrencyLimit::new(2));
         let mut lookups = JoinSet::new();
-        start(&turns, &mut lookups, "slow", Some(60));
-        start(&turns, &mut lookups, "good", Some(1));
+        start(&limit, &mut lookups, "slow", Some(60));
+        start(&limit, &mut lookups, "good", Some(1));
         let first = lookups.join_next().await.unwrap().unwrap();
         assert_eq!(first, ("good", Ok("good"), 1000));
         let second = lookups.join_next().await.unwrap().unwrap();
@@ -170,14 +166,14 @@ mod tests {
     /// Limit (times): An unanswered lookup while another one waits | ends after 500 ms, or 4 times the last answer, at
     /// most 2 s
     #[tokio::test(start_paused = true)]
-    async fn one_that_waits_ends_one_of_those_that_began_together() {
-        let turns = Arc::new(Turns::new(3));
+    async fn a_waiter_ends_one_of_the_lookups_that_began_together() {
+        let limit = Arc::new(ConcurrencyLimit::new(3));
         let mut lookups = JoinSet::new();
         for name in ["first", "second", "third"] {
-            start(&turns, &mut lookups, name, None);
+            start(&limit, &mut lookups, name, None);
         }
         tokio::task::yield_now().await;
-        start(&turns, &mut lookups, "good", Some(1));
+        start(&limit, &mut lookups, "good", Some(1));
         let first = lookups.join_next().await.unwrap().unwrap();
         assert_eq!((first.1, first.2), (Err(ResolveError::TimedOut), 500));
         let good = lookups.join_next().await.unwrap().unwrap();
@@ -188,28 +184,28 @@ mod tests {
 
     /// Limit (times): An unanswered lookup while another one waits
     #[tokio::test(start_paused = true)]
-    async fn slow_name_servers_are_given_more_time() {
-        let turns = Arc::new(Turns::new(1));
+    async fn slow_name_servers_have_more_time() {
+        let limit = Arc::new(ConcurrencyLimit::new(1));
         let mut lookups = JoinSet::new();
-        start(&turns, &mut lookups, "slow", Some(1));
+        start(&limit, &mut lookups, "slow", Some(1));
         lookups.join_next().await.unwrap().unwrap().1.unwrap();
-        start(&turns, &mut lookups, "dead", None);
+        start(&limit, &mut lookups, "dead", None);
         tokio::task::yield_now().await;
-        start(&turns, &mut lookups, "good", Some(0));
+        start(&limit, &mut lookups, "good", Some(0));
         let first = lookups.join_next().await.unwrap().unwrap();
         assert_eq!(first, ("dead", Err(ResolveError::TimedOut), 2000));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_waits_takes_one_place_and_the_oldest_gives_it() {
-        let turns = Arc::new(Turns::new(3));
+    async fn a_waiter_ends_one_lookup_which_is_the_oldest() {
+        let limit = Arc::new(ConcurrencyLimit::new(3));
         let mut lookups = JoinSet::new();
         for name in ["first", "second", "third"] {
-            start(&turns, &mut lookups, name, None);
+            start(&limit, &mut lookups, name, None);
             sleep(Duration::from_millis(100)).await;
         }
         sleep(Duration::from_secs(2)).await;
-        start(&turns, &mut lookups, "good", Some(0));
+        start(&limit, &mut lookups, "good", Some(0));
         let first = lookups.join_next().await.unwrap().unwrap();
         assert_eq!((first.0, first.1), ("first", Err(ResolveError::TimedOut)));
         let good = lookups.join_next().await.unwrap().unwrap();
