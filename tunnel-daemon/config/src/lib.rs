@@ -17,7 +17,6 @@ mod identifiers;
 mod legacy;
 pub mod limits;
 pub mod plan;
-pub mod strategy;
 pub mod tls_policy;
 mod version;
 

@@ -22,7 +22,6 @@ use crate::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, FrontendListen,
     FrontendPlan, KeepAlive, PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
 
 const EXAMPLES: &str = "\
@@ -377,7 +376,9 @@ impl ServerFlags {
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
             admin_socket: self.operation.admin_socket(),
             profiling: OperationFlags::profiling(),
-            strategies: StrategyKind::parse_list(&self.proxy_strategies)
+            strategies: self
+                .proxy_strategies
+                .parse()
                 .map_err(|error| ConfigError::new(format!("--proxy-strategies: {error}")))?,
             destinations: DestinationsPlan {
                 allowed: self.allowed_destinations,

@@ -7,7 +7,6 @@ use super::klog::KlogOptions;
 use super::pflag::{Flag, Slot};
 use crate::limits;
 use crate::plan::Dialect;
-use crate::strategy::StrategyKind;
 
 /// As typed, before anything is checked.
 #[derive(Clone, PartialEq, Debug)]
@@ -100,7 +99,7 @@ impl ServerOptions {
             kubeconfig_qps: 0.0,
             kubeconfig_burst: 0,
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
-            proxy_strategies: StrategyKind::Default.name().to_owned(),
+            proxy_strategies: "default".to_owned(),
             cipher_suites: Vec::new(),
             tls_min_version: String::new(),
             xfr_channel_size: i64::from(limits::SERVER_XFR_CHANNEL_SIZE),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use adit_core::registry::{Strategies, StrategiesError};
 use adit_kube::leases::parse_labels;
 use adit_kube::reviewer::Rate;
 
@@ -11,7 +12,6 @@ use crate::error::ConfigError;
 use crate::files;
 use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
 
 impl ServerOptions {
@@ -21,13 +21,13 @@ impl ServerOptions {
     /// The first offence, in upstream's order and words; then what upstream would only find later, and
     /// what this version refuses.
     pub(super) fn plan(&self, warnings: &mut Vec<String>) -> Result<ServerPlan, ConfigError> {
-        let tls = self.validate(warnings).map_err(|error| {
+        let (strategies, tls) = self.validate(warnings).map_err(|error| {
             ConfigError::new(format!("failed to validate server options with {error}"))
         })?;
-        server_plan::map(self, tls, warnings)
+        server_plan::map(self, strategies, tls, warnings)
     }
 
-    fn validate(&self, warnings: &mut Vec<String>) -> Result<TlsPolicy, ConfigError> {
+    fn validate(&self, warnings: &mut Vec<String>) -> Result<(Strategies, TlsPolicy), ConfigError> {
         check_pair("server", &self.server_cert, &self.server_key)?;
         check_exists("server CA cert", &self.server_ca_cert)?;
         check_pair("cluster", &self.cluster_cert, &self.cluster_key)?;
@@ -55,8 +55,12 @@ impl ServerOptions {
         if self.proxy_strategies.is_empty() {
             return fail("ProxyStrategies cannot be empty");
         }
-        StrategyKind::parse_list(&self.proxy_strategies)
-            .map_err(|error| ConfigError::new(format!("invalid proxy strategies: {error}")))?;
+        let strategies = self
+            .proxy_strategies
+            .parse()
+            .map_err(|error: StrategiesError| {
+                ConfigError::new(format!("invalid proxy strategies: {error}"))
+            })?;
         check_channel_size(self.xfr_channel_size)?;
         let tls = TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?;
         match parse_labels(&self.lease_label) {
@@ -72,7 +76,7 @@ impl ServerOptions {
                 return fail(format!("{name} must be >= 0, got {time}"));
             }
         }
-        Ok(tls)
+        Ok((strategies, tls))
     }
 
     fn validate_frontend(&self) -> Result<(), ConfigError> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
+use adit_core::registry::Strategies;
 use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
@@ -17,12 +18,12 @@ use crate::plan::{
     FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan, ServerPlan,
     ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
 
 /// Maps options that passed upstream's validation.
 pub(super) fn map(
     options: &ServerOptions,
+    strategies: Strategies,
     tls: TlsPolicy,
     warnings: &mut Vec<String>,
 ) -> Result<ServerPlan, ConfigError> {
@@ -63,7 +64,7 @@ pub(super) fn map(
             enabled: options.enable_profiling,
             contention: options.enable_contention_profiling,
         },
-        strategies: StrategyKind::parse_list(&options.proxy_strategies)?,
+        strategies,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
             timeout: Some(options.backend_dial_timeout.to_std())

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use adit_core::destination::DestinationList;
 use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
+use adit_core::registry::Strategies;
 
 use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
@@ -20,7 +21,6 @@ use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::limits;
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
 
 /// What a frontend speaks.
@@ -139,8 +139,8 @@ pub struct ServerSettings {
     pub profiling: Profiling,
     /// This server publishes a lease.
     pub leases: Option<PublishPlan>,
-    /// In order; at least one.
-    pub strategies: Vec<StrategyKind>,
+    /// How an agent is chosen, in order.
+    pub strategies: Strategies,
     /// What agents may have dialled.
     pub destinations: DestinationsPlan,
     /// Dials.
@@ -193,9 +193,6 @@ impl ServerSettings {
         self.connect.check()?;
         self.dial.check()?;
         self.isolation.check()?;
-        if self.strategies.is_empty() {
-            return Err(ConfigError::new("proxy strategies cannot be empty"));
-        }
         Ok(ServerPlan(self))
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use adit_core::grant::Grants;
+use adit_core::registry::Strategies;
 
 use super::{Files, no_env, run, server};
 use crate::address::BindAddress;
@@ -12,7 +13,6 @@ use crate::legacy::gotype::GoDuration;
 use crate::legacy::klog::KlogOptions;
 use crate::legacy::server::ServerOptions;
 use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination, LogLevel};
-use crate::strategy::StrategyKind;
 use crate::tls_policy::{TlsPolicy, TlsVersion};
 use crate::{Command, parse};
 
@@ -111,7 +111,7 @@ fn the_smallest_unix_server_keeps_upstreams_behaviour() {
         plan.admin,
         Some(BindAddress::new("127.0.0.1", 8095).unwrap())
     );
-    assert_eq!(plan.strategies, [StrategyKind::Default]);
+    assert_eq!(plan.strategies, Strategies::default());
     assert_eq!(plan.tls, TlsPolicy::default());
     assert_eq!(plan.dial.timeout, None);
     assert_eq!(plan.shutdown.drain, Drain::For(Duration::ZERO));
@@ -170,7 +170,7 @@ fn what_upstream_accepts_is_accepted() {
     assert_eq!(plan.tls.min_version, TlsVersion::Tls13);
     assert_eq!(plan.dial.timeout, Some(Duration::from_secs(90)));
     assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(10)));
-    assert_eq!(plan.strategies.len(), 3);
+    assert_eq!(plan.strategies.to_string(), "destHost,defaultRoute,default");
     assert_eq!(plan.agents.keepalive.time, Duration::from_secs(7200));
     assert!(plan.profiling.contention);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
