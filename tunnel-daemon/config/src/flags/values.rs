@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use adit_relay::Preference;
+use tracing::Level;
 
 use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
-    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogLevel,
-    LogPlan, Profiling, ShutdownPlan,
+    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogPlan,
+    Profiling, ShutdownPlan,
 };
 
 /// `25s`, `5m`, `1h30m`, `0`.
@@ -78,7 +79,7 @@ pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, Con
 /// The level of this program, and libraries that are to say more.
 #[derive(Clone, Debug)]
 pub(super) struct LogLevels {
-    level: LogLevel,
+    level: Level,
     libraries: String,
 }
 
@@ -107,16 +108,15 @@ pub(super) fn log_levels(text: &str) -> Result<LogLevels, String> {
     })
 }
 
-fn log_level(text: &str) -> Option<LogLevel> {
-    [
-        LogLevel::Error,
-        LogLevel::Warn,
-        LogLevel::Info,
-        LogLevel::Debug,
-        LogLevel::Trace,
-    ]
-    .into_iter()
-    .find(|level| level.name() == text)
+fn log_level(text: &str) -> Option<Level> {
+    match text {
+        "error" => Some(Level::ERROR),
+        "warn" => Some(Level::WARN),
+        "info" => Some(Level::INFO),
+        "debug" => Some(Level::DEBUG),
+        "trace" => Some(Level::TRACE),
+        _ => None,
+    }
 }
 
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use tracing::Level;
+
 use super::pflag::{Flag, Slot};
 use crate::limits;
-use crate::plan::{LogDestination, LogFormat, LogLevel, LogPlan};
+use crate::plan::{LogDestination, LogFormat, LogPlan};
 
 /// As typed.
 #[derive(Clone, PartialEq, Debug)]
@@ -79,9 +81,9 @@ impl KlogOptions {
             warnings.push("--vmodule is accepted without effect: use --v".to_owned());
         }
         let level = match self.verbosity {
-            ..=4 => LogLevel::Info,
-            5 => LogLevel::Debug,
-            _ => LogLevel::Trace,
+            ..=4 => Level::INFO,
+            5 => Level::DEBUG,
+            _ => Level::TRACE,
         };
         LogPlan {
             format: LogFormat::Text,
@@ -107,9 +109,9 @@ impl KlogOptions {
             (false, file, _) => PathBuf::from(file),
         };
         let also_stderr = match (self.alsologtostderr, self.stderrthreshold) {
-            (true, _) | (false, ..=0) => Some(LogLevel::Trace),
-            (false, 1) => Some(LogLevel::Warn),
-            (false, 2) => Some(LogLevel::Error),
+            (true, _) | (false, ..=0) => Some(Level::TRACE),
+            (false, 1) => Some(Level::WARN),
+            (false, 2) => Some(Level::ERROR),
             // No line of ours is fatal.
             (false, 3..) => None,
         };

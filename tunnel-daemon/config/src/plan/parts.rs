@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tracing::Level;
+
 use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::files;
@@ -235,35 +237,6 @@ pub struct ShutdownPlan {
     pub second_signal_exit_code: u8,
 }
 
-/// How much is logged.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum LogLevel {
-    /// Errors only.
-    Error,
-    /// And warnings.
-    Warn,
-    /// And what an operator wants to see.
-    Info,
-    /// And ordinary disconnects, retries, choices.
-    Debug,
-    /// And packets.
-    Trace,
-}
-
-impl LogLevel {
-    /// The name tracing's filters use.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-}
-
 /// How a log line looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
@@ -285,7 +258,7 @@ pub enum LogDestination {
         /// Truncated when it reaches this many bytes, as klog does; `None` never.
         bytes_max: Option<u64>,
         /// Lines of this level or worse also go to standard error; `None` is none of them.
-        also_stderr: Option<LogLevel>,
+        also_stderr: Option<Level>,
     },
 }
 
@@ -295,7 +268,7 @@ pub struct LogPlan {
     /// Line format.
     pub format: LogFormat,
     /// Verbosity of this program.
-    pub level: LogLevel,
+    pub level: Level,
     /// Libraries that are to say more than warnings, as `TARGET=LEVEL` with commas between.
     pub libraries: String,
     /// Sink.
@@ -306,7 +279,7 @@ impl Default for LogPlan {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            level: LogLevel::Info,
+            level: Level::INFO,
             libraries: String::new(),
             destination: LogDestination::Stderr,
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use adit_core::grant::Grants;
 use adit_core::registry::Strategies;
+use tracing::Level;
 
 use super::{Files, no_env, run, server};
 use crate::address::BindAddress;
@@ -12,7 +13,7 @@ use crate::legacy::data_path::DataPathOptions;
 use crate::legacy::gotype::GoDuration;
 use crate::legacy::klog::KlogOptions;
 use crate::legacy::server::ServerOptions;
-use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination, LogLevel};
+use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination};
 use crate::tls_policy::{TlsPolicy, TlsVersion};
 use crate::{Command, parse};
 
@@ -118,7 +119,7 @@ fn the_smallest_unix_server_keeps_upstreams_behaviour() {
     assert_eq!(plan.shutdown.second_signal_exit_code, 1);
     assert_eq!(
         (plan.log.level, &plan.log.destination),
-        (LogLevel::Info, &LogDestination::Stderr)
+        (Level::INFO, &LogDestination::Stderr)
     );
     assert!(plan.compat);
     assert_eq!(plan.server_id.as_str().len(), 36);
@@ -392,9 +393,9 @@ fn klog_flags_choose_level_and_file() {
     let files = Files::new();
     let log = |more: &[&str]| server(files.server(), more).unwrap().0.log.clone();
     for (flag, level) in [
-        ("-v=2", LogLevel::Info),
-        ("--v=5", LogLevel::Debug),
-        ("-v9", LogLevel::Trace),
+        ("-v=2", Level::INFO),
+        ("--v=5", Level::DEBUG),
+        ("-v9", Level::TRACE),
     ] {
         assert_eq!(log(&[flag]).level, level);
     }
@@ -405,7 +406,7 @@ fn klog_flags_choose_level_and_file() {
         "--log-file-max-size=0",
         "--stderrthreshold=WARNING",
     ]);
-    let also_stderr = Some(LogLevel::Warn);
+    let also_stderr = Some(Level::WARN);
     assert_eq!(
         file.destination,
         LogDestination::File {
@@ -415,8 +416,8 @@ fn klog_flags_choose_level_and_file() {
         }
     );
     for (threshold, also_stderr) in [
-        ("INFO", Some(LogLevel::Trace)),
-        ("ERROR", Some(LogLevel::Error)),
+        ("INFO", Some(Level::TRACE)),
+        ("ERROR", Some(Level::ERROR)),
         ("FATAL", None),
     ] {
         let threshold = format!("--stderrthreshold={threshold}");
@@ -427,7 +428,7 @@ fn klog_flags_choose_level_and_file() {
         );
     }
     let dir = log(&["--logtostderr=false", "--log-dir=/d", "--alsologtostderr"]);
-    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(LogLevel::Trace));
+    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(Level::TRACE));
     assert_eq!(
         dir.destination,
         LogDestination::File {
