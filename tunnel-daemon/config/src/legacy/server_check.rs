@@ -1,15 +1,13 @@
 //! Validation of `proxy-server` options, in upstream's order and words (conformance item 57).
 
-use std::path::Path;
-
 use adit_core::registry::{Strategies, StrategiesError};
 use adit_kube::leases::parse_labels;
 use adit_kube::reviewer::Rate;
 
 use super::server::ServerOptions;
 use super::server_plan;
+use super::shared::{check_channel_size, check_exists, check_pair, check_stat, fail};
 use crate::error::ConfigError;
-use crate::files;
 use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::tls_policy::TlsPolicy;
@@ -40,18 +38,10 @@ impl ServerOptions {
         }
         self.validate_frontend()?;
         self.validate_ports()?;
-        if self.enable_contention_profiling && !self.enable_profiling {
-            return fail(
-                "if --enable-contention-profiling is set, --enable-profiling must also be set",
-            );
-        }
+        self.shared.check_profiling()?;
         self.validate_token_auth()?;
-        if files::is_missing(Path::new(&self.kubeconfig)) && !self.kubeconfig.is_empty() {
-            let path = &self.kubeconfig;
-            return fail(format!(
-                "checking KubeconfigPath {path:?}, got stat {path}: no such file or directory"
-            ));
-        }
+        let path = &self.shared.kubeconfig;
+        check_stat(&format!("checking KubeconfigPath {path:?}"), path)?;
         if self.proxy_strategies.is_empty() {
             return fail("ProxyStrategies cannot be empty");
         }
@@ -135,7 +125,7 @@ impl ServerOptions {
             &self.agent_namespace,
             &self.agent_service_account,
             &self.authentication_audience,
-            &self.kubeconfig,
+            &self.shared.kubeconfig,
             Rate::default(),
             AgentProof::Either,
         );
@@ -145,42 +135,5 @@ impl ServerOptions {
             return fail("--cluster-ca-cert can not be used when agent authentication is enabled");
         }
         tokens.map(|_plan| ())
-    }
-}
-
-pub(super) fn fail<T>(message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::new(message))
-}
-
-/// A key needs its certificate and the reverse; both must exist. The key is looked at first.
-pub(super) fn check_pair(of: &str, cert: &str, key: &str) -> Result<(), ConfigError> {
-    check_exists(&format!("{of} key"), key)?;
-    if cert.is_empty() && !key.is_empty() {
-        return fail(format!(
-            "cannot have {of} cert empty when {of} key is set to {key:?}"
-        ));
-    }
-    check_exists(&format!("{of} cert"), cert)?;
-    if key.is_empty() && !cert.is_empty() {
-        return fail(format!(
-            "cannot have {of} key empty when {of} cert is set to {cert:?}"
-        ));
-    }
-    Ok(())
-}
-
-pub(super) fn check_exists(what: &str, path: &str) -> Result<(), ConfigError> {
-    if !path.is_empty() && files::is_missing(Path::new(path)) {
-        return fail(format!(
-            "error checking {what} {path}, got stat {path}: no such file or directory"
-        ));
-    }
-    Ok(())
-}
-
-pub(super) fn check_channel_size(size: i64) -> Result<(), ConfigError> {
-    match size {
-        ..=0 => fail(format!("channel size {size} must be greater than 0")),
-        _ => Ok(()),
     }
 }

@@ -9,13 +9,12 @@ use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
 use super::server::ServerOptions;
-use super::server_check::fail;
-use crate::address::BindAddress;
+use super::shared::{bind, fail, file};
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
-    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan, ServerPlan,
+    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan, ServerPlan,
     ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 use crate::tls_policy::TlsPolicy;
@@ -31,9 +30,9 @@ pub(super) fn map(
         .enable_lease_controller
         .then(|| {
             PublishPlan::of_flags(
-                &options.lease_namespace,
+                &options.shared.lease_namespace,
                 &options.lease_label,
-                &options.kubeconfig,
+                &options.shared.kubeconfig,
                 &options.server_id,
             )
         })
@@ -56,14 +55,11 @@ pub(super) fn map(
         admin_socket: None,
         admin: Some(bind(
             "admin",
-            &options.admin_bind_address,
+            &options.shared.admin_bind_address,
             options.admin_port,
         )?),
         transparent: TransparentPlan::default(),
-        profiling: Profiling {
-            enabled: options.enable_profiling,
-            contention: options.enable_contention_profiling,
-        },
+        profiling: options.shared.profiling(),
         strategies,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
@@ -72,12 +68,12 @@ pub(super) fn map(
             ..DialPlan::default()
         },
         isolation: IsolationPlan::default(),
-        account: options.account.plan()?,
+        account: options.shared.account()?,
         shutdown: ShutdownPlan {
             drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
             second_signal_exit_code: 1,
         },
-        log: options.klog.plan("proxy-server", warnings),
+        log: options.shared.klog.plan("proxy-server", warnings),
         access_log_limit: limits::ACCESS_LOG_LIMIT,
         compat: true,
     };
@@ -128,7 +124,7 @@ fn agent_listener(
         &options.agent_namespace,
         &options.agent_service_account,
         &options.authentication_audience,
-        &options.kubeconfig,
+        &options.shared.kubeconfig,
         Rate {
             per_second: options.kubeconfig_qps,
             burst: options.kubeconfig_burst,
@@ -164,7 +160,9 @@ fn agent_listener(
         crl: file(&options.agent_crl),
         deny: file(&options.agent_deny),
         links_per_agent_max: limits::LINKS_PER_AGENT,
-        data_path: options.data_path.plan("--lanes-per-link")?,
+        data_path: options
+            .shared
+            .data_path("--lanes-per-link", options.lanes)?,
     })
 }
 
@@ -176,24 +174,10 @@ fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
     }
 }
 
-/// Empty is none.
-fn file(path: &str) -> Option<PathBuf> {
-    Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty())
-}
-
 /// gRPC-Go takes a time that is not positive as "not set".
 fn server_keepalive(time: GoDuration) -> KeepAlive {
     match time.0 {
         ..=0 => KeepAlive::every(limits::KEEPALIVE_TIME_UNSET),
         _ => KeepAlive::every(time.to_std()),
     }
-}
-
-/// `what` names the flags in the error.
-pub(super) fn bind(what: &str, host: &str, port: i64) -> Result<BindAddress, ConfigError> {
-    let port = u16::try_from(port).map_err(|_too_large| {
-        ConfigError::new(format!("{what} port {port} must be less than 65536"))
-    })?;
-    BindAddress::new(host, port)
-        .map_err(|why| ConfigError::new(format!("{what} bind address: {why}")))
 }
