@@ -18,6 +18,7 @@ mod legacy;
 pub mod limits;
 pub mod plan;
 pub mod tls_policy;
+mod units;
 mod version;
 
 pub use command::{

@@ -2,7 +2,6 @@
 //!
 //! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
-mod account;
 mod agent;
 mod given;
 mod redirect;

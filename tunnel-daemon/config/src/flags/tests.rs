@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::values;
 use crate::plan::{AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
-use crate::{Command, ConfigError, Parsed, parse};
+use crate::{Command, ConfigError, Parsed, parse, units};
 
 fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
     let argv = std::iter::once("/usr/bin/adit")
@@ -382,7 +382,7 @@ fn values_name_their_form() {
         ("4 MiB", 4 << 20),
         ("2Gi", 2 << 30),
     ] {
-        assert_eq!(values::bytes(text), Ok(bytes));
+        assert_eq!(units::bytes(text), Ok(bytes));
     }
     for text in [
         "",
@@ -394,7 +394,7 @@ fn values_name_their_form() {
         "18446744073709551615GiB",
     ] {
         assert!(
-            values::bytes(text).unwrap_err().contains("is not a size"),
+            units::bytes(text).unwrap_err().contains("is not a size"),
             "{text}"
         );
     }
@@ -404,11 +404,11 @@ fn values_name_their_form() {
         ("1h30m", 5_400_000),
         ("500ms", 500),
     ] {
-        assert_eq!(values::duration(text), Ok(Duration::from_millis(duration)));
+        assert_eq!(units::duration(text), Ok(Duration::from_millis(duration)));
     }
-    assert!(values::duration("5").is_err() && values::duration("-1s").is_err());
-    assert!(values::duration("36500d").is_ok());
-    let never = values::duration("18446744073709551615s").unwrap_err();
+    assert!(units::duration("5").is_err() && units::duration("-1s").is_err());
+    assert!(units::duration("36500d").is_ok());
+    let never = units::duration("18446744073709551615s").unwrap_err();
     assert!(never.contains("a hundred years"), "{never}");
     for text in [
         "",

@@ -8,42 +8,10 @@ use tracing::Level;
 
 use crate::address::BindAddress;
 use crate::error::ConfigError;
-use crate::limits;
 use crate::plan::{
-    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogPlan,
-    Profiling, ShutdownPlan,
+    DataPathPlan, Dialect, Drain, LaneSecurity, LogDestination, LogFormat, LogPlan, ShutdownPlan,
 };
-
-/// `25s`, `5m`, `1h30m`, `0`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    match text {
-        "0" => Ok(Duration::ZERO),
-        text => match humantime::parse_duration(text) {
-            Ok(time) if time > limits::DURATION_MAX => {
-                Err("write no more than a hundred years".to_owned())
-            }
-            parsed => parsed.map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
-        },
-    }
-}
-
-/// `65536`, `64KiB`, `4MiB`, `2GiB`.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a size: write 65536, 64KiB, 4MiB or 2GiB");
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale = match unit.trim_start() {
-        "" | "B" => 1,
-        "KiB" | "Ki" => limits::KIB,
-        "MiB" | "Mi" => limits::MIB,
-        "GiB" | "Gi" => 1024 * limits::MIB,
-        _ => return Err(bad()),
-    };
-    let number: u64 = number.parse().map_err(|_not_a_number| bad())?;
-    number.checked_mul(scale).ok_or_else(bad)
-}
+use crate::units::duration;
 
 /// A port, or no listener at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,41 +124,6 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
     Ok(FrontendSpec { dialect, place })
 }
 
-/// How much a slow tunnel may hold, and for how long.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Isolation")]
-pub(super) struct IsolationFlags {
-    /// Memory a tunnel owns while its reader is paused, on links to Go peers
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
-    tunnel_share: u64,
-    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
-    /// granted on it
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
-    agent_budget: u64,
-    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
-    /// least --agent-budget, at most half]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    process_budget: Option<u64>,
-    /// Close a tunnel that is over its share and made no progress for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    stall_timeout: Duration,
-    /// Reset a tunnel that is half-closed and silent for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    half_closed_timeout: Duration,
-}
-
-impl IsolationFlags {
-    pub(super) fn plan(&self) -> IsolationPlan {
-        IsolationPlan {
-            tunnel_share_bytes: self.tunnel_share,
-            agent_budget_bytes: self.agent_budget,
-            process_budget_bytes: self.process_budget,
-            stall_timeout: self.stall_timeout,
-            half_closed_timeout: self.half_closed_timeout,
-        }
-    }
-}
-
 /// Lanes and relay, but for the number of lanes.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Data path")]
@@ -215,10 +148,13 @@ impl DataPathFlags {
     }
 }
 
-/// Logs, profiling, shutdown.
+/// Configuration, shutdown, admin requests, logs.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(super) struct OperationFlags {
+    /// Address of admin requests
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    admin_bind_address: String,
     /// TOML file of flags by their names, a list where one may be repeated; what the command line or the environment (ADIT_ and
     /// the name, as ADIT_LOG_LEVEL) says wins
     #[arg(long, value_name = "FILE")]
@@ -245,6 +181,10 @@ impl OperationFlags {
         }
     }
 
+    pub(super) fn admin(&self, port: PortSetting) -> Result<Option<BindAddress>, ConfigError> {
+        port.bind("--admin-bind-address", &self.admin_bind_address)
+    }
+
     pub(super) fn admin_socket(&self) -> Option<PathBuf> {
         self.admin_socket.clone()
     }
@@ -256,10 +196,5 @@ impl OperationFlags {
             libraries: self.log_level.libraries.clone(),
             destination: LogDestination::Stderr,
         }
-    }
-
-    /// Native programs have no Go profiles to switch on.
-    pub(super) fn profiling() -> Profiling {
-        Profiling::default()
     }
 }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::values::duration;
 use crate::command::{
     self, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
     TopSort,
 };
 use crate::error::ConfigError;
+use crate::units::duration;
 
 /// Shortest and longest time between two looks of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));

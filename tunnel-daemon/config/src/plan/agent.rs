@@ -99,14 +99,6 @@ impl Deref for AgentPlan {
     }
 }
 
-impl AgentPlan {
-    /// Gives the settings back, for those who take them apart.
-    #[must_use]
-    pub fn into_settings(self) -> AgentSettings {
-        self.0
-    }
-}
-
 impl AgentSettings {
     /// Makes the plan.
     ///

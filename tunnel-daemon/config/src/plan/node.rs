@@ -201,11 +201,16 @@ pub(super) fn check_targets(
 }
 
 /// What a server dials for agents.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug, Default)]
+#[command(next_help_heading = "Node to control plane")]
 pub struct DestinationsPlan {
-    /// `--allowed-destination` entries as typed, checked; empty: agents may open nothing.
+    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; needs agents that prove who they are, and lanes;
+    /// repeatable
+    /// [default: agents may open nothing]
+    #[arg(long = "allowed-destination", value_name = "DEST")]
     pub allowed: Vec<String>,
-    /// Each connection begins with a header that names its agent.
+    /// Begin each connection to such a destination with a PROXY protocol header, version 2, that names its source and agent
+    #[arg(long = "destination-proxy-header")]
     pub proxy_header: bool,
 }
 

@@ -11,6 +11,7 @@ use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::files;
 use crate::limits;
+use crate::units::{self, bytes, duration};
 
 /// Certificate and key, PEM files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,16 +76,29 @@ impl KeepAlive {
     }
 }
 
+/// A limit of time; `None` is no limit. The alias keeps clap from taking the flag for an optional one.
+type TimeLimit = Option<Duration>;
+
 /// How dials wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Dials")]
 pub struct DialPlan {
-    /// From the client's request to the agent's answer; `None` waits for ever, as upstream does by default.
-    pub timeout: Option<Duration>,
-    /// Dials one agent may owe an answer to; more are refused.
+    /// Time for a dial, from request to answer; 0 is no limit. A request that could not even be sent in this time retires its
+    /// link: no dials until the agent reads again
+    #[arg(long = "dial-timeout", value_name = "TIME", default_value = "25s", value_parser = units::limit)]
+    pub timeout: TimeLimit,
+    /// Dials an agent may owe an answer to on one link
+    #[arg(
+        long = "pending-dials-per-agent",
+        value_name = "N",
+        default_value = "1024"
+    )]
     pub pending_per_agent_max: NonZeroU32,
-    /// Dials in flight over all agents; more are refused.
+    /// Dials in flight over all agents
+    #[arg(long = "pending-dials", value_name = "N", default_value = "16384")]
     pub pending_max: NonZeroU32,
-    /// A link whose agent has been silent for this long gets no dials; of an agent in Go at least 20 s.
+    /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go. Its tunnels live on
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = duration)]
     pub link_dead_after: Duration,
 }
 
@@ -122,17 +136,25 @@ impl Default for DialPlan {
 }
 
 /// What a slow tunnel may hold before others would suffer (design 5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Isolation")]
 pub struct IsolationPlan {
-    /// Bytes a tunnel owns.
+    /// Memory a tunnel owns while its reader is paused, on links to Go peers
+    #[arg(long = "tunnel-share", value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
     pub tunnel_share_bytes: u64,
-    /// Bytes held for one agent (server) or one link (agent).
+    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
+    /// granted on it
+    #[arg(long = "agent-budget", value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     pub agent_budget_bytes: u64,
-    /// Bytes held by the process; `None` is a quarter of the cgroup's memory.max, resolved at start.
+    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
+    /// least --agent-budget, at most half]
+    #[arg(long = "process-budget", value_name = "SIZE", value_parser = bytes)]
     pub process_budget_bytes: Option<u64>,
-    /// Over its share without progress for this long: closed.
+    /// Close a tunnel that is over its share and made no progress for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub stall_timeout: Duration,
-    /// Half-closed and silent for this long: reset.
+    /// Reset a tunnel that is half-closed and silent for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub half_closed_timeout: Duration,
 }
 
@@ -181,11 +203,14 @@ impl Default for IsolationPlan {
 }
 
 /// What an HTTP-CONNECT client may take for its request head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Frontends")]
 pub struct ConnectPlan {
-    /// From the first moment of the connection to the end of the head.
+    /// Close an http-connect client that has not sent its request head after this long
+    #[arg(long = "connect-head-timeout", value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub head_timeout: Duration,
-    /// Longer heads are refused.
+    /// Refuse longer request heads of http-connect clients, with status 431; from 1KiB to 16MiB
+    #[arg(long = "connect-head-size", value_name = "SIZE", default_value = "1MiB", value_parser = bytes)]
     pub head_bytes_max: u64,
 }
 

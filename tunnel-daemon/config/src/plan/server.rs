@@ -171,14 +171,6 @@ impl Deref for ServerPlan {
     }
 }
 
-impl ServerPlan {
-    /// Gives the settings back, for those who take them apart.
-    #[must_use]
-    pub fn into_settings(self) -> ServerSettings {
-        self.0
-    }
-}
-
 impl ServerSettings {
     /// Makes the plan.
     ///
