@@ -239,7 +239,7 @@ impl ServerFlags {
     fn addresses(&self) -> Result<Vec<ServerAddress>, ConfigError> {
         let parse = |host: &String| ServerAddress::parse(host, self.proxy_server_port);
         let servers: Result<_, String> = self.proxy_server_hosts.iter().map(parse).collect();
-        servers.map_err(|why| ConfigError::new(format!("--proxy-server-host: {why}")))
+        servers.map_err(ConfigError::about("--proxy-server-host"))
     }
 
     fn leases(&self) -> Result<Option<CountPlan>, ConfigError> {

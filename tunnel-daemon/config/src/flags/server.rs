@@ -14,7 +14,7 @@ use super::values::{
 };
 use crate::address::BindAddress;
 use crate::command::id;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentListenerPlan, AgentProof, ConnectPlan, DataPathPlan, DestinationsPlan,
@@ -232,9 +232,7 @@ impl ServerFlags {
     ) -> Result<ServerPlan, ConfigError> {
         let (frontends, agents) = (self.frontends, self.agents);
         if frontends.frontend_keepalive_time.is_zero() || agents.keepalive_time.is_zero() {
-            return Err(ConfigError::new(
-                "--keepalive-time and --frontend-keepalive-time must be greater than 0",
-            ));
+            bail!("--keepalive-time and --frontend-keepalive-time must be greater than 0");
         }
         let given = agents.server_id.clone();
         let server_id = given.unwrap_or_else(|| id(env, "PROXY_SERVER_ID"));
@@ -258,7 +256,7 @@ impl ServerFlags {
             strategies: self
                 .proxy_strategies
                 .parse()
-                .map_err(|error| ConfigError::new(format!("--proxy-strategies: {error}")))?,
+                .map_err(ConfigError::about("--proxy-strategies"))?,
             destinations: self.destinations,
             dial: self.dial,
             isolation: self.isolation,

@@ -41,7 +41,7 @@ impl PortSetting {
 }
 
 pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, ConfigError> {
-    BindAddress::new(host, port).map_err(|why| ConfigError::new(format!("{flag}: {why}")))
+    BindAddress::new(host, port).map_err(ConfigError::about(flag))
 }
 
 /// The level of this program, and libraries that are to say more.

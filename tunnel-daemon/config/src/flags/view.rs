@@ -7,7 +7,7 @@ use crate::command::{
     self, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
     TopSort,
 };
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::units::duration;
 
 /// Shortest and longest time between two looks of `adit top`.
@@ -144,10 +144,10 @@ impl TopFlags {
     pub(super) fn options(self) -> Result<TopOptions, ConfigError> {
         let (min, max) = INTERVAL;
         if !(min..=max).contains(&self.interval) {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--interval {:?} must be from {min:?} to {max:?}",
                 self.interval
-            )));
+            );
         }
         Ok(TopOptions {
             socket: self.socket.admin_socket,

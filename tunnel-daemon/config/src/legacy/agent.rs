@@ -9,11 +9,10 @@ use adit_core::ids::AgentId;
 use super::gotype::GoDuration;
 use super::options::options;
 use super::shared::{
-    SharedOptions, bind, check_channel_size, check_exists, check_pair, check_stat, fail, file,
-    port_of,
+    SharedOptions, bind, check_channel_size, check_exists, check_pair, check_stat, file, port_of,
 };
 use crate::address::ServerAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::plan::{
     AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity, IsolationPlan,
     KeepAlive, ShutdownPlan, count_source,
@@ -74,7 +73,7 @@ impl AgentOptions {
             ConfigError::new(format!("failed to validate agent options with {error}"))
         })?;
         if self.ca_cert.is_empty() {
-            return fail("--ca-cert is required: it holds the CA of the servers' certificates");
+            bail!("--ca-cert is required: it holds the CA of the servers' certificates");
         }
         let port = |what: &str, host: &str, port| bind(what, host, port).map(Some);
         AgentSettings {
@@ -153,16 +152,14 @@ impl AgentOptions {
             ("admin", self.admin_server_port),
         ] {
             if port <= 0 {
-                return fail(format!("{name} server port {port} must be greater than 0"));
+                bail!("{name} server port {port} must be greater than 0");
             }
         }
         check_channel_size(self.xfr_channel_size)?;
         self.shared.check_profiling()?;
         if self.sync_interval > self.sync_interval_cap {
             let (interval, cap) = (self.sync_interval, self.sync_interval_cap);
-            return fail(format!(
-                "sync interval {interval} must be less than sync interval cap {cap}"
-            ));
+            bail!("sync interval {interval} must be less than sync interval cap {cap}");
         }
         check_exists(
             "service account token path",
@@ -184,7 +181,7 @@ impl AgentOptions {
             .map(str::trim)
             .map(parse)
             .collect();
-        servers.map_err(|why| ConfigError::new(format!("--proxy-server-host: {why}")))
+        servers.map_err(ConfigError::about("--proxy-server-host"))
     }
 
     fn tls(&self) -> AgentTls {

@@ -6,8 +6,8 @@ use adit_kube::reviewer::Rate;
 
 use super::server::ServerOptions;
 use super::server_plan;
-use super::shared::{check_channel_size, check_exists, check_pair, check_stat, fail};
-use crate::error::ConfigError;
+use super::shared::{check_channel_size, check_exists, check_pair, check_stat};
+use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::tls_policy::TlsPolicy;
@@ -31,10 +31,10 @@ impl ServerOptions {
         check_pair("cluster", &self.cluster_cert, &self.cluster_key)?;
         check_exists("cluster CA cert", &self.cluster_ca_cert)?;
         if Dialect::from_name(&self.mode).is_none() {
-            return fail(format!(
+            bail!(
                 "mode must be set to either 'grpc' or 'http-connect' not {:?}",
                 self.mode
-            ));
+            );
         }
         self.validate_frontend()?;
         self.validate_ports()?;
@@ -43,7 +43,7 @@ impl ServerOptions {
         let path = &self.shared.kubeconfig;
         check_stat(&format!("checking KubeconfigPath {path:?}"), path)?;
         if self.proxy_strategies.is_empty() {
-            return fail("ProxyStrategies cannot be empty");
+            bail!("ProxyStrategies cannot be empty");
         }
         let strategies = self
             .proxy_strategies
@@ -54,7 +54,7 @@ impl ServerOptions {
         check_channel_size(self.xfr_channel_size)?;
         let tls = TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?;
         match parse_labels(&self.lease_label) {
-            Err(error) if self.enable_lease_controller => return fail(error),
+            Err(error) if self.enable_lease_controller => bail!("{error}"),
             Err(error) => warnings.push(format!("--lease-label is malformed ({error}) and unused")),
             Ok(_labels) => (),
         }
@@ -63,7 +63,7 @@ impl ServerOptions {
             ("backend-dial-timeout", self.backend_dial_timeout),
         ] {
             if time.0 < 0 {
-                return fail(format!("{name} must be >= 0, got {time}"));
+                bail!("{name} must be >= 0, got {time}");
             }
         }
         Ok((strategies, tls))
@@ -72,15 +72,15 @@ impl ServerOptions {
     fn validate_frontend(&self) -> Result<(), ConfigError> {
         if self.uds_name.is_empty() {
             if self.server_ca_cert.is_empty() {
-                return fail("server ca cert must be set when in TCP mode (uds-name is empty)");
+                bail!("server ca cert must be set when in TCP mode (uds-name is empty)");
             }
             return Ok(());
         }
         if self.server_port != 0 {
-            return fail(format!(
+            bail!(
                 "server port should be set to 0 not {} for UDS",
                 self.server_port
-            ));
+            );
         }
         for (name, file) in [
             ("key", &self.server_key),
@@ -88,7 +88,7 @@ impl ServerOptions {
             ("ca cert", &self.server_ca_cert),
         ] {
             if !file.is_empty() {
-                return fail(format!("server {name} should not be set for UDS"));
+                bail!("server {name} should not be set for UDS");
             }
         }
         Ok(())
@@ -105,17 +105,15 @@ impl ServerOptions {
             .into_iter()
             .find(|(_, port)| *port > limits::COMPAT_PORT_MAX)
         {
-            return fail(format!(
-                "please do not try to use ephemeral port {port} for the {name} port"
-            ));
+            bail!("please do not try to use ephemeral port {port} for the {name} port");
         }
         // A unix socket needs no port: its 0 was checked before.
         let first = usize::from(!self.uds_name.is_empty());
         let reserved = |(_, port): &(&str, i64)| *port < limits::COMPAT_PORT_MIN;
         match ports.into_iter().skip(first).find(reserved) {
-            Some((name, port)) => fail(format!(
-                "please do not try to use reserved port {port} for the {name} port"
-            )),
+            Some((name, port)) => {
+                bail!("please do not try to use reserved port {port} for the {name} port")
+            }
             None => Ok(()),
         }
     }
@@ -132,7 +130,7 @@ impl ServerOptions {
         // In upstream's order.
         let is_wanted = !matches!(tokens, Ok(None));
         if is_wanted && !self.cluster_ca_cert.is_empty() {
-            return fail("--cluster-ca-cert can not be used when agent authentication is enabled");
+            bail!("--cluster-ca-cert can not be used when agent authentication is enabled");
         }
         tokens.map(|_plan| ())
     }

@@ -9,8 +9,8 @@ use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
 use super::server::ServerOptions;
-use super::shared::{bind, fail, file};
-use crate::error::ConfigError;
+use super::shared::{bind, file};
+use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
@@ -82,16 +82,14 @@ pub(super) fn map(
 
 fn frontend(options: &ServerOptions) -> Result<FrontendPlan, ConfigError> {
     let Some(dialect) = Dialect::from_name(&options.mode) else {
-        return fail(format!(
+        bail!(
             "mode must be set to either 'grpc' or 'http-connect' not {:?}",
             options.mode
-        ));
+        );
     };
     let listen = if options.uds_name.is_empty() {
         if options.server_cert.is_empty() {
-            return fail(
-                "a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert",
-            );
+            bail!("a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert");
         }
         FrontendListen::Tcp {
             bind: bind("server", &options.server_bind_address, options.server_port)?,
@@ -116,9 +114,7 @@ fn agent_listener(
     warnings: &mut Vec<String>,
 ) -> Result<AgentListenerPlan, ConfigError> {
     if options.cluster_cert.is_empty() {
-        return fail(
-            "the agent listener needs a certificate: give --cluster-cert and --cluster-key",
-        );
+        bail!("the agent listener needs a certificate: give --cluster-cert and --cluster-key");
     }
     let tokens = TokenPlan::of_flags(
         &options.agent_namespace,
@@ -132,8 +128,8 @@ fn agent_listener(
         AgentProof::Either,
     )?;
     if !options.agent_crl.is_empty() && options.cluster_ca_cert.is_empty() {
-        return fail(
-            "--agent-crl is about certificates of agents, and none is asked for: give --cluster-ca-cert",
+        bail!(
+            "--agent-crl is about certificates of agents, and none is asked for: give --cluster-ca-cert"
         );
     }
     let authenticated = !options.cluster_ca_cert.is_empty() || tokens.is_some();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::klog::KlogOptions;
 use super::options::options;
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::plan::{AccountPlan, DataPathPlan, Profiling};
 use crate::{files, limits};
 
@@ -28,9 +28,7 @@ options! {
 impl SharedOptions {
     pub(super) fn check_profiling(&self) -> Result<(), ConfigError> {
         if self.enable_contention_profiling && !self.enable_profiling {
-            return fail(
-                "if --enable-contention-profiling is set, --enable-profiling must also be set",
-            );
+            bail!("if --enable-contention-profiling is set, --enable-profiling must also be set");
         }
         Ok(())
     }
@@ -44,16 +42,20 @@ impl SharedOptions {
 
     /// `flag` names the flag of the number of lanes.
     pub(super) fn data_path(&self, flag: &str, lanes: i64) -> Result<DataPathPlan, ConfigError> {
-        let lanes_max = u32::try_from(lanes).or_else(|_out_of_range| {
+        let Ok(lanes_max) = u32::try_from(lanes) else {
             let max = u32::MAX;
-            fail(format!(
-                "{flag} {lanes} must be between 0, which is no lanes, and {max}"
-            ))
-        })?;
+            bail!("{flag} {lanes} must be between 0, which is no lanes, and {max}");
+        };
         Ok(DataPathPlan {
             lanes_max,
-            lane_security: self.lane_security.parse().map_err(of("--lane-security"))?,
-            relay_engine: self.relay_engine.parse().map_err(of("--relay-engine"))?,
+            lane_security: self
+                .lane_security
+                .parse()
+                .map_err(ConfigError::about("--lane-security"))?,
+            relay_engine: self
+                .relay_engine
+                .parse()
+                .map_err(ConfigError::about("--relay-engine"))?,
         })
     }
 
@@ -61,38 +63,27 @@ impl SharedOptions {
         let (value, max) = (self.account_series_max, limits::ACCOUNT_SERIES_MAX);
         let series_max = u32::try_from(value).ok().filter(|sets| *sets <= max);
         let Some(series_max) = series_max else {
-            return fail(format!(
-                "--account-series-max {value} must be between 0 and {max}"
-            ));
+            bail!("--account-series-max {value} must be between 0 and {max}");
         };
         Ok(AccountPlan {
-            mode: self.account.parse().map_err(of("--account"))?,
+            mode: self
+                .account
+                .parse()
+                .map_err(ConfigError::about("--account"))?,
             series_max,
         })
     }
-}
-
-fn of(flag: &str) -> impl Fn(String) -> ConfigError {
-    move |why| ConfigError::new(format!("{flag}: {why}"))
-}
-
-pub(super) fn fail<T>(message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::new(message))
 }
 
 /// A key needs its certificate and the reverse; both must exist. The key is looked at first.
 pub(super) fn check_pair(of: &str, cert: &str, key: &str) -> Result<(), ConfigError> {
     check_exists(&format!("{of} key"), key)?;
     if cert.is_empty() && !key.is_empty() {
-        return fail(format!(
-            "cannot have {of} cert empty when {of} key is set to {key:?}"
-        ));
+        bail!("cannot have {of} cert empty when {of} key is set to {key:?}");
     }
     check_exists(&format!("{of} cert"), cert)?;
     if key.is_empty() && !cert.is_empty() {
-        return fail(format!(
-            "cannot have {of} key empty when {of} cert is set to {cert:?}"
-        ));
+        bail!("cannot have {of} key empty when {of} cert is set to {cert:?}");
     }
     Ok(())
 }
@@ -104,18 +95,16 @@ pub(super) fn check_exists(what: &str, path: &str) -> Result<(), ConfigError> {
 /// `doing` is how upstream begins to say it.
 pub(super) fn check_stat(doing: &str, path: &str) -> Result<(), ConfigError> {
     if !path.is_empty() && files::is_missing(Path::new(path)) {
-        return fail(format!(
-            "{doing}, got stat {path}: no such file or directory"
-        ));
+        bail!("{doing}, got stat {path}: no such file or directory");
     }
     Ok(())
 }
 
 pub(super) fn check_channel_size(size: i64) -> Result<(), ConfigError> {
-    match size {
-        ..=0 => fail(format!("channel size {size} must be greater than 0")),
-        _ => Ok(()),
+    if size <= 0 {
+        bail!("channel size {size} must be greater than 0");
     }
+    Ok(())
 }
 
 /// Empty is none.
@@ -132,8 +121,9 @@ pub(super) fn bind(what: &str, host: &str, port: i64) -> Result<BindAddress, Con
 }
 
 pub(super) fn port_of(what: &str, port: i64) -> Result<u16, ConfigError> {
-    u16::try_from(port)
-        .or_else(|_too_large| fail(format!("{what} port {port} must be less than 65536")))
+    u16::try_from(port).map_err(|_too_large| {
+        ConfigError::new(format!("{what} port {port} must be less than 65536"))
+    })
 }
 
 #[cfg(test)]

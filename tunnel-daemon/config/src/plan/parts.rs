@@ -8,7 +8,7 @@ use std::time::Duration;
 use tracing::Level;
 
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::files;
 use crate::limits;
 use crate::units::{self, bytes, duration};
@@ -47,10 +47,7 @@ pub(super) fn check_files<'a>(
 ) -> Result<(), ConfigError> {
     for (flag, path) in files {
         if let Some(path) = path.filter(|path| files::is_missing(path)) {
-            return Err(ConfigError::new(format!(
-                "{flag} {}: no such file",
-                path.display()
-            )));
+            bail!("{flag} {}: no such file", path.display());
         }
     }
     Ok(())
@@ -105,17 +102,18 @@ pub struct DialPlan {
 impl DialPlan {
     pub(super) fn check(self) -> Result<(), ConfigError> {
         if self.pending_per_agent_max > self.pending_max {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--pending-dials-per-agent {} must not be above --pending-dials {}",
-                self.pending_per_agent_max, self.pending_max
-            )));
+                self.pending_per_agent_max,
+                self.pending_max
+            );
         }
         if self.link_dead_after < limits::LINK_DEAD_AFTER_MIN {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--link-dead-after {:?} is below {:?}: a link is suspected after 4 s",
                 self.link_dead_after,
                 limits::LINK_DEAD_AFTER_MIN
-            )));
+            );
         }
         Ok(())
     }
@@ -164,26 +162,22 @@ impl IsolationPlan {
         let process = self.process_budget_bytes.unwrap_or(u64::MAX);
         if share < limits::TUNNEL_SHARE_BYTES_MIN {
             let min = limits::TUNNEL_SHARE_BYTES_MIN;
-            return Err(ConfigError::new(format!(
-                "--tunnel-share {share} bytes must be at least {min} bytes"
-            )));
+            bail!("--tunnel-share {share} bytes must be at least {min} bytes");
         }
         if share > agent {
-            return Err(ConfigError::new(format!(
-                "--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes"
-            )));
+            bail!("--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes");
         }
         if agent > process {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--agent-budget {agent} bytes must not be above --process-budget {process} bytes"
-            )));
+            );
         }
         for (flag, time) in [
             ("--stall-timeout", self.stall_timeout),
             ("--half-closed-timeout", self.half_closed_timeout),
         ] {
             if time.is_zero() {
-                return Err(ConfigError::new(format!("{flag} must be greater than 0")));
+                bail!("{flag} must be greater than 0");
             }
         }
         Ok(())
@@ -217,19 +211,17 @@ pub struct ConnectPlan {
 impl ConnectPlan {
     pub(super) fn check(self) -> Result<(), ConfigError> {
         if self.head_timeout.is_zero() {
-            return Err(ConfigError::new(
-                "--connect-head-timeout must be greater than 0",
-            ));
+            bail!("--connect-head-timeout must be greater than 0");
         }
         let (min, max) = (
             limits::CONNECT_HEAD_BYTES_MIN,
             limits::CONNECT_HEAD_BYTES_MAX,
         );
         if !(min..=max).contains(&self.head_bytes_max) {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--connect-head-size {} bytes must be from {min} to {max} bytes",
                 self.head_bytes_max
-            )));
+            );
         }
         Ok(())
     }
@@ -364,9 +356,7 @@ pub(super) fn check_distinct<'a>(
     for (flag, bind) in all {
         let other = seen.iter().find(|(_, taken)| *taken == bind);
         if let Some((other, _)) = other.filter(|_| bind.port != 0) {
-            return Err(ConfigError::new(format!(
-                "two listeners want {bind}, by {other} and {flag}: change one of the ports"
-            )));
+            bail!("two listeners want {bind}, by {other} and {flag}: change one of the ports");
         }
         seen.push((flag, bind));
     }
@@ -378,10 +368,10 @@ pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), C
     let Some(path) = path else { return Ok(()) };
     let (bytes, max) = (path.as_os_str().len(), limits::UNIX_SOCKET_PATH_BYTES_MAX);
     if bytes == 0 || bytes > max {
-        return Err(ConfigError::new(format!(
+        bail!(
             "{flag} {}: a socket's path has 1 to {max} bytes",
             path.display()
-        )));
+        );
     }
     Ok(())
 }
