@@ -7,14 +7,14 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::redirect::NamespaceFlags;
-use super::values::{DataPathFlags, OperationFlags, PortSetting, port_setting};
+use super::values::{OperationFlags, PortSetting, port_setting};
 use crate::address::ServerAddress;
 use crate::command::id;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
-    AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, ForwardProxy,
-    Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
+    AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
+    ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
 };
 use crate::units::duration;
 
@@ -41,7 +41,7 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes: u32,
     #[command(flatten)]
-    data_path: DataPathFlags,
+    data_path: DataPathPlan,
     #[command(flatten)]
     account: AccountPlan,
     /// Unique id of this agent [default: PROXY_AGENT_ID, else random]
@@ -223,7 +223,10 @@ impl AgentFlags {
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,
             redirect: self.node.redirect()?,
-            data_path: self.data_path.plan(self.lanes),
+            data_path: DataPathPlan {
+                lanes_max: self.lanes,
+                ..self.data_path
+            },
             account: self.account,
             dial_timeout: self.dial_timeout,
             isolation: self.isolation,

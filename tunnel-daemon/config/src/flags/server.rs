@@ -10,7 +10,7 @@ use adit_kube::reviewer::Rate;
 
 use super::redirect::TransparentFlags;
 use super::values::{
-    DataPathFlags, FrontendSpec, OperationFlags, Place, PortSetting, bind, frontend, port_setting,
+    FrontendSpec, OperationFlags, Place, PortSetting, bind, frontend, port_setting,
 };
 use crate::address::BindAddress;
 use crate::command::id;
@@ -53,7 +53,7 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes_per_link: u32,
     #[command(flatten)]
-    data_path: DataPathFlags,
+    data_path: DataPathPlan,
     #[command(flatten)]
     tls: TlsFlags,
     /// How an agent is chosen, in order: default, destHost, defaultRoute, destCIDR
@@ -265,7 +265,10 @@ impl ServerFlags {
             log: self.operation.log(),
             access_log_limit: self.access_log_limit,
             compat: false,
-            agents: agents.plan(self.data_path.plan(self.lanes_per_link))?,
+            agents: agents.plan(DataPathPlan {
+                lanes_max: self.lanes_per_link,
+                ..self.data_path
+            })?,
         }
         .check()
     }

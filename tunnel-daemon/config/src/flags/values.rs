@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adit_relay::Preference;
 use tracing::Level;
 
 use crate::address::BindAddress;
 use crate::error::ConfigError;
-use crate::plan::{
-    DataPathPlan, Dialect, Drain, LaneSecurity, LogDestination, LogFormat, LogPlan, ShutdownPlan,
-};
+use crate::plan::{Dialect, Drain, LogDestination, LogFormat, LogPlan, ShutdownPlan};
 use crate::units::duration;
 
 /// A port, or no listener at all.
@@ -122,30 +119,6 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
         _ => return Err(format!("{place:?} is no place: {form}")),
     };
     Ok(FrontendSpec { dialect, place })
-}
-
-/// Lanes and relay, but for the number of lanes.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Data path")]
-pub(super) struct DataPathFlags {
-    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
-    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
-    #[arg(long, value_name = "SECURITY", default_value = "tls")]
-    lane_security: LaneSecurity,
-    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
-    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
-    relay_engine: Preference,
-}
-
-impl DataPathFlags {
-    pub(super) fn plan(&self, lanes_max: u32) -> DataPathPlan {
-        DataPathPlan {
-            lanes_max,
-            lane_security: self.lane_security,
-            relay_engine: self.relay_engine,
-        }
-    }
 }
 
 /// Configuration, shutdown, admin requests, logs.

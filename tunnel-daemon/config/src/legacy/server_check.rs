@@ -12,6 +12,13 @@ use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::tls_policy::TlsPolicy;
 
+/// What validation has read.
+pub(super) struct Checked {
+    pub(super) dialect: Dialect,
+    pub(super) strategies: Strategies,
+    pub(super) tls: TlsPolicy,
+}
+
 impl ServerOptions {
     /// Checks and maps.
     ///
@@ -19,23 +26,23 @@ impl ServerOptions {
     /// The first offence, in upstream's order and words; then what upstream would only find later, and
     /// what this version refuses.
     pub(super) fn plan(&self, warnings: &mut Vec<String>) -> Result<ServerPlan, ConfigError> {
-        let (strategies, tls) = self.validate(warnings).map_err(|error| {
+        let checked = self.validate(warnings).map_err(|error| {
             ConfigError::new(format!("failed to validate server options with {error}"))
         })?;
-        server_plan::map(self, strategies, tls, warnings)
+        server_plan::map(self, checked, warnings)
     }
 
-    fn validate(&self, warnings: &mut Vec<String>) -> Result<(Strategies, TlsPolicy), ConfigError> {
+    fn validate(&self, warnings: &mut Vec<String>) -> Result<Checked, ConfigError> {
         check_pair("server", &self.server_cert, &self.server_key)?;
         check_exists("server CA cert", &self.server_ca_cert)?;
         check_pair("cluster", &self.cluster_cert, &self.cluster_key)?;
         check_exists("cluster CA cert", &self.cluster_ca_cert)?;
-        if Dialect::from_name(&self.mode).is_none() {
+        let Some(dialect) = Dialect::from_name(&self.mode) else {
             bail!(
                 "mode must be set to either 'grpc' or 'http-connect' not {:?}",
                 self.mode
             );
-        }
+        };
         self.validate_frontend()?;
         self.validate_ports()?;
         self.shared.check_profiling()?;
@@ -66,7 +73,11 @@ impl ServerOptions {
                 bail!("{name} must be >= 0, got {time}");
             }
         }
-        Ok((strategies, tls))
+        Ok(Checked {
+            dialect,
+            strategies,
+            tls,
+        })
     }
 
     fn validate_frontend(&self) -> Result<(), ConfigError> {

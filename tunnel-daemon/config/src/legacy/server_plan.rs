@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
-use adit_core::registry::Strategies;
 use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
 use super::server::ServerOptions;
+use super::server_check::Checked;
 use super::shared::{bind, file};
 use crate::error::{ConfigError, bail};
 use crate::limits;
@@ -17,13 +17,11 @@ use crate::plan::{
     FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan, ServerPlan,
     ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
-use crate::tls_policy::TlsPolicy;
 
 /// Maps options that passed upstream's validation.
 pub(super) fn map(
     options: &ServerOptions,
-    strategies: Strategies,
-    tls: TlsPolicy,
+    checked: Checked,
     warnings: &mut Vec<String>,
 ) -> Result<ServerPlan, ConfigError> {
     let leases = options
@@ -41,12 +39,12 @@ pub(super) fn map(
         server_id: ServerId::new(&options.server_id),
         server_count: options.server_count,
         leases,
-        frontends: vec![frontend(options)?],
+        frontends: vec![frontend(options, checked.dialect)?],
         client_rules: ClientRules::default(),
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
         connect: ConnectPlan::default(),
         agents: agent_listener(options, warnings)?,
-        tls,
+        tls: checked.tls,
         health: Some(bind(
             "health",
             &options.health_bind_address,
@@ -60,7 +58,7 @@ pub(super) fn map(
         )?),
         transparent: TransparentPlan::default(),
         profiling: options.shared.profiling(),
-        strategies,
+        strategies: checked.strategies,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
             timeout: Some(options.backend_dial_timeout.to_std())
@@ -80,13 +78,7 @@ pub(super) fn map(
     settings.check()
 }
 
-fn frontend(options: &ServerOptions) -> Result<FrontendPlan, ConfigError> {
-    let Some(dialect) = Dialect::from_name(&options.mode) else {
-        bail!(
-            "mode must be set to either 'grpc' or 'http-connect' not {:?}",
-            options.mode
-        );
-    };
+fn frontend(options: &ServerOptions, dialect: Dialect) -> Result<FrontendPlan, ConfigError> {
     let listen = if options.uds_name.is_empty() {
         if options.server_cert.is_empty() {
             bail!("a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert");
