@@ -221,58 +221,22 @@ fn agents_must_be_authenticated() {
 #[test]
 fn contradictions_are_refused_with_the_flags_named() {
     let unix = "--frontend=grpc=unix:/run/a.sock";
-    for (args, part) in [
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
         (vec!["--cluster-ca-cert=PEM"], "--frontend grpc=unix:"),
-        (
-            vec![unix, unix, "--cluster-ca-cert=PEM"],
-            "two frontends listen on /run/a.sock",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=/no/ca"],
-            "/no/ca: no such file",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"],
-            "--agent-budget",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"],
-            "at least",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"],
-            "--process-budget",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"],
-            "--stall-timeout",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"],
-            "--pending-dials-per-agent 1024",
-        ),
-        (
-            vec![
-                unix,
-                "--cluster-ca-cert=PEM",
-                "--health-bind-address=127.0.0.1",
-                "--health-port=8095",
-            ],
-            "127.0.0.1:8095",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"],
-            "unknown proxy strategy: x",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"],
-            "--keepalive-time",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"],
-            "--server-id",
-        ),
-    ] {
+        (vec![unix, unix, "--cluster-ca-cert=PEM"], "two frontends listen on /run/a.sock"),
+        (vec![unix, "--cluster-ca-cert=/no/ca"], "/no/ca: no such file"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"], "--agent-budget"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"], "at least"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"], "--process-budget"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"], "--stall-timeout"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"], "--pending-dials-per-agent 1024"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--health-bind-address=127.0.0.1", "--health-port=8095"], "127.0.0.1:8095"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"], "unknown proxy strategy: x"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"], "--keepalive-time"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"], "--server-id"),
+    ];
+    for (args, part) in cases {
         let error = server(&args).unwrap_err();
         assert!(error.message().contains(part), "{args:?}: {error}");
         assert_eq!(error.exit_code(), 1);
@@ -284,29 +248,16 @@ fn contradictions_are_refused_with_the_flags_named() {
             .message()
             .contains("108 bytes")
     );
-    for (args, part) in [
-        (
-            vec!["--proxy-server-host=a", "--keepalive-time=5s"],
-            "--keepalive-time",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--sync-interval=1m"],
-            "sync interval",
-        ),
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        (vec!["--proxy-server-host=a", "--keepalive-time=5s"], "--keepalive-time"),
+        (vec!["--proxy-server-host=a", "--sync-interval=1m"], "sync interval"),
         (vec!["--proxy-server-host=a b"], "--proxy-server-host"),
-        (
-            vec!["--proxy-server-host=a", "--agent-identifiers=x=1"],
-            "unknown address type: x",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--alpn-proto="],
-            "--alpn-proto",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--dial-timeout=0"],
-            "--dial-timeout",
-        ),
-    ] {
+        (vec!["--proxy-server-host=a", "--agent-identifiers=x=1"], "unknown address type: x"),
+        (vec!["--proxy-server-host=a", "--alpn-proto="], "--alpn-proto"),
+        (vec!["--proxy-server-host=a", "--dial-timeout=0"], "--dial-timeout"),
+    ];
+    for (args, part) in cases {
         assert!(
             agent(&args).unwrap_err().message().contains(part),
             "{args:?}"

@@ -87,48 +87,20 @@ fn validation_rows_of_upstream_are_refused_in_its_words() {
                 .contains("65536")
         );
     }
-    for (flags, message) in [
-        (
-            vec!["--ca-cert=/no/ca"],
-            "error checking agent CA cert /no/ca, got stat /no/ca: no such file or directory",
-        ),
-        (
-            vec!["--agent-key=/no/k"],
-            "error checking agent key /no/k, got stat /no/k: no such file or directory",
-        ),
-        (
-            vec!["--agent-cert=/no/c"],
-            "error checking agent cert /no/c, got stat /no/c: no such file or directory",
-        ),
-        (
-            vec!["--xfr-channel-size=0"],
-            "channel size 0 must be greater than 0",
-        ),
-        (
-            vec!["--enable-contention-profiling"],
-            "if --enable-contention-profiling is set, --enable-profiling must also be set",
-        ),
-        (
-            vec!["--sync-interval=11s"],
-            "sync interval 11s must be less than sync interval cap 10s",
-        ),
-        (
-            vec!["--service-account-token-path=/no/t"],
-            "error checking service account token path /no/t, got stat /no/t: no such file or directory",
-        ),
-        (
-            vec!["--agent-identifiers=uid=1"],
-            "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)",
-        ),
-        (
-            vec!["--kubeconfig=/no/kc"],
-            "error checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory",
-        ),
-        (
-            vec!["--server-count-source=both"],
-            "--server-count-source must be one of '', 'default', 'max', got both",
-        ),
-    ] {
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        (vec!["--ca-cert=/no/ca"], "error checking agent CA cert /no/ca, got stat /no/ca: no such file or directory"),
+        (vec!["--agent-key=/no/k"], "error checking agent key /no/k, got stat /no/k: no such file or directory"),
+        (vec!["--agent-cert=/no/c"], "error checking agent cert /no/c, got stat /no/c: no such file or directory"),
+        (vec!["--xfr-channel-size=0"], "channel size 0 must be greater than 0"),
+        (vec!["--enable-contention-profiling"], "if --enable-contention-profiling is set, --enable-profiling must also be set"),
+        (vec!["--sync-interval=11s"], "sync interval 11s must be less than sync interval cap 10s"),
+        (vec!["--service-account-token-path=/no/t"], "error checking service account token path /no/t, got stat /no/t: no such file or directory"),
+        (vec!["--agent-identifiers=uid=1"], "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)"),
+        (vec!["--kubeconfig=/no/kc"], "error checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory"),
+        (vec!["--server-count-source=both"], "--server-count-source must be one of '', 'default', 'max', got both"),
+    ];
+    for (flags, message) in cases {
         let error = agent(&files, &flags).unwrap_err();
         assert_eq!(
             error.message(),
