@@ -1,8 +1,11 @@
 //! Accounting in the kernel: whether it is there, why not, and who reads its numbers.
 
 use crate::status::model::AccountStatus;
-use adit_account::{Accounts, Options};
+use std::sync::Arc;
+
+use adit_account::Options;
 use adit_config::plan::{AccountMode, AccountPlan};
+use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 
@@ -27,12 +30,12 @@ pub(super) fn start(
     let series_max = usize::try_from(plan.series_max).unwrap_or(usize::MAX);
     let options = Options::with_series_max(series_max);
     match adit_account::start(options, metrics.account().clone()) {
-        Ok((accounts, reader)) => {
+        Ok((table, reader)) => {
             services.spawn_always("account", reader.run());
-            let program = accounts.program().unwrap_or_default();
+            let program = table.program().unwrap_or_default();
             tracing::info!(program, "the kernel accounts for connections");
             let reason = format!("eBPF program {program}");
-            (accounts, status("on", Some(reason)))
+            (Accounts::new(Arc::new(table)), status("on", Some(reason)))
         }
         Err(error) => {
             if plan.mode == AccountMode::On {

@@ -28,12 +28,12 @@ use crate::node::{NodeSide, NodeSideParts};
 use crate::probes::{
     Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
 };
-use crate::redirect_view::RedirectView;
+use crate::redirect::view::RedirectView;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, AgentSource};
+use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::link::LinkContext;
-use adit_agent::reach::{Met, Reach};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_agent::targets::Dials;
@@ -43,8 +43,8 @@ use adit_config::tls_policy::TlsPolicy;
 use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
+use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_telemetry::metrics_lease::AgentLeaseMetrics;
 use adit_tls::reload::{self, Reload, Reloadable};
@@ -201,14 +201,14 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     services.spawn_always("descriptors", giving_up);
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
-        reach: Reach {
+        connector: ServerConnector {
             resolver: server_resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),
             own_sockets: own_sockets.clone(),
             agent: plan.agent_id.clone(),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         },
         hello: AgentHello {
             agent: plan.agent_id.clone(),
@@ -424,7 +424,7 @@ impl RunningAgent {
     fn is_busy(&self) -> bool {
         self.dials.under_way() > 0
             || self.metrics.open_endpoint_connections() > 0
-            || self.lane_watch.settling() > 0
+            || self.lane_watch.draining() > 0
             || !self.servers.is_settled()
             || self.metrics.adit().node_connections() > 0
             || self.node.connections.running() > 0

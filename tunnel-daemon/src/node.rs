@@ -9,21 +9,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
 use crate::listeners::{Counted, HandshakeLog, listen_addr};
-use crate::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
-use crate::redirect_view::RedirectView;
-use adit_account::Accounts;
-use adit_agent::node::{Fixed, NodeDoor as AgentDoor, NodeListener, TASKS_MAX, Wants};
+use crate::redirect::node::{NodeRedirect, NodeRedirectParts, NodeServe};
+use crate::redirect::view::RedirectView;
+use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};
 use adit_net::accept::accept_loop;
+use adit_net::accounts::Accounts;
 use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::listen::Listener;
-use adit_net::own::OwnListeners;
 use adit_net::resolve::SystemResolver;
+use adit_net::self_listeners::OwnListeners;
+use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
-use adit_server::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
+use adit_server::backend::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_telemetry::{AccessLog, AditMetrics};
 use adit_tls::reread::Reread;
@@ -44,11 +44,11 @@ pub(super) struct NodeParts {
 ///
 /// # Errors
 /// An entry of the list, or the system's resolver configuration.
-pub(super) fn door(
+pub(super) fn proxy(
     plan: &DestinationsPlan,
     own: &Arc<OwnListeners>,
     parts: NodeParts,
-) -> anyhow::Result<Option<Arc<NodeDoor>>> {
+) -> anyhow::Result<Option<Arc<NodeProxy>>> {
     if plan.allowed.is_empty() {
         return Ok(None);
     }
@@ -76,7 +76,7 @@ pub(super) fn door(
         // Each agent has one of its own, with its id.
         "",
     );
-    Ok(Some(NodeDoor::new(NodeSettings {
+    Ok(Some(NodeProxy::new(NodeSettings {
         dialer,
         proxy_header: plan.proxy_header,
         access: parts.access,
@@ -102,7 +102,7 @@ pub(super) struct NodeSideParts<'a> {
 
 /// The listeners of an agent for its node.
 pub(super) struct NodeSide {
-    door: Arc<AgentDoor>,
+    proxy: Arc<AgentDoor>,
     /// Where they listen, in the order of the plan.
     pub(super) addresses: Vec<SocketAddr>,
     /// Their connections.
@@ -127,7 +127,7 @@ impl NodeSide {
             services,
             view,
         } = parts;
-        let door = AgentDoor::new(
+        let proxy = AgentDoor::new(
             servers.lanes(),
             metrics.clone(),
             Arc::clone(descriptors),
@@ -135,7 +135,7 @@ impl NodeSide {
             plan.agent_id.clone(),
         );
         let mut side = Self {
-            door,
+            proxy,
             addresses: Vec::new(),
             connections: Tasks::new(TASKS_MAX),
             redirect: NodeRedirect::none(&view),
@@ -147,9 +147,9 @@ impl NodeSide {
             descriptors: Arc::clone(descriptors),
             handshakes: HandshakeLog::default(),
         });
-        let (lanes, tasks) = (Arc::clone(&side.door), side.connections.clone());
-        let door: NodeServe = Arc::new(move |wants| {
-            let node = NodeListener::new(&lanes, wants);
+        let (lanes, tasks) = (Arc::clone(&side.proxy), side.connections.clone());
+        let proxy: NodeServe = Arc::new(move |source| {
+            let node = NodeListener::new(&lanes, source);
             let (tasks, events) = (tasks.clone(), Arc::clone(&events));
             Arc::new(move |listener, stop| {
                 let node = node.clone();
@@ -160,8 +160,8 @@ impl NodeSide {
                 })
             })
         });
-        let serve = |side: &Self, listener: Listener, wants: Arc<dyn Wants>| {
-            let serving = door(wants)(listener, side.stop.clone());
+        let serve = |side: &Self, listener: Listener, source: Arc<dyn DestinationSource>| {
+            let serving = proxy(source)(listener, side.stop.clone());
             services.spawn_always("node-listener", serving);
         };
         if let Some(plan) = &plan.redirect {
@@ -172,7 +172,7 @@ impl NodeSide {
                 services,
                 reread,
                 stop: &side.stop,
-                door: &door,
+                proxy: &proxy,
                 view,
             };
             side.redirect = NodeRedirect::start(plan, parts)?;
@@ -191,8 +191,8 @@ impl NodeSide {
                 );
             }
             side.addresses.push(address);
-            let wants = Arc::new(Fixed(target.destination.as_str().into()));
-            serve(&side, listener, wants);
+            let source = Arc::new(Fixed(target.destination.as_str().into()));
+            serve(&side, listener, source);
         }
         Ok(side)
     }
@@ -209,7 +209,7 @@ impl NodeSide {
         if self.addresses.is_empty() && redirect.is_empty() {
             return String::new();
         }
-        match self.door.state() {
+        match self.proxy.state() {
             Ok(word) => format!("{redirect}[+]node-to-control-plane {word}\n"),
             Err(why) => format!("{redirect}[-]node-to-control-plane {why}\n"),
         }

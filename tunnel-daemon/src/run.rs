@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Builder;
+#[cfg(feature = "demo")]
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
 use crate::controls::{Controls, Requests, outlive_requests};
+#[cfg(feature = "demo")]
+use crate::demo;
 use crate::listeners::spelling::list;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{agent, check, demo, memory, privileges, server, status, top};
+use crate::{agent, check, memory, privileges, server, status, top};
 use adit_config::limits;
 use adit_config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogPlan, ServerPlan, ShutdownPlan,
@@ -28,6 +31,7 @@ use adit_telemetry::{COMMIT, VERSION};
 use adit_tls::blocking::{NoThreads, start_runtime};
 use adit_tls::blocks;
 
+#[cfg(feature = "demo")]
 /// The demo dials a target that refuses, on purpose, and shows the answer itself.
 const DEMO_FILTER: &str = "warn,adit::dial=error";
 
@@ -41,6 +45,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
     let log = match &parsed.command {
         Command::Server(plan) => plan.log.clone(),
         Command::Agent(plan) => plan.log.clone(),
+        #[cfg(feature = "demo")]
         Command::Demo(_) => LogPlan {
             level: Level::WARN,
             ..LogPlan::default()
@@ -74,7 +79,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
             };
         }
     };
-    let mut options = log_options(&log);
+    let options = log_options(&log);
     let format = options.format;
     let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
     match &parsed.command {
@@ -83,9 +88,14 @@ pub fn run(parsed: Parsed) -> ExitCode {
         // The demo starts programs of others.
         _ => (),
     }
-    if let Command::Demo(_) = &parsed.command {
-        options.filter.get_or_insert_with(|| DEMO_FILTER.to_owned());
-    }
+    #[cfg(feature = "demo")]
+    let options = match &parsed.command {
+        Command::Demo(_) => LogOptions {
+            filter: options.filter.or_else(|| Some(DEMO_FILTER.to_owned())),
+            ..options
+        },
+        _ => options,
+    };
     let lines = match log::init(&options, privileges::give_up_here) {
         Ok(guard) => guard,
         Err(error) => return fail(&error.into()),
@@ -122,6 +132,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
                 asked_by_signals(&controls, run_server(&plan, &controls)).await
             }
             Command::Agent(plan) => asked_by_signals(&controls, run_agent(&plan, &controls)).await,
+            #[cfg(feature = "demo")]
             Command::Demo(options) => demo::run(options).await,
             Command::Print(_)
             | Command::Status(_)

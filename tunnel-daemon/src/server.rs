@@ -35,13 +35,13 @@ use crate::redirect::Captured;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, ServerSource};
-use adit_account::Accounts;
 use adit_config::limits;
 use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use adit_net::accounts::Accounts;
 use adit_net::descriptors::Descriptors;
-use adit_net::own::OwnListeners;
+use adit_net::self_listeners::OwnListeners;
+use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
 use adit_server::backend::{Admission, AgentAuthorizer, Backend, BackendSettings, LinkSettings};
 use adit_server::frontend::client_limits::ClientLimits;
 use adit_server::frontend::events::FrontendContext;
@@ -134,7 +134,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         own_sockets: &own_sockets,
         watched: Vec::new(),
     };
-    say_what_is_open(plan, &adit);
+    warn_insecure_config(plan, &adit);
     let access = Arc::new(AccessLog::new(
         plan.access_log_limit,
         adit.access_events_suppressed(),
@@ -157,7 +157,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     );
     tasks.services.spawn_always("agent-authorizer", following);
     let own = Arc::new(OwnListeners::default());
-    settings.node = node::door(
+    settings.node = node::proxy(
         &plan.destinations,
         &own,
         NodeParts {
@@ -305,7 +305,7 @@ fn metrics_and_hub(
 }
 
 /// What anyone could do who should perhaps not.
-fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
+fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
     if plan.agents.insecure_unauthenticated {
         tracing::warn!(
             "agents are not authenticated: anyone who reaches the agent port can register as an agent"
@@ -496,7 +496,7 @@ impl RunningServer {
         let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
             // Clients that are gone may have left bytes that their targets are still to get.
-            clients.running() == 0 && lanes.settling() == 0 && self.hub.is_settled()
+            clients.running() == 0 && lanes.draining() == 0 && self.hub.is_settled()
         })
         .await;
         let withdrawn = self

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::steps::{self, Ran, Steps, run_command};
+use crate::steps::{self, Outcome, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, e2e, ebpf, fuzz, loom, miri, perf, static_binary, test, tidy, vm};
+use crate::{e2e, fuzz, miri, perf, run_line, test, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -15,12 +15,8 @@ const BUILD: Duration = Duration::from_secs(20 * 60);
 /// said.
 const GATE_GOAL: Duration = Duration::from_secs(28 * 60);
 const NIGHT_GOAL: Duration = Duration::from_secs(90 * 60);
-/// Longest time for the demo, once built.
-const DEMO: Duration = Duration::from_secs(5 * 60);
-/// The first command of the README.
-const DEMO_COMMAND: [&str; 4] = ["run", "--release", "--", "demo"];
-/// Time for each fuzz target at night.
-const FUZZ_SECONDS: u64 = 30;
+/// The first command of the README, once.
+const DEMO: &[&str] = &["run", "--release", "--", "demo", "--once"];
 
 /// How much of it to run.
 #[derive(clap::Args)]
@@ -62,74 +58,76 @@ enum Tier {
 }
 
 /// A step: its name, where it belongs, and what it does.
-struct Step(&'static str, Tier, fn(&Workspace) -> anyhow::Result<Ran>);
+struct Step(&'static str, Tier, Work);
+
+/// What a step does.
+enum Work {
+    /// A command, as typed behind `cargo xtask`.
+    Xtask(&'static str),
+    /// A command of cargo's.
+    Cargo(&'static [&'static str]),
+    /// Anything else.
+    Call(fn(&Workspace) -> anyhow::Result<Outcome>),
+}
+
+use Tier::{Gate, Night, OnlyQuick, Quick};
+use Work::{Call, Cargo, Xtask};
+
+/// Without `--package`, as the demo is run: alone it would have other features of what it uses, and be built twice.
+const RELEASE: Work = Cargo(&["build", "--quiet", "--release", "--bin", "adit"]);
 
 /// All steps, in the order that fails soonest.
 const STEPS: &[Step] = &[
-    Step("fmt", Tier::Quick, fmt),
-    Step("tidy", Tier::Quick, |workspace| all(tidy::run(workspace))),
-    Step("ebpf --check", Tier::Quick, |workspace| {
-        all(ebpf::run(workspace, &ebpf::Args::only_check()))
-    }),
-    Step("clippy", Tier::Quick, |workspace| clippy(workspace, &[])),
-    Step("unit tests", Tier::OnlyQuick, |workspace| {
-        all(test::run(workspace, &test::Args::for_push()))
-    }),
-    Step("test", Tier::Gate, |workspace| {
-        all(test::run(workspace, &test::Args::for_ci()))
-    }),
-    Step("loom", Tier::Gate, |workspace| all(loom::run(workspace))),
-    Step("build --release", Tier::Gate, build_release),
-    Step("demo --once", Tier::Gate, demo),
-    Step("vm", Tier::Night(Part::A), kernels),
-    Step("codegen --check", Tier::Night(Part::A), generated),
-    Step("doc", Tier::Night(Part::A), doc),
+    Step("fmt", Quick, Call(fmt)),
+    Step("tidy", Quick, Xtask("tidy")),
+    Step("ebpf --check", Quick, Xtask("ebpf --check")),
     Step(
-        "miri",
-        Tier::Night(Part::A),
-        |workspace| match miri::availability() {
-            Ok(()) => all(miri::run(workspace)),
-            Err(why) => Ok(Ran::Nothing(why)),
-        },
+        "clippy",
+        Quick,
+        Cargo(&["clippy", "--quiet", "--all-targets", "--", "-D", "warnings"]),
     ),
+    Step("unit tests", OnlyQuick, Xtask("test --quick")),
+    Step("test", Gate, Xtask("test")),
+    Step("loom", Gate, Xtask("loom")),
+    Step("build --release", Gate, RELEASE),
+    Step("demo --once", Gate, Cargo(DEMO)),
+    Step("vm", Night(Part::A), Call(kernels)),
+    Step("codegen --check", Night(Part::A), Call(generated)),
     Step(
-        "fuzz",
-        Tier::Night(Part::A),
-        |workspace| match fuzz::availability(workspace) {
-            Ok(()) => all(fuzz::run(workspace, &fuzz::Args::all_for(FUZZ_SECONDS))),
-            Err(why) => Ok(Ran::Nothing(why)),
-        },
+        "clippy without features",
+        Night(Part::A),
+        Cargo(&[
+            "clippy",
+            "--quiet",
+            "--package=adit",
+            "--no-default-features",
+            "--bins",
+            "--",
+            "-D",
+            "warnings",
+        ]),
     ),
-    Step("check for aarch64", Tier::Night(Part::A), aarch64),
-    Step("static", Tier::Night(Part::A), |workspace| {
-        all(static_binary::run(workspace))
-    }),
-    Step("deny", Tier::Night(Part::A), deny),
-    Step("test --nightly", Tier::Night(Part::B), |workspace| {
-        all(test::run(workspace, &test::Args::for_night()))
-    }),
-    Step("test at scale", Tier::Night(Part::B), |workspace| {
-        build_release(workspace)?;
-        all(test::at_scale(workspace))
-    }),
-    Step("e2e", Tier::Night(Part::B), e2e::run),
-    Step("isolation", Tier::Night(Part::B), isolation),
-    Step("overhead of accounting", Tier::Night(Part::B), accounting),
-    Step("perf guard", Tier::Night(Part::B), |workspace| {
-        all(perf::run(
-            workspace,
-            &perf::Args::parse("--guard --quick --planted")?,
-        ))
-    }),
+    Step("doc", Night(Part::A), Call(doc)),
+    Step("miri", Night(Part::A), Call(miri)),
+    Step("fuzz", Night(Part::A), Call(fuzz)),
+    Step("check for aarch64", Night(Part::A), Call(aarch64)),
+    Step("static", Night(Part::A), Xtask("static")),
+    Step("deny", Night(Part::A), Call(deny)),
+    Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
+    Step("test at scale", Night(Part::B), Call(at_scale)),
+    Step("e2e", Night(Part::B), Call(e2e::run)),
+    Step("isolation", Night(Part::B), Call(isolation)),
+    Step("overhead of accounting", Night(Part::B), Call(accounting)),
+    Step(
+        "perf guard",
+        Night(Part::B),
+        Xtask("perf --guard --quick --planted"),
+    ),
     // Behind the guard, which has built the commit before.
     Step(
         "interop with the commit before",
-        Tier::Night(Part::B),
-        |workspace| {
-            let (commit, binary) = perf::commit_before(workspace)?;
-            println!("the commit before: {commit}");
-            all(test::beside(workspace, &binary))
-        },
+        Night(Part::B),
+        Call(beside),
     ),
 ];
 
@@ -151,7 +149,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         if !args.asks_for(*tier) || args.skip.iter().any(|skipped| skipped == name) {
             continue;
         }
-        steps.run_if_possible(name, || work(workspace));
+        steps.run_if_possible(name, || work.run(workspace));
     }
     let goal = if args.nightly { NIGHT_GOAL } else { GATE_GOAL };
     if steps.elapsed() > goal {
@@ -164,136 +162,143 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 impl Args {
     fn asks_for(&self, tier: Tier) -> bool {
         match tier {
-            Tier::OnlyQuick => self.quick,
-            Tier::Quick => !self.nightly,
-            Tier::Gate => !self.nightly && !self.quick,
-            Tier::Night(part) => self.nightly && self.part.is_none_or(|only| only == part),
+            OnlyQuick => self.quick,
+            Quick => !self.nightly,
+            Gate => !self.nightly && !self.quick,
+            Night(part) => self.nightly && self.part.is_none_or(|only| only == part),
         }
     }
 }
 
-/// What ran, ran whole.
-fn all(outcome: anyhow::Result<()>) -> anyhow::Result<Ran> {
-    outcome.map(|()| Ran::All)
+impl Work {
+    fn run(&self, workspace: &Workspace) -> anyhow::Result<Outcome> {
+        match self {
+            Xtask(line) => run_line(workspace, line)?,
+            Cargo(args) => run_command(&mut workspace.cargo(args), BUILD)?,
+            Call(work) => return work(workspace),
+        }
+        Ok(Outcome::Done)
+    }
 }
 
-fn cargo(workspace: &Workspace, args: &[&str], limit: Duration) -> anyhow::Result<Ran> {
-    all(run_command(&mut workspace.cargo(args), limit))
-}
-
-fn fmt(workspace: &Workspace) -> anyhow::Result<Ran> {
-    cargo(workspace, &["fmt", "--all", "--check"], BUILD)?;
+fn fmt(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    Cargo(&["fmt", "--all", "--check"]).run(workspace)?;
     // A workspace of its own.
     let manifest = "ebpf-programs/programs/Cargo.toml";
-    cargo(
-        workspace,
-        &["fmt", "--manifest-path", manifest, "--check"],
-        BUILD,
-    )
-}
-
-fn clippy(workspace: &Workspace, packages: &[&str]) -> anyhow::Result<Ran> {
-    let mut command = workspace.cargo(&["clippy", "--quiet", "--all-targets"]);
-    command.args(packages).args(["--", "-D", "warnings"]);
-    all(run_command(&mut command, BUILD))
-}
-
-/// Without `--package`, as the demo is run: alone it would have other features of what it uses, and be built twice.
-fn build_release(workspace: &Workspace) -> anyhow::Result<Ran> {
-    cargo(
-        workspace,
-        &["build", "--quiet", "--release", "--bin", "adit"],
-        BUILD,
-    )
-}
-
-fn demo(workspace: &Workspace) -> anyhow::Result<Ran> {
-    cargo(workspace, &[&DEMO_COMMAND[..], &["--once"]].concat(), DEMO)
+    let mut programs = workspace.cargo(&["fmt", "--check", "--manifest-path", manifest]);
+    run_command(&mut programs, BUILD).map(|()| Outcome::Done)
 }
 
 /// Documentation, and the examples in it.
-fn doc(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn doc(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let mut doc = workspace.cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)?;
-    cargo(
-        workspace,
-        &["test", "--quiet", "--workspace", "--doc"],
-        BUILD,
-    )
+    Cargo(&["test", "--quiet", "--workspace", "--doc"]).run(workspace)
 }
 
 /// The generator of the protobuf code, which is built for nothing else, and what it makes.
-fn generated(workspace: &Workspace) -> anyhow::Result<Ran> {
-    clippy(workspace, &["--package", "codegen"])?;
-    all(codegen::run(workspace, &codegen::Args { check: true }))
+fn generated(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    let args = &[
+        "clippy",
+        "--quiet",
+        "--all-targets",
+        "--package",
+        "codegen",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    Cargo(args).run(workspace)?;
+    Xtask("codegen --check").run(workspace)
+}
+
+fn miri(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    match miri::availability() {
+        Ok(()) => Xtask("miri").run(workspace),
+        Err(why) => Ok(Outcome::Skipped(why)),
+    }
+}
+
+fn fuzz(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    match fuzz::availability(workspace) {
+        Ok(()) => Xtask("fuzz --seconds=30").run(workspace),
+        Err(why) => Ok(Outcome::Skipped(why)),
+    }
+}
+
+fn at_scale(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    RELEASE.run(workspace)?;
+    test::at_scale(workspace).map(|()| Outcome::Done)
+}
+
+fn beside(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    let (commit, binary) = perf::commit_before(workspace)?;
+    println!("the commit before: {commit}");
+    test::beside(workspace, &binary).map(|()| Outcome::Done)
 }
 
 /// Whether the program compiles for the other processor of data centres, where rustup has or can fetch its library and there
 /// is a C compiler for its cryptography.
-fn aarch64(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn aarch64(workspace: &Workspace) -> anyhow::Result<Outcome> {
     const TARGET: &str = "aarch64-unknown-linux-gnu";
     let mut add = Command::new("rustup");
     add.args(["--quiet", "target", "add", TARGET]);
     if let Err(error) = run_command(&mut add, steps::MINUTES_5) {
-        return Ok(Ran::Nothing(format!("no library of {TARGET}: {error:#}")));
+        return Ok(Outcome::Skipped(format!(
+            "no library of {TARGET}: {error:#}"
+        )));
     }
     let mut check = workspace.cargo(&["check", "--quiet", "--target", TARGET]);
     for package in ["adit-core", "adit-relay", "adit-ebpf-abi"] {
         check.args(["--package", package]);
     }
-    let compiler = Command::new("aarch64-linux-gnu-gcc")
-        .arg("--version")
-        .output();
-    if compiler.is_ok() {
+    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
+    if steps::first_line(compiler.arg("--version")).is_some() {
         check.args(["--package", "adit"]);
     } else {
         println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
     }
-    all(run_command(&mut check, BUILD))
+    run_command(&mut check, BUILD).map(|()| Outcome::Done)
 }
 
 /// Boots all kernels. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.
-fn kernels(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
     // `.ci/run` has said why it could not be installed.
     if let Err(why) = vm::availability() {
-        return Ok(Ran::Nothing(why));
+        return Ok(Outcome::Skipped(why));
     }
     match vm::fetched(workspace) {
-        Ok(()) => all(vm::run(workspace, &vm::Args::for_night())),
-        Err(error) => Ok(Ran::Nothing(format!(
+        Ok(()) => Xtask("vm --all").run(workspace),
+        Err(error) => Ok(Outcome::Skipped(format!(
             "no kernel could be fetched: {error:#}"
         ))),
     }
 }
 
 /// Whether stalled readers leave others alone, in the dialects whose load can be made here.
-fn isolation(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn isolation(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if let Err(why) = perf::go_toolchain() {
         println!("isolation of grpc-go: SKIPPED: {why}");
     }
-    let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
-    all(perf::run(workspace, &perf::Args::parse(line)?))
+    Xtask("perf --quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check")
+        .run(workspace)
 }
 
 /// Whether accounting costs an echo or a transfer more than it may, where the kernel lets it be measured.
-fn accounting(workspace: &Workspace) -> anyhow::Result<Ran> {
+fn accounting(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if let Some(why) = perf::why_not_accounted(workspace)? {
-        return Ok(Ran::Nothing(why));
+        return Ok(Outcome::Skipped(why));
     }
-    let line = "--scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
-    all(perf::run(workspace, &perf::Args::parse(line)?))
+    let line = "perf --scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
+    Xtask(line).run(workspace)
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.
-fn deny(workspace: &Workspace) -> anyhow::Result<Ran> {
-    let found = Command::new("cargo-deny")
-        .arg("--version")
-        .output()
-        .is_ok_and(|out| out.status.success());
-    if !found {
-        return Ok(Ran::Nothing("cargo-deny is not installed".to_owned()));
+fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    if steps::first_line(Command::new("cargo-deny").arg("--version")).is_none() {
+        return Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()));
     }
-    cargo(workspace, &["deny", "check"], steps::MINUTES_5)
+    Cargo(&["deny", "check"]).run(workspace)
 }
 
 #[cfg(test)]
@@ -303,7 +308,8 @@ mod tests {
     #[test]
     fn the_demo_is_run_as_the_readme_says() {
         let readme = Workspace::here().unwrap().text("README.md").unwrap();
-        let command = format!("\ncargo {} ", DEMO_COMMAND.join(" "));
+        let command = format!("\ncargo {}", DEMO.join(" "));
+        let command = command.replace("--once", "");
         assert!(readme.unwrap().contains(&command), "{command}");
     }
 
@@ -319,8 +325,20 @@ mod tests {
         assert!(
             STEPS
                 .iter()
-                .any(|Step(name, tier, _)| *name == "test" && *tier == Tier::Gate)
+                .any(|Step(name, tier, _)| *name == "test" && *tier == Gate)
         );
+    }
+
+    #[test]
+    fn commands_of_steps_can_be_typed() {
+        use clap::Parser as _;
+
+        for Step(name, _, work) in STEPS {
+            if let Xtask(line) = work {
+                let words = std::iter::once("xtask").chain(line.split_whitespace());
+                assert!(crate::Cli::try_parse_from(words).is_ok(), "{name}: {line}");
+            }
+        }
     }
 
     #[test]

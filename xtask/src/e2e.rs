@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::steps::{Ran, run_command};
+use crate::steps::{Outcome, first_line, run_command};
 use crate::test;
 use crate::workspace::Workspace;
 
@@ -25,15 +25,14 @@ const BUILD: Duration = Duration::from_secs(30 * 60);
 ///
 /// # Errors
 /// When something does not build, or a test fails.
-pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Ran> {
-    let has_go = Command::new("go").arg("version").output();
-    if !has_go.is_ok_and(|output| output.status.success()) {
-        return Ok(Ran::Nothing("no Go toolchain on PATH".to_owned()));
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    if first_line(Command::new("go").arg("version")).is_none() {
+        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
     }
     let programs = workspace.target().join("e2e");
     build(workspace, &programs)?;
     test::end_to_end(workspace, &programs)?;
-    Ok(Ran::All)
+    Ok(Outcome::Done)
 }
 
 /// Go knows itself what is to be built anew.

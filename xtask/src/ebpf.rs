@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::fuzz::{NIGHTLY, rustup_run};
-use crate::steps::run_command;
+use crate::steps::{first_line, run_command};
 use crate::workspace::Workspace;
 
 const PROGRAMS: &str = "ebpf-programs/programs";
@@ -39,16 +39,6 @@ pub(crate) struct Args {
     fresh: bool,
 }
 
-impl Args {
-    /// As CI runs it.
-    pub(crate) fn only_check() -> Self {
-        Self {
-            check: true,
-            fresh: false,
-        }
-    }
-}
-
 /// What made an object of what.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -71,6 +61,13 @@ pub(crate) struct Toolchain {
     bpf_linker: String,
 }
 
+impl std::fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rustc, bpf_linker } = self;
+        write!(f, "rustc {rustc} and bpf-linker {bpf_linker}")
+    }
+}
+
 /// Rebuilds the object, or checks it.
 ///
 /// # Errors
@@ -85,7 +82,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     // Before the build, which takes minutes, and nobody would take what it makes.
     ensure!(
         args.fresh || toolchain == pinned,
-        "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions as ebpf-programs/README.md says, build beside \
+        "{PINS} pins {pinned}, but here is {toolchain}: install the pinned versions as ebpf-programs/README.md says, build beside \
          the committed object with `--fresh`, or change the pins in a commit of their own"
     );
     let built = build(workspace, &compiler)?;
@@ -95,8 +92,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let folder = workspace.path("ebpf-programs/prebuilt");
     std::fs::create_dir_all(folder).context("create the folder of the object")?;
+    let object = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+    std::fs::write(workspace.path(OBJECT), &object).with_context(|| format!("write {OBJECT}"))?;
+    println!("{OBJECT}: {} bytes", object.len());
     let manifest = Manifest {
-        object: taken(workspace, &built, OBJECT)?,
+        object: hash_of(workspace, OBJECT)?,
         sources: sources(workspace)?,
         lock: hash_of(workspace, LOCK)?,
         toolchain,
@@ -104,14 +104,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     std::fs::write(workspace.path(MANIFEST), written(&manifest))
         .with_context(|| format!("write {MANIFEST}"))?;
     Ok(())
-}
-
-/// Takes over a built object, and gives its hash.
-fn taken(workspace: &Workspace, built: &Path, to: &str) -> anyhow::Result<String> {
-    let object = std::fs::read(built).with_context(|| format!("read {}", built.display()))?;
-    std::fs::write(workspace.path(to), &object).with_context(|| format!("write {to}"))?;
-    println!("{to}: {} bytes", object.len());
-    Ok(hex(&object))
 }
 
 /// Fails when anything changed since the committed object was built.
@@ -166,7 +158,7 @@ fn compiler(pinned: &Toolchain) -> String {
 
 /// What a toolchain of rustup's says of its compiler.
 fn version_of(name: &str) -> Option<String> {
-    answer(rustup_run(name).args(["rustc", "--version"]))
+    first_line(rustup_run(name).args(["rustc", "--version"]))
 }
 
 /// `nightly` and then each dated one: the first whose compiler is of this version, or `nightly` if none is.
@@ -208,7 +200,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
             "no nightly toolchain: `rustup toolchain install {name} --profile minimal --component rust-src`"
         )
     })?;
-    let sysroot = answer(rustup_run(name).args(["rustc", "--print", "sysroot"]));
+    let sysroot = first_line(rustup_run(name).args(["rustc", "--print", "sysroot"]));
     let sysroot = sysroot.unwrap_or_default();
     let own = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock");
     if !own.is_file() && std::env::var_os(LIBRARY_VARIABLE).is_none() {
@@ -217,7 +209,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
              your distribution's package in {LIBRARY_VARIABLE}"
         ));
     }
-    let linker = answer(Command::new("bpf-linker").arg("--version"))
+    let linker = first_line(Command::new("bpf-linker").arg("--version"))
         .ok_or_else(|| "no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
     Ok(Toolchain {
         rustc: stripped(&rustc, "rustc"),
@@ -288,20 +280,12 @@ fn sources(workspace: &Workspace) -> anyhow::Result<String> {
         hasher.update(bytes.len().to_le_bytes());
         hasher.update(&bytes);
     }
-    Ok(text_of(&hasher.finalize()))
+    Ok(format!("{:x}", hasher.finalize()))
 }
 
 fn hash_of(workspace: &Workspace, file: &str) -> anyhow::Result<String> {
     let bytes = std::fs::read(workspace.path(file)).with_context(|| format!("read {file}"))?;
-    Ok(hex(&bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    text_of(&Sha256::digest(bytes))
-}
-
-fn text_of(hash: &[u8]) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(format!("{:x}", Sha256::digest(bytes)))
 }
 
 fn written(manifest: &Manifest) -> String {
@@ -315,16 +299,6 @@ fn written(manifest: &Manifest) -> String {
         "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
          rustc = \"{rustc}\"\nbpf-linker = \"{bpf_linker}\"\n"
     )
-}
-
-/// The first line a program prints, if it runs and succeeds.
-fn answer(command: &mut Command) -> Option<String> {
-    let output = command
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    text.lines().next().map(|line| line.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -383,7 +357,10 @@ mod tests {
     #[test]
     fn the_hash_is_that_of_the_object_or_an_error() {
         let (_folder, workspace) = tree();
-        assert_eq!(object_hash(&workspace).unwrap(), hex(b"object"));
+        assert_eq!(
+            object_hash(&workspace).unwrap(),
+            hash_of(&workspace, OBJECT).unwrap()
+        );
         std::fs::write(workspace.path(OBJECT), "another").unwrap();
         let error = object_hash(&workspace).unwrap_err().to_string();
         assert!(error.contains("another object"), "{error}");

@@ -1,12 +1,13 @@
 //! `cargo xtask fuzz`: runs the fuzz targets for a bounded time each. They need a nightly toolchain and
 //! cargo-fuzz; the recorded inputs are replayed by plain tests on stable.
 
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::steps::{Steps, in_ci, run_command};
+use crate::steps::{Steps, first_line, in_ci, run_command};
 use crate::workspace::Workspace;
 
 /// The folder of the fuzz package, outside the workspace because it builds with nightly only.
@@ -24,22 +25,12 @@ pub(crate) struct Args {
     target: Option<String>,
 }
 
-impl Args {
-    /// All targets, each for so many seconds.
-    pub(crate) fn all_for(seconds: u64) -> Self {
-        Self {
-            seconds,
-            target: None,
-        }
-    }
-}
-
 /// Whether fuzzing can run here; otherwise what is missing.
 pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
     if !workspace.path(FOLDER).join("Cargo.toml").is_file() {
         return Err(format!("{FOLDER} holds no fuzz package"));
     }
-    if !answers(nightly().args(["rustc", "--version"])) {
+    if first_line(nightly().args(["rustc", "--version"])).is_none() {
         return Err(
             "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned(),
         );
@@ -91,24 +82,19 @@ fn fuzz_side_by_side(
     seconds: u64,
 ) -> anyhow::Result<()> {
     let failed: Vec<String> = std::thread::scope(|scope| {
+        let fuzz = |target: &String| {
+            let outcome = fuzz_one(workspace, target, seconds);
+            outcome.err().map(|error| format!("{target}: {error:#}"))
+        };
         let running: Vec<_> = targets
             .iter()
-            .map(|target| {
-                let fuzzing = scope.spawn(move || fuzz_one(workspace, target, seconds));
-                (target, fuzzing)
-            })
+            .map(|target| scope.spawn(move || fuzz(target)))
             .collect();
-        let outcome = |(target, fuzzing): (
-            &String,
-            std::thread::ScopedJoinHandle<'_, anyhow::Result<()>>,
-        )| {
-            match fuzzing.join() {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(format!("{target}: {error:#}")),
-                Err(_panic) => Some(format!("{target}: its thread panicked")),
-            }
-        };
-        running.into_iter().filter_map(outcome).collect()
+        let panicked = |_panic| Some("a thread panicked".to_owned());
+        let outcomes = running
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(panicked));
+        outcomes.flatten().collect()
     });
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
@@ -136,14 +122,13 @@ fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result
 
 /// The binaries the fuzz package declares.
 fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let folder = workspace.path(FOLDER).join("fuzz_targets");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        names.extend(name.strip_suffix(".rs").map(str::to_owned));
-    }
-    names.sort();
-    ensure!(!names.is_empty(), "{} holds no targets", folder.display());
+    let folder = format!("{FOLDER}/fuzz_targets");
+    let files = workspace.files(&folder)?;
+    let names = files
+        .iter()
+        .filter_map(|file| Path::new(file).file_stem()?.to_str());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    ensure!(!names.is_empty(), "{folder} holds no targets");
     Ok(names)
 }
 
@@ -181,7 +166,7 @@ fn cargo_fuzz(workspace: &Workspace) -> Command {
 }
 
 fn has_cargo_fuzz(workspace: &Workspace) -> bool {
-    answers(cargo_fuzz(workspace).arg("--version"))
+    first_line(cargo_fuzz(workspace).arg("--version")).is_some()
 }
 
 fn install(workspace: &Workspace) -> anyhow::Result<()> {
@@ -192,14 +177,4 @@ fn install(workspace: &Workspace) -> anyhow::Result<()> {
         .arg(&root)
         .env("CARGO_TARGET_DIR", root.join("build"));
     run_command(&mut command, BUILD).context("install cargo-fuzz")
-}
-
-/// Whether a tool is there and works.
-pub(crate) fn answers(command: &mut Command) -> bool {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success())
 }

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::steps::Ran;
+use crate::steps::Outcome;
 use crate::workspace::Workspace;
 
 /// Builds, checks, tests and generates everything in this repository.
@@ -72,22 +72,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = Workspace::here().and_then(|workspace| match cli.command {
-        Command::Test(args) => test::run(&workspace, &args),
-        Command::Ci(args) => ci::run(&workspace, &args),
-        Command::Tidy => tidy::run(&workspace),
-        Command::Codegen(args) => codegen::run(&workspace, &args),
-        Command::Docs => docs::run(&workspace),
-        Command::Ebpf(args) => ebpf::run(&workspace, &args),
-        Command::Fuzz(args) => fuzz::run(&workspace, &args),
-        Command::Loom => loom::run(&workspace),
-        Command::Miri => miri::run(&workspace),
-        Command::Perf(args) => perf::run(&workspace, &args),
-        Command::E2e => e2e::run(&workspace).and_then(Ran::expect_all),
-        Command::Static => static_binary::run(&workspace),
-        Command::Vm(args) => vm::run(&workspace, &args),
-        Command::Setup(args) => setup::run(&workspace, &args),
-    });
+    let outcome = Workspace::here().and_then(|workspace| run(&workspace, cli));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -95,4 +80,32 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Test(args) => test::run(workspace, &args),
+        Command::Ci(args) => ci::run(workspace, &args),
+        Command::Tidy => tidy::run(workspace),
+        Command::Codegen(args) => codegen::run(workspace, &args),
+        Command::Docs => docs::run(workspace),
+        Command::Ebpf(args) => ebpf::run(workspace, &args),
+        Command::Fuzz(args) => fuzz::run(workspace, &args),
+        Command::Loom => loom::run(workspace),
+        Command::Miri => miri::run(workspace),
+        Command::Perf(args) => perf::run(workspace, &args),
+        Command::E2e => e2e::run(workspace).and_then(Outcome::expect_done),
+        Command::Static => static_binary::run(workspace),
+        Command::Vm(args) => vm::run(workspace, &args),
+        Command::Setup(args) => setup::run(workspace, &args),
+    }
+}
+
+/// Runs a command as if it was typed behind `cargo xtask`.
+///
+/// # Errors
+/// It is none, or fails.
+fn run_line(workspace: &Workspace, line: &str) -> anyhow::Result<()> {
+    let words = std::iter::once("xtask").chain(line.split_whitespace());
+    run(workspace, Cli::try_parse_from(words)?)
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use crate::fuzz::{answers, nightly};
-use crate::steps::run_command;
+use crate::fuzz::nightly;
+use crate::steps::{first_line, run_command};
 use crate::workspace::Workspace;
 
 /// Longest time to build miri's standard library and to run the tests.
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whether miri can run here; otherwise what is missing.
 pub(crate) fn availability() -> Result<(), String> {
-    if answers(nightly().args(["cargo", "miri", "--version"])) {
+    if first_line(nightly().args(["cargo", "miri", "--version"])).is_some() {
         return Ok(());
     }
     Err(

@@ -3,24 +3,20 @@
 //! Server, agent, target and load tool are processes of their own. The peers take turns round by round, so that
 //! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
 
-mod accounting;
 mod guard;
+mod host;
 mod instructions;
 mod long_path;
-mod machine;
 mod markdown;
-mod nightly;
-mod opened;
+mod measurement;
 mod peer;
 mod plot;
 mod process;
-mod processors;
 mod programs;
 mod results;
 mod rows;
 mod scenario;
 mod syscalls;
-mod turn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,16 +24,20 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
-pub(crate) use accounting::why_not_accounted;
 pub(crate) use guard::commit_before;
-use machine::Machine;
-use processors::Confined;
+pub(crate) use host::why_not_accounted;
+use host::{Confined, Machine};
+use peer::Peer;
 use programs::Programs;
 pub(crate) use programs::go_toolchain;
-use results::{Entry, Results};
-use scenario::{Scenario, Way};
+use results::{Entry, Results, State};
+use scenario::{Dialect, Scenario};
 
+use crate::steps::Steps;
 use crate::workspace::Workspace;
+
+/// The short form of another scenario, which `--nightly` leaves out.
+const QUICK: &str = "quick";
 
 /// What the command line asks for; the scenario file says the rest.
 #[derive(Debug, clap::Args)]
@@ -61,8 +61,8 @@ pub(crate) struct Args {
     #[arg(long, alias = "makers", value_delimiter = ',')]
     peers: Vec<String>,
     /// Dialects in place of the scenario's, with commas between.
-    #[arg(long, alias = "modes", value_delimiter = ',')]
-    ways: Vec<Way>,
+    #[arg(long = "ways", alias = "modes", value_delimiter = ',')]
+    dialects: Vec<Dialect>,
     /// Only these measurements, with commas between.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -80,14 +80,14 @@ pub(crate) struct Args {
     #[arg(long, requires = "guard")]
     planted: bool,
     /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "adit"])]
+    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "adit"])]
     instructions: bool,
     /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "check"])]
     syscalls: bool,
     /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
     /// two hours.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "dialects", "only", "check"])]
     nightly: bool,
     /// Draw the pictures of a `perf.json` anew, beside it; nothing is measured.
     #[arg(long, value_name = "FILE", exclusive = true)]
@@ -95,27 +95,14 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As if typed.
-    ///
-    /// # Errors
-    /// What typing it would say.
-    pub(crate) fn parse(line: &str) -> anyhow::Result<Self> {
-        use clap::{Args as _, FromArgMatches as _};
-        let command = Self::augment_args(clap::Command::new("perf"));
-        let words = std::iter::once("perf").chain(line.split_whitespace());
-        Ok(Self::from_arg_matches(
-            &command.try_get_matches_from(words)?,
-        )?)
-    }
-
     /// The scenario, with what the command line puts in place of its values.
     fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
-        let name = if self.quick { "quick" } else { &self.scenario };
-        self.of_name(workspace, name)
+        let name = if self.quick { QUICK } else { &self.scenario };
+        self.named(workspace, name)
     }
 
-    /// That of a name, or of a path, with the same.
-    fn of_name(&self, workspace: &Workspace, name: &str) -> anyhow::Result<Scenario> {
+    /// The scenario of a name or of a path, with the same.
+    fn named(&self, workspace: &Workspace, name: &str) -> anyhow::Result<Scenario> {
         let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
         let path = if own.is_file() {
             own
@@ -129,8 +116,8 @@ impl Args {
         if !self.peers.is_empty() {
             scenario.peers.clone_from(&self.peers);
         }
-        if !self.ways.is_empty() {
-            scenario.ways.clone_from(&self.ways);
+        if !self.dialects.is_empty() {
+            scenario.dialects.clone_from(&self.dialects);
         }
         if !self.only.is_empty() {
             scenario.load.measurements.clone_from(&self.only);
@@ -158,11 +145,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         return syscalls::run(workspace, args.adit.clone());
     }
     if args.nightly {
-        return nightly::run(workspace, args);
+        return nightly(workspace, args);
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    if args.check && scenario.ways.contains(&Way::GrpcGo) && go_toolchain().is_ok() {
+    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go_toolchain().is_ok() {
         // A dialect that is missing fails no check. So where there is Go, what it is needed for has to build.
         programs.go_load()?;
     }
@@ -170,10 +157,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let doubtful = [results.disturbed(), results.costly()].concat();
     if args.check && !doubtful.is_empty() {
         // A host that others share: what counts then is the longer measurement, as a whole.
-        eprintln!(
-            "perf: once more, with twice the rounds: {}",
-            doubtful.join(", ")
-        );
+        let doubtful = doubtful.join(", ");
+        eprintln!("perf: once more, with twice the rounds: {doubtful}");
         scenario.rounds *= 2;
         (results, _) = measure(&programs, &scenario, &programs.out)?;
     }
@@ -181,6 +166,51 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         check(&results)?;
     }
     Ok(())
+}
+
+/// Every scenario of the repository but [`QUICK`], one after the other, into one folder. One that fails does not stop the next
+/// ones.
+fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    // Before anything is measured: a mistake in the last one would be found hours later.
+    let mut scenarios = Vec::new();
+    for file in workspace.files("perf/scenarios")? {
+        let name = Path::new(&file).file_stem().unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        if name != QUICK {
+            scenarios.push((args.named(workspace, &name)?, name));
+        }
+    }
+    let programs = Programs::new(workspace, args.adit.clone())?;
+    let folder = programs.out.join("nightly");
+    // What another commit left there must not be taken for this one's.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    let mut steps = Steps::new();
+    let mut report = String::new();
+    for (scenario, name) in &scenarios {
+        steps.run(name, || {
+            let out = folder.join(name);
+            fs::create_dir_all(&out)?;
+            let (_results, table) = measure(&programs, scenario, &out)?;
+            report.push_str(&format!("## {name}\n\n{table}\n"));
+            // At once: a night that ends early leaves what it has.
+            fs::write(folder.join("perf.md"), &report)?;
+            Ok(())
+        });
+    }
+    steps.finish()
+}
+
+/// What is written for machines.
+#[derive(serde::Serialize)]
+struct Report<'a> {
+    title: &'a str,
+    machine: Machine,
+    seconds: u64,
+    processors: Option<usize>,
+    #[serde(flatten)]
+    results: &'a Results,
 }
 
 /// Measures a scenario, and writes its table, numbers and pictures to a folder. Also returns the table.
@@ -203,15 +233,16 @@ fn measure(
         scenario.title, scenario.rounds, scenario.load.seconds
     );
     let table = markdown::report(&results, &heading);
-    let mut json = results.for_machines();
-    if let Some(fields) = json.as_object_mut() {
-        fields.insert("title".to_owned(), scenario.title.clone().into());
-        fields.insert("machine".to_owned(), serde_json::to_value(&machine)?);
-        fields.insert("seconds".to_owned(), took.into());
-        fields.insert("processors".to_owned(), scenario.processors.into());
-    }
     fs::write(out.join("perf.md"), &table)?;
-    fs::write(out.join("perf.json"), serde_json::to_string_pretty(&json)?)?;
+    let report = Report {
+        title: &scenario.title,
+        machine,
+        seconds: took,
+        processors: scenario.processors,
+        results: &results,
+    };
+    let json = serde_json::to_string_pretty(&report)?;
+    fs::write(out.join("perf.json"), json)?;
     println!("{table}");
     forget_pictures(out)?;
     let pictures = plot::draw(&results, out)?;
@@ -226,7 +257,7 @@ fn measure(
 /// Draws what a file of results has numbers for, beside it.
 fn draw_again(file: &Path) -> anyhow::Result<()> {
     let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let results = Results::from_machines(&text)
+    let results: Results = serde_json::from_str(&text)
         .with_context(|| format!("{} is no perf.json of a run", file.display()))?;
     let folder = file.parent().unwrap_or_else(|| Path::new(""));
     for picture in plot::draw(&results, folder)? {
@@ -251,54 +282,54 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     let mut results = Results::default();
     let mut peers = Vec::new();
     for name in &scenario.peers {
-        let found = peer::find(name, programs, scenario);
-        let state = match &found {
-            Ok(peer) => Ok(peer.version()),
-            Err(why) => Err(format!("{why:#}")),
+        let state = match peer::find(name, programs, Some(scenario)) {
+            Ok(peer) => {
+                let version = peer.version.clone();
+                peers.push(peer);
+                State::Version(version)
+            }
+            Err(why) => {
+                eprintln!("perf: {name} is missing: {why:#}");
+                State::Missing(format!("{why:#}"))
+            }
         };
-        if let Err(why) = &state {
-            eprintln!("perf: {name} is missing: {why}");
-        }
         let name = name.clone();
         results.peers.push(Entry { name, state });
-        peers.extend(found.ok());
     }
-    let mut turns: Vec<(&dyn peer::Peer, Way)> = Vec::new();
+    let mut runs: Vec<(&Peer, Dialect)> = Vec::new();
     for peer in &peers {
-        let ways = peer.ways(&scenario.ways);
-        turns.extend(ways.into_iter().map(|way| (peer.as_ref(), way)));
+        let dialects = peer.dialects(&scenario.dialects);
+        runs.extend(dialects.into_iter().map(|dialect| (peer, dialect)));
     }
-    let go_load = go_load(&mut turns, &mut results, || programs.go_load());
-    ensure!(!turns.is_empty(), "no peer can be measured here");
+    let go_load = go_load(&mut runs, &mut results, || programs.go_load());
+    ensure!(!runs.is_empty(), "no peer can be measured here");
     // Behind the builds, which take all there are.
     let _confined = scenario.processors.map(Confined::to).transpose()?;
     let begin = Instant::now();
-    let all = scenario.rounds * turns.len();
+    let all = scenario.rounds * runs.len();
     let mut done = 0;
+    let tools = measurement::Tools {
+        load: programs.load(),
+        go_load: go_load.as_deref(),
+    };
+    let (parts, path) = (scenario.load.parts(), scenario.path.as_ref());
     for round in 1..=scenario.rounds {
-        for at in 0..turns.len() {
-            // Each round begins with another peer, so that none always follows the same one.
-            let Some((peer, way)) = turns.get((at + round - 1) % turns.len()) else {
-                continue;
-            };
+        // Each round begins with another peer, so that none always follows the same one.
+        let from = (round - 1) % runs.len();
+        for (peer, dialect) in runs.iter().cycle().skip(from).take(runs.len()) {
             eprintln!(
                 "perf: round {round}/{}, {} {} ({done} of {all} done, {} s)",
                 scenario.rounds,
-                peer.name(),
-                way.name(),
+                peer.name,
+                dialect.name(),
                 begin.elapsed().as_secs()
             );
-            let tools = turn::Tools {
-                load: programs.load(),
-                go_load: go_load.as_deref(),
-            };
-            let parts = scenario.load.parts();
-            let path = scenario.path.as_ref();
-            for (measurement, outcome) in turn::measure(tools, *peer, *way, &parts, path) {
+            for (measurement, outcome) in measurement::measure(tools, peer, *dialect, &parts, path)
+            {
                 if let Err(why) = &outcome {
-                    eprintln!("perf: {} {measurement} failed: {why}", peer.name());
+                    eprintln!("perf: {} {measurement} failed: {why}", peer.name);
                 }
-                results.add((peer.name(), *way), round, measurement, outcome);
+                results.add((&peer.name, *dialect), round, measurement, outcome);
             }
             done += 1;
         }
@@ -306,22 +337,22 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     Ok((results, begin.elapsed().as_secs()))
 }
 
-/// The Go load tool, if some turn needs it. Where it cannot be had, those turns are taken out, and the report says why.
+/// The Go load tool, if some turn needs it. Where it cannot be had, those runs are taken out, and the report says why.
 fn go_load<P>(
-    turns: &mut Vec<(P, Way)>,
+    runs: &mut Vec<(P, Dialect)>,
     results: &mut Results,
     build: impl FnOnce() -> anyhow::Result<PathBuf>,
 ) -> Option<PathBuf> {
-    if turns.iter().all(|(_, way)| *way != Way::GrpcGo) {
+    if runs.iter().all(|(_, dialect)| *dialect != Dialect::GrpcGo) {
         return None;
     }
     match build() {
         Ok(program) => Some(program),
         Err(error) => {
-            let (name, why) = (Way::GrpcGo.name(), format!("{error:#}"));
+            let (name, why) = (Dialect::GrpcGo.name(), format!("{error:#}"));
             eprintln!("perf: {name} is missing: {why}");
-            turns.retain(|(_, way)| *way != Way::GrpcGo);
-            results.ways_missing.insert(Way::GrpcGo, why);
+            runs.retain(|(_, dialect)| *dialect != Dialect::GrpcGo);
+            results.ways_missing.insert(Dialect::GrpcGo, why);
             None
         }
     }
@@ -333,159 +364,85 @@ fn check(results: &Results) -> anyhow::Result<()> {
         results.has_measured("adit") || results.has_accounted(),
         "--check judges adit, or one peer that is accounted for beside two that are not; neither was measured"
     );
-    let worse = results.worse();
-    ensure!(
-        worse.is_empty(),
-        "worse than upstream: {}",
-        worse.join(", ")
-    );
-    let disturbed = results.disturbed();
-    ensure!(
-        disturbed.is_empty(),
-        "beside stalled readers: {}",
-        disturbed.join(", ")
-    );
-    let costly = results.costly();
-    ensure!(
-        costly.is_empty(),
-        "dearer by accounting: {}",
-        costly.join(", ")
-    );
+    for (what, found) in [
+        ("worse than upstream", results.worse()),
+        ("beside stalled readers", results.disturbed()),
+        ("dearer by accounting", results.costly()),
+    ] {
+        ensure!(found.is_empty(), "{what}: {}", found.join(", "));
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::results::Sample;
     use super::*;
 
-    #[test]
-    fn command_line_replaces_what_the_scenario_says() {
-        let workspace = Workspace::here().unwrap();
-        let args =
-            Args::parse("--quick --rounds=5 --makers=adit --only=isolation --check").unwrap();
-        let scenario = args.scenario(&workspace).unwrap();
-        assert_eq!(scenario.rounds, 5);
-        assert_eq!(scenario.peers, ["adit"]);
-        assert_eq!(scenario.load.measurements, ["isolation"]);
-        assert!(args.check);
+    fn parsed(line: &str) -> anyhow::Result<Args> {
+        use clap::{Args as _, FromArgMatches as _};
+
+        let command = Args::augment_args(clap::Command::new("perf"));
+        let words = std::iter::once("perf").chain(line.split_whitespace());
+        let matches = command.try_get_matches_from(words)?;
+        Ok(Args::from_arg_matches(&matches)?)
+    }
+
+    fn scenario(line: &str) -> anyhow::Result<Scenario> {
+        parsed(line)?.scenario(&Workspace::here()?)
     }
 
     #[test]
-    fn everything_can_be_kept_to_few_processors() {
-        let workspace = Workspace::here().unwrap();
-        for (line, processors) in [
-            ("--scenario=account-cgroups", Some(1)),
-            ("--scenario=account-cgroups --processors=2", Some(2)),
-            ("--scenario=account", None),
-        ] {
-            let scenario = Args::parse(line).unwrap().scenario(&workspace).unwrap();
-            assert_eq!(scenario.processors, processors, "{line}");
-        }
-        let none = Args::parse("--quick --processors=0").unwrap();
-        assert!(none.scenario(&workspace).is_err());
+    fn command_line_replaces_what_the_scenario_says() {
+        let asked = "--quick --rounds=5 --makers=adit --only=isolation --processors=2";
+        let scenario = scenario(asked).unwrap();
+        assert_eq!((scenario.rounds, scenario.processors), (5, Some(2)));
+        assert_eq!(scenario.peers, ["adit"]);
+        assert_eq!(scenario.load.measurements, ["isolation"]);
     }
 
     #[test]
     fn unknown_measurement_is_refused_with_those_there_are() {
-        let workspace = Workspace::here().unwrap();
-        let args = Args::parse("--quick --only=echos").unwrap();
-        let error = format!("{:#}", args.scenario(&workspace).unwrap_err());
+        let error = format!("{:#}", scenario("--quick --only=echos").unwrap_err());
         assert!(
             error.contains("echos") && error.contains("echo,"),
             "{error}"
         );
+        assert!(scenario("--quick --processors=0").is_err());
     }
 
     #[test]
-    fn counting_takes_nothing_from_a_scenario() {
-        assert!(Args::parse("--instructions --check").unwrap().instructions);
-        assert!(Args::parse("--instructions --rounds=5").is_err());
-        assert!(Args::parse("--syscalls --adit=adit").unwrap().syscalls);
-        for one in ["--quick", "--peers=adit", "--instructions", "--nightly"] {
-            assert!(Args::parse(&format!("--syscalls {one}")).is_err(), "{one}");
-        }
-    }
-
-    #[test]
-    fn all_scenarios_are_asked_for_with_what_fits_each_of_them() {
-        let args = Args::parse("--nightly --rounds=1 --seconds=0.1").unwrap();
-        assert!(args.nightly);
-        for one in ["--quick", "--scenario=wan", "--only=bulk", "--guard"] {
-            assert!(Args::parse(&format!("--nightly {one}")).is_err(), "{one}");
+    fn what_runs_nothing_of_a_scenario_takes_nothing_from_it() {
+        for (line, is_right) in [
+            ("--instructions --check", true),
+            ("--instructions --rounds=5", false),
+            ("--syscalls --adit=adit", true),
+            ("--syscalls --peers=adit", false),
+            ("--nightly --rounds=1 --seconds=0.1", true),
+            ("--nightly --only=bulk", false),
+            ("--draw=perf.json", true),
+            ("--draw=perf.json --check", false),
+            ("--planted", false),
+        ] {
+            assert_eq!(parsed(line).is_ok(), is_right, "{line}");
         }
     }
 
     #[test]
     fn without_go_its_dialect_is_missing_and_all_others_have_their_turns() {
-        let all = [
-            ("direct", Way::Tcp),
-            ("adit", Way::GrpcGo),
-            ("adit", Way::HttpConnect),
-        ];
         let mut results = Results::default();
-        let mut turns = all.to_vec();
-        let found = go_load(&mut turns, &mut results, || anyhow::bail!("no Go"));
-        assert_eq!(found, None);
-        assert_eq!(turns, [("direct", Way::Tcp), ("adit", Way::HttpConnect)]);
-        let why = results.ways_missing.get(&Way::GrpcGo);
-        assert_eq!(why.map(String::as_str), Some("no Go"));
-
-        let mut results = Results::default();
-        let mut turns = all.to_vec();
-        let found = go_load(&mut turns, &mut results, || Ok(PathBuf::from("go-load")));
-        assert_eq!(found, Some(PathBuf::from("go-load")));
-        assert_eq!(turns, all);
-        assert!(results.ways_missing.is_empty());
-    }
-
-    #[test]
-    fn nobody_asks_for_go_who_measures_nothing_with_it() {
-        let mut results = Results::default();
-        let mut turns = vec![("adit", Way::Grpc), ("adit", Way::HttpConnect)];
-        let found = go_load(&mut turns, &mut results, || panic!("it is not needed"));
-        assert_eq!((found, turns.len()), (None, 2));
-        assert!(results.ways_missing.is_empty());
-    }
-
-    #[test]
-    fn pictures_are_drawn_anew_beside_the_numbers_of_a_run_and_others_stay() {
-        let folder = tempfile::tempdir().unwrap();
-        let (name, state) = ("adit".to_owned(), Ok("1".to_owned()));
-        let mut results = Results::default();
-        results.peers.push(Entry { name, state });
-        let sample = Sample {
-            values: [("down_8_gbit_s".to_owned(), 9.0)].into(),
-            ..Sample::default()
-        };
-        results.add(("adit", Way::Grpc), 1, "bulk", Ok(sample));
-        let file = folder.path().join("perf.json");
-        fs::write(&file, results.for_machines().to_string()).unwrap();
-        let other = folder.path().join("memory-grpc.svg");
-        fs::write(&other, "of before").unwrap();
-        draw_again(&file).unwrap();
-        let drawn = fs::read_to_string(folder.path().join("throughput-grpc.svg")).unwrap();
-        assert!(drawn.contains("adit"), "{drawn}");
-        assert_eq!(fs::read_to_string(&other).unwrap(), "of before");
-    }
-
-    #[test]
-    fn who_draws_measures_nothing() {
-        assert!(Args::parse("--draw=perf.json").unwrap().draw.is_some());
-        for one in ["--quick", "--scenario=wan", "--check", "--guard"] {
-            let line = format!("--draw=perf.json {one}");
-            assert!(Args::parse(&line).is_err(), "{one}");
-        }
+        let mut runs = vec![("direct", Dialect::Tcp), ("adit", Dialect::GrpcGo)];
+        let found = go_load(&mut runs, &mut results, || anyhow::bail!("no Go"));
+        assert_eq!(
+            (found, runs.as_slice()),
+            (None, &[("direct", Dialect::Tcp)][..])
+        );
+        assert_eq!(results.ways_missing[&Dialect::GrpcGo], "no Go");
+        let unasked = go_load(&mut runs, &mut results, || panic!("it is not needed"));
+        assert_eq!(unasked, None);
     }
 
     #[test]
     fn check_without_ours_is_an_error() {
         assert!(check(&Results::default()).is_err());
-        // As where its only dialect is missing: ours is there, but nothing was measured.
-        let name = "adit".to_owned();
-        let state = Ok("1".to_owned());
-        let mut results = Results::default();
-        results.peers.push(Entry { name, state });
-        assert!(check(&results).is_err());
     }
 }

@@ -1,9 +1,8 @@
 //! `cargo xtask setup`: installs the git hooks.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
 use crate::workspace::Workspace;
 
@@ -28,38 +27,21 @@ pub(crate) struct Args {
 /// # Errors
 /// Outside a git repository, when a foreign hook is in the way, or when a file cannot be written.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    let folder = hook_folder(workspace)?;
+    let hooks = workspace.git(&["rev-parse", "--git-path", "hooks"])?;
+    let folder = workspace.root().join(hooks);
     std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     for (name, body) in HOOKS {
         let path = folder.join(name);
-        match std::fs::read_to_string(&path) {
-            Ok(old) if !old.contains(MARK) && !args.force => {
-                bail!(
-                    "{} is not ours: merge it by hand, or run again with --force",
-                    path.display()
-                )
-            }
-            _ => (),
-        }
+        let old = std::fs::read_to_string(&path).unwrap_or_default();
+        ensure!(
+            old.is_empty() || old.contains(MARK) || args.force,
+            "{} is not ours: merge it by hand, or run again with --force",
+            path.display()
+        );
         std::fs::write(&path, format!("#!/bin/sh\n{MARK}\nset -e\n{body}"))
             .with_context(|| format!("write {}", path.display()))?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         println!("installed {name}");
     }
     Ok(())
-}
-
-fn hook_folder(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    let out = workspace
-        .command("git")
-        .args(["rev-parse", "--git-path", "hooks"])
-        .output()
-        .context("run git")?;
-    ensure!(
-        out.status.success(),
-        "not a git repository: {}",
-        String::from_utf8_lossy(&out.stderr).trim()
-    );
-    let text = String::from_utf8(out.stdout).context("git gave a path that is not UTF-8")?;
-    Ok(workspace.root().join(text.trim()))
 }

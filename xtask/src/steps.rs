@@ -1,47 +1,47 @@
-//! Runs named steps one after the other, each with a deadline and its duration, and sums them up.
+//! Runs commands with a deadline, and named steps one after the other, which are summed up at the end.
 
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use wait_timeout::ChildExt as _;
 
 /// Limit for tools that only read and fetch.
 pub(crate) const MINUTES_5: Duration = Duration::from_secs(5 * 60);
-/// How often a running child is looked at.
-const POLL: Duration = Duration::from_millis(100);
+/// Lines of what a failed command wrote that its error has.
+const ERROR_LINES: usize = 8;
 
-/// What became of one step.
-enum Outcome {
-    Passed,
-    Skipped(String),
-    Failed(String),
-}
+/// How much of a long command line errors have.
+const SHOWN_CHARS: usize = 160;
 
-/// What became of a step that did not fail.
-pub(crate) enum Ran {
+/// Outcome of a step that did not fail.
+pub(crate) enum Outcome {
     /// It did what it is there for.
-    All,
+    Done,
     /// Why it cannot run here.
-    Nothing(String),
+    Skipped(String),
 }
 
-impl Ran {
+impl Outcome {
     /// For a step that was asked for by name.
     ///
     /// # Errors
     /// It cannot run here.
-    pub(crate) fn expect_all(self) -> anyhow::Result<()> {
+    pub(crate) fn expect_done(self) -> anyhow::Result<()> {
         match self {
-            Self::All => Ok(()),
-            Self::Nothing(why) => bail!("this cannot run here: {why}"),
+            Self::Done => Ok(()),
+            Self::Skipped(why) => bail!("this cannot run here: {why}"),
         }
     }
 }
 
 /// The steps of one run, in order. A failed step does not stop the next ones, so that one run shows all.
 pub(crate) struct Steps {
-    done: Vec<(String, Duration, Outcome)>,
+    done: Vec<(String, Duration, anyhow::Result<Outcome>)>,
     started: Instant,
 }
 
@@ -56,42 +56,28 @@ impl Steps {
 
     /// Runs `work` as a step.
     pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> anyhow::Result<()>) {
-        self.run_if_possible(name, || work().map(|()| Ran::All));
+        self.run_if_possible(name, || work().map(|()| Outcome::Done));
     }
 
     /// Runs `work` as a step, which may find out that it cannot run here.
     pub(crate) fn run_if_possible(
         &mut self,
         name: &str,
-        work: impl FnOnce() -> anyhow::Result<Ran>,
+        work: impl FnOnce() -> anyhow::Result<Outcome>,
     ) {
         println!("==> {name}");
         let started = Instant::now();
-        let outcome = match work() {
-            Ok(Ran::All) => Outcome::Passed,
-            Ok(Ran::Nothing(why)) => Outcome::Skipped(why),
-            Err(error) => Outcome::Failed(format!("{error:#}")),
-        };
+        let outcome = work();
         let took = started.elapsed();
         match &outcome {
-            Outcome::Failed(why) => println!("<== {name}: FAILED after {}: {why}", seconds(took)),
-            Outcome::Skipped(why) => println!("<== {name}: SKIPPED: {why}"),
-            Outcome::Passed => println!("<== {name}: ok in {}", seconds(took)),
+            Ok(Outcome::Done) => println!("<== {name}: ok in {}", seconds(took)),
+            Ok(Outcome::Skipped(why)) => println!("<== {name}: SKIPPED: {why}"),
+            Err(why) => println!("<== {name}: FAILED after {}: {why:#}", seconds(took)),
         }
         self.done.push((name.to_owned(), took, outcome));
     }
 
-    /// Notes, loudly, a step that cannot run here.
-    pub(crate) fn skip(&mut self, name: &str, why: &str) {
-        println!("<== {name}: SKIPPED: {why}");
-        self.done.push((
-            name.to_owned(),
-            Duration::ZERO,
-            Outcome::Skipped(why.to_owned()),
-        ));
-    }
-
-    /// Since the first of them.
+    /// Since the first step.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
@@ -101,92 +87,138 @@ impl Steps {
     /// # Errors
     /// When a step failed; the error names all that did.
     pub(crate) fn finish(mut self) -> anyhow::Result<()> {
-        println!("\nSummary ({} in all)", seconds(self.started.elapsed()));
+        println!("\nSummary ({} in all)", seconds(self.elapsed()));
+        self.done.sort_by_key(|(_, _, outcome)| outcome.is_ok());
         let mut failed = Vec::new();
-        self.done
-            .sort_by_key(|(_name, _took, outcome)| !matches!(outcome, Outcome::Failed(_)));
         for (name, took, outcome) in &self.done {
             let took = seconds(*took);
             match outcome {
-                Outcome::Passed => println!("  ok       {took:>8}  {name}"),
-                Outcome::Skipped(why) => println!("  skipped  {:>8}  {name}: {why}", "-"),
-                Outcome::Failed(why) => {
-                    println!("  FAILED   {took:>8}  {name}: {why}");
+                Ok(Outcome::Done) => println!("  ok       {took:>8}  {name}"),
+                Ok(Outcome::Skipped(why)) => println!("  skipped  {:>8}  {name}: {why}", "-"),
+                Err(why) => {
+                    println!("  FAILED   {took:>8}  {name}: {why:#}");
                     failed.push(name.as_str());
                 }
             }
         }
-        if failed.is_empty() {
-            return Ok(());
-        }
-        bail!(
+        ensure!(
+            failed.is_empty(),
             "{} of {} steps failed: {}",
             failed.len(),
             self.done.len(),
             failed.join(", ")
-        )
+        );
+        Ok(())
     }
 }
 
-/// Runs a command to its end, without standard input, in a process group of its own when nobody sits at
-/// the terminal, so that a run past its deadline takes its children along.
-///
-/// # Errors
-/// When it cannot start, ends with another code than 0, or runs longer than `limit`.
-pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
-    let grouped = in_ci();
-    let mut child = spawn(command, grouped)?;
-    wait(&mut child, command, limit, grouped)
+/// A child that is killed when dropped.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Takes it over.
+    pub(crate) fn of(child: Child) -> Self {
+        Self(child)
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended; `None` if it is still running after `limit`.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.0.wait_timeout(limit)?)
+    }
 }
 
-/// Starts a command without standard input; see [`run_command`].
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Runs a command to its end, without standard input. In CI, where no terminal sends it signals, it has a process group of its
+/// own, so that a run past its deadline takes its children along.
 ///
 /// # Errors
-/// When the program is missing or cannot be run.
-pub(crate) fn spawn(command: &mut Command, grouped: bool) -> anyhow::Result<Child> {
+/// It cannot start, ends with another code than 0, or runs longer than `limit`.
+pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
+    let is_grouped = in_ci();
     command.stdin(Stdio::null());
-    if grouped {
+    if is_grouped {
         command.process_group(0);
     }
-    command
+    let mut child = command
         .spawn()
-        .with_context(|| format!("start {}", shown(command)))
+        .with_context(|| format!("start {}", shown(command)))?;
+    let Some(status) = child.wait_timeout(limit)? else {
+        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let (true, Some(group)) = (is_grouped, id) {
+            // A group that is gone already is fine.
+            kill_process_group(group, Signal::KILL).ok();
+        }
+        child.kill().ok();
+        child.wait().ok();
+        let command = shown(command);
+        bail!("`{command}` was still running after {}", seconds(limit));
+    };
+    ensure!(status.success(), "`{}` ended with {status}", shown(command));
+    Ok(())
 }
 
-/// Waits for a child until `limit`, then kills it.
+/// What a command wrote.
+pub(crate) struct Output {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Runs a command like [`run_command`] and captures what it writes.
 ///
 /// # Errors
-/// When it ends with another code than 0 or had to be killed.
-pub(crate) fn wait(
-    child: &mut Child,
-    command: &Command,
-    limit: Duration,
-    grouped: bool,
-) -> anyhow::Result<()> {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            if status.success() {
-                return Ok(());
-            }
-            bail!("`{}` ended with {status}", shown(command));
-        }
-        if Instant::now() >= deadline {
-            if grouped {
-                // The negative number names the whole group; a group already gone is fine.
-                let group = format!("-{}", child.id());
-                let _ended = Command::new("kill").args(["-KILL", "--", &group]).status();
-            }
-            let _gone = child.kill();
-            let _status = child.wait();
-            bail!(
-                "`{}` was still running after {}",
-                shown(command),
-                seconds(limit)
-            );
-        }
-        std::thread::sleep(POLL);
-    }
+/// As [`run_command`], with the end of what the command wrote to standard error.
+pub(crate) fn output_of(command: &mut Command, limit: Duration) -> anyhow::Result<Output> {
+    // Files, not pipes: nobody reads while the command runs.
+    let mut err = tempfile::tempfile()?;
+    command.stderr(err.try_clone()?);
+    let stdout = stdout_of(command, limit);
+    let stderr = text_of(&mut err)?;
+    let stdout = stdout.with_context(|| {
+        let lines: Vec<&str> = stderr.lines().collect();
+        let from = lines.len().saturating_sub(ERROR_LINES);
+        lines.get(from..).unwrap_or_default().join(" / ")
+    })?;
+    Ok(Output { stdout, stderr })
+}
+
+/// Runs a command like [`run_command`] and captures its standard output alone.
+///
+/// # Errors
+/// As [`run_command`].
+pub(crate) fn stdout_of(command: &mut Command, limit: Duration) -> anyhow::Result<String> {
+    let mut out = tempfile::tempfile()?;
+    run_command(command.stdout(out.try_clone()?), limit)?;
+    text_of(&mut out)
+}
+
+fn text_of(file: &mut File) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The first line a command prints, such as its version, if it is installed and succeeds.
+pub(crate) fn first_line(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().next().unwrap_or_default().trim().to_owned();
+    output.status.success().then_some(line)
 }
 
 /// Whether a machine runs us: skips that are fine on a laptop are errors there.
@@ -202,14 +234,19 @@ pub(crate) fn seconds(duration: Duration) -> String {
 
 fn shown(command: &Command) -> String {
     let program = command.get_program().to_string_lossy();
-    let program = program.rsplit('/').next().unwrap_or_default().to_owned();
-    let args = command
-        .get_args()
-        .map(|arg| arg.to_string_lossy().into_owned());
-    std::iter::once(program)
-        .chain(args)
-        .collect::<Vec<_>>()
-        .join(" ")
+    let mut text = program.rsplit('/').next().unwrap_or_default().to_owned();
+    for arg in command.get_args() {
+        text.push(' ');
+        text.push_str(&arg.to_string_lossy());
+    }
+    if text.chars().count() > SHOWN_CHARS {
+        text = text
+            .chars()
+            .take(SHOWN_CHARS)
+            .chain("...".chars())
+            .collect();
+    }
+    text
 }
 
 #[cfg(test)]
@@ -224,9 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn failing_command_gives_its_code() {
-        let error = run_command(&mut Command::new("false"), Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().contains("exit status: 1"), "{error}");
+    fn failing_command_gives_its_code_and_what_it_wrote() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo why >&2; exit 3"]);
+        let error = output_of(&mut command, MINUTES_5).err().unwrap();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("exit status: 3") && text.contains("why"),
+            "{text}"
+        );
     }
 
     #[test]

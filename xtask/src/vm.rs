@@ -5,14 +5,13 @@
 //! developer's build, with their libraries. A row is an entry of [`entries::ENTRIES`].
 
 mod console;
-mod cpio;
+mod console_log;
 mod entries;
 mod image;
 mod kernels;
 mod machine;
 mod modules;
 mod programs;
-mod said;
 mod table;
 
 use std::fs;
@@ -20,19 +19,19 @@ use std::path::{Path, PathBuf};
 use std::slice;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::ebpf;
 use crate::workspace::Workspace;
 use console::Console;
+use console_log::ConsoleLogs;
 use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
-use machine::{Accel, Failure};
+use machine::Accel;
 use programs::Built;
-use said::Said;
 use table::{Answers, Made};
 
-pub(crate) use table::{names_its_commit, titles};
+pub(crate) use table::titles;
 
 /// Where the table goes.
 pub(crate) const PAGE: &str = "docs/kernels.md";
@@ -40,7 +39,7 @@ pub(crate) const PAGE: &str = "docs/kernels.md";
 const AROUND: Duration = Duration::from_secs(120);
 
 /// Which kernels and what.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args)]
 pub(crate) struct Args {
     /// Boot the newest kernel of this series, such as 6.12; `newest` is the newest there is. Repeatable.
     #[arg(long, value_name = "SERIES")]
@@ -70,14 +69,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As the night runs it: all kernels.
-    pub(crate) fn for_night() -> Self {
-        Self {
-            all: true,
-            ..Self::default()
-        }
-    }
-
     fn asks_for(&self, entry: &Entry) -> bool {
         if !self.only.is_empty() {
             return self.only.iter().any(|name| name == entry.name);
@@ -149,14 +140,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     // Before anything is built of it: a run takes long enough for further changes.
     let made = args.write.then(|| made(workspace)).transpose()?;
-    let said = made.as_ref().map(|made| Said::new(&folder, made));
+    let logs = made.as_ref().map(|made| ConsoleLogs::new(&folder, made));
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
-    let common = image::common(args, &built, &entries)?;
+    let common = image::common(args.adit.as_deref(), &built, &entries)?;
     let mut accel = args.accel;
     let mut all = Vec::new();
     for kernel in &kernels {
-        let earlier = said.as_ref().and_then(|said| said.earlier(&kernel.release));
+        let earlier = logs.as_ref().and_then(|logs| logs.earlier(&kernel.release));
         let is_new = earlier.is_none();
         let (used, console) = match earlier {
             Some(earlier) => {
@@ -179,8 +170,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             console,
         };
         let (_table, failed) = table::render(&entries, slice::from_ref(&answers));
-        if let Some(said) = said.as_ref().filter(|_| is_new && failed.is_empty()) {
-            said.keep(&kernel.release, used, &answers.console)?;
+        if let Some(logs) = logs.as_ref().filter(|_| is_new && failed.is_empty()) {
+            logs.keep(&kernel.release, used, &answers.console)?;
         }
         all.push(answers);
     }
@@ -252,15 +243,11 @@ fn boot(
     for accel in wanted {
         println!("vm: booting {} with {}", kernel.release, accel.name());
         let begin = Instant::now();
-        match machine::boot(accel, &kernel.image(), image, limit) {
-            Ok(console) => {
-                println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
-                return Ok((accel, console));
-            }
-            Err(Failure::Mute(why)) => println!("vm: no word from it with {}: {why}", accel.name()),
-            Err(Failure::Other(error)) => {
-                return Err(error.context(format!("Linux {}", kernel.release)));
-            }
+        let console = machine::boot(accel, &kernel.image()?, image, limit)
+            .with_context(|| format!("Linux {}", kernel.release))?;
+        if let Some(console) = console {
+            println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
+            return Ok((accel, console));
         }
     }
     bail!("Linux {} does not boot here", kernel.release)

@@ -1,17 +1,67 @@
-//! Where the repository is and which files belong to it.
+//! The repository: its files, its commit, and what cargo builds of it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+use walkdir::{DirEntry, WalkDir};
 
-/// Folders that hold build products or recorded inputs, never sources of ours.
+use crate::steps::{MINUTES_5, output_of, stdout_of};
+
+/// Folders of build products and recorded inputs, and what marks a worktree.
 const SKIPPED: &[&str] = &["target", ".git", "artifacts", "coverage", "corpus"];
 
 /// The repository this program was built from.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
+}
+
+/// A program that cargo has built: a line of `cargo --message-format=json`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Artifact {
+    package_id: String,
+    manifest_path: PathBuf,
+    pub(crate) target: Target,
+    profile: Profile,
+    #[serde(rename = "executable")]
+    pub(crate) program: PathBuf,
+}
+
+/// Target of a package.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) kind: Vec<String>,
+    pub(crate) name: String,
+    pub(crate) src_path: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+impl Artifact {
+    /// Whether it is a test binary.
+    pub(crate) fn is_test(&self) -> bool {
+        self.profile.test
+    }
+
+    /// Folder of its package, where cargo runs tests.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.manifest_path.parent()
+    }
+
+    /// Name of its package, of the id `path+file:///folder/name#0.1.0` or `path+file:///folder#name@0.1.0`.
+    pub(crate) fn package(&self) -> &str {
+        let (url, version) = self.package_id.rsplit_once('#').unwrap_or_default();
+        match version.split_once('@') {
+            Some((name, _version)) => name,
+            None => url.rsplit('/').next().unwrap_or(url),
+        }
+    }
 }
 
 impl Workspace {
@@ -29,20 +79,10 @@ impl Workspace {
             "{} holds no Cargo.toml: the repository was moved, build again with `cargo clean -p xtask`",
             root.display()
         );
-        Ok(Self {
-            root: root.to_path_buf(),
-        })
+        Ok(Self::at(root))
     }
 
-    /// Another tree of this repository, unpacked somewhere.
-    pub(crate) fn in_folder(root: &Path) -> Self {
-        Self {
-            root: root.to_path_buf(),
-        }
-    }
-
-    /// A workspace at another place, for tests of the checks.
-    #[cfg(test)]
+    /// A tree at another place: another commit, or a sample of a test.
     pub(crate) fn at(root: &Path) -> Self {
         Self {
             root: root.to_path_buf(),
@@ -81,38 +121,55 @@ impl Workspace {
         command
     }
 
-    /// The commit that this tree is of, in short, and whether it was changed since.
-    pub(crate) fn commit(&self) -> String {
-        let said = |args: &[&str]| {
-            let output = self.command("git").args(args).output();
-            let text = output.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
-            text.unwrap_or_default()
-        };
-        let changes = said(&["status", "--porcelain", "--untracked-files=no"]);
-        commit_named(&said(&["rev-parse", "--short", "HEAD"]), &changes)
+    /// Runs a cargo command that builds, and returns the programs it has built or found up to date.
+    ///
+    /// # Errors
+    /// The build fails, or takes longer than `limit`.
+    pub(crate) fn artifacts(
+        &self,
+        args: &[&str],
+        limit: Duration,
+    ) -> anyhow::Result<Vec<Artifact>> {
+        let mut command = self.cargo(args);
+        command.arg("--message-format=json-render-diagnostics");
+        let messages = stdout_of(&mut command, limit)?;
+        // Other messages lack one of the fields: libraries have no program.
+        let artifacts = messages.lines().map(serde_json::from_str);
+        Ok(artifacts.filter_map(Result::ok).collect())
     }
 
-    /// Every file below `folder` that is a source, as paths relative to the root, sorted. Links are not followed.
+    /// What git prints, without the last end of line.
+    ///
+    /// # Errors
+    /// Git is not installed, or fails; with what it printed.
+    pub(crate) fn git(&self, args: &[&str]) -> anyhow::Result<String> {
+        let output = output_of(self.command("git").args(args), MINUTES_5)?;
+        Ok(output.stdout.trim().to_owned())
+    }
+
+    /// The short hash of the commit, or `unknown`, and `with changes` if the tree was changed since.
+    pub(crate) fn commit(&self) -> String {
+        let commit = self.git(&["rev-parse", "--short", "HEAD"]);
+        let commit = commit.unwrap_or_else(|_error| "unknown".to_owned());
+        match self.git(&["status", "--porcelain", "--untracked-files=no"]) {
+            Ok(changes) if !changes.is_empty() => format!("{commit} with changes"),
+            Ok(_) | Err(_) => commit,
+        }
+    }
+
+    /// Every source below `folder`, as paths relative to the root, sorted. Links are not followed.
     ///
     /// # Errors
     /// When a folder cannot be listed.
     pub(crate) fn files(&self, folder: &str) -> anyhow::Result<Vec<String>> {
+        let is_source = |entry: &DirEntry| SKIPPED.iter().all(|name| entry.file_name() != *name);
         let mut found = Vec::new();
-        let mut open = vec![self.root.join(folder)];
-        while let Some(dir) = open.pop() {
-            let entries =
-                std::fs::read_dir(&dir).with_context(|| format!("list {}", dir.display()))?;
-            for entry in entries {
-                let entry = entry?;
-                let name = entry.file_name();
-                let kind = entry.file_type()?;
-                if kind.is_dir() && !SKIPPED.iter().any(|skipped| *skipped == name) {
-                    open.push(entry.path());
-                } else if kind.is_file() && name != ".git" {
-                    let path = entry.path();
-                    let below = path.strip_prefix(&self.root).unwrap_or(&path);
-                    found.push(below.to_string_lossy().into_owned());
-                }
+        let entries = WalkDir::new(self.root.join(folder)).into_iter();
+        for entry in entries.filter_entry(is_source) {
+            let entry = entry.with_context(|| format!("list {folder}"))?;
+            if entry.file_type().is_file() {
+                let below = entry.path().strip_prefix(&self.root)?;
+                found.push(below.to_string_lossy().into_owned());
             }
         }
         found.sort();
@@ -130,25 +187,22 @@ impl Workspace {
     }
 }
 
-fn commit_named(commit: &str, changes: &str) -> String {
-    let commit = if commit.is_empty() { "unknown" } else { commit };
-    if changes.is_empty() {
-        return commit.to_owned();
-    }
-    format!("{commit} with changes")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn commit_of_a_changed_tree_says_so() {
-        assert_eq!(commit_named("abc1234", ""), "abc1234");
-        assert_eq!(
-            commit_named("abc1234", "M README.md"),
-            "abc1234 with changes"
-        );
-        assert_eq!(commit_named("", ""), "unknown");
+    fn packages_have_the_name_of_their_id_or_their_folder() {
+        for (id, name) in [
+            ("path+file:///a/xtask#0.1.0", "xtask"),
+            ("path+file:///a/core#adit-core@0.1.0", "adit-core"),
+        ] {
+            let line = format!(
+                r#"{{"reason":"compiler-artifact","package_id":"{id}","manifest_path":"/a/Cargo.toml",
+                "target":{{"kind":["bin"],"name":"x","src_path":"/a/x.rs"}},"profile":{{"test":false}},"executable":"/t/x"}}"#
+            );
+            let artifact: Artifact = serde_json::from_str(&line).unwrap();
+            assert_eq!(artifact.package(), name);
+        }
     }
 }

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adit_account::Accounts;
+use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::link::LinkContext;
-use adit_agent::reach::{Met, Reach};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_config::address::ServerAddress;
@@ -24,11 +23,12 @@ use adit_core::ids::AgentId;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
+use adit_net::accounts::Accounts;
 use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::{Resolve, SystemResolver};
+use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_redirect::exempt::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, ClientTls};
@@ -169,14 +169,14 @@ impl Agents {
         };
         let settings = ServersSettings {
             addresses: vec![self.server.clone()],
-            reach: Reach {
+            connector: ServerConnector {
                 resolver: Arc::clone(&self.resolver),
                 tls: Arc::clone(&self.tls),
                 proxy: ForwardProxy::default(),
                 accounts: Accounts::off(),
                 own_sockets: OwnSockets::off(),
                 agent: agent.clone(),
-                met: Met::default(),
+                recent_servers: RecentServers::default(),
             },
             hello: AgentHello {
                 agent,

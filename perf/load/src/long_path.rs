@@ -102,7 +102,7 @@ pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()
     }
     println!("{{\"device\":\"{DEVICE}\"}}");
     io::stdout().flush()?;
-    crate::tie::until_stdin_closes()
+    crate::parent_death::until_stdin_closes()
 }
 
 /// Makes the device of one end. Only a thread of its own goes into the namespace.

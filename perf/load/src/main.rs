@@ -8,6 +8,7 @@ mod certs;
 mod long_path;
 mod measure;
 mod outcome;
+mod parent_death;
 mod plan;
 mod probe;
 mod process;
@@ -16,7 +17,6 @@ mod relay;
 mod reviews;
 mod target;
 mod throttle;
-mod tie;
 mod way;
 
 use std::net::SocketAddr;
@@ -172,7 +172,7 @@ fn play(role: Command) -> anyhow::Result<()> {
         Command::Ready { address } => probe::wait_ready(address),
         Command::LongPath { near, far, shape } => long_path::serve(&near, &far, &shape),
         Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
-        Command::Tie { parent, program } => tie::become_program(parent, &program),
+        Command::Tie { parent, program } => parent_death::become_program(parent, &program),
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> 
     };
     println!("{}", serde_json::to_string(&addresses)?);
     std::io::stdout().flush()?;
-    crate::tie::until_stdin_closes()
+    crate::parent_death::until_stdin_closes()
 }
 
 /// Runs a loop that lives as long as the process.

@@ -70,7 +70,7 @@ pub(crate) fn serve(folder: &Path) -> anyhow::Result<()> {
     fs::rename(write_token(folder, usize::MAX)?, folder.join("token"))?;
     let _serving = runtime.spawn(accept(listener));
     println!("{}", json!({"reviews": address}));
-    crate::tie::until_stdin_closes()
+    crate::parent_death::until_stdin_closes()
 }
 
 async fn accept(listener: TcpListener) {

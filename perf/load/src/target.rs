@@ -81,7 +81,7 @@ pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
         control,
     };
     println!("{}", serde_json::to_string(&all)?);
-    crate::tie::until_stdin_closes()
+    crate::parent_death::until_stdin_closes()
 }
 
 async fn accept(listener: TcpListener, role: Role, received: Received) {

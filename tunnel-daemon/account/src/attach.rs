@@ -10,7 +10,7 @@ use aya::{Ebpf, EbpfLoader};
 
 use super::classes::Classes;
 use super::reader::Reader;
-use super::sockets::{Accounts, Shared, SocketMap};
+use super::sockets::{Shared, SocketMap, SocketTable};
 use adit_redirect::attach::{Attached, open_cgroup};
 use adit_redirect::cgroup;
 use adit_redirect::object::{ACCOUNT_PROGRAM, KernelError, OBJECT};
@@ -55,7 +55,10 @@ impl Options {
 ///
 /// # Errors
 /// What this host does not allow. Nothing is left behind then.
-pub fn start(options: Options, metrics: AccountMetrics) -> Result<(Accounts, Reader), KernelError> {
+pub fn start(
+    options: Options,
+    metrics: AccountMetrics,
+) -> Result<(SocketTable, Reader), KernelError> {
     let path = cgroup::own().map_err(|cause| KernelError::Cgroup {
         path: "of this process".to_owned(),
         cause,
@@ -67,7 +70,7 @@ fn start_at(
     cgroup: &File,
     options: Options,
     metrics: AccountMetrics,
-) -> Result<(Accounts, Reader), KernelError> {
+) -> Result<(SocketTable, Reader), KernelError> {
     let mut ebpf = load(options.ring_bytes)?;
     let (sockets, swept) = sockets(&mut ebpf)?;
     let outcomes: PerCpuArray<MapData, u64> = map(&mut ebpf, OUTCOMES, PerCpuArray::try_from)?;
@@ -90,7 +93,7 @@ fn start_at(
             cause: error.to_string(),
         }
     })?;
-    Ok((Accounts::new(shared), reader))
+    Ok((SocketTable::new(shared), reader))
 }
 
 fn load(ring_bytes: u32) -> Result<Ebpf, KernelError> {

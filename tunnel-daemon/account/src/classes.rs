@@ -2,22 +2,12 @@
 
 use std::collections::HashMap;
 
+use adit_net::accounts::Labels;
 use adit_telemetry::labels::{AccountRole, Label as _};
 use adit_telemetry::{AccountMetrics, AccountSeries};
 
 /// Agent and destination class of connections for which no more sets of labels are made.
 const OTHER: &str = "other";
-
-/// What a connection is counted under.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Labels<'a> {
-    /// What it is.
-    pub role: AccountRole,
-    /// Id of the agent at one of its ends; empty if that is not known, or may be any of them.
-    pub agent: &'a str,
-    /// The rule or identifier that its destination matches; empty where there is none.
-    pub destination_class: &'a str,
-}
 
 /// All sets of labels so far, each with its series. The first few are called other, one for each role.
 pub(super) struct Classes {

@@ -10,6 +10,5 @@ mod reader;
 mod sockets;
 
 pub use attach::{Options, start};
-pub use classes::Labels;
 pub use reader::Reader;
-pub use sockets::{Accounts, Live};
+pub use sockets::{Live, SocketTable};

@@ -1,7 +1,7 @@
 //! Lanes of one link at the agent: opened ahead of need, each served by a task of its own.
 //!
 //! The keeper decides how many there are and opens them; a lane without a tunnel waits for the server's OPEN. What it
-//! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
+//! carries is dialled and copied in the lane's own task, so a byte meets no queue on its way.
 
 use std::fmt;
 use std::sync::atomic::{
@@ -19,15 +19,15 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-mod home;
-mod loan;
-mod pause;
+mod backoff;
+mod checkout;
+mod lane_owner;
 mod serve;
 
-pub use loan::{Borrowed, Opened};
+pub use checkout::{Borrowed, Opened};
 
-use self::loan::Loans;
-use self::pause::Pause;
+use self::backoff::Backoff;
+use self::checkout::Checkouts;
 use self::serve::Counted;
 use crate::link::LinkContext;
 use adit_telemetry::labels::LaneEnd;
@@ -63,7 +63,7 @@ struct Shared {
     stillborn: AtomicUsize,
     changed: Notify,
     surplus: Notify,
-    loans: Loans,
+    checkouts: Checkouts,
     gone: CancellationToken,
 }
 
@@ -101,7 +101,7 @@ impl LaneKeeper {
             stillborn: AtomicUsize::new(0),
             changed: Notify::new(),
             surplus: Notify::new(),
-            loans: Loans::default(),
+            checkouts: Checkouts::default(),
             gone: CancellationToken::new(),
         }))
     }
@@ -145,19 +145,19 @@ impl LaneKeeper {
         O: Future<Output = Result<(Self, Lane), OpenError>>,
     {
         let mut opening = FuturesUnordered::new();
-        let mut pause = Pause::default();
+        let mut backoff = Backoff::default();
         let mut wanted = self.adit().lanes_wanted_share();
         loop {
             wanted.set(self.growth().wanted());
             // Tunnels on lanes from before say nothing of a server that has refused all since.
-            if self.0.proved.swap(false, Relaxed) && pause.has_gained() {
-                pause.note(true);
+            if self.0.proved.swap(false, Relaxed) && backoff.has_gained() {
+                backoff.note(true);
             }
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
-                pause.note(false);
+                backoff.note(false);
             }
-            let at_once = pause.at_once(OPENING_MAX);
-            while !pause.lasts() && opening.len() < at_once && self.missing() > 0 {
+            let at_once = backoff.at_once(OPENING_MAX);
+            while !backoff.lasts() && opening.len() < at_once && self.missing() > 0 {
                 // Its room is taken before its server may open a tunnel on it.
                 let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
                     break;
@@ -169,7 +169,7 @@ impl LaneKeeper {
             for _lane in 0..self.surplus().max(owed) {
                 self.0.surplus.notify_one();
             }
-            let paused = pause.left();
+            let paused = backoff.left();
             tokio::select! {
                 () = self.0.changed.notified() => (),
                 () = self.0.context.lane_room.shortage() => (),
@@ -178,9 +178,9 @@ impl LaneKeeper {
                         let needed = self.0.context.lane_room.has_descriptors();
                         self.add(lane, slot, needed);
                         if needed {
-                            pause.gain();
+                            backoff.gain();
                         } else {
-                            pause.note(false);
+                            backoff.note(false);
                         }
                     }
                     // Behind a balancer it may be of use for another link of this agent.
@@ -193,19 +193,19 @@ impl LaneKeeper {
                         };
                         keeper.add(lane, slot, needed);
                         if !needed {
-                            pause.stray(self.wanted());
+                            backoff.stray(self.wanted());
                         }
                     }
                     Err(error) => {
-                        pause.note(false);
+                        backoff.note(false);
                         tracing::debug!(server = %self.0.server, %error, "no lane");
                     }
                 },
                 () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
                     // Lanes that have waited so long without being lost are as good as used.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
-                    if waited && (paused.is_none() || pause.has_gained()) {
-                        pause.note(true);
+                    if waited && (paused.is_none() || backoff.has_gained()) {
+                        backoff.note(true);
                     }
                 }
             }

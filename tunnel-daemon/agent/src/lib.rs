@@ -3,10 +3,10 @@
 //! Owns which servers it is connected to and which targets may be dialled. Refuses to know clients and other agents.
 #![deny(unsafe_code)]
 
+pub mod connector;
 pub mod lanes;
 pub mod link;
 pub mod node;
-pub mod reach;
 pub mod servers;
 pub mod sync;
 pub mod targets;

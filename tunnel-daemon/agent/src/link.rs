@@ -23,9 +23,8 @@ mod run;
 
 use self::run::run;
 use crate::lanes::LaneKeeper;
-use crate::targets::{Dials, UnderWay, dial_target};
+use crate::targets::{Dials, TargetDialer, UnderWay, dial_target};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
-use adit_net::dial::Dialer;
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
 use adit_net::tasks::Tasks;
@@ -34,8 +33,8 @@ use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{
-    Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
-    PipeRelay, serve_target,
+    Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver,
+    LinkStreams, PipeRelay, serve_target,
 };
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -262,7 +261,7 @@ pub struct LinkContext {
     /// This agent.
     pub agent: AgentId,
     /// Dials targets.
-    pub dialer: Arc<Dialer>,
+    pub dialer: Arc<dyn TargetDialer>,
     /// What one tunnel may cost the others.
     pub isolation: Isolation,
     /// Bytes held in the whole process.
@@ -292,8 +291,8 @@ pub struct AgentLink {
     pub commands: mpsc::Sender<Command>,
     /// Its lanes, if the server takes some.
     pub lanes: Option<LaneKeeper>,
-    /// Where its legs report.
-    pub mailbox: Arc<Mailbox>,
+    /// Where its endpoints report.
+    pub dirty_list: Arc<DirtyList>,
     /// Whether both ends are Adit.
     pub credit: bool,
     /// The release that the server says it is.
@@ -356,7 +355,7 @@ impl Opened {
             server: self.server.server.clone(),
             commands: sender.clone(),
             lanes: lanes.clone(),
-            mailbox: Arc::default(),
+            dirty_list: Arc::default(),
             credit,
             version: self.server.version,
             address: Arc::from(""),
@@ -376,7 +375,7 @@ impl Opened {
             link,
             self.streams,
             commands,
-            Arc::clone(&handle.mailbox),
+            Arc::clone(&handle.dirty_list),
             hooks,
         );
         let (tasks, requests) = (context.tasks.clone(), self.requests);
@@ -525,7 +524,7 @@ async fn dial_and_serve(
 ) {
     // Boxed: a dial's state is large, and the tunnel that follows may live for days.
     let dialed = Box::pin(dial_target(&context, &protocol, &address, Path::Link)).await;
-    let (sender, leg) = oneshot::channel();
+    let (sender, endpoint) = oneshot::channel();
     let (outcome, socket) = match dialed {
         Ok(socket) => (Ok(()), Some(socket)),
         Err(text) => (Err(text), None),
@@ -535,7 +534,7 @@ async fn dial_and_serve(
         .send(Command::Dialed(Dialed {
             key,
             outcome,
-            leg: sender,
+            endpoint: sender,
         }))
         .await
         .is_err()
@@ -543,16 +542,16 @@ async fn dial_and_serve(
         return;
     }
     drop(commands);
-    if let (Some(socket), Ok(mut leg)) = (socket, leg.await) {
+    if let (Some(socket), Ok(mut endpoint)) = (socket, endpoint.await) {
         if context.warn_on_channel_limit {
-            leg.watch(LegWatch::Target(address.as_str().into()));
+            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
         drop(under_way);
         let entry = context.enter(&server, &address, Path::Link);
-        leg.tell(entry.live());
+        endpoint.tell(entry.live());
         let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
-        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
             drop(entry);
             counted.ended(outcome.reason_at_target());
         });

@@ -17,12 +17,12 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-mod turns;
+mod concurrency_limit;
 
-use self::turns::{Share, Turns};
+use self::concurrency_limit::{ConcurrencyLimit, Share};
+use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::lanes::{LaneKeeper, OpenError};
 use crate::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, Silence, open};
-use crate::reach::{Reach, ReachError, Reached};
 use crate::sync::{Attempt, SyncPolicy, SyncState};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
@@ -39,7 +39,7 @@ pub struct ServersSettings {
     /// Where servers may be.
     pub addresses: Vec<ServerAddress>,
     /// How to get to them.
-    pub reach: Reach,
+    pub connector: ServerConnector,
     /// Id, identifiers and extensions of this agent.
     pub hello: AgentHello,
     /// Bearer token file, re-read at every attempt so that rotation works.
@@ -74,7 +74,7 @@ struct Shared {
     heard: Arc<AtomicUsize>,
     changed: Notify,
     /// Turns to open a lane, of all links together.
-    opening: Turns,
+    opening: ConcurrencyLimit,
 }
 
 /// The lanes to all servers, for tunnels that this end opens. Clones name the same.
@@ -127,7 +127,7 @@ impl ServerLanes {
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error(transparent)]
-    Reach(#[from] ReachError),
+    ServerConnector(#[from] ConnectorError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("cannot read the token {path}: {source}", path = path.display())]
@@ -154,7 +154,7 @@ impl Servers {
             connected: Arc::default(),
             heard: Arc::default(),
             changed: Notify::new(),
-            opening: Turns::default(),
+            opening: ConcurrencyLimit::default(),
         });
         shared.publish();
         let search = Arc::clone(&shared);
@@ -191,7 +191,7 @@ impl Servers {
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let links = locked(&self.shared.links);
-        links.iter().all(|(_, link)| link.mailbox.is_settled())
+        links.iter().all(|(_, link)| link.dirty_list.is_settled())
     }
 
     /// Whether this agent has said that it goes away.
@@ -480,7 +480,7 @@ impl Shared {
         };
         let connecting = timeout(
             limits::LINK_CONNECT_TIMEOUT,
-            self.settings.reach.connect_lane(address),
+            self.settings.connector.connect_lane(address),
         );
         let stream = connecting
             .await
@@ -554,7 +554,7 @@ impl Shared {
                 Some(Masked::new(read?))
             }
         };
-        let Reached { stream, authority } = self.settings.reach.connect(address).await?;
+        let Connected { stream, authority } = self.settings.connector.connect(address).await?;
         // A descriptor of its own: the stream is about to belong to HTTP/2.
         let socket = stream
             .tcp()

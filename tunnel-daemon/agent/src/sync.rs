@@ -179,14 +179,14 @@ impl SyncState {
         if self.draining {
             return None;
         }
-        let met = self.is_met() && !self.goes_on();
+        let recent_servers = self.is_met() && !self.goes_on();
         let first = (0..self.addresses.len())
             .map(|step| (self.next + step) % self.addresses.len())
             .filter_map(|at| {
                 let address = self.addresses.get(at)?;
                 let satisfied = self.satisfied(at);
                 let due = address.not_before.unwrap_or(now).max(now);
-                let has_no_turn = address.under_way || (met && satisfied);
+                let has_no_turn = address.under_way || (recent_servers && satisfied);
                 (!has_no_turn).then_some((at, due, satisfied))
             })
             .min_by_key(|(_, due, satisfied)| (*due, *satisfied));
@@ -252,7 +252,7 @@ impl SyncState {
                 None
             }
         };
-        let met = self.is_met();
+        let recent_servers = self.is_met();
         let policy = self.policy;
         let Some(address) = self.addresses.get_mut(at) else {
             return;
@@ -271,7 +271,7 @@ impl SyncState {
                 .min(policy.interval_cap)
         } else {
             address.failures = 0;
-            if met {
+            if recent_servers {
                 policy.interval_cap.max(policy.interval)
             } else {
                 policy.interval

@@ -1,17 +1,36 @@
 //! Dials of targets, counted.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use adit_core::failure::DialFailure;
 use adit_core::text::Excerpt;
-use tokio::net::TcpStream;
+use adit_net::dial::{DialError, Dialer};
+use adit_tls::stream::Socket;
 
 use crate::link::LinkContext;
 use adit_config::limits;
 use adit_net::descriptors::Use;
 use adit_telemetry::FailedDial;
 use adit_telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
+
+/// A dial under way.
+pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<Socket, DialError>> + Send + 'a>>;
+
+/// Opens connections to targets.
+pub trait TargetDialer: Send + Sync {
+    /// Connects to `address`, a host and a port as a client wrote them; `protocol` is that of the dial, of which Konnectivity has
+    /// `tcp` only. Dropped, it leaves nothing behind.
+    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a>;
+}
+
+/// TCP, to names and addresses that the allow-list has.
+impl TargetDialer for Dialer {
+    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a> {
+        Box::pin(async move { Ok(Socket::Tcp(Self::dial(self, protocol, address).await?)) })
+    }
+}
 
 /// The dials of a process: an agent that goes away waits for them.
 #[derive(Debug, Default)]
@@ -82,7 +101,7 @@ pub async fn dial_target(
     protocol: &str,
     address: &str,
     path: Path,
-) -> Result<TcpStream, String> {
+) -> Result<Socket, String> {
     let refused = |reason, error: String| {
         context.metrics.dial_failure(EndpointDialFailure::Unknown);
         context.dial_failed(address, (reason, DialStage::Request), &error, path);

@@ -8,7 +8,9 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::error::ConfigError;
-use crate::plan::{AgentPlan, ForwardProxy, LaneSecurity, ServerPlan};
+#[cfg(feature = "demo")]
+use crate::plan::LaneSecurity;
+use crate::plan::{AgentPlan, ForwardProxy, ServerPlan};
 use crate::units::duration;
 use crate::{flags, legacy};
 
@@ -23,6 +25,7 @@ pub enum Command {
     /// Run an agent.
     Agent(Box<AgentPlan>),
     /// Run server, agents and sample targets in one process.
+    #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running process.
     Status(StatusOptions),
@@ -39,6 +42,7 @@ pub enum Command {
 }
 
 /// What `adit demo` is told.
+#[cfg(feature = "demo")]
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct DemoOptions {
     /// Drive every frontend once, check every byte and exit; 0 only if all was right

@@ -21,8 +21,10 @@ pub mod tls_policy;
 mod units;
 mod version;
 
+#[cfg(feature = "demo")]
+pub use command::DemoOptions;
 pub use command::{
-    CheckGiven, CheckOptions, Command, DemoOptions, LinksAction, LinksOptions, NetnsHelperOptions,
-    Parsed, StatusOptions, TopOptions, TopSort, parse,
+    CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, NetnsHelperOptions, Parsed,
+    StatusOptions, TopOptions, TopSort, parse,
 };
 pub use error::ConfigError;

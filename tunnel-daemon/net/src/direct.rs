@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use tokio::net::{TcpSocket, TcpStream};
 
-use adit_redirect::exempt::OwnSockets;
+use crate::self_sockets::OwnSockets;
 
 /// Connects, past a redirect of this process if there is one. Has no deadline of its own; a dropped call leaves no socket.
 ///

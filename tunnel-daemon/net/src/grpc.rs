@@ -19,9 +19,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::call_pace::CallPace;
-use crate::gather::{Flusher, Gather, Heard, gather};
+use crate::poll_set::together;
 use crate::tasks::Admitted;
-use crate::together::together;
+use crate::write_coalescer::{Flusher, Heard, WriteCoalescer, gather};
 use adit_config::limits::{
     CLIENT_STREAMS_MAX, DATA_FRAME_BUDGET_BYTES, EXCERPT_BYTES_MAX, GREETING_TIMEOUT,
 };
@@ -267,7 +267,7 @@ type Call = (Request<RecvStream>, SendResponse<MessageBuf>);
 
 /// One client's connection, after its preface.
 pub struct ServerConnection<S> {
-    http2: Connection<Gather<S>, MessageBuf>,
+    http2: Connection<WriteCoalescer<S>, MessageBuf>,
     flusher: Flusher<S>,
     pace: CallPace,
 }
@@ -427,7 +427,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
 
 /// Our end of a connection to a server. Nothing moves unless [`Self::run`] is polled.
 pub struct ClientConnection<S> {
-    http2: client::Connection<Gather<S>, MessageBuf>,
+    http2: client::Connection<WriteCoalescer<S>, MessageBuf>,
     flusher: Flusher<S>,
 }
 

@@ -5,24 +5,26 @@
 #![deny(unsafe_code)]
 
 pub mod accept;
+pub mod accounts;
 pub mod authority;
 mod call_pace;
 pub mod descriptors;
 pub mod dial;
 pub mod direct;
-mod gather;
 pub mod grpc;
 pub mod handshakes;
+pub mod happy_eyeballs;
 pub mod interfaces;
 pub mod listen;
-pub mod origin;
-pub mod own;
+pub mod original_dst;
 pub mod peer;
-pub mod race;
+pub mod poll_set;
 pub mod resolve;
+pub mod self_listeners;
+pub mod self_sockets;
 pub mod services;
 pub mod socket;
 pub mod source_quota;
 pub mod tasks;
-pub mod together;
 pub mod unix;
+mod write_coalescer;

@@ -12,14 +12,15 @@ use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
     FLAG_DENY, FLAG_HOME, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
 };
+use adit_net::self_sockets::SocketExemptions;
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::attach::{Attached, open_cgroup};
 use crate::generations::Generations;
 use crate::maps::{self, ExemptSockets, RedirectMaps};
-use crate::neighbours::{Neighbours, neighbours};
 use crate::object::{KernelError, load};
+use crate::other_programs::{Neighbours, neighbours};
 use crate::processes::{self, Life, Processes};
 use crate::{netns, pins};
 
@@ -335,14 +336,6 @@ impl Redirect {
         generations.replace(&self.maps, rules)
     }
 
-    /// Never redirects the socket with this cookie. Before it connects.
-    ///
-    /// # Errors
-    /// What the kernel said.
-    pub fn exempt(&self, cookie: u64) -> Result<(), KernelError> {
-        maps::locked(&self.exempt).note(cookie)
-    }
-
     /// Forgets processes that joined and have ended, so that none that is given the id of one is taken for it, and says how
     /// many. Each look finds also those whose ids were given away since the look before. Reads `/proc`, so it blocks for
     /// moments.
@@ -445,6 +438,13 @@ fn monotonic_ns() -> u64 {
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
     seconds * 1_000_000_000 + nanoseconds
+}
+
+impl SocketExemptions for Redirect {
+    fn exempt(&self, cookie: u64) -> io::Result<()> {
+        let noted = maps::locked(&self.exempt).note(cookie);
+        noted.map_err(io::Error::other)
+    }
 }
 
 #[cfg(test)]

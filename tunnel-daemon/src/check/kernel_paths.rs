@@ -12,7 +12,7 @@ use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 
 use super::{degraded, missing, ok};
-use crate::redirect_rules::Followed;
+use crate::redirect::rules::Followed;
 use crate::status::model::Capability;
 use adit_config::ConfigError;
 use adit_config::plan::{

@@ -8,14 +8,14 @@ use tokio::runtime::Builder;
 
 use super::{missing, ok};
 use crate::status::model::Capability;
-use adit_account::Accounts;
-use adit_agent::reach::{Met, Reach, Reached};
+use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::AgentPlan;
 use adit_config::tls_policy::TlsPolicy;
+use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
-use adit_redirect::exempt::OwnSockets;
+use adit_net::self_sockets::OwnSockets;
 use adit_tls::blocking::start_runtime;
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls};
@@ -46,29 +46,29 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
     };
     let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
     runtime.block_on(async {
-        let reach = Reach {
+        let connector = ServerConnector {
             resolver: Arc::new(SystemResolver::new()?),
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: Accounts::off(),
             own_sockets: OwnSockets::off(),
             agent: plan.agent_id.clone(),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         };
         let mut lines = Vec::new();
         for address in &plan.servers {
-            lines.push(server(&reach, address).await);
+            lines.push(server(&connector, address).await);
         }
         Ok(lines)
     })
 }
 
-async fn server(reach: &Reach, address: &ServerAddress) -> Capability {
+async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capability {
     const REMEDY: &str =
         "check the address, the way there, and the CA and names of both certificates";
-    let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, reach.connect(address));
+    let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, connector.connect(address));
     let mut stream = match connecting.await {
-        Ok(Ok(Reached { stream, .. })) => stream,
+        Ok(Ok(Connected { stream, .. })) => stream,
         Ok(Err(error)) => return missing(NAME, format!("{address}: {error}"), REMEDY),
         Err(_elapsed) => {
             let seconds = limits::LINK_CONNECT_TIMEOUT.as_secs();

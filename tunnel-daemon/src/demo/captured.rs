@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail, ensure};
 use tokio::process::Command;
 
 use super::checks::OPEN_TUNNELS;
+use super::counters::Counters;
 use super::targets::GREETING;
-use super::ways::Ways;
 use super::world::World;
 use crate::redirect::missing;
 use crate::run::wait_until;
@@ -62,7 +62,7 @@ pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<S
             missing(&HostCaps::probe())
         );
     }
-    let (redirected, before) = (world.server.redirected(), Ways::of(world));
+    let (redirected, before) = (world.server.redirected(), Counters::of(world));
     let output = Command::new("sh")
         .args([
             "-c",
@@ -93,7 +93,7 @@ pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<S
     );
     // By its counters: nobody knows when the tunnel of another process has moved something and is still open.
     wait_until(END_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
-    let ways = Ways::of(world).since(before);
+    let ways = Counters::of(world).since(before);
     Ok(format!(
         "curl http://{}/ without a proxy, {:?}; {ways}",
         world.web,

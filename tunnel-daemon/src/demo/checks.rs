@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::captured;
+use super::counters::Counters;
 use super::frontend::{Frontend, OpenError};
 use super::http_client::HttpClient;
 use super::isolation;
 use super::screen::{Screen, Tone};
 use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
-use super::told::{Told, Used};
-use super::ways::Ways;
+use super::tunnel_table::{TunnelTable, Used};
 use super::world::World;
 use crate::run::wait_until;
 use adit_telemetry::labels::ClientDialect;
@@ -76,7 +76,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         screen,
         verdict: Verdict::default(),
     };
-    let told = Told::of(world);
+    let told = TunnelTable::of(world);
     for frontend in &world.frontends {
         screen.line(format_args!(
             "{} {}",
@@ -89,7 +89,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
             frontend,
             told: Some(&told),
         };
-        let before = Ways::of(world);
+        let before = Counters::of(world);
         steps.step("web page", driver.page()).await;
         steps.step("download", driver.download(BULK_BYTES)).await;
         steps.step("upload", driver.upload(BULK_BYTES)).await;
@@ -145,7 +145,7 @@ pub(super) struct Driver<'a> {
     /// The way in.
     pub(super) frontend: &'a Frontend,
     /// Asked about each tunnel while it is open, if somebody wants to know.
-    pub(super) told: Option<&'a Told<'a>>,
+    pub(super) told: Option<&'a TunnelTable<'a>>,
 }
 
 impl Driver<'_> {
@@ -308,10 +308,10 @@ impl Driver<'_> {
 
 impl Driver<'_> {
     /// What this frontend's tunnels travelled on. Those that could ride a lane have had the time to.
-    async fn ways(&self, before: Ways) -> anyhow::Result<String> {
+    async fn ways(&self, before: Counters) -> anyhow::Result<String> {
         let world = self.world;
         wait_until(LEFTOVER_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
-        let ways = Ways::of(world).since(before);
+        let ways = Counters::of(world).since(before);
         ensure!(ways.on_lanes() > 0, "no tunnel found a lane: {ways}");
         Ok(ways.to_string())
     }

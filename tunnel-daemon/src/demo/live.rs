@@ -6,9 +6,9 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::checks::{CREDIT_LINKS, Driver, OPEN_TUNNELS, TUNNELS};
+use super::counters::Counters;
 use super::screen::{Screen, Tone};
 use super::stats::{Rate, Stats, bytes};
-use super::ways::Ways;
 use super::world::World;
 
 /// Between two rounds of the load.
@@ -102,7 +102,7 @@ pub(super) async fn show(world: &World, stats: &Stats, screen: &Screen, wrong: &
             tunnels: world.series(TUNNELS),
             down: (down, rates.0.per_second(at, down)),
             up: (up, rates.1.per_second(at, up)),
-            ways: Ways::of(world),
+            ways: Counters::of(world),
             wrong: wrong.count(),
         };
         if screen.is_rich() {
@@ -121,7 +121,7 @@ struct Now {
     tunnels: u64,
     down: (u64, u64),
     up: (u64, u64),
-    ways: Ways,
+    ways: Counters,
     wrong: usize,
 }
 
@@ -191,7 +191,7 @@ impl Now {
 mod tests {
     use super::*;
 
-    fn now(ways: Ways) -> Now {
+    fn now(ways: Counters) -> Now {
         Now {
             elapsed: Duration::from_secs(86_399),
             links: 2,
@@ -208,10 +208,10 @@ mod tests {
     #[test]
     fn summaries_say_what_tunnels_travel_on_and_what_moves_them() {
         let (stats, screen) = (Stats::default(), Screen::new(true));
-        let framed = Ways {
+        let framed = Counters {
             lane: 12_345_678,
             link: 1_234_567,
-            ..Ways::default()
+            ..Counters::default()
         };
         let text = "12345678 tunnels on lanes, 1234567 on the link, copied by their tasks";
         let block = now(framed).block(&stats, &screen);
@@ -222,7 +222,7 @@ mod tests {
         let line = now(framed).line(&stats);
         assert!(line.ends_with(&format!(", 0 wrong; {text}")), "{line}");
 
-        let raw = Ways {
+        let raw = Counters {
             raw_lane: 12_345_678,
             spliced: 1023 << 30,
             copied: 1023 << 20,

@@ -2,6 +2,7 @@
 
 mod captured;
 mod checks;
+mod counters;
 mod folder;
 mod frontend;
 pub mod grpc_client;
@@ -13,8 +14,7 @@ mod live;
 mod screen;
 mod stats;
 pub mod targets;
-mod told;
-mod ways;
+mod tunnel_table;
 mod world;
 
 use std::process::ExitCode;

@@ -24,9 +24,9 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
             if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
                 tokio::task::yield_now().await;
             }
-            lanes.glance().await;
+            lanes.poll_idle().await;
             if turn.is_multiple_of(LANES_EVERY) {
-                lanes.sweep().await;
+                lanes.ping_idle().await;
             }
         }
         let silent = hub.with_registry(Registry::silent_links);

@@ -18,7 +18,7 @@ use super::model::{
 };
 use crate::check;
 use crate::privileges::{held_by_any_thread, names};
-use crate::redirect_view::RedirectView;
+use crate::redirect::view::RedirectView;
 use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
 use adit_config::plan::DataPathPlan;
@@ -298,7 +298,7 @@ impl ServerSource {
             }
             .to_owned(),
             tunnels: tally.by_link.get(&link.id.0).copied().unwrap_or(0),
-            held_bytes: link.mailbox.held_bytes(),
+            held_bytes: link.dirty_list.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
             lanes: link.lanes.as_deref().map(pool_lanes),
         }
@@ -363,7 +363,7 @@ impl AgentSource {
                 .get(link.server.as_str())
                 .copied()
                 .unwrap_or(0),
-            held_bytes: link.mailbox.held_bytes(),
+            held_bytes: link.dirty_list.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
             lanes: link.lanes.as_ref().map(keeper_lanes),
         });

@@ -94,7 +94,7 @@ impl Default for LogOptions {
 pub enum LogError {
     /// The filter does not parse.
     #[error(
-        "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit::hub=debug"
+        "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit_tunnel=debug"
     )]
     BadFilter {
         /// What was given.
@@ -415,7 +415,8 @@ pub(super) mod tests {
             .unwrap()
             .to_string();
         assert!(
-            error.starts_with("ADIT_LOG: \"adit=loud\" ") && error.contains("info,adit::hub=debug"),
+            error.starts_with("ADIT_LOG: \"adit=loud\" ")
+                && error.contains("info,adit_tunnel=debug"),
             "{error}"
         );
     }

@@ -381,20 +381,16 @@ impl Connection for ByteStream {
         Some(match self {
             Self::Tcp(socket, _) => socket.as_fd(),
             Self::Unix(socket) => socket.as_fd(),
-            Self::Tls(tls) => tls.io.get_ref().0.inner().as_fd(),
+            Self::Tls(tls) => return tls.io.get_ref().0.inner().descriptor(),
         })
     }
 
     fn refuse_input(&self) -> bool {
-        let socket = match self {
-            Self::Tcp(..) => return false,
-            Self::Unix(socket) => socket,
-            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
-                Socket::Tcp(_) => return false,
-                Socket::Unix(socket) => socket,
-            },
-        };
-        SockRef::from(socket).shutdown(Shutdown::Read).is_ok()
+        match self {
+            Self::Tcp(..) => false,
+            Self::Unix(socket) => SockRef::from(socket).shutdown(Shutdown::Read).is_ok(),
+            Self::Tls(tls) => tls.io.get_ref().0.inner().refuse_input(),
+        }
     }
 
     fn into_descriptor(self) -> Option<OwnedFd> {
@@ -421,6 +417,40 @@ impl Connection for TcpStream {
 
     fn into_descriptor(self) -> Option<OwnedFd> {
         self.into_std().ok().map(OwnedFd::from)
+    }
+}
+
+impl Connection for Socket {
+    fn is_plain(&self) -> bool {
+        true
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(socket) => Some(socket),
+            Self::Unix(_) => None,
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+        })
+    }
+
+    fn refuse_input(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Unix(socket) => SockRef::from(socket).shutdown(Shutdown::Read).is_ok(),
+        }
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        match self {
+            Self::Tcp(socket) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Unix(socket) => socket.into_std().ok().map(OwnedFd::from),
+        }
     }
 }
 

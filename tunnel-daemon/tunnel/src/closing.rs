@@ -11,7 +11,7 @@ use adit_relay::unacknowledged_bytes;
 use tokio::io::AsyncRead;
 use tokio::time::{Instant, Sleep};
 
-use crate::endpoint::{end_on_close, reset_on_close};
+use crate::target::{end_on_close, reset_on_close};
 use adit_config::limits;
 use adit_tls::blocks;
 use adit_tls::stream::Connection;
@@ -36,7 +36,7 @@ pub enum Closing {
 
 /// Closes a socket, but for dropping it: that is up to the owner once this is ready. Bytes that its peer takes none of for
 /// 30 s are given up.
-pub(super) struct Parting {
+pub(super) struct GracefulClose {
     closing: Closing,
     /// Closing the socket resets it.
     armed: bool,
@@ -61,12 +61,12 @@ struct Patience {
 /// Closes `io`, but for dropping it, which is up to the caller. What comes is read and dropped until the last bytes are
 /// delivered; bytes that the peer takes none of for 30 s are given up. A cancelled call leaves the rest to the kernel, if that
 /// has all of it by then.
-pub fn part<S: Connection>(io: &mut S, closing: Closing) -> impl Future<Output = ()> {
-    let mut parting = Parting::new(closing);
-    std::future::poll_fn(move |cx| parting.poll(cx, io))
+pub fn close_gracefully<S: Connection>(io: &mut S, closing: Closing) -> impl Future<Output = ()> {
+    let mut graceful = GracefulClose::new(closing);
+    std::future::poll_fn(move |cx| graceful.poll(cx, io))
 }
 
-impl Parting {
+impl GracefulClose {
     pub(super) fn new(closing: Closing) -> Self {
         Self {
             closing,

@@ -1,7 +1,7 @@
-//! One link as one task: its session machine, its HTTP/2 stream, and the conduits of its tunnels.
+//! One link as one task: its session machine, its HTTP/2 stream, and the channels of its tunnels.
 //!
-//! The task never waits for a leg. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
-//! looks at the legs that have something, and sends while the stream takes more.
+//! The task never waits for an endpoint. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
+//! looks at the endpoints that have something, and sends while the stream takes more.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,12 +19,14 @@ use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
+use crate::channel::{
+    Channel, DirtyList, ENDPOINT_CLOSE, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
+};
 use crate::clock::Clock;
-use crate::conduit::{Conduit, LEG_CLOSE, LEG_END_WAITS, LEG_FIN, LEG_GONE, Mailbox};
-use crate::leg::Leg;
+use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
-use crate::seat::Seat;
 use crate::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+use crate::tunnel_slot::TunnelSlot;
 
 /// HTTP/2 frames handled before other work of the link gets its turn.
 const FRAMES_PER_TURN: usize = 32;
@@ -41,8 +43,8 @@ pub struct LinkDriver<H: LinkHooks> {
     streams: LinkStreams,
     decoder: Decoder,
     commands: mpsc::Receiver<Command>,
-    mailbox: Arc<Mailbox>,
-    seats: Vec<Option<Seat>>,
+    dirty_list: Arc<DirtyList>,
+    slots: Vec<Option<TunnelSlot>>,
     hooks: H,
     clock: Clock,
     sleep: Pin<Box<Sleep>>,
@@ -61,18 +63,18 @@ impl<H: LinkHooks> LinkDriver<H> {
         link: Link,
         streams: LinkStreams,
         commands: mpsc::Receiver<Command>,
-        mailbox: Arc<Mailbox>,
+        dirty_list: Arc<DirtyList>,
         hooks: H,
     ) -> Self {
         let clock = Clock::default();
-        mailbox.count_in(link.budget());
+        dirty_list.count_in(link.budget());
         Self {
             link,
             streams,
             decoder: Decoder::default(),
             commands,
-            mailbox,
-            seats: Vec::new(),
+            dirty_list,
+            slots: Vec::new(),
             hooks,
             clock,
             sleep: Box::pin(sleep_until(clock.instant(Moment::default()))),
@@ -86,35 +88,35 @@ impl<H: LinkHooks> LinkDriver<H> {
 
     /// `Ok`: nothing to do until woken.
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkOver> {
-        self.mailbox.register(cx.waker());
-        let news = self.mailbox.news();
+        self.dirty_list.register(cx.waker());
+        let generation = self.dirty_list.generation();
         for _turn in 0..TURNS_PER_POLL {
             let now = self.clock.now();
             let mut busy = self.poll_peer(cx, now)?;
             busy |= self.poll_commands(cx, now)?;
-            busy |= self.visit_legs(now);
+            busy |= self.visit_endpoints(now);
             self.link.handle_tick(now);
             self.apply(now)?;
             busy |= self.poll_send(cx, now)?;
             self.apply(now)?;
-            if !busy && self.mailbox.is_empty() {
+            if !busy && self.dirty_list.is_empty() {
                 let is_due = self.finish_at.is_some_and(|at| at <= now);
                 if is_due && self.link.tunnels() == 0 {
                     return Err(LinkOver::Replaced);
                 }
-                self.tell(news);
+                self.tell(generation);
                 self.arm(cx);
                 return Ok(());
             }
         }
-        self.tell(news);
+        self.tell(generation);
         cx.waker().wake_by_ref();
         Ok(())
     }
 
-    fn tell(&self, news: u64) {
+    fn tell(&self, generation: u64) {
         let (held, lingering) = (self.link.held_bytes(), self.link.lingering());
-        self.mailbox.tell(held, lingering, news);
+        self.dirty_list.tell(held, lingering, generation);
     }
 
     /// Reads frames until the stream is empty or the turn is over.
@@ -163,9 +165,9 @@ impl<H: LinkHooks> LinkDriver<H> {
             match command {
                 Some(Command::Dial {
                     request,
-                    conduit,
+                    channel,
                     reply,
-                }) => self.start_dial(request, conduit, reply, now),
+                }) => self.start_dial(request, channel, reply, now),
                 Some(Command::Dialed(dialed)) => self.finish_dial(dialed, now),
                 Some(Command::Drain) => self.link.drain(),
                 Some(Command::Finish) => {
@@ -182,17 +184,17 @@ impl<H: LinkHooks> LinkDriver<H> {
     fn start_dial(
         &mut self,
         request: DialRequest,
-        conduit: Arc<Conduit>,
+        channel: Arc<Channel>,
         reply: oneshot::Sender<DialOutcome>,
         now: Moment,
     ) {
-        if conduit.leg_flags() & LEG_GONE != 0 {
+        if channel.endpoint_flags() & ENDPOINT_GONE != 0 {
             return;
         }
         match self.link.dial(request, now) {
             Ok(key) => {
-                conduit.bind(key);
-                self.seat(Seat::new(key, conduit, Some(reply)));
+                channel.bind(key);
+                self.insert(TunnelSlot::new(key, channel, Some(reply)));
             }
             Err(failure) => {
                 // Whoever asked may have left; nothing is lost then.
@@ -205,88 +207,93 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     fn finish_dial(&mut self, dialed: Dialed, now: Moment) {
-        let Dialed { key, outcome, leg } = dialed;
+        let Dialed {
+            key,
+            outcome,
+            endpoint,
+        } = dialed;
         self.hooks.dial_finished(key);
         if !self.link.dialed(key, outcome, now) {
             return;
         }
-        let (end, conduit) = Leg::new(&self.mailbox);
-        conduit.bind(key);
-        self.seat(Seat::new(key, conduit, None));
+        let (end, channel) = Endpoint::new(&self.dirty_list);
+        channel.bind(key);
+        self.insert(TunnelSlot::new(key, channel, None));
         self.hooks.opened(key);
-        // A dial task that is gone drops the leg, which closes the tunnel again.
-        let _left = leg.send(end);
+        // A dial task that is gone drops the endpoint, which closes the tunnel again.
+        let _left = endpoint.send(end);
     }
 
-    fn seat(&mut self, seat: Seat) {
-        let slot = seat.key.slot as usize;
-        if self.seats.len() <= slot {
-            self.seats.resize_with(slot + 1, || None);
+    fn insert(&mut self, slot: TunnelSlot) {
+        let index = slot.key.slot as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        if let Some(place) = self.seats.get_mut(slot) {
-            *place = Some(seat);
+        if let Some(place) = self.slots.get_mut(index) {
+            *place = Some(slot);
         }
     }
 
-    fn seat_of(&mut self, key: TunnelKey) -> Option<&mut Seat> {
-        self.seats
+    fn slot_of(&mut self, key: TunnelKey) -> Option<&mut TunnelSlot> {
+        self.slots
             .get_mut(key.slot as usize)?
             .as_mut()
-            .filter(|seat| seat.key == key)
+            .filter(|slot| slot.key == key)
     }
 
-    fn vacate(&mut self, key: TunnelKey) -> Option<Seat> {
-        let place = self.seats.get_mut(key.slot as usize)?;
-        if place.as_ref().is_some_and(|seat| seat.key == key) {
+    fn remove(&mut self, key: TunnelKey) -> Option<TunnelSlot> {
+        let place = self.slots.get_mut(key.slot as usize)?;
+        if place.as_ref().is_some_and(|slot| slot.key == key) {
             place.take()
         } else {
             None
         }
     }
 
-    fn visit_legs(&mut self, now: Moment) -> bool {
+    fn visit_endpoints(&mut self, now: Moment) -> bool {
         let mut busy = false;
-        while let Some(conduit) = self.mailbox.take() {
+        while let Some(channel) = self.dirty_list.take() {
             busy = true;
-            conduit.begin_visit();
-            let Some(key) = conduit.key() else { continue };
+            channel.begin_visit();
+            let Some(key) = channel.key() else { continue };
             // Flags before data: data that was queued before a flag was raised is then found.
-            let flags = conduit.leg_flags();
-            while let Some(bytes) = conduit.take_up() {
+            let flags = channel.endpoint_flags();
+            while let Some(bytes) = channel.take_up() {
                 let length = bytes.len();
-                if !self.link.leg_data(key, bytes) {
-                    conduit.release_up(length, 1);
+                if !self.link.endpoint_data(key, bytes) {
+                    channel.release_up(length, 1);
                 }
             }
-            self.link.leg_drained(key, conduit.drained(), now);
-            if let Some(seat) = self.seat_of(key) {
-                seat.visited();
+            self.link.endpoint_drained(key, channel.drained(), now);
+            if let Some(slot) = self.slot_of(key) {
+                slot.visited();
             }
-            if flags & LEG_END_WAITS != 0 {
-                self.link.leg_end_waits(key, now);
+            if flags & ENDPOINT_END_WAITS != 0 {
+                self.link.endpoint_end_waits(key, now);
             }
-            if flags & LEG_FIN != 0 {
-                self.link.leg_fin(key, now);
+            if flags & ENDPOINT_FIN != 0 {
+                self.link.endpoint_fin(key, now);
             }
-            if flags & LEG_CLOSE != 0 {
-                self.link.leg_close(key, conduit.close_text(), now);
+            if flags & ENDPOINT_CLOSE != 0 {
+                self.link.endpoint_close(key, channel.close_text(), now);
             }
-            if flags & LEG_GONE != 0 {
-                self.link.leg_gone(key, now);
-                self.vacate(key);
+            if flags & ENDPOINT_GONE != 0 {
+                self.link.endpoint_gone(key, now);
+                self.remove(key);
             }
         }
         busy
     }
 
-    /// Legs report small amounts late; before the budgets judge anybody, ask them all.
+    /// Endpoints report small amounts late; before the budgets judge anybody, ask them all.
     fn sync_drained(&mut self, now: Moment) {
         if !self.link.is_near_budget() || now.since(self.synced_at).as_millis() < 5 {
             return;
         }
         self.synced_at = now;
-        for seat in self.seats.iter().flatten() {
-            self.link.leg_drained(seat.key, seat.conduit.drained(), now);
+        for slot in self.slots.iter().flatten() {
+            self.link
+                .endpoint_drained(slot.key, slot.channel.drained(), now);
         }
     }
 
@@ -294,8 +301,8 @@ impl<H: LinkHooks> LinkDriver<H> {
         while let Some(action) = self.link.poll_action() {
             match action {
                 Action::Deliver { key, bytes } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.deliver(bytes);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.deliver(bytes);
                     }
                     self.sync_drained(now);
                 }
@@ -312,29 +319,29 @@ impl<H: LinkHooks> LinkDriver<H> {
                 Action::CancelDial { key } => self.hooks.cancel_dial(key),
                 Action::DialDone { key, conn } => {
                     self.hooks.opened(key);
-                    if let Some(reply) = self.seat_of(key).and_then(|seat| seat.reply.take()) {
-                        // A client that has left drops its leg, which closes the tunnel again.
+                    if let Some(reply) = self.slot_of(key).and_then(|slot| slot.reply.take()) {
+                        // A client that has left drops its endpoint, which closes the tunnel again.
                         let _left = reply.send(Ok(conn));
                     }
                 }
                 Action::DialFailed { key, outcome } => {
-                    if let Some(reply) = self.vacate(key).and_then(|seat| seat.reply) {
+                    if let Some(reply) = self.remove(key).and_then(|slot| slot.reply) {
                         let _left = reply.send(Err(outcome));
                     }
                 }
                 Action::PeerFin { key } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.peer_fin();
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.peer_fin();
                     }
                 }
                 Action::Ended { key, end } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.finish(end);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.finish(end);
                     }
                 }
                 Action::Abort { key, end } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.abort(&end);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.channel.abort(&end);
                     }
                 }
                 Action::PeerDraining => self.hooks.peer_draining(),
@@ -378,8 +385,8 @@ impl<H: LinkHooks> LinkDriver<H> {
                     bytes,
                     pieces,
                 } => {
-                    if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.release_up(bytes, pieces);
+                    if let Some(slot) = self.slot_of(key) {
+                        slot.channel.release_up(bytes, pieces);
                     }
                     MessageBuf::data(conn, parts)
                 }
@@ -419,9 +426,9 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     fn arm(&mut self, cx: &mut Context<'_>) {
-        let look = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
+        let check = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
         let finish = self.finish_at.filter(|at| *at > self.clock.now());
-        let times = [self.link.next_deadline(), look, finish];
+        let times = [self.link.next_deadline(), check, finish];
         let next = times.into_iter().flatten().min();
         let Some(at) = next else {
             self.sleep_at = None;
@@ -481,6 +488,6 @@ impl<H: LinkHooks> Unpin for LinkDriver<H> {}
 impl<H: LinkHooks> Drop for LinkDriver<H> {
     fn drop(&mut self) {
         self.wind_up();
-        self.mailbox.close();
+        self.dirty_list.close();
     }
 }

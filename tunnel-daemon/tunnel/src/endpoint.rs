@@ -1,175 +1,531 @@
-//! The socket at the far end of a tunnel, joined to its leg until the tunnel is over.
+//! The end of a channel that a frontend or a target holds.
 
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
+use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
+use adit_relay::BufferSizes;
 use bytes::Bytes;
-use tokio::net::TcpStream;
 
-use crate::closing::Parting;
-use crate::leg::Leg;
-use crate::pump::{Pump, PumpEnd, PumpOutcome};
-use adit_net::socket;
+use crate::channel::{Channel, DirtyList};
+use crate::clock::moment;
+use crate::lane::{Lane, Pipe};
+use crate::lane_path::{LaneOwner, LanePath};
+use crate::link_path::LinkPath;
+use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
+use adit_telemetry::tunnels::PathQuality;
+use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
 
-/// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
-/// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
-///
-/// A cancelled call resets the tunnel, and the socket unless it was told that these are all. So does the kernel for a process
-/// that is killed.
-pub fn serve_target<A, K, F>(
-    socket: TcpStream,
-    mut leg: Leg,
-    address: A,
-    kept: K,
-    ended: F,
-) -> impl Future<Output = ()> + use<A, K, F>
-where
-    A: AsRef<str> + Unpin,
-    K: Unpin,
-    F: FnOnce(&PumpOutcome) + Unpin,
-{
-    reset_on_close(&socket);
-    let pump = Pump::new(&mut leg, Bytes::new());
-    ServeTarget {
-        tunnel: Some(Tunnel {
-            pump,
-            leg,
-            address,
-            ended,
-        }),
-        parting: None,
-        socket: Some(socket),
-        _kept: kept,
+/// What an endpoint may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Incoming {
+    /// Bytes for this side. Report them with [`Endpoint::drained`] once they have left.
+    Data(Bytes),
+    /// The other side sends no more; this side may.
+    PeerFin,
+    /// The tunnel is over. Repeats on every later call.
+    Ended(TunnelEnd),
+}
+
+/// How large the buffers of tunnels' sockets are to be now.
+pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
+    if budget.is_half_full() {
+        BufferSizes::Small
+    } else {
+        buffer_sizes_at_rest(budget)
     }
 }
 
-/// Not an `async` function: that would keep socket and leg twice, for as long as the tunnel lives.
-///
-/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
-struct ServeTarget<A, K, F> {
-    /// Until it is over.
-    tunnel: Option<Tunnel<A, F>>,
-    /// From then on.
-    parting: Option<Parting>,
-    /// To the end.
-    socket: Option<TcpStream>,
-    _kept: K,
+/// The same of a socket that has no tunnel.
+pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
+    let max = budget.socket_buffer_kib_max();
+    max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
 }
 
-struct Tunnel<A, F> {
-    pump: Pump,
-    leg: Leg,
-    address: A,
-    ended: F,
+/// Who learns that an endpoint's socket or stream takes its bytes slower than they come.
+#[derive(Clone, Debug)]
+pub enum EndpointWatch {
+    /// A client's writes are measured.
+    Client(ServerMetrics),
+    /// A target, by its address, is named in the log, once.
+    Target(Arc<str>),
 }
 
-impl<A, K, F> Future for ServeTarget<A, K, F>
-where
-    A: AsRef<str> + Unpin,
-    K: Unpin,
-    F: FnOnce(&PumpOutcome) + Unpin,
-{
-    type Output = ();
+/// A write that waits.
+struct Stalled {
+    since: Moment,
+    _counted: GaugeGuard,
+}
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        let Some(socket) = &mut this.socket else {
-            unreachable!("a target's connection is asked again after its end");
-        };
-        if let Some(tunnel) = &mut this.tunnel {
-            let outcome = ready!(tunnel.pump.poll(cx, socket, &mut tunnel.leg));
-            this.parting = outcome.closing().map(Parting::new);
-            if let Some(tunnel) = this.tunnel.take() {
-                tunnel.over(&outcome);
+/// What carries a tunnel, for a side that can do without frames.
+pub enum Carrier {
+    /// Its bytes go through this process.
+    Endpoint(Endpoint),
+    /// A connection of its own, to be relayed by the kernel or a relay thread.
+    Pipe(Pipe),
+}
+
+impl Carrier {
+    /// What the tunnel travels on.
+    #[must_use]
+    pub fn path(&self) -> PathLabel {
+        match self {
+            Self::Endpoint(endpoint) => endpoint.path(),
+            Self::Pipe(pipe) => pipe.path(),
+        }
+    }
+}
+
+/// One side of a tunnel, whatever carries it. Dropping it without [`Endpoint::close`] resets the tunnel.
+pub struct Endpoint {
+    path: Path,
+    sent_bytes: u64,
+    delivered_bytes: u64,
+    watch: Option<EndpointWatch>,
+    stalled: Option<Stalled>,
+    /// Bytes in the kernel for a reader that pauses, as the budget knows them.
+    kernel_bytes: u32,
+    live: Option<Arc<LiveTunnel>>,
+}
+
+enum Path {
+    Link(LinkPath),
+    Lane(Box<LanePath>),
+}
+
+impl Endpoint {
+    /// An endpoint towards the link that owns `dirty_list`, and what that link needs of it.
+    #[must_use]
+    pub fn new(dirty_list: &Arc<DirtyList>) -> (Self, Arc<Channel>) {
+        let channel = Channel::new(Arc::clone(dirty_list));
+        let path = Path::Link(LinkPath::new(Arc::clone(&channel)));
+        (Self::over(path), channel)
+    }
+
+    /// An endpoint on a lane whose tunnel is open. `owner` gets the lane back.
+    #[must_use]
+    pub fn on_lane(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
+        Self::over(Path::Lane(Box::new(LanePath::new(lane, owner))))
+    }
+
+    fn over(path: Path) -> Self {
+        Self {
+            path,
+            sent_bytes: 0,
+            delivered_bytes: 0,
+            watch: None,
+            stalled: None,
+            kernel_bytes: 0,
+            live: None,
+        }
+    }
+
+    /// What carries the tunnel.
+    #[must_use]
+    pub fn path(&self) -> PathLabel {
+        match &self.path {
+            Path::Link(_) => PathLabel::Link,
+            Path::Lane(_) => PathLabel::Lane,
+        }
+    }
+
+    /// Ready when more bytes of this endpoint are taken. An ended tunnel is always ready.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.path {
+            Path::Link(link) => link.poll_ready(cx),
+            Path::Lane(lane) => lane.poll_ready(cx),
+        }
+    }
+
+    /// Bytes that may be read for this endpoint at once; bounded only while the budget is short.
+    #[must_use]
+    pub fn read_max(&self) -> usize {
+        if !self.is_short_of_memory() {
+            return usize::MAX;
+        }
+        match &self.path {
+            Path::Link(link) => link.room(),
+            Path::Lane(lane) => lane.room(),
+        }
+    }
+
+    /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
+    /// looked at; says whether something was taken since the last time.
+    pub fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match &mut self.path {
+            Path::Link(link) => link.poll_check(cx),
+            Path::Lane(lane) => lane.poll_check(),
+        }
+    }
+
+    /// This side sends no more than waits already for being taken: from here on the tunnel counts as half-closed.
+    pub fn end_waits(&mut self) {
+        match &mut self.path {
+            Path::Link(link) => link.end_waits(),
+            Path::Lane(lane) => lane.end_waits(),
+        }
+    }
+
+    /// Hands bytes over. Ask [`Self::poll_ready`] first; it is a bound, not a lock. Call [`Self::poll_flush`] before
+    /// the task sleeps.
+    pub fn send(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.sent_bytes += bytes.len() as u64;
+            self.tell_bytes();
+            match &mut self.path {
+                Path::Link(link) => link.send(bytes),
+                Path::Lane(lane) => lane.send(bytes),
             }
         }
-        if let Some(parting) = &mut this.parting {
-            ready!(parting.poll(cx, socket));
+    }
+
+    /// Gets on its way what was handed over, as far as it goes now, and looks after the tunnel's timers. To be called
+    /// whenever the task that owns the endpoint has been polled.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        match &mut self.path {
+            // The link's task looks after all of that.
+            Path::Link(_) => (),
+            Path::Lane(lane) => lane.poll_flush(cx),
         }
-        this.socket = None;
-        Poll::Ready(())
-    }
-}
-
-impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
-    fn over(mut self, outcome: &PumpOutcome) {
-        let address = self.address.as_ref();
-        if let PumpEnd::ReadFailed(error) | PumpEnd::WriteFailed(error) = &outcome.end {
-            // What was read before the failure still goes to the client, then the reason.
-            self.leg.close_with(&go_text(address, error));
+        if let Some(live) = &self.live
+            && live.is_asked()
+            && let Some(quality) = self.quality()
+        {
+            live.tell_quality(quality);
         }
-        tracing::debug!(
-            target_address = address,
-            from_target = outcome.from_socket,
-            to_target = outcome.to_socket,
-            end = ?outcome.end,
-            "target connection over"
-        );
-        let Self { leg, ended, .. } = self;
-        drop(leg);
-        ended(outcome);
+    }
+
+    /// Tells those who look at open tunnels of its bytes as they move, and of the way they take whenever [`Self::poll_flush`] is
+    /// called and somebody has asked.
+    pub fn tell(&mut self, live: Arc<LiveTunnel>) {
+        self.live = Some(live);
+        self.tell_bytes();
+    }
+
+    /// Two plain stores: nobody else writes them.
+    #[inline]
+    fn tell_bytes(&self) {
+        if let Some(live) = &self.live {
+            live.moved(self.sent_bytes, self.delivered_bytes);
+        }
+    }
+
+    /// How the way to the other end does, if this tunnel has a connection of its own.
+    fn quality(&self) -> Option<PathQuality> {
+        match &self.path {
+            Path::Link(_) => None,
+            Path::Lane(lane) => lane.quality(),
+        }
+    }
+
+    /// This side sends no more bytes.
+    pub fn fin(&mut self) {
+        match &mut self.path {
+            Path::Link(link) => link.fin(),
+            Path::Lane(lane) => lane.fin(),
+        }
+    }
+
+    /// Closes the tunnel once everything sent so far has reached the peer.
+    pub fn close(&mut self) {
+        self.close_with("");
+    }
+
+    /// Like [`Self::close`], with a text for the other end where the protocol carries one.
+    pub fn close_with(&mut self, text: &str) {
+        match &mut self.path {
+            Path::Link(link) => link.close(text),
+            Path::Lane(lane) => lane.close(text),
+        }
+    }
+
+    /// The next event for this side.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        match &mut self.path {
+            Path::Link(link) => link.poll_recv(cx),
+            Path::Lane(lane) => lane.poll_recv(cx),
+        }
+    }
+
+    /// Whether this side is to give up what it still holds. The task is woken when that changes.
+    pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.path {
+            Path::Link(link) => link.poll_aborted(cx),
+            Path::Lane(lane) => lane.poll_aborted(cx),
+        }
+    }
+
+    /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
+    #[must_use]
+    pub fn last_end(&self) -> Option<TunnelEnd> {
+        match &self.path {
+            Path::Link(link) => link.last_end(),
+            Path::Lane(lane) => lane.last_end(),
+        }
+    }
+
+    /// Tells who wants to know of stalls from now on.
+    pub fn watch(&mut self, watch: EndpointWatch) {
+        self.watch = Some(watch);
+    }
+
+    fn budget(&self) -> Option<&ProcessBudget> {
+        match &self.path {
+            Path::Link(link) => link.budget(),
+            Path::Lane(lane) => Some(lane.budget()),
+        }
+    }
+
+    /// Whether memory is short, so that tunnels have small buffers.
+    #[must_use]
+    pub fn is_short_of_memory(&self) -> bool {
+        self.budget().is_some_and(ProcessBudget::is_half_full)
+    }
+
+    /// How large the buffers of this tunnel's sockets are to be now.
+    #[must_use]
+    pub fn buffer_sizes(&self) -> BufferSizes {
+        self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
+    }
+
+    /// So many bytes wait in the kernel.
+    fn count_kernel(&mut self, bytes: u32) {
+        let before = std::mem::replace(&mut self.kernel_bytes, bytes);
+        if bytes != before
+            && let Some(budget) = self.budget()
+        {
+            budget.enter_kernel(bytes.into());
+            budget.leave_kernel(before.into());
+        }
+    }
+
+    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called; `kernel_bytes` more that the
+    /// socket has taken wait in the kernel.
+    pub fn stalled(&mut self, kernel_bytes: usize) {
+        self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
+        if let Path::Lane(lane) = &self.path {
+            lane.stalled();
+        }
+        match &self.watch {
+            Some(EndpointWatch::Client(metrics)) if self.stalled.is_none() => {
+                // The client is what would hold up upstream's reader of the agent's stream.
+                self.stalled = Some(Stalled {
+                    since: moment(),
+                    _counted: metrics.full_receive_channel(ServiceMethod::Connect),
+                });
+            }
+            Some(EndpointWatch::Target(address)) => {
+                tracing::warn!(
+                    target_address = &**address,
+                    "queue towards a target is full: it takes bytes slower than they come"
+                );
+                self.watch = None;
+            }
+            Some(EndpointWatch::Client(_)) | None => (),
+        }
+    }
+
+    /// How long bytes for this side's client have waited without any being taken; zero if none wait, or nobody watches.
+    #[must_use]
+    pub fn stalled_for(&self) -> Duration {
+        let stalled = self.stalled.as_ref();
+        stalled.map_or(Duration::ZERO, |stalled| moment().since(stalled.since))
+    }
+
+    /// `bytes` received earlier have left this side (its socket or stream took them).
+    pub fn drained(&mut self, bytes: usize) {
+        if let Some(EndpointWatch::Client(metrics)) = &self.watch
+            && bytes > 0
+        {
+            // No clock is read for a write that did not wait.
+            let waited = self.stalled.take();
+            let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
+            metrics.frontend_write(waited);
+        }
+        if bytes > 0 {
+            self.delivered(bytes);
+            self.count_kernel(0);
+        }
+        self.discarded(bytes);
+    }
+
+    /// Counts `bytes` received earlier as delivered, and nothing else: of a tunnel that is over nobody waits for room.
+    pub fn delivered(&mut self, bytes: usize) {
+        self.delivered_bytes += bytes as u64;
+        self.tell_bytes();
+    }
+
+    /// `bytes` received earlier will not be delivered: this side's socket takes no more.
+    pub fn discarded(&mut self, bytes: usize) {
+        match &mut self.path {
+            Path::Link(link) => link.drained(bytes),
+            Path::Lane(lane) => lane.drained(bytes),
+        }
+    }
+
+    /// Completes when [`Self::poll_recv`] has something. Takes nothing.
+    pub async fn readable(&mut self) {
+        std::future::poll_fn(|cx| match &mut self.path {
+            Path::Link(link) => link.poll_readable(cx),
+            Path::Lane(lane) => lane.poll_readable(cx),
+        })
+        .await;
+    }
+
+    /// Whether nothing is waiting for this side now.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        match &self.path {
+            Path::Link(link) => link.is_idle(),
+            Path::Lane(lane) => lane.is_idle(),
+        }
+    }
+
+    /// Bytes handed over, and bytes that have left this side, so far.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.sent_bytes, self.delivered_bytes)
+    }
+
+    /// Waits for the next event.
+    pub async fn recv(&mut self) -> Incoming {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// Waits until more bytes are taken.
+    pub async fn ready(&mut self) {
+        std::future::poll_fn(|cx| self.poll_ready(cx)).await;
     }
 }
 
-/// Go's words for a failed read or write, which clients may match.
-fn go_text(address: &str, error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::ConnectionReset => format!("read tcp {address}: connection reset by peer"),
-        io::ErrorKind::BrokenPipe => format!("write tcp {address}: broken pipe"),
-        io::ErrorKind::TimedOut => format!("read tcp {address}: i/o timeout"),
-        _ => format!("tcp {address}: {error}"),
-    }
-}
-
-/// An abnormal end must not look like a clean one to the other side.
-pub fn reset_on_close(socket: &TcpStream) {
-    if let Err(error) = socket::set_reset_on_close(socket) {
-        tracing::debug!(%error, "cannot reset a connection");
-    }
-}
-
-/// Its peer has been told all: from here on the kernel delivers that, whoever closes the socket.
-pub(super) fn end_on_close(socket: &TcpStream) {
-    if let Err(error) = socket::set_end_on_close(socket) {
-        tracing::debug!(%error, "a connection is reset though it has ended");
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.count_kernel(0);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
-    use std::sync::Arc;
+    use futures_util::poll;
 
     use super::*;
-    use crate::Mailbox;
+    use adit_telemetry::tunnels::{OpenTunnels, TunnelFacts, TunnelSide};
 
-    /// What an agent keeps for each tunnel for as long as it lives, beside the lane.
+    /// A turn may move a mebibyte, and be followed by the next.
     #[tokio::test]
-    async fn the_state_of_a_tunnel_at_its_target_stays_small() {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap())
-            .await
-            .unwrap();
-        let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-        let serving = serve_target(socket, leg, String::new(), [0_u64; 3], |_outcome| ());
-        let bytes = size_of_val(&serving);
-        assert!(bytes <= 384, "{bytes} bytes");
+    async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+        endpoint.send(Bytes::from_static(b"early"));
+        let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
+            side: TunnelSide::Target,
+            peer: "server",
+            link: 0,
+            destination: "a:1",
+            path: endpoint.path(),
+        });
+        let live = entry.live();
+        endpoint.tell(Arc::clone(&live));
+        assert_eq!(live.bytes(), (0, 5));
+        endpoint.send(Bytes::from_static(b"more"));
+        assert_eq!(live.bytes(), (0, 9));
+        channel.deliver(Bytes::from_static(b"down"));
+        assert!(matches!(endpoint.recv().await, Incoming::Data(_)));
+        assert_eq!(live.bytes(), (0, 9), "the socket has taken none yet");
+        endpoint.drained(3);
+        assert_eq!(live.bytes(), (3, 9));
+        endpoint.discarded(1);
+        assert_eq!(live.bytes(), (3, 9));
     }
 
-    /// As when an agent leaves whose grace is over: half of an upload must not look like the whole of it.
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
-    async fn a_target_whose_task_is_dropped_is_reset() {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap())
-            .await
-            .unwrap();
-        let (mut target, _address) = listener.accept().unwrap();
-        let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-        let mut serving = Box::pin(serve_target(socket, leg, "", (), |_outcome| ()));
-        assert!(futures_util::poll!(&mut serving).is_pending());
-        drop(serving);
-        let read = target.read(&mut [0]).map_err(|error| error.kind());
-        assert_eq!(read, Err(io::ErrorKind::ConnectionReset));
+    async fn an_endpoint_may_be_256_kibibytes_ahead_of_its_link() {
+        let dirty_list = Arc::new(DirtyList::default());
+        let (mut endpoint, channel) = Endpoint::new(&dirty_list);
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready() {
+            endpoint.send(Bytes::from(vec![0; 4096]));
+            ahead += 4096;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 256 * 1024);
+        let sent = channel.take_up().expect("queued").len();
+        channel.release_up(sent, 1);
+        let ready = poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+
+    /// Limit (memory): Tunnels while `--process-budget` is in use
+    /// Limit (memory): Kernel socket buffers of paused clients and targets | counted by `--process-budget`; 16 KiB each
+    /// from half of it on
+    #[tokio::test]
+    async fn an_endpoint_may_be_16_kibibytes_ahead_while_memory_is_short() {
+        let budget = Arc::new(ProcessBudget::new(1 << 20));
+        let dirty_list = Arc::new(DirtyList::default());
+        dirty_list.count_in(&budget);
+        let (mut endpoint, channel) = Endpoint::new(&dirty_list);
+        let ready = async |endpoint: &mut Endpoint| {
+            poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready()
+        };
+        assert!(!endpoint.is_short_of_memory() && endpoint.read_max() == usize::MAX);
+        budget.hold((1 << 19) + 1);
+        assert!(endpoint.is_short_of_memory());
+        assert_eq!(endpoint.read_max(), 16 * 1024);
+        endpoint.send(Bytes::from(vec![0; 16 * 1024]));
+        assert!(!ready(&mut endpoint).await);
+        assert_eq!(budget.queued_bytes(), 16 * 1024);
+        budget.release((1 << 19) + 1);
+        assert!(ready(&mut endpoint).await, "there is room again");
+        endpoint.send(Bytes::from_static(b"more"));
+        let sent = channel.take_up().expect("queued").len();
+        channel.release_up(sent, 1);
+        // The link's to count until its stream has it.
+        assert_eq!(budget.queued_bytes(), 16 * 1024 + 4);
+        budget.dequeue(sent as u64);
+        endpoint.stalled(1000);
+        endpoint.stalled(3000);
+        assert_eq!(budget.kernel_bytes(), 3000);
+        endpoint.drained(1);
+        assert_eq!(budget.kernel_bytes(), 0);
+        endpoint.stalled(1000);
+        drop((endpoint, channel));
+        dirty_list.close();
+        assert_eq!(budget.used_bytes(), 0, "all is given back");
+    }
+
+    /// A byte in a piece of its own takes as much memory as seventy.
+    ///
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane
+    #[tokio::test]
+    async fn an_endpoint_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready() {
+            endpoint.send(Bytes::from_static(b"x"));
+            ahead += 1;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 4096);
+        channel.release_up(1, 1);
+        let ready = poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+
+    /// From the first write that waits until one does not, whatever happens in between.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_a_client_takes_nothing_is_known() {
+        let (mut endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+        endpoint.stalled(0);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(endpoint.stalled_for(), Duration::ZERO, "nobody watches");
+        endpoint.watch(EndpointWatch::Client(ServerMetrics::new(&["default"])));
+        endpoint.stalled(0);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        endpoint.stalled(0);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(endpoint.stalled_for(), Duration::from_secs(7));
+        endpoint.drained(1);
+        assert_eq!(endpoint.stalled_for(), Duration::ZERO);
     }
 }

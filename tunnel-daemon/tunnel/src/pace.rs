@@ -1,15 +1,15 @@
-//! When a link without credit may be read a little slower: its legs take bytes fast, only not as fast as they come.
+//! When a link without credit may be read a little slower: its endpoints take bytes fast, only not as fast as they come.
 //!
 //! A Go agent cannot be told to slow one tunnel down. A reader that stalls must not slow the link, so it
 //! pays with its tunnel when the budget is full. A reader that takes a megabyte a second is no such case:
 //! leaving the link unread for the moments it needs keeps its tunnel and costs the others little. Where most of the budget
-//! is held for legs that take nothing, waiting makes no room, and the link is read on.
+//! is held for endpoints that take nothing, waiting makes no room, and the link is read on.
 
 use std::time::Duration;
 
 use adit_core::session::{Link, Moment};
 
-/// Legs of the link together must take this many bytes a second.
+/// Endpoints of the link together must take this many bytes a second.
 const RATE_MIN_BYTES: u64 = 1 << 20;
 /// The rate is judged over this long.
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -142,7 +142,7 @@ mod tests {
         fn take(&mut self, at: usize, bytes: u64) {
             self.drained[at] += bytes;
             self.link
-                .leg_drained(self.keys[at], self.drained[at], self.now);
+                .endpoint_drained(self.keys[at], self.drained[at], self.now);
         }
 
         fn pass(&mut self, millis: u64) {

@@ -23,8 +23,8 @@ mod outcome;
 pub use outcome::{PipeEnd, PipeOutcome, driver_label, reason_label};
 
 use self::outcome::{Cut, conclude};
+use crate::endpoint::buffer_sizes;
 use crate::lane::{LaneRights, Pipe};
-use crate::leg::buffer_sizes;
 use adit_net::socket;
 use adit_telemetry::labels::{Driver, Engine};
 use adit_telemetry::tunnels::{PathQuality, Relayed};
@@ -317,7 +317,7 @@ impl PipeRelay {
         });
         drop(watched);
         if self.shutting_down.is_cancelled() {
-            self.look();
+            self.check();
         }
     }
 
@@ -335,7 +335,7 @@ impl PipeRelay {
             }
             self.lock().append(&mut kept);
             if self.shutting_down.is_cancelled() {
-                self.look();
+                self.check();
             }
             self.publish();
         }
@@ -362,10 +362,10 @@ impl PipeRelay {
     /// Ends all tunnels: this process does.
     pub fn shut_down(&self) {
         self.shutting_down.cancel();
-        self.look();
+        self.check();
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let mut watched = self.lock();
         let all = std::mem::take(&mut *watched);
         *watched = all

@@ -16,10 +16,10 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::drain::{DrainError, drain};
+use crate::endpoint::Carrier;
 use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
-use crate::lane_way::LaneHome;
-use crate::leg::Carrier;
-use crate::settle::{Unsettled, settle};
+use crate::lane_path::LaneOwner;
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
@@ -41,7 +41,7 @@ const PIPES_PER_SECOND: u32 = 50;
 const PIPES_BURST: u32 = 100;
 
 /// Lanes looked at in one go: some microseconds each, during which dials do not find them.
-const SWEEP_LANES: usize = 16;
+const IDLE_BATCH_LANES: usize = 16;
 
 /// OPENs that one look at a lane refuses. An agent by the rules waits for the answer to each; one that does not would be
 /// refused for as long as it likes, by a task that looks after the lanes of all.
@@ -173,7 +173,7 @@ impl LanePool {
     }
 
     /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
-    pub async fn sweep(self: &Arc<Self>) {
+    pub async fn ping_idle(self: &Arc<Self>) {
         let (number, mut left) = {
             let mut idle = self.lock();
             idle.pings += 1;
@@ -182,16 +182,16 @@ impl LanePool {
         while left > 0 {
             // The oldest first; those put back are behind them. Without the budget of a task, which would make lanes look as
             // if they had nothing to read once some others have been read.
-            let looked = tokio::task::unconstrained(async { self.look(number, left) }).await;
+            let looked = tokio::task::unconstrained(async { self.check(number, left) }).await;
             left -= looked.max(1).min(left);
             tokio::task::yield_now().await;
         }
     }
 
     /// Looks after some of the `left` oldest lanes; returns how many it took.
-    fn look(self: &Arc<Self>, number: u64, left: usize) -> usize {
+    fn check(self: &Arc<Self>, number: u64, left: usize) -> usize {
         let mut idle = self.lock();
-        let count = left.min(SWEEP_LANES).min(idle.lanes.len());
+        let count = left.min(IDLE_BATCH_LANES).min(idle.lanes.len());
         let lanes: Vec<Waiting> = idle.lanes.drain(..count).collect();
         drop(idle);
         let alive: Vec<Waiting> = lanes
@@ -364,11 +364,11 @@ impl fmt::Debug for LanePool {
     }
 }
 
-/// The home of a pool's lanes, as their legs know it.
+/// The home of a pool's lanes, as their endpoints know it.
 #[derive(Clone)]
-struct Home(Arc<LanePool>);
+struct Owner(Arc<LanePool>);
 
-impl LaneHome for Home {
+impl LaneOwner for Owner {
     fn gone(&self) -> &CancellationToken {
         &self.0.gone
     }
@@ -396,14 +396,14 @@ impl LaneHome for Home {
         if is_clean && matches!(flushed, Poll::Ready(Ok(()))) {
             return self.0.keep(lane);
         }
-        let home = Arc::clone(&self.0);
+        let owner = Arc::clone(&self.0);
         let settles = self.watch().settles();
-        let settling = async move {
-            let settled = settle(&mut lane).await;
+        let draining = async move {
+            let drained = drain(&mut lane).await;
             drop(queued);
-            match settled {
-                Ok(()) => home.keep(lane),
-                Err(unsettled) => home.unsettled(lane, &unsettled),
+            match drained {
+                Ok(()) => owner.keep(lane),
+                Err(undrained) => owner.undrained(lane, &undrained),
             }
             drop(settles);
         };
@@ -411,7 +411,7 @@ impl LaneHome for Home {
             .0
             .settings
             .tasks
-            .spawn("lane-settles", settling)
+            .spawn("lane-settles", draining)
             .is_err()
         {
             self.0.settings.metrics.lane_closed(LaneEnd::Lost);
@@ -429,15 +429,15 @@ impl LanePool {
         self.settings.metrics.lane_closed(failure.into());
     }
 
-    fn unsettled(&self, lane: Lane, why: &Unsettled) {
+    fn undrained(&self, lane: Lane, why: &DrainError) {
         match why {
-            Unsettled::Failed(failure) => self.lost(failure),
-            Unsettled::Silent => {
+            DrainError::Failed(failure) => self.lost(failure),
+            DrainError::Silent => {
                 tracing::debug!("an agent does not let go of a lane: it is cut");
                 self.settings.metrics.lane_closed(LaneEnd::Silent);
                 lane.reset_connection();
             }
-            Unsettled::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
+            DrainError::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
         }
     }
 }

@@ -10,32 +10,32 @@ use adit_core::wire::packet::PacketType;
 use h2::{Reason, RecvStream, SendStream};
 use tokio::sync::oneshot;
 
-use crate::conduit::Conduit;
-use crate::leg::Leg;
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::Segment;
 
 /// Answer to a dial: the tunnel's connection id, or why not and whether another link may be tried.
 pub type DialOutcome = Result<ConnId, CancelledDial>;
 
-/// An agent's answer to [`LinkHooks::start_dial`]; `leg` comes back when the socket is still wanted.
+/// An agent's answer to [`LinkHooks::start_dial`]; `endpoint` comes back when the socket is still wanted.
 pub struct Dialed {
     /// The tunnel that asked.
     pub key: TunnelKey,
     /// Connected, or the text for the client.
     pub outcome: Result<(), String>,
-    /// Receives the leg for the socket, or is dropped.
-    pub leg: oneshot::Sender<Leg>,
+    /// Receives the endpoint for the socket, or is dropped.
+    pub endpoint: oneshot::Sender<Endpoint>,
 }
 
 /// What others ask of a link task.
 pub enum Command {
-    /// Server: dial for this conduit's leg.
+    /// Server: dial for this channel's endpoint.
     Dial {
         /// What to dial.
         request: DialRequest,
-        /// The link's end of the leg.
-        conduit: Arc<Conduit>,
+        /// The link's end of the endpoint.
+        channel: Arc<Channel>,
         /// Where the outcome goes.
         reply: oneshot::Sender<DialOutcome>,
     },

@@ -1,6 +1,6 @@
 //! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
 //! notice that its peer is gone; so its task is woken now and then to look at the socket. So is that of a lane that takes no
-//! more, whose leg does not read its own socket then. All others are left asleep.
+//! more, whose endpoint does not read its own socket then. All others are left asleep.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -10,14 +10,14 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
-/// How often troubled lanes are looked at, and the sockets that paused legs do not read.
+/// How often troubled lanes are looked at, and the sockets that paused endpoints do not read.
 pub(super) const EVERY: Duration = Duration::from_secs(5);
 
-/// What a leg on a lane shares with the watch.
+/// What an endpoint on a lane shares with the watch.
 #[derive(Debug)]
 pub(super) struct Probe {
     waker: AtomicWaker,
-    look: AtomicBool,
+    check: AtomicBool,
     stalled: AtomicBool,
     full: AtomicBool,
     gone: CancellationToken,
@@ -30,15 +30,15 @@ impl Probe {
 
     /// Whether the socket is to be looked at; once for each time.
     pub(super) fn is_due(&self) -> bool {
-        self.look.swap(false, Relaxed)
+        self.check.swap(false, Relaxed)
     }
 
-    /// The leg's own socket or stream takes nothing, so the lane is not read.
+    /// The endpoint's own socket or stream takes nothing, so the lane is not read.
     pub(super) fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Relaxed);
     }
 
-    /// The lane takes nothing, so the leg's own socket or stream is not read.
+    /// The lane takes nothing, so the endpoint's own socket or stream is not read.
     pub(super) fn set_full(&self, full: bool) {
         self.full.store(full, Relaxed);
     }
@@ -53,12 +53,12 @@ impl Probe {
     }
 }
 
-/// The legs on lanes of one process, and the lanes whose legs are gone.
+/// The endpoints on lanes of one process, and the lanes whose endpoints are gone.
 #[derive(Debug, Default)]
 pub struct LaneWatch {
     probes: Mutex<Vec<Weak<Probe>>>,
     shutting_down: AtomicBool,
-    settling: Arc<AtomicUsize>,
+    draining: Arc<AtomicUsize>,
 }
 
 /// A lane that settles, for as long as it lives.
@@ -75,21 +75,21 @@ impl LaneWatch {
     /// One more lane whose tunnel is over at this end while bytes of it, or its end, are still on their way.
     #[must_use]
     pub fn settles(&self) -> Settles {
-        self.settling.fetch_add(1, Relaxed);
-        Settles(Arc::clone(&self.settling))
+        self.draining.fetch_add(1, Relaxed);
+        Settles(Arc::clone(&self.draining))
     }
 
     /// Such lanes now: a process that ends waits for them.
     #[must_use]
-    pub fn settling(&self) -> usize {
-        self.settling.load(Relaxed)
+    pub fn draining(&self) -> usize {
+        self.draining.load(Relaxed)
     }
 
-    /// A leg on a lane whose link is gone once `gone` is cancelled.
+    /// An endpoint on a lane whose link is gone once `gone` is cancelled.
     pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {
             waker: AtomicWaker::new(),
-            look: AtomicBool::new(false),
+            check: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
             full: AtomicBool::new(false),
             gone,
@@ -107,21 +107,21 @@ impl LaneWatch {
     pub async fn run(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.look();
+            self.check();
         }
     }
 
     /// Ends all tunnels on lanes: this process does.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
-        self.look();
+        self.check();
     }
 
     pub(super) fn is_shutting_down(&self) -> bool {
         self.shutting_down.load(Relaxed)
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let all = self.is_shutting_down();
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.retain(|probe| {
@@ -129,7 +129,7 @@ impl LaneWatch {
                 return false;
             };
             if all || probe.is_watched() {
-                probe.look.store(true, Relaxed);
+                probe.check.store(true, Relaxed);
                 probe.waker.wake();
             }
             true
@@ -160,7 +160,7 @@ mod tests {
         let woken = Arc::new(Woken::default());
         let is_woken = || {
             probe.register(&Waker::from(Arc::clone(&woken)));
-            watch.look();
+            watch.check();
             (woken.0.swap(false, Relaxed), probe.is_due())
         };
         assert_eq!(is_woken(), (false, false));
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(is_woken(), (true, true));
         assert!(!probe.is_due(), "once");
         drop(probe);
-        watch.look();
+        watch.check();
         assert!(watch.probes.lock().unwrap().is_empty());
     }
 

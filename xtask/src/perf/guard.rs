@@ -5,91 +5,65 @@
 
 mod decision;
 mod previous;
-mod report;
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
-pub(super) use self::decision::{Round, judge};
+pub(super) use self::decision::{Round, Verdict, judge};
 use self::previous::Previous;
-use self::report::{Report, list, unnoticed};
-use super::peer::{Konnectivity, Peer, Plain, Route};
-use super::process::Site;
+use super::measurement::{Tools, load};
+use super::peer::{Konnectivity, Peer, Route};
+use super::process::{Place, Site};
 use super::programs::Programs;
-use super::results::Sample;
-use super::scenario::{LoadPlan, Way};
-use super::turn::{Tools, load};
+use super::results::Results;
+use super::rows::{Better, Row};
+use super::scenario::{Dialect, LoadPlan};
 use crate::workspace::Workspace;
 
 /// `perf/guard.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    ways: Vec<Way>,
+    #[serde(rename = "ways")]
+    dialects: Vec<Dialect>,
     rounds: usize,
     quick_rounds: usize,
     margin: f64,
     load: LoadPlan,
-    /// The same with lanes in clear text.
+    /// The same with plaintext lanes.
     clear: LoadPlan,
-    relay: BTreeMap<Way, BTreeMap<String, f64>>,
+    relay: BTreeMap<Dialect, BTreeMap<String, f64>>,
 }
 
-/// Who is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Variant {
-    /// The bare relay.
-    Relay,
-    /// This tree.
-    Current,
-    /// This tree once more, for the noise.
-    Again,
-    /// The commit before.
-    Previous,
-    /// This tree behind a throttle.
-    Planted,
-    /// One end of this tree, one of the commit before.
-    Mixed,
-}
+// What is measured: the bare relay, this tree twice, the commit before, and this tree behind a throttle.
+const RELAY: &str = "relay";
+const CURRENT: &str = "current";
+const AGAIN: &str = "again";
+const PREVIOUS: &str = "previous";
+const PLANTED: &str = "planted";
+/// Both runs of ours together are a better estimate of it than one.
+const OURS: [&str; 2] = [CURRENT, AGAIN];
 
-/// How the lanes of a stack carry tunnels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lanes {
-    /// In frames and TLS, as they do by default.
-    Tls,
-    /// In clear text: bytes of CONNECT clients are spliced by relay threads.
-    Clear,
-}
+/// How the lanes of a stack carry tunnels: by TLS, or in plaintext, where bytes of CONNECT clients are spliced by relay
+/// threads. Names of peers end so.
+const LANES: [&str; 2] = ["", PLAINTEXT];
+const PLAINTEXT: &str = "-plaintext";
 
-/// Tunnels that are compared with each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Class {
-    way: Way,
-    lanes: Lanes,
-}
+/// Tunnels that are compared with each other: dialect and kind of lanes.
+type Class = (Dialect, &'static str);
 
-/// A variant that can be started.
-struct Contender {
-    variant: Variant,
-    lanes: Lanes,
-    peer: Box<dyn Peer>,
-}
-
-/// A running variant in one dialect.
-struct Stack {
-    variant: Variant,
-    class: Class,
+/// A running peer in one dialect.
+struct Stack<'a> {
+    peer: &'a Peer,
+    dialect: Dialect,
     route: Route,
     site: Site,
 }
-
-/// Samples by variant and class, a sample for each round.
-type Samples = BTreeMap<(Variant, Class), Vec<Sample>>;
 
 /// Runs the command.
 ///
@@ -108,44 +82,40 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         ),
     }
     let before = previous.as_ref().ok().map(|one| one.binary.as_path());
-    if let Some(before) = before
-        && fs::read(before)? == fs::read(&adit)?
-    {
-        println!(
-            "guard: THIS TREE'S PROGRAM IS THAT OF THE COMMIT BEFORE, byte for byte: nothing that differs can be seen."
-        );
+    if let Some(before) = before {
+        if fs::read(before)? == fs::read(&adit)? {
+            println!(
+                "guard: THIS TREE'S PROGRAM IS THAT OF THE COMMIT BEFORE, byte for byte: nothing that differs can be seen."
+            );
+        }
+        mixed(&programs, &settings, before, &adit)?;
     }
-    let mut contenders = Contender::all(&adit, before, is_planted)?;
+    let mut peers = peers(&adit, before, is_planted)?;
     let rounds = if is_quick {
         settings.quick_rounds
     } else {
         settings.rounds
     };
-    if let Some(before) = before {
-        mixed(&programs, &settings, before, &adit)?;
-    }
-    let first = measure(&programs, &settings, &contenders, rounds)?;
-    let mut report = Report::default();
-    report.against_relay(&settings, &first)?;
+    let first = measure(&programs, &settings, &peers, rounds)?;
+    let mut report = Report::new(settings.margin);
+    let beyond = report.against_relay(&settings.relay, &first)?;
     let mut worse = Vec::new();
     if before.is_some() {
-        worse = report.against(Variant::Previous, Variant::Current, &settings, &first);
+        worse = report.against(&[PREVIOUS], &OURS, &first);
     }
     if !worse.is_empty() {
-        println!(
-            "guard: measuring again, with fresh processes: {}",
-            list(&worse)
-        );
-        contenders.retain(|one| {
-            let is_asked = worse.iter().any(|row| row.class.lanes == one.lanes);
-            is_asked && one.variant != Variant::Planted
+        let list = list(&worse);
+        println!("guard: measuring again, with fresh processes: {list}");
+        peers.retain(|peer| {
+            let is_asked = |((_, lanes), _): &Named| lanes_of(&peer.name) == *lanes;
+            worse.iter().any(is_asked) && !peer.name.starts_with(PLANTED)
         });
-        let second = measure(&programs, &settings, &contenders, rounds * 2)?;
-        let still = report.against(Variant::Previous, Variant::Current, &settings, &second);
+        let second = measure(&programs, &settings, &peers, rounds * 2)?;
+        let still = report.against(&[PREVIOUS], &OURS, &second);
         worse.retain(|row| still.contains(row));
     }
     let noticed = if is_planted {
-        report.against(Variant::Current, Variant::Planted, &settings, &first)
+        report.against(&OURS, &[PLANTED], &first)
     } else {
         Vec::new()
     };
@@ -153,9 +123,9 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     fs::write(programs.out.join("guard.md"), &text)?;
     println!("{text}");
     ensure!(
-        report.beyond().is_empty(),
+        beyond.is_empty(),
         "beyond the limit against the bare relay: {}",
-        report.beyond().join(", ")
+        beyond.join(", ")
     );
     ensure!(
         worse.is_empty(),
@@ -163,11 +133,13 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         list(&worse)
     );
     if is_planted {
-        let blind = unnoticed(&first, &noticed);
+        let mut unnoticed = classes(&first);
+        unnoticed.retain(|class| noticed.iter().all(|(of, _)| of != class));
+        let names: Vec<String> = unnoticed.into_iter().map(class_name).collect();
         ensure!(
-            blind.is_empty(),
+            names.is_empty(),
             "the planted slowdown of {} went unnoticed: the guard is blind on this machine",
-            list(&blind)
+            names.join(", ")
         );
         println!(
             "guard: the planted slowdown was noticed: {}",
@@ -194,7 +166,29 @@ impl Settings {
     }
 }
 
-/// Fleets are updated one process at a time: the commit before and this tree serve each other, framed and in clear text.
+/// Everything that is measured. Plaintext lanes only beside a commit before: the bare relay is the relay that moves their
+/// bytes, so it cannot judge it.
+///
+/// # Errors
+/// There is no such relay.
+fn peers(adit: &Path, before: Option<&Path>, is_planted: bool) -> anyhow::Result<Vec<Peer>> {
+    let mut ours = vec![(CURRENT, adit), (AGAIN, adit)];
+    ours.extend(before.map(|binary| (PREVIOUS, binary)));
+    if is_planted {
+        ours.push((PLANTED, adit));
+    }
+    let mut all = vec![Peer::relay(RELAY)?];
+    for (name, binary) in ours {
+        let peer = Konnectivity::adit(name, binary.to_owned()).named(name);
+        if before.is_some() {
+            all.push(peer.clone().plaintext().into_peer());
+        }
+        all.push(peer.into_peer());
+    }
+    Ok(all)
+}
+
+/// Fleets are updated one process at a time: the commit before and this tree serve each other, on lanes of both kinds.
 ///
 /// # Errors
 /// A measurement through a mixed pair fails.
@@ -204,24 +198,25 @@ fn mixed(
     previous: &Path,
     current: &Path,
 ) -> anyhow::Result<()> {
-    for (server, agent, version) in [
+    for (server, agent, name) in [
         (previous, current, "older server, newer agent"),
         (current, previous, "newer server, older agent"),
     ] {
-        let framed = Konnectivity::mixed(version, server.to_owned(), agent.to_owned());
-        for (lanes, peer) in [
-            (Lanes::Tls, framed.clone()),
-            (Lanes::Clear, framed.in_clear()),
-        ] {
-            let version = peer.version();
-            let pair = Contender {
-                variant: Variant::Mixed,
-                lanes,
-                peer: Box::new(peer),
-            };
-            pass(programs, &settings.ways, &settings.load, &[&pair], 1)
-                .with_context(|| version.clone())?;
-            println!("guard: served each other: {version}");
+        let [server, agent] =
+            [server, agent].map(|binary| Konnectivity::adit("", binary.to_owned()));
+        let framed = Konnectivity::fleet(name, &server, &agent);
+        for peer in [framed.clone().into_peer(), framed.plaintext().into_peer()] {
+            let mut results = Results::default();
+            pass(
+                programs,
+                &settings.dialects,
+                &settings.load,
+                &[&peer],
+                1,
+                &mut results,
+            )
+            .with_context(|| peer.name.clone())?;
+            println!("guard: served each other: {}", peer.name);
         }
     }
     Ok(())
@@ -231,154 +226,250 @@ fn mixed(
 fn measure(
     programs: &Programs,
     settings: &Settings,
-    contenders: &[Contender],
+    peers: &[Peer],
     rounds: usize,
-) -> anyhow::Result<Samples> {
-    let mut samples = Samples::new();
-    for (lanes, plan) in [
-        (Lanes::Tls, &settings.load),
-        (Lanes::Clear, &settings.clear),
-    ] {
-        let alike: Vec<&Contender> = contenders.iter().filter(|one| one.lanes == lanes).collect();
-        if !alike.is_empty() {
-            samples.append(&mut pass(programs, &settings.ways, plan, &alike, rounds)?);
-        }
+) -> anyhow::Result<Results> {
+    let mut results = Results::default();
+    for (lanes, plan) in LANES.into_iter().zip([&settings.load, &settings.clear]) {
+        let alike = peers.iter().filter(|peer| lanes_of(&peer.name) == lanes);
+        let alike: Vec<&Peer> = alike.collect();
+        pass(
+            programs,
+            &settings.dialects,
+            plan,
+            &alike,
+            rounds,
+            &mut results,
+        )?;
     }
-    Ok(samples)
+    Ok(results)
 }
 
 /// Starts everything, measures in turns, ends everything.
 fn pass(
     programs: &Programs,
-    ways: &[Way],
+    dialects: &[Dialect],
     plan: &LoadPlan,
-    contenders: &[&Contender],
+    peers: &[&Peer],
     rounds: usize,
-) -> anyhow::Result<Samples> {
+    results: &mut Results,
+) -> anyhow::Result<()> {
     let mut stacks = Vec::new();
-    for contender in contenders {
-        for way in contender.peer.ways(ways) {
-            let stack = Stack::start(programs, contender, way)
-                .with_context(|| format!("starting {:?} {}", contender.variant, way.name()))?;
-            stacks.push(stack);
+    for peer in peers {
+        for dialect in peer.dialects(dialects) {
+            let stack = Stack::start(programs, peer, dialect);
+            stacks
+                .push(stack.with_context(|| format!("starting {} {}", peer.name, dialect.name()))?);
         }
     }
     // Those of one dialect take their turns one after the other.
-    stacks.sort_by_key(|stack| (stack.class, stack.variant));
+    stacks.sort_by_key(|stack| stack.dialect);
     let tools = Tools {
         load: programs.load(),
         go_load: None,
     };
-    let parts = plan.parts();
-    let mut samples = Samples::new();
-    for round in 0..rounds {
-        eprintln!(
-            "guard: round {}/{rounds}, {} stacks",
-            round + 1,
-            stacks.len()
-        );
+    for round in 1..=rounds {
+        eprintln!("guard: round {round}/{rounds}, {} stacks", stacks.len());
         // One measurement of all before the next: what is compared lies as close together as can be.
-        for (measurement, plan) in &parts {
-            for at in 0..stacks.len() {
-                let Some(stack) = stacks.get((at + round) % stacks.len()) else {
-                    continue;
-                };
-                let part = load(tools, &stack.site, &stack.route, plan).with_context(|| {
-                    format!("{:?} {}, {measurement}", stack.variant, stack.class)
-                })?;
-                let rounds = samples.entry((stack.variant, stack.class)).or_default();
-                rounds.resize_with(round + 1, Sample::default);
-                if let Some(sample) = rounds.last_mut() {
-                    sample.values.extend(part.values);
-                }
+        for (measurement, plan) in &plan.parts() {
+            // Each round begins with another stack.
+            let from = (round - 1) % stacks.len();
+            for stack in stacks.iter().cycle().skip(from).take(stacks.len()) {
+                let (name, dialect) = (&stack.peer.name, stack.dialect);
+                let sample = load(tools, &stack.site, &stack.route, plan)
+                    .with_context(|| format!("{name} {}, {measurement}", dialect.name()))?;
+                results.add((name, dialect), round, measurement, Ok(sample));
             }
         }
     }
-    Ok(samples)
+    Ok(())
 }
 
-impl fmt::Display for Class {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.way.name())?;
-        match self.lanes {
-            Lanes::Tls => Ok(()),
-            Lanes::Clear => f.write_str(" on clear lanes"),
-        }
-    }
-}
-
-impl Contender {
-    /// Everything that is measured. Lanes in clear text only beside a commit before: the bare relay is the relay that
-    /// moves their bytes, so it cannot judge it.
-    ///
-    /// # Errors
-    /// There is no such relay.
-    fn all(adit: &Path, before: Option<&Path>, is_planted: bool) -> anyhow::Result<Vec<Self>> {
-        let mut ours = vec![(Variant::Current, adit), (Variant::Again, adit)];
-        ours.extend(before.map(|binary| (Variant::Previous, binary)));
-        if is_planted {
-            ours.push((Variant::Planted, adit));
-        }
-        let mut all = vec![Self {
-            variant: Variant::Relay,
-            lanes: Lanes::Tls,
-            peer: Box::new(Plain::relay("relay")?),
-        }];
-        for (variant, binary) in ours {
-            let peer = Konnectivity::adit("guarded", binary.to_owned());
-            if before.is_some() {
-                all.push(Self {
-                    variant,
-                    lanes: Lanes::Clear,
-                    peer: Box::new(peer.clone().in_clear()),
-                });
-            }
-            all.push(Self {
-                variant,
-                lanes: Lanes::Tls,
-                peer: Box::new(peer),
-            });
-        }
-        Ok(all)
-    }
-}
-
-impl Stack {
-    fn start(programs: &Programs, contender: &Contender, way: Way) -> anyhow::Result<Self> {
-        let Contender {
-            variant,
-            lanes,
-            peer,
-        } = contender;
-        let site = Site::new(programs.load())?;
-        let mut route = peer.start(&site, way)?;
-        if let (Variant::Planted, Some(frontend)) = (variant, &route.frontend) {
+impl<'a> Stack<'a> {
+    fn start(programs: &Programs, peer: &'a Peer, dialect: Dialect) -> anyhow::Result<Self> {
+        let site = Site::new(programs.load(), None)?;
+        let mut route = peer.start(&site, dialect)?;
+        if let (true, Some(frontend)) = (peer.name.starts_with(PLANTED), &route.frontend) {
             let slow = site.path("slow.sock");
-            let throttle = site.throttle(&slow, frontend)?;
+            let args = [
+                "throttle".to_owned(),
+                format!("--listen={}", slow.display()),
+                format!("--to={}", frontend.display()),
+            ];
+            let throttle = site.spawn("throttle", &Place::Host, programs.load(), &args)?;
+            site.wait_for("the throttle", || slow.exists())?;
             route.running.push(throttle);
             route.frontend = Some(slow);
         }
-        let class = Class { way, lanes: *lanes };
         Ok(Self {
-            variant: *variant,
-            class,
+            peer,
+            dialect,
             route,
             site,
         })
     }
 }
 
+fn lanes_of(peer: &str) -> &'static str {
+    if peer.ends_with(PLAINTEXT) {
+        PLAINTEXT
+    } else {
+        ""
+    }
+}
+
+fn class_name((dialect, lanes): Class) -> String {
+    let lanes = if lanes.is_empty() {
+        ""
+    } else {
+        " on plaintext lanes"
+    };
+    format!("{}{lanes}", dialect.name())
+}
+
+/// Classes in which this tree was measured.
+fn classes(results: &Results) -> Vec<Class> {
+    let dialects = results
+        .dialects()
+        .into_iter()
+        .filter(|dialect| *dialect != Dialect::Tcp);
+    let all = dialects.flat_map(|dialect| LANES.map(|lanes| (dialect, lanes)));
+    let is_measured = |(dialect, lanes): &Class| {
+        !results
+            .rows_of(&format!("{CURRENT}{lanes}"), *dialect)
+            .is_empty()
+    };
+    all.filter(is_measured).collect()
+}
+
+/// A row of a class.
+type Named = (Class, String);
+
+fn list(rows: &[Named]) -> String {
+    let words = rows
+        .iter()
+        .map(|(class, key)| format!("{} {key}", class_name(*class)));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// The tables of a run.
+struct Report {
+    margin: f64,
+    compared: String,
+    relay: String,
+}
+
+impl Report {
+    fn new(margin: f64) -> Self {
+        Self {
+            margin,
+            compared: String::new(),
+            relay: String::new(),
+        }
+    }
+
+    /// Compares all rows of two programs, each measured once or twice; returns those where the newer is worse.
+    fn against(&mut self, older: &[&str], newer: &[&str], results: &Results) -> Vec<Named> {
+        let mut worse = Vec::new();
+        for class in classes(results) {
+            let (dialect, lanes) = class;
+            let named = |peers: &[&str]| -> Vec<String> {
+                peers.iter().map(|peer| format!("{peer}{lanes}")).collect()
+            };
+            for row in results.rows_of(&format!("{CURRENT}{lanes}"), dialect) {
+                // Tails and whole-machine numbers are too loose to judge by in so short a time.
+                if ["p99_us", "p999_us", "machine"]
+                    .iter()
+                    .any(|loose| row.key.contains(loose))
+                {
+                    continue;
+                }
+                let peers = [&OURS, older, newer].map(named);
+                let Some(verdict) = results.judged(&peers, dialect, &row, self.margin) else {
+                    continue;
+                };
+                writeln!(
+                    self.compared,
+                    "| {} / {} | {} | {} | {:+.1} % | {:.1} % | {} |",
+                    newer[0],
+                    older[0],
+                    class_name(class),
+                    row.words,
+                    verdict.change * 100.0,
+                    verdict.allowed * 100.0,
+                    if verdict.is_worse() { "WORSE" } else { "ok" }
+                )
+                .ok();
+                if verdict.is_worse() {
+                    worse.push((class, row.key));
+                }
+            }
+        }
+        worse
+    }
+
+    /// Holds ours against the bare relay; returns what is beyond its limit.
+    ///
+    /// # Errors
+    /// A limit names a row that was not measured: it would guard nothing.
+    fn against_relay(
+        &mut self,
+        limits: &BTreeMap<Dialect, BTreeMap<String, f64>>,
+        results: &Results,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut beyond = Vec::new();
+        for (dialect, limits) in limits {
+            for (key, limit) in limits {
+                let name = dialect.name();
+                let row = Row::of(key).with_context(|| format!("guard.toml: what is {key}?"))?;
+                let ours = results.value(CURRENT, *dialect, key);
+                let ratio = ours
+                    .zip(results.value(RELAY, Dialect::Tcp, key))
+                    .map(|(ours, relay)| ours / relay)
+                    .with_context(|| format!("guard.toml: {name} {key} was not measured"))?;
+                let is_beyond = match row.better {
+                    Better::Higher => ratio < *limit,
+                    Better::Lower => ratio > *limit,
+                };
+                if is_beyond {
+                    beyond.push(format!("{name} {key} is {ratio:.3}, limit {limit}"));
+                }
+                writeln!(
+                    self.relay,
+                    "| {name} | {} | {ratio:.3} | {limit} |",
+                    row.words
+                )
+                .ok();
+            }
+        }
+        Ok(beyond)
+    }
+
+    fn markdown(&self) -> String {
+        let Self {
+            compared, relay, ..
+        } = self;
+        format!(
+            "\n| newer / older | dialect | measurement | change for the worse | lets pass | verdict |\n\
+             | --- | --- | --- | ---: | ---: | --- |\n{compared}\n\
+             | against the bare relay | measurement | ratio | limit |\n| --- | --- | ---: | ---: |\n{relay}"
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::rows::Row;
+    use crate::perf::results::samples::sample;
+
+    const WAY: Dialect = Dialect::HttpConnect;
 
     #[test]
     fn settings_of_the_repository_name_what_exists() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf/guard.toml");
         let settings = Settings::read(&path).unwrap();
-        for (way, limits) in &settings.relay {
-            assert!(settings.ways.contains(way), "{way:?}");
+        for (dialect, limits) in &settings.relay {
+            assert!(settings.dialects.contains(dialect), "{dialect:?}");
             for key in limits.keys() {
                 assert!(Row::of(key).is_some(), "{key}");
             }
@@ -386,29 +477,71 @@ mod tests {
         for plan in [&settings.load, &settings.clear] {
             assert_eq!(plan.parts().len(), plan.measurements.len(), "{plan:?}");
         }
-        assert!(settings.ways.contains(&Way::HttpConnect), "for clear lanes");
+        assert!(settings.dialects.contains(&WAY), "for plaintext lanes");
     }
 
     #[test]
-    fn lanes_in_clear_text_are_measured_beside_a_commit_before_only() {
-        let of = |before, is_planted| -> Vec<(Lanes, Variant)> {
-            let all = Contender::all(Path::new("new"), before, is_planted).unwrap();
-            let mut all: Vec<_> = all.iter().map(|one| (one.lanes, one.variant)).collect();
-            all.sort();
-            all
+    fn plaintext_lanes_are_measured_beside_a_commit_before_only() {
+        let names = |before, is_planted| -> Vec<String> {
+            let peers = peers(Path::new("new"), before, is_planted).unwrap();
+            peers.into_iter().map(|peer| peer.name).collect()
         };
-        let alone = [Variant::Relay, Variant::Current, Variant::Again];
-        assert_eq!(of(None, false), alone.map(|variant| (Lanes::Tls, variant)));
-        let all = of(Some(Path::new("old")), true);
-        let clear = all.iter().filter(|(lanes, _)| *lanes == Lanes::Clear);
-        let clear: Vec<Variant> = clear.map(|(_, variant)| *variant).collect();
-        let ours = [
-            Variant::Current,
-            Variant::Again,
-            Variant::Previous,
-            Variant::Planted,
-        ];
-        assert_eq!(clear, ours);
-        assert_eq!(all.len(), 1 + 2 * ours.len());
+        assert_eq!(names(None, false), [RELAY, CURRENT, AGAIN]);
+        let all = names(Some(Path::new("old")), true);
+        let plaintext = all.iter().filter(|name| lanes_of(name) == PLAINTEXT);
+        assert_eq!((all.len(), plaintext.count()), (9, 4));
+    }
+
+    /// Rounds of a download on a machine that gets faster from one to the next, for all alike.
+    fn results(factors: &[(&str, Dialect, f64)]) -> Results {
+        let mut results = Results::default();
+        for (peer, dialect, factor) in factors {
+            for (round, pace) in (1..).zip([10.0, 11.0, 12.0, 13.0, 14.0]) {
+                let one = Ok(sample(&[("down_8_gbit_s", factor * pace)]));
+                results.add((peer, *dialect), round, "bulk", one);
+            }
+        }
+        results
+    }
+
+    #[test]
+    fn slower_tree_is_named_in_each_class_and_the_same_tree_is_not() {
+        let results = results(&[
+            ("current", WAY, 1.00),
+            ("again", WAY, 1.01),
+            ("previous", WAY, 1.00),
+            ("planted", WAY, 0.70),
+            ("current-plaintext", WAY, 1.00),
+            ("again-plaintext", WAY, 1.01),
+            ("previous-plaintext", WAY, 1.40),
+        ]);
+        let mut report = Report::new(0.05);
+        let worse = report.against(&[PREVIOUS], &OURS, &results);
+        assert_eq!(
+            list(&worse),
+            "http-connect on plaintext lanes down_8_gbit_s"
+        );
+        let noticed = report.against(&OURS, &[PLANTED], &results);
+        assert_eq!(list(&noticed), "http-connect down_8_gbit_s");
+        assert_eq!(classes(&results).len(), 2);
+        let table = report.markdown();
+        let row = "| current / previous | http-connect on plaintext lanes | download, 8 streams, Gbit/s | +";
+        assert!(table.contains(row), "{table}");
+    }
+
+    #[test]
+    fn limit_against_the_relay_is_held_and_must_be_measurable() {
+        let measured = results(&[
+            (RELAY, Dialect::Tcp, 10.0),
+            (CURRENT, WAY, 1.0),
+            ("current-plaintext", WAY, 9.0),
+        ]);
+        let beyond = |limit, results| {
+            let limits = [(WAY, [("down_8_gbit_s".to_owned(), limit)].into())].into();
+            Report::new(0.05).against_relay(&limits, results)
+        };
+        assert!(beyond(0.05, &measured).unwrap().is_empty());
+        assert_eq!(beyond(0.5, &measured).unwrap().len(), 1);
+        assert!(beyond(0.5, &Results::default()).is_err());
     }
 }

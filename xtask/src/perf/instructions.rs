@@ -4,18 +4,16 @@
 //! Each operation runs under callgrind N times and 2N times, and the difference is that of N: neither start nor first
 //! times are in it. Counts belong to a compiler and a kind of processor, which decides how bytes are copied.
 
-use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use serde::Deserialize;
 
-use super::machine::Machine;
-use crate::steps::run_command;
+use super::host::Machine;
+use crate::steps::{first_line, output_of};
 use crate::workspace::Workspace;
 
 /// How often an operation runs in the shorter of its two runs: with a thousand tunnels, once for each of them.
@@ -31,11 +29,6 @@ const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Percent by which two counts of one operation may differ: tables have random seeds, and look a little further with some.
 const SAME_WITHIN_PERCENT: u64 = 1;
 
-/// Where children write: files, not pipes, so that none waits for us.
-struct Output {
-    folder: tempfile::TempDir,
-}
-
 /// Instructions of one operation, for each time it was asked.
 struct Counted {
     operation: String,
@@ -47,19 +40,30 @@ struct Counted {
 /// # Errors
 /// Something is missing or fails, or two counts of one operation differ by more than [`SAME_WITHIN_PERCENT`].
 pub(crate) fn run(workspace: &Workspace, is_check: bool) -> anyhow::Result<()> {
-    let output = Output::new()?;
-    let mut version = Command::new("valgrind");
-    let version = output
-        .of(version.arg("--version"), RUN_LIMIT)
+    let version = first_line(Command::new("valgrind").arg("--version"))
         .context("valgrind does not run here: install the package `valgrind`")?;
-    let bench = build(workspace, &output)?;
-    let names = output.of(Command::new(&bench).arg("--ops"), RUN_LIMIT)?;
+    eprintln!("perf: building the bench");
+    let build = [
+        "bench",
+        "--package",
+        "adit-core",
+        "--bench",
+        BENCH,
+        "--no-run",
+    ];
+    let programs = workspace.artifacts(&build, BUILD_LIMIT)?;
+    let bench = programs
+        .into_iter()
+        .find(|one| one.target.name == BENCH && one.target.kind == ["bench"])
+        .with_context(|| format!("cargo names no program of the bench `{BENCH}`"))?
+        .program;
+    let names = output_of(Command::new(&bench).arg("--ops"), RUN_LIMIT)?.stdout;
     let rounds = if is_check { 2 } else { 1 };
     let mut all = Vec::new();
     for operation in names.lines() {
         eprintln!("perf: counting {operation}");
         let instructions = (0..rounds)
-            .map(|_round| count(&output, &bench, operation))
+            .map(|_round| count(&bench, operation))
             .collect::<anyhow::Result<_>>()
             .with_context(|| format!("counting {operation}"))?;
         all.push(Counted {
@@ -71,7 +75,7 @@ pub(crate) fn run(workspace: &Workspace, is_check: bool) -> anyhow::Result<()> {
     let heading = format!(
         "Instructions of one operation, `cargo xtask perf --instructions`; {}, {}.\n",
         Machine::here(workspace),
-        version.trim()
+        version
     );
     let table = report(&heading, &all);
     let out = workspace.path("target/perf");
@@ -88,104 +92,26 @@ pub(crate) fn run(workspace: &Workspace, is_check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Output {
-    fn new() -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("adit-perf-").tempdir()?;
-        Ok(Self { folder })
-    }
-
-    /// Runs a command to its end and returns its standard output. Standard error is in the file `err`.
-    fn of(&self, command: &mut Command, limit: Duration) -> anyhow::Result<String> {
-        let (out, err) = (self.folder.path().join("out"), self.err());
-        command
-            .stdout(File::create(&out)?)
-            .stderr(File::create(&err)?);
-        run_command(command, limit).map_err(|error| match last_lines(&err) {
-            wrote if wrote.is_empty() => error,
-            wrote => error.context(wrote),
-        })?;
-        fs::read_to_string(&out).context("what a child prints is text")
-    }
-
-    fn err(&self) -> PathBuf {
-        self.folder.path().join("err")
-    }
-}
-
-/// The end of what a child wrote, for an error.
-fn last_lines(path: &Path) -> String {
-    let text = fs::read(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().collect();
-    let last = lines.get(lines.len().saturating_sub(8)..);
-    last.unwrap_or_default().join(" / ")
-}
-
-/// Builds the bench.
-fn build(workspace: &Workspace, output: &Output) -> anyhow::Result<PathBuf> {
-    eprintln!("perf: building the bench");
-    let mut cargo = workspace.cargo(&["bench", "--package", "adit-core", "--bench", BENCH]);
-    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
-    let messages = output.of(&mut cargo, BUILD_LIMIT)?;
-    executable(&messages)
-}
-
-/// A line of cargo's messages, as far as it matters here.
-#[derive(Deserialize)]
-struct Message {
-    reason: String,
-    target: Option<Target>,
-    executable: Option<PathBuf>,
-}
-
-/// What a message is about.
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-    kind: Vec<String>,
-}
-
-/// The program of the bench, from cargo's messages.
-///
-/// # Errors
-/// They name none.
-fn executable(messages: &str) -> anyhow::Result<PathBuf> {
-    let is_bench = |target: &Target| target.name == BENCH && target.kind == ["bench"];
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter(|message| message.reason == "compiler-artifact")
-        .filter(|message| message.target.as_ref().is_some_and(is_bench))
-        .find_map(|message| message.executable)
-        .with_context(|| format!("cargo names no program of the bench `{BENCH}`"))
-}
-
 /// Instructions of one time.
-fn count(output: &Output, bench: &Path, operation: &str) -> anyhow::Result<u64> {
-    let of = |times| under_valgrind(output, bench, operation, times);
+fn count(bench: &Path, operation: &str) -> anyhow::Result<u64> {
+    let of = |times| under_valgrind(bench, operation, times);
     each(of(TIMES)?, of(2 * TIMES)?, TIMES)
 }
 
-fn under_valgrind(
-    output: &Output,
-    bench: &Path,
-    operation: &str,
-    times: u64,
-) -> anyhow::Result<u64> {
+fn under_valgrind(bench: &Path, operation: &str, times: u64) -> anyhow::Result<u64> {
+    let folder = tempfile::tempdir()?;
     let mut valgrind = Command::new("valgrind");
     // What the environment holds must not move memory, nor may settings of a home folder count something else.
     valgrind
         .env_clear()
-        .envs(std::env::var_os("PATH").map(|path| (OsStr::new("PATH"), path)))
-        .current_dir(output.folder.path())
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .current_dir(folder.path())
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(format!("--toggle-collect={COUNTED}"))
         .arg(bench)
         .arg(format!("--op={operation}"))
         .arg(format!("--times={times}"));
-    output.of(&mut valgrind, RUN_LIMIT)?;
-    let text = fs::read(output.err()).context("what valgrind wrote")?;
-    collected(&String::from_utf8_lossy(&text))
+    collected(&output_of(&mut valgrind, RUN_LIMIT)?.stderr)
 }
 
 /// The count in what callgrind writes at its end.
@@ -304,19 +230,6 @@ mod tests {
         let error = each(0, 0, 1_000).unwrap_err().to_string();
         assert!(error.contains("was the operation counted"), "{error}");
         assert!(each(9, 8, 1).is_err());
-    }
-
-    #[test]
-    fn program_of_the_bench_is_found_among_messages() {
-        let messages = r#"
-not json
-{"reason":"compiler-artifact","target":{"name":"adit_core","kind":["lib"]},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"pure","kind":["test"]},"executable":"/other"}
-{"reason":"compiler-artifact","target":{"name":"pure","kind":["bench"]},"executable":"/deps/pure-1"}
-{"reason":"build-finished","success":true}
-"#;
-        assert_eq!(executable(messages).unwrap(), Path::new("/deps/pure-1"));
-        assert!(executable("").is_err());
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::results::{Cell, Results};
+use super::results::{Cell, Results, State};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
 /// Peers that ours is set against, where they are in the run.
 const AGAINST: [&str; 2] = ["upstream", "haproxy"];
@@ -21,24 +21,29 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
     text.push_str("\n| peer | what is measured |\n| --- | --- |\n");
     for peer in &results.peers {
         let state = match &peer.state {
-            Ok(version) => version.clone(),
-            Err(why) => format!("missing: {}", one_line(why)),
+            State::Version(version) => version.clone(),
+            State::Missing(why) => format!("missing: {}", one_line(why)),
         };
         writeln!(text, "| {} | {state} |", peer.name).ok();
     }
-    for (way, why) in &results.ways_missing {
+    for (dialect, why) in &results.ways_missing {
         let why = one_line(why);
-        writeln!(text, "| all in {} | missing: {why} |", way.name()).ok();
+        writeln!(text, "| all in {} | missing: {why} |", dialect.name()).ok();
     }
-    for way in results.ways() {
-        table(results, way, &mut text);
+    for dialect in results.dialects() {
+        table(results, dialect, &mut text);
     }
     let failures = results.failures();
     if !failures.is_empty() {
         text.push_str("\n| failed | dialect | measurement | why |\n| --- | --- | --- | --- |\n");
-        for (peer, way, measurement, why) in failures {
+        for (peer, dialect, measurement, why) in failures {
             let why = one_line(why);
-            writeln!(text, "| {peer} | {} | {measurement} | {why} |", way.name()).ok();
+            writeln!(
+                text,
+                "| {peer} | {} | {measurement} | {why} |",
+                dialect.name()
+            )
+            .ok();
         }
     }
     let outliers = results.outliers();
@@ -49,10 +54,10 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
         for one in outliers {
             let (peer, round, words) = (one.peer, one.round, &one.row.words);
             let [gave, median] = [one.value, one.median].map(|value| show(Cell::Value(value)));
-            let way = one.way.name();
+            let dialect = one.dialect.name();
             writeln!(
                 text,
-                "| {peer}, {round} | {way} | {words} | {gave} | {median} |"
+                "| {peer}, {round} | {dialect} | {words} | {gave} | {median} |"
             )
             .ok();
         }
@@ -60,12 +65,12 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
     text
 }
 
-fn table(results: &Results, way: Way, text: &mut String) {
+fn table(results: &Results, dialect: Dialect, text: &mut String) {
     let against: Vec<&str> = AGAINST
         .into_iter()
         .filter(|name| is_measured(results, name) && is_measured(results, "adit"))
         .collect();
-    let mut head = format!("\n### {}\n\n| measurement |", way.name());
+    let mut head = format!("\n### {}\n\n| measurement |", dialect.name());
     let mut rule = "| --- |".to_owned();
     for peer in &results.peers {
         write!(head, " {} |", peer.name).ok();
@@ -76,43 +81,43 @@ fn table(results: &Results, way: Way, text: &mut String) {
         rule.push_str(" ---: |");
     }
     writeln!(text, "{head} spread | better |\n{rule} ---: | --- |").ok();
-    for row in results.rows(way) {
+    for row in results.rows(dialect) {
         write!(text, "| {} |", row.words).ok();
         for peer in &results.peers {
-            let cell = results.cell(&peer.name, way, &row);
+            let cell = results.cell(&peer.name, dialect, &row);
             write!(text, " {} |", show(cell)).ok();
         }
         for name in &against {
-            let ratio = ratio(results, way, &row, name);
+            let ratio = ratio(results, dialect, &row, name);
             write!(text, " {} |", ratio.map_or_else(dash, number)).ok();
         }
         let better = match row.better {
             Better::Higher => "higher",
             Better::Lower => "lower",
         };
-        let spread = spread(results, way, &row);
+        let spread = spread(results, dialect, &row);
         writeln!(text, " {} | {better} |", spread.unwrap_or_else(dash)).ok();
     }
 }
 
 fn is_measured(results: &Results, name: &str) -> bool {
     let mut peers = results.peers.iter();
-    peers.any(|peer| peer.name == name && peer.state.is_ok())
+    peers.any(|peer| peer.name == name && matches!(peer.state, State::Version(_)))
 }
 
 /// Ours against another peer's.
-fn ratio(results: &Results, way: Way, row: &Row, against: &str) -> Option<f64> {
-    let ours = results.value("adit", way, &row.key)?;
-    let theirs = results.value(against, way, &row.key)?;
+fn ratio(results: &Results, dialect: Dialect, row: &Row, against: &str) -> Option<f64> {
+    let ours = results.value("adit", dialect, &row.key)?;
+    let theirs = results.value(against, dialect, &row.key)?;
     (theirs != 0.0).then(|| ours / theirs)
 }
 
 /// The widest of all peers that have a number in this row: a difference below it is none.
-fn spread(results: &Results, way: Way, row: &Row) -> Option<String> {
+fn spread(results: &Results, dialect: Dialect, row: &Row) -> Option<String> {
     let spreads = results.peers.iter().filter_map(|peer| {
         let name = peer.name.as_str();
-        results.value(name, way, &row.key)?;
-        Some((results.spread(name, way, &row.key)?, name))
+        results.value(name, dialect, &row.key)?;
+        Some((results.spread(name, dialect, &row.key)?, name))
     });
     let (widest, name) = spreads.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
     if widest >= SPREAD_MAX {
@@ -148,7 +153,7 @@ fn dash() -> String {
 }
 
 /// Text that fits a cell: the first lines of an error say most, and bars would end the cell.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let line: String = text
         .chars()
         .map(|c| if c == '\n' || c == '|' { ' ' } else { c })
@@ -160,93 +165,45 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perf::results::{Entry, sample};
+    use crate::perf::results::samples::{missing, results, sample};
 
-    fn results() -> Results {
-        let mut results = Results::default();
-        for (name, state) in [
-            ("upstream", Ok("v1".to_owned())),
-            ("adit", Ok("v2".to_owned())),
-            ("haproxy", Ok("2.6".to_owned())),
-            ("wireguard", Err("the kernel has none\nat all".to_owned())),
-        ] {
-            let name = name.to_owned();
-            results.peers.push(Entry { name, state });
-        }
+    #[test]
+    fn table_has_numbers_ratios_spread_and_what_is_missing_or_failed() {
+        let mut results = results(&["upstream", "adit", "haproxy"]);
         results
-    }
-
-    #[test]
-    fn row_has_a_number_of_each_peer_and_both_ratios() {
-        let mut results = results();
-        for (peer, way, values) in [
-            ("upstream", Way::Grpc, [1.0, 9.0, 2.0]),
-            ("adit", Way::Grpc, [8.0, 7.0, 7.5]),
-            ("haproxy", Way::Tcp, [15.0, 15.0, 15.0]),
-        ] {
-            for (round, value) in (1..).zip(values) {
-                let one = Ok(sample("down_1_gbit_s", value));
-                results.add((peer, way), round, "bulk", one);
-            }
-        }
-        let text = report(&results, "heading\n");
-        let row = "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % (upstream) | higher |";
-        assert!(text.contains(row), "{text}");
-        assert!(
-            text.contains("| wireguard | missing: the kernel has none at all |"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn missing_dialect_is_a_row_with_its_reason_and_no_table() {
-        let mut results = results();
-        let connect = ("adit", Way::HttpConnect);
-        results.add(connect, 1, "bulk", Ok(sample("down_1_gbit_s", 3.0)));
+            .peers
+            .push(missing("wireguard", "the kernel has none\nat all"));
         let why = "no Go |\ntoolchain".to_owned();
-        results.ways_missing.insert(Way::GrpcGo, why);
-        let text = report(&results, "");
-        assert!(
-            text.contains("| all in grpc-go | missing: no Go   toolchain |\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains("### http-connect") && !text.contains("### grpc-go"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn failed_measurement_is_a_word_and_a_row_with_its_reason() {
-        let mut results = results();
-        let way = ("adit", Way::Grpc);
-        results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", 3.0)));
-        results.add(way, 2, "bulk", Err("stream 1 | broke".to_owned()));
-        let text = report(&results, "");
-        let row = "| download, 1 stream, Gbit/s | - | failed | - | missing | - | - | - | higher |";
-        assert!(text.contains(row), "{text}");
-        assert!(
-            text.contains("| adit | grpc | bulk | stream 1   broke |"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn peer_that_hangs_in_one_round_is_named_and_the_round_told() {
-        let mut results = results();
-        for (peer, way, values) in [
-            ("upstream", Way::Grpc, [500.0, 510.0, 490.0]),
-            ("haproxy", Way::Tcp, [300.0, 310.0, 5_000_000.0]),
+        results.ways_missing.insert(Dialect::GrpcGo, why);
+        for (peer, dialect, values) in [
+            ("upstream", Dialect::Grpc, [1.0, 9.0, 2.0]),
+            ("adit", Dialect::Grpc, [8.0, 7.0, 7.5]),
+            ("haproxy", Dialect::Tcp, [15.0, 15.0, 15.0]),
         ] {
             for (round, value) in (1..).zip(values) {
-                let one = Ok(sample("paced_1000_p50_us", value));
-                results.add((peer, way), round, "paced", one);
+                let one = Ok(sample(&[("down_1_gbit_s", value)]));
+                results.add((peer, dialect), round, "bulk", one);
+                let hangs = if value == 9.0 { 5e6 } else { 310.0 };
+                let one = Ok(sample(&[("paced_1000_p50_us", hangs)]));
+                results.add((peer, dialect), round, "paced", one);
             }
         }
-        let text = report(&results, "");
-        assert!(text.contains("| > ±999 % (haproxy) | lower |"), "{text}");
-        let stands_out = "| haproxy, 3 | tcp | echo at 1000/s, p50, us | 5000000 | 310 |";
-        assert!(text.contains(stands_out), "{text}");
-        assert!(!text.contains("| upstream, "), "{text}");
+        let dialect = ("adit", Dialect::Grpc);
+        results.add(dialect, 3, "paced", Err("stream 1 | broke".to_owned()));
+        let text = report(&results, "heading\n");
+        for row in [
+            "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % (upstream) | higher |",
+            "| echo at 1000/s, p50, us | 310 | failed | 310 | missing | - | - | > ±999 % (upstream) | lower |",
+            "| wireguard | missing: the kernel has none at all |",
+            "| all in grpc-go | missing: no Go   toolchain |",
+            "| adit | grpc | paced | stream 1   broke |",
+            "| upstream, 2 | grpc | echo at 1000/s, p50, us | 5000000 | 310 |",
+        ] {
+            assert!(text.contains(row), "{row} in {text}");
+        }
+        assert!(
+            text.contains("### grpc\n") && !text.contains("### grpc-go"),
+            "{text}"
+        );
     }
 }

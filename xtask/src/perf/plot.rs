@@ -1,425 +1,655 @@
-//! The report as pictures: throughput, latency against load, memory against idle connections and agents, engines.
-//!
-//! Here is what is drawn; `canvas` draws it, `axis` chooses scales and `look` the colours.
+//! The report as charts: throughput, latency against load, memory against idle connections and agents, relay engines.
 
-mod axis;
-mod canvas;
-mod look;
-
+use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use self::axis::Scale;
-use self::canvas::{Bar, Content, Group, Picture, Series};
-use self::look::Looks;
 use super::results::{Cell, Results};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
-/// What is drawn against a number in the names of rows.
-struct Against {
-    file: &'static str,
-    title: &'static str,
-    /// First word of the rows' names, and their metric.
-    rows: (&'static str, &'static str),
-    axes: (&'static str, &'static str),
-    scale: Scale,
+const SIZE: (u32, u32) = (960, 540);
+const FONT: (&str, u32) = ("sans-serif", 16);
+const TITLE: (&str, u32) = ("sans-serif", 22);
+/// Height above the plot: title and note.
+const HEADER: u32 = 66;
+/// Width of the legend, beside the plot so that it hides no line.
+const LEGEND: u32 = 250;
+/// Height of one entry of the legend.
+const LEGEND_ROW: i32 = 24;
+/// Share of a group's width that its bars take.
+const GROUP_SHARE: f64 = 0.8;
+/// Pixels of a dash, and between two.
+const DASH: (i32, i32) = (9, 5);
+
+/// How values are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Bars, a group for each bulk measurement of a metric.
+    Bars,
+    /// Lines against the number in the names of rows, `paced_500_p50_us` at 500.
+    Lines,
+    /// The same with a logarithmic scale of microseconds: a peer that takes seconds leaves room for those that take some hundred
+    /// microseconds.
+    LogLines,
 }
 
-const LINES: [Against; 5] = [
-    Against {
-        file: "latency-p50",
-        title: "Latency of an echo, median",
-        rows: ("paced", "p50_us"),
-        axes: LATENCY,
-        scale: Scale::Logarithmic,
-    },
-    Against {
-        file: "latency-p99",
-        title: "Latency of an echo, 99th percentile",
-        rows: ("paced", "p99_us"),
-        axes: LATENCY,
-        scale: Scale::Logarithmic,
-    },
-    Against {
-        file: "memory",
-        title: "Memory with idle connections",
-        rows: ("idle", "resident_mib"),
-        axes: ("idle connections", "MiB resident, all processes"),
-        scale: Scale::Linear,
-    },
-    Against {
-        file: "agents",
-        title: "Memory of a server with idle agents",
-        rows: ("agents", "server_mib"),
-        axes: ("agents", "MiB resident, server"),
-        scale: Scale::Linear,
-    },
-    Against {
-        file: "agents-cpu",
-        title: "CPU time of a server with idle agents",
-        rows: ("agents", "idle_cpu_percent"),
-        axes: ("agents", "% of a core, server"),
-        scale: Scale::Linear,
-    },
+/// What is drawn.
+struct Spec {
+    file: &'static str,
+    title: &'static str,
+    kind: Kind,
+    /// First word of the rows' names, and their metric.
+    rows: (&'static str, &'static str),
+    /// Across, and up with the unit.
+    axes: (&'static str, &'static str),
+}
+
+const fn bars(
+    file: &'static str,
+    title: &'static str,
+    metric: &'static str,
+    unit: &'static str,
+) -> Spec {
+    let axes = ("download (down) or upload (up) x streams", unit);
+    let (kind, rows) = (Kind::Bars, ("", metric));
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
+
+const fn lines(
+    file: &'static str,
+    title: &'static str,
+    rows: (&'static str, &'static str),
+    axes: (&'static str, &'static str),
+) -> Spec {
+    let kind = Kind::Lines;
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
+
+const fn latency(file: &'static str, title: &'static str, metric: &'static str) -> Spec {
+    let axes = (
+        "echoes asked for in a second",
+        "time since it was due, logarithmic",
+    );
+    let (kind, rows) = (Kind::LogLines, ("paced", metric));
+    Spec {
+        file,
+        title,
+        kind,
+        rows,
+        axes,
+    }
+}
+
+/// Charts of each dialect.
+const CHARTS: [Spec; 6] = [
+    bars("throughput", "Throughput", "gbit_s", "Gbit/s"),
+    latency("latency-p50", "Latency of an echo, median", "p50_us"),
+    latency(
+        "latency-p99",
+        "Latency of an echo, 99th percentile",
+        "p99_us",
+    ),
+    lines(
+        "memory",
+        "Memory with idle connections",
+        ("idle", "resident_mib"),
+        ("idle connections", "MiB resident, all processes"),
+    ),
+    lines(
+        "agents",
+        "Memory of a server with idle agents",
+        ("agents", "server_mib"),
+        ("agents", "MiB resident, server"),
+    ),
+    lines(
+        "agents-cpu",
+        "CPU time of a server with idle agents",
+        ("agents", "idle_cpu_percent"),
+        ("agents", "% of a core, server"),
+    ),
 ];
 
-const LATENCY: (&str, &str) = (
-    "echoes asked for in a second",
-    "time since it was due, logarithmic",
-);
+/// Charts of relays alone.
+const ENGINE_CHARTS: [Spec; 2] = [
+    bars("engines", "Throughput of a relay alone", "gbit_s", "Gbit/s"),
+    bars(
+        "engines-cpu",
+        "CPU time of a relay alone",
+        "cpu_s_per_gib",
+        "CPU s/GiB",
+    ),
+];
+
+/// The median of all rounds, and their extremes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Point {
+    /// A number, or that of a group.
+    x: f64,
+    y: f64,
+    least: f64,
+    most: f64,
+}
+
+/// A chart with its data.
+struct Chart<'a> {
+    file: String,
+    title: String,
+    note: String,
+    spec: &'static Spec,
+    /// Names of the groups of bars.
+    groups: Vec<String>,
+    series: Vec<(&'a str, Vec<Point>)>,
+    /// Peers that have no value here, and why.
+    absent: Vec<String>,
+}
 
 /// Draws what the run has numbers for, into `folder`. Returns what was written.
 ///
 /// # Errors
 /// A file cannot be written.
 pub(crate) fn draw(results: &Results, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let peers: Vec<&str> = names(results).collect();
-    let looks = Looks::new(&peers);
+    let styles = styles(results);
     let mut written = Vec::new();
-    for (name, picture) in pictures(results) {
-        let path = folder.join(format!("{name}.svg"));
-        let svg = picture.to_svg(&looks)?;
+    for chart in charts(results) {
+        let path = folder.join(format!("{}.svg", chart.file));
+        let svg = chart
+            .to_svg(&styles)
+            .map_err(|error| anyhow!("drawing {}: {error}", path.display()))?;
         fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
         written.push(path);
     }
     Ok(written)
 }
 
-/// Each with the name of its file.
-fn pictures(results: &Results) -> Vec<(String, Picture)> {
+fn charts(results: &Results) -> Vec<Chart<'_>> {
+    let names = || results.peers.iter().map(|peer| peer.name.as_str());
+    let (engines, stacks): (Vec<&str>, Vec<&str>) =
+        names().partition(|peer| peer.starts_with("relay-"));
     let mut all = Vec::new();
-    for way in results.ways() {
-        let peers = names(results).filter(|peer| !is_engine(peer)).collect();
-        let view = View {
-            results,
-            way,
-            peers,
+    for dialect in results.dialects() {
+        let client = match dialect {
+            Dialect::Grpc => "gRPC client of our own",
+            Dialect::GrpcGo => "gRPC client in Go",
+            Dialect::HttpConnect => "HTTP CONNECT client",
+            Dialect::Tcp => "plain TCP client",
         };
-        let name = way.name();
-        let title = format!("Throughput, {}", client(way));
-        let throughput = view.bars("gbit_s", title, "Gbit/s");
-        all.extend(throughput.map(|picture| (format!("throughput-{name}"), picture)));
-        for against in &LINES {
-            let picture = view.lines(against);
-            all.extend(picture.map(|picture| (format!("{}-{name}", against.file), picture)));
+        for spec in &CHARTS {
+            let file = format!("{}-{}", spec.file, dialect.name());
+            let title = format!("{}, {client}", spec.title);
+            all.extend(chart(results, spec, dialect, &stacks, file, title));
         }
     }
-    if names(results).any(is_engine) {
-        let view = View {
-            results,
-            way: results.ways().first().copied().unwrap_or(Way::Tcp),
-            peers: names(results)
-                .filter(|peer| is_engine(peer) || *peer == "direct")
-                .collect(),
-        };
-        for (file, title, metric, unit) in [
-            ("engines", "Throughput of a relay alone", "gbit_s", "Gbit/s"),
-            (
-                "engines-cpu",
-                "CPU time of a relay alone",
-                "cpu_s_per_gib",
-                "CPU s/GiB",
-            ),
-        ] {
-            let picture = view.bars(metric, title.to_owned(), unit);
-            all.extend(picture.map(|picture| (file.to_owned(), picture)));
+    if let (Some(dialect), false) = (results.dialects().first(), engines.is_empty()) {
+        let direct = names().filter(|peer| *peer == "direct");
+        let peers: Vec<&str> = direct.chain(engines).collect();
+        for spec in &ENGINE_CHARTS {
+            let (file, title) = (spec.file.to_owned(), spec.title.to_owned());
+            all.extend(chart(results, spec, *dialect, &peers, file, title));
         }
     }
     all
 }
 
-fn names(results: &Results) -> impl Iterator<Item = &str> {
-    results.peers.iter().map(|peer| peer.name.as_str())
-}
-
-fn is_engine(peer: &str) -> bool {
-    peer.starts_with("relay-")
-}
-
-/// Who asks, for a title.
-fn client(way: Way) -> &'static str {
-    match way {
-        Way::Grpc => "gRPC client of our own",
-        Way::GrpcGo => "gRPC client in Go",
-        Way::HttpConnect => "HTTP CONNECT client",
-        Way::Tcp => "plain TCP client",
-    }
-}
-
-/// Some peers of a run in one dialect.
-struct View<'a> {
-    results: &'a Results,
-    way: Way,
-    peers: Vec<&'a str>,
-}
-
-impl View<'_> {
-    /// A group of bars for each bulk measurement, if there is one.
-    fn bars(&self, metric: &str, title: String, unit: &str) -> Option<Picture> {
-        let suffix = format!("_{metric}");
-        // `down_8`, not `mixed_down` or `down_8_machine`.
-        let name = |row: &Row| {
-            let name = row.key.strip_suffix(&suffix)?;
-            let is_bulk = row.measurement == "bulk" && name.matches('_').count() == 1;
-            is_bulk.then(|| name.replace('_', " x"))
-        };
-        let mut rows = self.results.rows(self.way);
-        rows.retain(|row| name(row).is_some());
-        let group = |row: &Row| {
-            let bars = self.peers.iter().filter_map(|peer| self.bar(peer, row));
-            let bars: Vec<Bar> = bars.collect();
-            let name = name(row).filter(|_name| !bars.is_empty())?;
-            Some(Group { name, bars })
-        };
-        let groups: Vec<Group> = rows.iter().filter_map(group).collect();
-        if groups.is_empty() {
-            return None;
+/// A chart of some peers; `None` if none of them has a value.
+fn chart<'a>(
+    results: &Results,
+    spec: &'static Spec,
+    dialect: Dialect,
+    peers: &[&'a str],
+    file: String,
+    title: String,
+) -> Option<Chart<'a>> {
+    let has_value = |row: &Row| {
+        peers
+            .iter()
+            .any(|peer| results.value(peer, dialect, &row.key).is_some())
+    };
+    let mut rows = results.rows(dialect);
+    rows.retain(|row| spec.part(row).is_some() && has_value(row));
+    let parts = rows.iter().filter_map(|row| spec.part(row));
+    let positions: Vec<f64> = match spec.kind {
+        Kind::Bars => (0_u32..).map(f64::from).take(rows.len()).collect(),
+        Kind::Lines | Kind::LogLines => {
+            parts.clone().filter_map(|part| part.parse().ok()).collect()
         }
-        Some(Picture {
-            title,
-            note: format!(
-                "{}; thin lines from the least to the most.",
-                self.note(&rows)
-            ),
-            across: "download (down) or upload (up) x streams".to_owned(),
-            up: unit.to_owned(),
-            content: Content::Bars(groups),
-            absent: self.absent(&rows),
-        })
-    }
-
-    fn bar(&self, peer: &str, row: &Row) -> Option<Bar> {
-        let value = self.results.value(peer, self.way, &row.key)?;
-        let rounds = self.results.values(peer, self.way, &row.key);
-        Some(Bar {
-            peer: peer.to_owned(),
-            value,
-            least: rounds.iter().copied().fold(value, f64::min),
-            most: rounds.iter().copied().fold(value, f64::max),
-        })
-    }
-
-    /// A metric against the number in the names of its rows, if some peer has it: `paced_500_p50_us` at 500.
-    fn lines(&self, against: &Against) -> Option<Picture> {
-        let (kind, metric) = against.rows;
-        let at = |row: &Row| -> Option<f64> {
-            let rest = row.key.strip_prefix(kind)?.strip_prefix('_')?;
-            let number = rest.strip_suffix(metric)?.strip_suffix('_')?;
-            number.parse().ok()
+    };
+    let series = |peer: &&'a str| {
+        let point = |(row, x): (&Row, &f64)| {
+            let y = results.value(peer, dialect, &row.key)?;
+            let rounds = results.values(peer, dialect, &row.key);
+            Some(Point {
+                x: *x,
+                y,
+                least: rounds.iter().copied().fold(y, f64::min),
+                most: rounds.iter().copied().fold(y, f64::max),
+            })
         };
-        let mut rows = self.results.rows(self.way);
-        rows.retain(|row| at(row).is_some());
-        let series = |peer: &&str| Series {
-            peer: (*peer).to_owned(),
-            points: rows
-                .iter()
-                .filter_map(|row| Some((at(row)?, self.results.value(peer, self.way, &row.key)?)))
-                .collect(),
-        };
-        let mut lines: Vec<Series> = self.peers.iter().map(series).collect();
-        lines.retain(|line| !line.points.is_empty());
-        if lines.is_empty() {
-            return None;
+        let points: Vec<Point> = rows.iter().zip(&positions).filter_map(point).collect();
+        (!points.is_empty()).then_some((*peer, points))
+    };
+    let first = rows.first()?;
+    let absent = |peer: &&str| match results.cell(peer, dialect, first) {
+        Cell::Failed => Some(format!("{peer}: failed")),
+        Cell::Missing => Some(format!("{peer}: missing")),
+        Cell::Value(_) | Cell::Nothing => None,
+    };
+    let rounds = match results.rounds() {
+        1 => "One round".to_owned(),
+        more => format!("Medians of {more} rounds"),
+    };
+    let better = match first.better {
+        Better::Higher => "higher",
+        Better::Lower => "lower",
+    };
+    let extremes = match spec.kind {
+        Kind::Bars => "; thin lines from the least to the most",
+        Kind::Lines | Kind::LogLines => "",
+    };
+    Some(Chart {
+        file,
+        title,
+        note: format!("{rounds}; {better} is better{extremes}."),
+        spec,
+        groups: parts.map(|part| part.replace('_', " x")).collect(),
+        series: peers.iter().filter_map(series).collect(),
+        absent: peers.iter().filter_map(absent).collect(),
+    })
+}
+
+impl Spec {
+    /// The part of a row's name that says where it is drawn: `down_8`, or the number in `paced_500_p50_us`.
+    fn part<'a>(&self, row: &'a Row) -> Option<&'a str> {
+        let (kind, metric) = self.rows;
+        let rest = row.key.strip_suffix(metric)?.strip_suffix('_')?;
+        if self.kind == Kind::Bars {
+            // Not `mixed_down` or `down_8_machine`.
+            let is_bulk = row.measurement == "bulk" && rest.matches('_').count() == 1;
+            return is_bulk.then_some(rest);
         }
-        let (across, up) = against.axes;
-        Some(Picture {
-            title: format!("{}, {}", against.title, client(self.way)),
-            note: format!("{}.", self.note(&rows)),
-            across: across.to_owned(),
-            up: up.to_owned(),
-            content: Content::Lines(lines, against.scale),
-            absent: self.absent(&rows),
-        })
+        let number = rest.strip_prefix(kind)?.strip_prefix('_')?;
+        number.parse::<f64>().is_ok().then_some(number)
+    }
+}
+
+/// How lines and bars of a peer are drawn: the same in all charts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Style {
+    color: RGBColor,
+    stroke: Stroke,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stroke {
+    /// Of `adit`, which the report is about.
+    Thick,
+    Solid,
+    Dashed,
+}
+
+// The palette of Okabe and Ito, which the colour-blind can tell apart, with grey in place of its yellow, which is faint on white.
+const GREY: RGBColor = RGBColor(128, 128, 128);
+const ORANGE: RGBColor = RGBColor(230, 159, 0);
+const SKY: RGBColor = RGBColor(86, 180, 233);
+const GREEN: RGBColor = RGBColor(0, 158, 115);
+const BLUE: RGBColor = RGBColor(0, 114, 178);
+const VERMILION: RGBColor = RGBColor(213, 94, 0);
+const PURPLE: RGBColor = RGBColor(204, 121, 167);
+
+/// Styles of known peers. Relatives share a colour; relays are never in one chart with the peers of a stack.
+const KNOWN: [(&str, RGBColor, Stroke); 20] = [
+    ("direct", GREY, Stroke::Solid),
+    ("upstream", VERMILION, Stroke::Solid),
+    ("adit", BLUE, Stroke::Thick),
+    ("adit-link", BLUE, Stroke::Dashed),
+    ("adit-plaintext", SKY, Stroke::Solid),
+    ("adit-redirect", SKY, Stroke::Dashed),
+    ("adit-server", GREEN, Stroke::Solid),
+    ("adit-agent", PURPLE, Stroke::Solid),
+    ("haproxy", ORANGE, Stroke::Solid),
+    ("haproxy-plaintext", ORANGE, Stroke::Dashed),
+    ("rathole", BLACK, Stroke::Solid),
+    ("openvpn", GREEN, Stroke::Dashed),
+    ("wireguard", PURPLE, Stroke::Dashed),
+    ("relay-epoll-copy", BLUE, Stroke::Dashed),
+    ("relay-epoll-splice", BLUE, Stroke::Solid),
+    ("relay-io-uring-copy", GREEN, Stroke::Dashed),
+    ("relay-io-uring-splice", GREEN, Stroke::Solid),
+    ("relay-tokio", ORANGE, Stroke::Solid),
+    ("relay-tokio-uring", ORANGE, Stroke::Dashed),
+    ("relay-ring-splice", PURPLE, Stroke::Solid),
+];
+
+type Styles = BTreeMap<String, Style>;
+
+/// Styles of all peers of a run. Unknown peers take those that no known peer of the run has.
+fn styles(results: &Results) -> Styles {
+    let peers = || results.peers.iter().map(|peer| peer.name.as_str());
+    let known = |peer: &str| {
+        let (_, color, stroke) = *KNOWN.iter().find(|(name, ..)| *name == peer)?;
+        Some(Style { color, stroke })
+    };
+    let mut spare = Vec::new();
+    for stroke in [Stroke::Solid, Stroke::Dashed] {
+        let colors = [VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY];
+        spare.extend(colors.map(|color| Style { color, stroke }));
+    }
+    let (taken, free): (Vec<_>, Vec<_>) = spare
+        .into_iter()
+        .partition(|style| peers().any(|peer| known(peer) == Some(*style)));
+    let spare = if free.is_empty() { taken } else { free };
+    let mut spare = spare.into_iter().cycle();
+    peers()
+        .filter_map(|peer| Some((peer.to_owned(), known(peer).or_else(|| spare.next())?)))
+        .collect()
+}
+
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+impl Chart<'_> {
+    fn to_svg(&self, styles: &Styles) -> anyhow::Result<String> {
+        let mut svg = String::new();
+        self.draw(SVGBackend::with_string(&mut svg, SIZE), styles)?;
+        // For screen readers.
+        let (head, body) = svg.split_once(">\n").context("the drawing is empty")?;
+        let peers: Vec<&str> = self.series.iter().map(|(peer, _)| *peer).collect();
+        let (across, up) = self.spec.axes;
+        let text = format!(
+            "{up} against {across}, of {}. {}",
+            peers.join(", "),
+            self.note
+        );
+        let (title, text) = (escaped(&self.title), escaped(&text));
+        Ok(format!(
+            "{head} role=\"img\">\n<title>{title}</title>\n<desc>{text}</desc>\n{body}"
+        ))
     }
 
-    /// What all values of a picture have in common.
-    fn note(&self, rows: &[Row]) -> String {
-        let rounds = match self.results.rounds() {
-            1 => "One round".to_owned(),
-            more => format!("Medians of {more} rounds"),
-        };
-        let better = match rows.first().map(|row| row.better) {
-            Some(Better::Higher) => "higher is better",
-            Some(Better::Lower) | None => "lower is better",
-        };
-        format!("{rounds}; {better}")
+    fn draw(&self, backend: SVGBackend<'_>, styles: &Styles) -> Drawn {
+        let root = backend.into_drawing_area();
+        root.fill(&WHITE)?;
+        root.draw_text(&self.title, &TITLE.into_text_style(&root), (14, 14))?;
+        root.draw_text(&self.note, &FONT.into_text_style(&root), (14, 40))?;
+        let (_, below) = root.split_vertically(HEADER);
+        let (plot, legend) = below.split_horizontally(SIZE.0 - LEGEND);
+        let points = || self.series.iter().flat_map(|(_, points)| points);
+        let (least, _) = extent(points().map(|point| point.least));
+        let (_, most) = extent(points().map(|point| point.most));
+        let (_, right) = extent(points().map(|point| point.x));
+        match self.spec.kind {
+            Kind::Bars => {
+                let groups = -0.5..self.groups.len() as f64 - 0.5;
+                self.draw_series(&plot, groups, 0.0..most * 1.05, styles)
+            }
+            Kind::Lines => self.draw_series(&plot, 0.0..right * 1.02, 0.0..most * 1.05, styles),
+            Kind::LogLines => {
+                let range = (least / 1.5..most * 1.5).log_scale();
+                self.draw_series(&plot, 0.0..right * 1.02, range, styles)
+            }
+        }?;
+        self.draw_legend(&legend, styles)?;
+        root.present()
     }
 
-    /// Who should have had these rows, which are of one measurement, and why they have not.
-    fn absent(&self, rows: &[Row]) -> Vec<String> {
-        let why = |peer: &&str| {
-            let word = match self.results.cell(peer, self.way, rows.first()?) {
-                Cell::Failed => "failed",
-                Cell::Missing => "missing",
-                Cell::Value(_) | Cell::Nothing => return None,
-            };
-            Some(format!("{peer}: {word}"))
+    fn draw_series<Y>(&self, area: &Area<'_>, x: Range<f64>, y: Y, styles: &Styles) -> Drawn
+    where
+        Y: AsRangedCoord<Value = f64>,
+        Y::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
+    {
+        let mut chart = ChartBuilder::on(area)
+            .margin(14)
+            .margin_top(6)
+            .x_label_area_size(52)
+            .y_label_area_size(88)
+            .build_cartesian_2d(x, y)?;
+        let group = |x: &f64| {
+            let mut named = (0_u32..).map(f64::from).zip(&self.groups);
+            let group = named.find(|(at, _)| (x - at).abs() < 1e-6);
+            group.map(|(_, name)| name.clone()).unwrap_or_default()
         };
-        self.peers.iter().filter_map(why).collect()
+        let mut mesh = chart.configure_mesh();
+        mesh.label_style(FONT)
+            .axis_desc_style(FONT)
+            .x_desc(self.spec.axes.0)
+            .y_desc(self.spec.axes.1)
+            .x_label_formatter(&plain)
+            .y_label_formatter(&plain)
+            .max_light_lines(1);
+        match self.spec.kind {
+            Kind::Lines => &mut mesh,
+            Kind::LogLines => mesh.y_label_formatter(&duration),
+            Kind::Bars => mesh
+                .disable_x_mesh()
+                .x_labels(self.groups.len())
+                .x_label_formatter(&group),
+        }
+        .draw()?;
+        let width = GROUP_SHARE / self.series.len().max(1) as f64;
+        for (number, (peer, points)) in self.series.iter().enumerate() {
+            let style = style_of(styles, peer);
+            if self.spec.kind == Kind::Bars {
+                let left = |point: &Point| point.x - GROUP_SHARE / 2.0 + width * number as f64;
+                let corners = |point: &Point| {
+                    let left = left(point);
+                    [(left, 0.0), (left + width * 0.9, point.y)]
+                };
+                chart.draw_series(points.iter().flat_map(|point| {
+                    let corners = corners(point);
+                    [style.area(), style.color.stroke_width(1)]
+                        .map(|style| Rectangle::new(corners, style))
+                }))?;
+                chart.draw_series(points.iter().map(|point| {
+                    let middle = left(point) + width * 0.45;
+                    PathElement::new([(middle, point.least), (middle, point.most)], BLACK)
+                }))?;
+                continue;
+            }
+            let line = points.iter().map(|point| (point.x, point.y));
+            let (dash, pause) = DASH;
+            if style.stroke == Stroke::Dashed {
+                chart.draw_series(DashedLineSeries::new(
+                    line.clone(),
+                    dash,
+                    pause,
+                    style.line(),
+                ))?;
+            } else {
+                chart.draw_series(LineSeries::new(line.clone(), style.line()))?;
+            }
+            chart.draw_series(line.map(|at| Circle::new(at, 4, style.marker())))?;
+        }
+        Ok(())
     }
+
+    fn draw_legend(&self, area: &Area<'_>, styles: &Styles) -> Drawn {
+        let text = FONT.into_text_style(area);
+        let text = text.pos(Pos::new(HPos::Left, VPos::Center));
+        let mut y = LEGEND_ROW / 2;
+        for (peer, _) in &self.series {
+            let style = style_of(styles, peer);
+            if self.spec.kind == Kind::Bars {
+                let corners = [(14, y - 7), (50, y + 7)];
+                area.draw(&Rectangle::new(corners, style.area()))?;
+                area.draw(&Rectangle::new(corners, style.color))?;
+            } else {
+                let (ends, (dash, pause)) = ([(14, y), (50, y)], DASH);
+                if style.stroke == Stroke::Dashed {
+                    area.draw(&DashedPathElement::new(ends, dash, pause, style.line()))?;
+                } else {
+                    area.draw(&PathElement::new(ends, style.line()))?;
+                }
+                area.draw(&Circle::new((32, y), 4, style.marker()))?;
+            }
+            area.draw_text(peer, &text, (64, y))?;
+            y += LEGEND_ROW;
+        }
+        for absent in &self.absent {
+            area.draw_text(absent, &text, (64, y))?;
+            y += LEGEND_ROW;
+        }
+        Ok(())
+    }
+}
+
+impl Style {
+    fn line(self) -> ShapeStyle {
+        let width = if self.stroke == Stroke::Thick { 4 } else { 2 };
+        self.color.stroke_width(width)
+    }
+
+    /// Dashed lines have hollow markers.
+    fn marker(self) -> ShapeStyle {
+        match self.stroke {
+            Stroke::Thick | Stroke::Solid => self.color.filled(),
+            Stroke::Dashed => self.color.stroke_width(2),
+        }
+    }
+
+    fn area(self) -> ShapeStyle {
+        match self.stroke {
+            Stroke::Thick | Stroke::Solid => self.color.filled(),
+            Stroke::Dashed => self.color.mix(0.25).filled(),
+        }
+    }
+}
+
+fn style_of(styles: &Styles, peer: &str) -> Style {
+    styles.get(peer).copied().unwrap_or(Style {
+        color: BLACK,
+        stroke: Stroke::Dashed,
+    })
+}
+
+/// The least and the most; 1 and 1 without values above zero, so that an axis has a length.
+fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let above_zero = values.filter(|value| *value > 0.0);
+    let (least, most) = above_zero.fold((f64::INFINITY, 0.0_f64), |(least, most), value| {
+        (least.min(value), most.max(value))
+    });
+    if most > 0.0 {
+        (least, most)
+    } else {
+        (1.0, 1.0)
+    }
+}
+
+/// Without the digits that binary fractions add.
+fn plain(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// In the unit that keeps the number short.
+fn duration(microseconds: &f64) -> String {
+    match *microseconds {
+        us if us < 1e3 => format!("{us} us"),
+        us if us < 1e6 => format!("{} ms", us / 1e3),
+        us => format!("{} s", us / 1e6),
+    }
+}
+
+/// Names of peers come from files of users.
+fn escaped(text: &str) -> String {
+    let text = text.replace('&', "&amp;");
+    text.replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::perf::results::{Entry, Sample};
-
-    fn sample(values: &[(&str, f64)]) -> Sample {
-        let values = values
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), *value));
-        Sample {
-            values: values.collect(),
-            distributions: BTreeMap::new(),
-        }
-    }
-
-    fn sampled(values: &[(&str, f64)]) -> Results {
-        let mut results = Results::default();
-        for name in ["direct", "adit"] {
-            results.peers.push(Entry {
-                name: name.to_owned(),
-                state: Ok("1".to_owned()),
-            });
-        }
-        results.add(("adit", Way::Grpc), 1, "bulk", Ok(sample(values)));
-        results
-    }
-
-    fn picture(results: &Results, name: &str) -> Picture {
-        let mut all = pictures(results).into_iter();
-        let (_, picture) = all.find(|(file, _)| file == name).unwrap();
-        picture
-    }
+    use crate::perf::results::samples::{missing, results, sample};
 
     #[test]
-    fn picture_names_its_peers_and_groups() {
+    fn a_run_has_a_chart_of_each_kind_it_has_numbers_for() {
+        let mut results = results(&["direct", "adit & co", "relay-tokio"]);
+        results
+            .peers
+            .push(missing("wireguard", "the kernel has none"));
+        for (round, gbit) in [(1, 9.0), (2, 5.0), (3, 10.0)] {
+            let values = sample(&[
+                ("down_8_gbit_s", gbit),
+                ("paced_500_p50_us", 100.0),
+                ("paced_2000_p50_us", 4e6),
+                ("idle_100_resident_mib", 10.0),
+                ("agents_100_server_mib", 0.0),
+            ]);
+            results.add(("adit & co", Dialect::Grpc), round, "bulk", Ok(values));
+        }
+        let relay = sample(&[("down_8_gbit_s", 13.0), ("down_8_cpu_s_per_gib", 0.4)]);
+        results.add(("relay-tokio", Dialect::Tcp), 1, "bulk", Ok(relay));
         let folder = tempfile::tempdir().unwrap();
-        let results = sampled(&[
-            ("down_8_gbit_s", 9.0),
-            ("paced_500_p50_us", 100.0),
-            ("paced_2000_p50_us", 200.0),
-            ("idle_100_resident_mib", 10.0),
-            ("agents_100_server_mib", 10.0),
-        ]);
         let written = draw(&results, folder.path()).unwrap();
-        let names: Vec<_> = written
+        let names = written
             .iter()
-            .map(|path| path.file_name().unwrap().to_str().unwrap())
-            .collect();
+            .map(|path| path.file_stem().unwrap().to_str().unwrap());
         assert_eq!(
-            names,
+            names.collect::<Vec<_>>(),
             [
-                "throughput-grpc.svg",
-                "latency-p50-grpc.svg",
-                "memory-grpc.svg",
-                "agents-grpc.svg"
+                "throughput-grpc",
+                "latency-p50-grpc",
+                "memory-grpc",
+                "agents-grpc",
+                "engines",
+                "engines-cpu"
             ]
         );
-        let text = fs::read_to_string(&written[0]).unwrap();
-        assert!(text.contains("adit") && text.contains("down x8"), "{text}");
-        assert!(
-            text.contains("Throughput, gRPC client of our own"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn peer_has_the_same_colour_in_all_pictures() {
-        let folder = tempfile::tempdir().unwrap();
-        // Colours of peers that are not known are given in turn. The first is in one picture and not in the other, which must not
-        // give the second another one there.
-        let peers = ["theirs", "mine"];
-        let mut results = Results::default();
-        results.peers.extend(peers.map(|name| Entry {
-            name: name.to_owned(),
-            state: Ok("1".to_owned()),
-        }));
-        let theirs = sample(&[("down_8_gbit_s", 20.0)]);
-        let mine = sample(&[("down_8_gbit_s", 9.0), ("idle_100_resident_mib", 10.0)]);
-        for (peer, sample) in peers.into_iter().zip([theirs, mine]) {
-            results.add((peer, Way::Grpc), 1, "bulk", Ok(sample));
+        let bars = fs::read_to_string(&written[0]).unwrap();
+        for text in [
+            "<title>Throughput, gRPC client of our own</title>",
+            "of adit &amp; co. Medians of 3 rounds; higher is better",
+            "down x8",
+            "wireguard: missing",
+        ] {
+            assert!(bars.contains(text), "{text} in {bars}");
         }
-        let color = Looks::new(&peers).of("mine").color;
-        let color = format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
-        let written = draw(&results, folder.path()).unwrap();
-        assert_eq!(written.len(), 2);
-        for path in written {
-            let text = fs::read_to_string(&path).unwrap();
-            assert!(text.contains(&color), "{}", path.display());
+        let lines = fs::read_to_string(&written[1]).unwrap();
+        assert!(lines.contains("1 ms") && lines.contains("1 s"), "{lines}");
+    }
+
+    #[test]
+    fn points_lie_at_the_number_in_the_name_and_bars_reach_over_all_rounds() {
+        let mut results = results(&["adit"]);
+        for (round, gbit) in [(1, 9.0), (2, 5.0), (3, 10.0)] {
+            let values = sample(&[("down_8_gbit_s", gbit), ("paced_500_p50_us", 100.0)]);
+            results.add(("adit", Dialect::Grpc), round, "bulk", Ok(values));
         }
+        let points = |chart: &Chart<'_>| chart.series[0].1.clone();
+        let charts_of = charts(&results);
+        let bar = points(&charts_of[0])[0];
+        assert_eq!(charts_of[0].groups, ["down x8"]);
+        assert_eq!((bar.least, bar.y, bar.most), (5.0, 9.0, 10.0));
+        let point = points(&charts_of[1])[0];
+        assert_eq!((point.x, point.y), (500.0, 100.0));
+        assert_eq!(charts(&Results::default()).len(), 0);
     }
 
     #[test]
-    fn points_lie_at_the_number_in_the_name() {
-        let results = sampled(&[("paced_500_p50_us", 100.0), ("paced_2000_p50_us", 200.0)]);
-        let Content::Lines(lines, scale) = picture(&results, "latency-p50-grpc").content else {
-            panic!("latency has lines");
-        };
-        assert_eq!(scale, Scale::Logarithmic);
-        assert_eq!(lines.len(), 1);
-        assert_eq!(lines[0].peer, "adit");
-        assert_eq!(lines[0].points, [(500.0, 100.0), (2000.0, 200.0)]);
-    }
-
-    #[test]
-    fn bars_reach_from_the_worst_to_the_best_round() {
-        let mut results = sampled(&[("down_8_gbit_s", 9.0)]);
-        for (round, value) in [(2, 5.0), (3, 10.0)] {
-            let one = Ok(sample(&[("down_8_gbit_s", value)]));
-            results.add(("adit", Way::Grpc), round, "bulk", one);
+    fn peers_of_one_chart_differ_in_colour_or_stroke() {
+        let names = ["theirs", "adit", "upstream", "mine", "haproxy"];
+        let styles: Vec<Style> = styles(&results(&names)).into_values().collect();
+        for (at, style) in styles.iter().enumerate() {
+            assert!(!styles[at + 1..].contains(style), "{style:?}");
         }
-        let picture = picture(&results, "throughput-grpc");
-        assert_eq!(
-            picture.note,
-            "Medians of 3 rounds; higher is better; thin lines from the least to the most."
-        );
-        let Content::Bars(groups) = picture.content else {
-            panic!("throughput has bars");
-        };
-        let bar = &groups[0].bars[0];
-        assert_eq!((bar.least, bar.value, bar.most), (5.0, 9.0, 10.0));
-    }
-
-    #[test]
-    fn peers_that_failed_or_are_missing_are_named_beside_the_picture() {
-        let mut results = sampled(&[("paced_500_p99_us", 100.0)]);
-        results.add(("direct", Way::Tcp), 1, "paced", Err("hung".to_owned()));
-        results.peers.push(Entry {
-            name: "wireguard".to_owned(),
-            state: Err("the kernel has none".to_owned()),
-        });
-        let picture = picture(&results, "latency-p99-grpc");
-        assert_eq!(picture.absent, ["direct: failed", "wireguard: missing"]);
-    }
-
-    #[test]
-    fn engines_have_pictures_of_their_own() {
-        let mut results = sampled(&[("down_8_gbit_s", 9.0)]);
-        results.peers.push(Entry {
-            name: "relay-tokio".to_owned(),
-            state: Ok("1".to_owned()),
-        });
-        let relay = Ok(sample(&[
-            ("down_8_gbit_s", 13.0),
-            ("down_8_cpu_s_per_gib", 0.4),
-        ]));
-        results.add(("relay-tokio", Way::Tcp), 1, "bulk", relay);
-        let names: Vec<String> = pictures(&results)
-            .into_iter()
-            .map(|(name, _)| name)
-            .collect();
-        assert_eq!(names, ["throughput-grpc", "engines", "engines-cpu"]);
-    }
-
-    #[test]
-    fn nothing_measured_draws_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(draw(&Results::default(), folder.path()).unwrap().is_empty());
     }
 }

@@ -5,63 +5,35 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::long_path::{self, LongPath};
+use super::long_path::{LongPath, SERVER_END, Shape};
+use crate::steps::{Running, output_of};
 
 /// The folder of what programs print, within a site's.
 const LOGS: &str = "logs";
+/// How long a program may take to be ready.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Ports inside the range that upstream's flag check allows.
+const PORTS: std::ops::Range<u16> = 14_000..22_000;
 
-/// A child that is killed when dropped.
-pub(crate) struct Running(Child);
-
-impl Running {
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.0.id()
-    }
-
-    /// How it ended, if it has.
-    ///
-    /// # Errors
-    /// The kernel does not say.
-    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        Ok(self.0.try_wait()?)
-    }
-
-    /// How it ended; `None` if it is still running after `limit`.
-    ///
-    /// # Errors
-    /// As [`Running::ended`].
-    pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
-        let end = Instant::now() + limit;
-        loop {
-            let ended = self.ended()?;
-            if ended.is_some() || Instant::now() >= end {
-                return Ok(ended);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // An error means that it has ended already.
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-/// Addresses that `adit-load target` printed.
+/// Addresses that `adit-load target` printed, by name.
 pub(crate) type Targets = BTreeMap<String, String>;
 
-/// How long a program may take to be ready.
-pub(crate) const START_LIMIT: Duration = Duration::from_secs(20);
+/// Where a process runs.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Beside us.
+    Host,
+    /// In another network namespace: the argument of `nsenter` that names it.
+    Namespace(String),
+    /// In a cgroup.
+    Cgroup(PathBuf),
+}
 
 /// A folder of its own for one stack: sockets, certificates, configuration, logs. It goes away with the value.
 pub(crate) struct Site {
@@ -71,39 +43,30 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Makes the folder and throw-away certificates in it. `load` is the load tool.
+    /// Makes the folder and throw-away certificates in it, and with a shape a long path between server and agent. `load` is
+    /// the load tool.
     ///
     /// # Errors
-    /// The folder cannot be made or the tool fails.
-    pub(crate) fn new(load: &Path) -> anyhow::Result<Self> {
+    /// The folder cannot be made, the tool fails, or this host can build no such path.
+    pub(crate) fn new(load: &Path, long_path: Option<&Shape>) -> anyhow::Result<Self> {
         // Short, because a unix socket's path may not exceed 108 bytes.
         let folder = tempfile::Builder::new().prefix("adit-perf-").tempdir()?;
-        let site = Self {
+        let mut site = Self {
             folder,
             load: load.to_owned(),
             long_path: None,
         };
-        let status = Command::new(load)
-            .arg("certs")
-            .arg(site.folder.path())
-            .args(["--name", long_path::NEAR])
-            .status()
-            .context("starting the load tool")?;
-        ensure!(
-            status.success(),
-            "the load tool could not write certificates"
-        );
+        let certificates = [
+            "certs".to_owned(),
+            site.at(""),
+            format!("--name={SERVER_END}"),
+        ];
+        site.load(&Place::Host, &certificates, START_LIMIT)
+            .context("writing certificates")?;
         fs::create_dir(site.path(LOGS))?;
-        Ok(site)
-    }
-
-    /// The same with a long path under it, for peers that can span one.
-    ///
-    /// # Errors
-    /// As [`Site::new`], or this host can build no such path.
-    pub(crate) fn apart(load: &Path, shape: &long_path::Shape) -> anyhow::Result<Self> {
-        let mut site = Self::new(load)?;
-        site.long_path = Some(LongPath::new(&site, shape)?);
+        site.long_path = long_path
+            .map(|shape| LongPath::new(&site, shape))
+            .transpose()?;
         Ok(site)
     }
 
@@ -123,20 +86,20 @@ impl Site {
     }
 
     /// A command that ends with this process, however that ends.
-    fn tied(&self, inside: Inside<'_>, program: &Path) -> Command {
+    pub(crate) fn command(&self, place: &Place, program: &Path) -> Command {
         let mut command = Command::new(&self.load);
         command.args(["tie", "--parent", &std::process::id().to_string(), "--"]);
-        match inside {
-            Inside::Host => (),
-            Inside::Namespace(namespace) => {
+        match place {
+            Place::Host => (),
+            Place::Namespace(namespace) => {
                 command.arg("nsenter").arg(namespace).arg("--");
             }
-            Inside::Cgroup(cgroup) => {
+            Place::Cgroup(cgroup) => {
                 let enter = r#"echo 0 > "$1/cgroup.procs" && shift && exec "$@""#;
                 command.args(["sh", "-c", enter, "sh"]).arg(cgroup);
             }
         }
-        command.arg(program);
+        command.arg(program).current_dir(self.folder.path());
         command
     }
 
@@ -147,123 +110,82 @@ impl Site {
     pub(crate) fn spawn(
         &self,
         name: &str,
-        inside: Inside<'_>,
+        place: &Place,
         program: &Path,
         args: &[String],
     ) -> anyhow::Result<Running> {
         // Not beside the certificates: programs that watch those would be told of every line.
         let log = File::create(self.path(LOGS).join(format!("{name}.log")))?;
         let child = self
-            .tied(inside, program)
+            .command(place, program)
             .args(args)
-            .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        Ok(Running(child))
+        Ok(Running::of(child))
     }
 
     /// Starts the load tool in a role that prints one line of addresses and ends when its input closes.
     ///
     /// # Errors
     /// It cannot be started, or prints something else.
-    pub(crate) fn serving(
+    pub(crate) fn serve(
         &self,
-        inside: Inside<'_>,
+        place: &Place,
         args: &[String],
     ) -> anyhow::Result<(Running, Targets)> {
         let mut child = self
-            .tied(inside, &self.load)
+            .command(place, &self.load)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context("starting the load tool")?;
         let stdout = child.stdout.take();
-        let running = Running(child);
+        let running = Running::of(child);
         let mut line = String::new();
         BufReader::new(stdout.context("stdout is piped")?).read_line(&mut line)?;
         let addresses = serde_json::from_str(&line).context("the load tool prints addresses")?;
         Ok((running, addresses))
     }
 
-    /// Starts the targets on an address.
+    /// Runs the load tool in a role that ends by itself.
     ///
     /// # Errors
-    /// They cannot be started or listen there.
-    pub(crate) fn targets(
+    /// It fails, or takes longer than `limit`; the error has the end of every log.
+    pub(crate) fn load(
         &self,
-        inside: Inside<'_>,
-        host: &str,
-    ) -> anyhow::Result<(Running, Targets)> {
-        self.serving(inside, &["target".to_owned(), format!("--host={host}")])
+        place: &Place,
+        args: &[String],
+        limit: Duration,
+    ) -> anyhow::Result<String> {
+        let mut command = self.command(place, &self.load);
+        let output = output_of(command.args(args), limit);
+        Ok(output.with_context(|| self.logs())?.stdout)
     }
 
-    /// Starts who reviews the tokens of agents, with a `kubeconfig` for it and a `token` in the folder.
+    /// Waits until the server or agent that has this health port is ready by its own account.
     ///
     /// # Errors
-    /// It cannot be started.
-    pub(crate) fn reviews(&self, inside: Inside<'_>) -> anyhow::Result<(Running, Targets)> {
-        self.serving(inside, &["reviews".to_owned(), self.at("")])
-    }
-
-    /// Starts the bare relay in front of targets.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub(crate) fn relay(
-        &self,
-        targets: &Targets,
-        options: &[String],
-    ) -> anyhow::Result<(Running, Targets)> {
-        let mut args = vec![
-            "relay".to_owned(),
-            format!("--targets={}", serde_json::to_string(targets)?),
-        ];
-        args.extend_from_slice(options);
-        self.serving(Inside::Host, &args)
-    }
-
-    /// Starts a slowdown in front of a frontend; clients use `listen`.
-    ///
-    /// # Errors
-    /// It cannot be started.
-    pub(crate) fn throttle(&self, listen: &Path, to: &Path) -> anyhow::Result<Running> {
-        let args = [
-            "throttle".to_owned(),
-            format!("--listen={}", listen.display()),
-            format!("--to={}", to.display()),
-        ];
-        let running = self.spawn("throttle", Inside::Host, &self.load, &args)?;
-        self.wait_for("the throttle", || listen.exists())?;
-        Ok(running)
-    }
-
-    /// The load tool, for a command with output.
-    pub(crate) fn load(&self, inside: Inside<'_>) -> Command {
-        self.tied(inside, &self.load)
-    }
-
-    /// The Go load tool in its place.
-    pub(crate) fn go_load(&self, inside: Inside<'_>, program: &Path) -> Command {
-        self.tied(inside, program)
-    }
-
-    /// Waits until a server at the near end has its agent, by its own account.
-    ///
-    /// # Errors
-    /// It has none within [`START_LIMIT`]; the error has the end of every log.
+    /// It is not within [`START_LIMIT`]; the error has the end of every log.
     pub(crate) fn wait_until_ready(&self, health_port: u16) -> anyhow::Result<()> {
-        let mut ready = self.load(self.near());
-        ready.args([
+        let args = [
             "ready".to_owned(),
             format!("--address=127.0.0.1:{health_port}"),
-        ]);
-        output_within(ready, self, START_LIMIT * 2)
-            .map(drop)
-            .map_err(|error| error.context(self.logs()))
+        ];
+        self.load(self.near(), &args, START_LIMIT * 2).map(drop)
+    }
+
+    /// Waits until an echo comes back over plain ports.
+    ///
+    /// # Errors
+    /// None does; the error has the end of every log.
+    pub(crate) fn wait_for_echo(&self, place: &Place, targets: &Targets) -> anyhow::Result<()> {
+        let targets = serde_json::to_string(targets)?;
+        let args = ["probe".to_owned(), format!("--targets={targets}")];
+        self.load(place, &args, START_LIMIT * 2).map(drop)
     }
 
     /// Waits until `ready`.
@@ -273,13 +195,12 @@ impl Site {
     pub(crate) fn wait_for(&self, what: &str, ready: impl Fn() -> bool) -> anyhow::Result<()> {
         let end = Instant::now() + START_LIMIT;
         while !ready() {
-            if Instant::now() > end {
-                bail!(
-                    "{what} was not ready within {} s{}",
-                    START_LIMIT.as_secs(),
-                    self.logs()
-                );
-            }
+            let (limit, logs) = (START_LIMIT.as_secs(), || self.logs());
+            ensure!(
+                Instant::now() < end,
+                "{what} was not ready within {limit} s{}",
+                logs()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
@@ -288,77 +209,33 @@ impl Site {
     /// The last lines of all logs.
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
-        let Ok(entries) = fs::read_dir(self.path(LOGS)) else {
-            return text;
-        };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_some_and(|ending| ending == "log") {
-                let log = fs::read_to_string(&path).unwrap_or_default();
-                let lines: Vec<&str> = log.lines().collect();
-                let last = lines
-                    .get(lines.len().saturating_sub(8)..)
-                    .unwrap_or_default();
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                text.push_str(&format!("\n--- {name}\n{}", last.join("\n")));
-            }
+        for entry in fs::read_dir(self.path(LOGS))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let log = fs::read_to_string(entry.path()).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines.get(lines.len().saturating_sub(8)..);
+            let last = last.unwrap_or_default().join("\n");
+            text.push_str(&format!("\n--- {}\n{last}", entry.file_name().display()));
         }
         text
     }
 }
 
-/// Where a process runs.
-#[derive(Clone, Copy)]
-pub(crate) enum Inside<'a> {
-    /// With us.
-    Host,
-    /// In another network namespace: the argument of `nsenter` that names it.
-    Namespace(&'a str),
-    /// In a cgroup.
-    Cgroup(&'a Path),
-}
-
-/// Waits for a child with captured output, and kills it past the deadline.
-///
-/// # Errors
-/// It failed, with what it printed, or was still running.
-pub(crate) fn output_within(
-    mut command: Command,
-    folder: &Site,
-    limit: Duration,
-) -> anyhow::Result<String> {
-    // Files, not pipes: a child that prints much must not wait for us.
-    let (out, err) = (folder.path("load.out"), folder.path("load.err"));
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(File::create(&out)?)
-        .stderr(File::create(&err)?)
-        .spawn()
-        .context("starting the load tool")?;
-    let ended = Running(child).ends_within(limit)?;
-    let status =
-        ended.with_context(|| format!("the load was still running after {} s", limit.as_secs()))?;
-    ensure!(
-        status.success(),
-        "{}",
-        fs::read_to_string(&err)?.trim().replace('\n', " ")
-    );
-    Ok(fs::read_to_string(&out)?)
-}
-
-/// A port inside the range that upstream's flag check allows, free at this moment.
+/// A port that is free at this moment.
 ///
 /// # Errors
 /// None is.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(14_000);
-    for _ in 0..8_000 {
-        let port = NEXT.fetch_add(1, Ordering::Relaxed);
-        if port > 22_000 {
-            NEXT.store(14_000, Ordering::Relaxed);
-        }
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    for _ in PORTS {
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+        let port = PORTS.start + offset;
         if TcpListener::bind(("0.0.0.0", port)).is_ok() {
             return Ok(port);
         }
     }
-    bail!("no free port from 14000 on")
+    bail!("no port is free from {} to {}", PORTS.start, PORTS.end)
 }

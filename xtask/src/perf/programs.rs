@@ -3,19 +3,18 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use crate::fuzz::answers;
-use crate::steps::run_command;
+use crate::steps::{first_line, output_of, run_command};
 use crate::workspace::Workspace;
 
 /// Longest time for one of the builds.
 const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);
 /// The version of rathole that is measured.
-const RATHOLE: &str = "0.5.0";
+pub(super) const RATHOLE: &str = "0.5.0";
 
 /// See the module. What nobody asks for is not built.
 pub(crate) struct Programs {
@@ -41,9 +40,7 @@ impl Programs {
             adit,
             load: PathBuf::new(),
         };
-        let built = programs.release(workspace, "adit-load")?;
-        // A copy: what cargo builds later must not replace a program that runs.
-        programs.load = programs.keep(&built, "adit-load")?;
+        programs.load = programs.kept("adit-load")?;
         Ok(programs)
     }
 
@@ -74,8 +71,7 @@ impl Programs {
             ensure!(given.is_file(), "{} is no program", given.display());
             return Ok(given.clone());
         }
-        let built = self.release(&self.workspace, "adit")?;
-        self.keep(&built, "adit")
+        self.kept("adit")
     }
 
     /// What the report says of it.
@@ -100,7 +96,7 @@ impl Programs {
     /// of its dependencies are taken.
     ///
     /// # Errors
-    /// It cannot be built, or an earlier attempt with this toolchain has failed.
+    /// It cannot be built.
     pub(crate) fn rathole(&self) -> anyhow::Result<PathBuf> {
         let root = self.out.join(format!("rathole-{RATHOLE}"));
         let program = root.join("bin/rathole");
@@ -116,16 +112,7 @@ impl Programs {
             .arg(&root)
             .arg("--target-dir")
             .arg(root.join("build"));
-        let log = self.out.join("rathole.log");
-        let file = fs::File::create(&log)?;
-        install
-            .stdout(Stdio::from(file.try_clone()?))
-            .stderr(Stdio::from(file));
-        run_command(&mut install, BUILD_LIMIT).with_context(|| {
-            let text = fs::read_to_string(&log).unwrap_or_default();
-            let first = text.lines().find(|line| line.starts_with("error"));
-            format!("rathole does not build: {}", first.unwrap_or_default())
-        })?;
+        output_of(&mut install, BUILD_LIMIT).context("rathole does not build")?;
         // Half a gigabyte that nobody needs again; what is left of it disturbs nothing.
         fs::remove_dir_all(root.join("build")).ok();
         Ok(program)
@@ -145,15 +132,13 @@ impl Programs {
         Ok(target.join("release").join(package))
     }
 
-    /// Copies a program to `target/perf/bin`.
-    ///
-    /// # Errors
-    /// The folder is not writable.
-    fn keep(&self, program: &Path, name: &str) -> anyhow::Result<PathBuf> {
-        let to = self.out.join("bin").join(name);
+    /// Builds a package of this tree and copies it: what cargo builds later must not replace a program that runs.
+    fn kept(&self, package: &str) -> anyhow::Result<PathBuf> {
+        let program = self.release(&self.workspace, package)?;
+        let to = self.out.join("bin").join(package);
         // A running program cannot be overwritten, but its name can be given away.
         fs::remove_file(&to).ok();
-        fs::copy(program, &to).with_context(|| format!("copying {}", program.display()))?;
+        fs::copy(&program, &to).with_context(|| format!("copying {}", program.display()))?;
         Ok(to)
     }
 
@@ -182,28 +167,11 @@ impl Programs {
 /// It does not run, in words that say what to install.
 pub(crate) fn go_toolchain() -> Result<OsString, String> {
     let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
-    if_it_runs(go)
-}
-
-fn if_it_runs(go: OsString) -> Result<OsString, String> {
-    if answers(Command::new(&go).arg("version")) {
-        return Ok(go);
-    }
-    Err(format!(
-        "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
-        go.to_string_lossy()
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_toolchain_that_does_not_run_is_named_with_the_remedy() {
-        let why = if_it_runs("/nowhere/go".into()).expect_err("nothing is there");
-        for part in ["/nowhere/go", "install Go 1.26", "ADIT_GO"] {
-            assert!(why.contains(part), "{why}");
-        }
+    match first_line(Command::new(&go).arg("version")) {
+        Some(_) => Ok(go),
+        None => Err(format!(
+            "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
+            go.display()
+        )),
     }
 }

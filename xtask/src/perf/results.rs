@@ -1,15 +1,12 @@
-//! Everything that was measured, and everything that was not and why.
-
-mod costs;
-mod machines;
-mod outliers;
+//! Everything that was measured, everything that was not and why, and what `--check` makes of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::guard::{Round, Verdict, judge};
 use super::rows::{Better, Row};
-use super::scenario::Way;
+use super::scenario::Dialect;
 
 /// What one run of a load tool printed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -18,23 +15,33 @@ pub(crate) struct Sample {
     pub(crate) values: BTreeMap<String, f64>,
     /// Exact quantiles by measurement.
     #[serde(default)]
-    pub(crate) distributions: BTreeMap<String, Distribution>,
+    distributions: BTreeMap<String, Distribution>,
 }
 
-/// Exact quantiles of one measurement in one round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Distribution {
+struct Distribution {
     samples: u64,
     quantiles_us: Vec<(f64, f64)>,
 }
 
 /// A peer in the report.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     /// Column.
     pub(crate) name: String,
-    /// Its version, or why it is missing.
-    pub(crate) state: Result<String, String>,
+    /// Whether it could be measured.
+    #[serde(flatten)]
+    pub(crate) state: State,
+}
+
+/// Whether a peer could be measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// What was measured.
+    Version(String),
+    /// Why it is missing.
+    Missing(String),
 }
 
 /// One peer in one dialect.
@@ -47,13 +54,14 @@ struct Measured {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     /// All peers, in the order of the columns.
     pub(crate) peers: Vec<Entry>,
     /// Dialects whose load cannot be made here, and why.
-    pub(crate) ways_missing: BTreeMap<Way, String>,
-    measured: BTreeMap<(String, Way), Measured>,
+    #[serde(default)]
+    pub(crate) ways_missing: BTreeMap<Dialect, String>,
+    measured: BTreeMap<String, BTreeMap<Dialect, Measured>>,
 }
 
 /// What a cell of the table holds.
@@ -69,26 +77,54 @@ pub(crate) enum Cell {
     Nothing,
 }
 
+/// A round far worse than the others of its peer, such as one in which it hung: a table of medians does not show it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Outlier<'a> {
+    pub(crate) peer: &'a str,
+    pub(crate) dialect: Dialect,
+    pub(crate) row: Row,
+    /// From 1.
+    pub(crate) round: usize,
+    pub(crate) value: f64,
+    /// Of all rounds, as the table has it.
+    pub(crate) median: f64,
+}
+
 /// What four stalled readers may make of the echo of others: percentile and ratio.
 const ISOLATION_RATIOS_MAX: [(&str, f64); 2] = [("p50", 1.1), ("p99", 1.5)];
+/// How many times worse than the median of the other rounds an outlier is.
+const OUTLIER_RATIO_MIN: f64 = 10.0;
+
+/// Peers without accounting, with it, and without it once more.
+const ACCOUNTED: [[&str; 3]; 2] = [
+    ["adit", "adit-account", "adit-again"],
+    ["adit-cgroups", "adit-account-cgroups", "adit-again-cgroups"],
+];
+/// What an echo or a transfer may take more with accounting than without, as a share.
+const OVERHEAD_MAX: f64 = 0.05;
+/// Rows that are judged for the cost of accounting: not tails, nor what the rest of the machine does.
+const COST_KINDS: [&str; 3] = ["echo_", "down_", "up_"];
+const COST_METRICS: [&str; 5] = ["per_s", "p50_us", "_cpu_us", "gbit_s", "_cpu_s_per_gib"];
+/// Not judged: on one processor an upload of one stream has two speeds, and a round may have either.
+const COST_BIMODAL: &str = "up_1_";
 
 impl Results {
     /// Adds what one measurement of one round gave.
     pub(crate) fn add(
         &mut self,
-        (peer, way): (&str, Way),
+        (peer, dialect): (&str, Dialect),
         round: usize,
         measurement: &str,
         outcome: Result<Sample, String>,
     ) {
-        let measured = self.measured.entry((peer.to_owned(), way)).or_default();
-        while measured.rounds.len() < round {
-            measured.rounds.push(Sample::default());
-        }
-        match (outcome, measured.rounds.last_mut()) {
-            (Ok(sample), Some(last)) => {
-                last.values.extend(sample.values);
-                last.distributions.extend(sample.distributions);
+        let dialects = self.measured.entry(peer.to_owned()).or_default();
+        let measured = dialects.entry(dialect).or_default();
+        let rounds = measured.rounds.len().max(round);
+        measured.rounds.resize_with(rounds, Sample::default);
+        match (outcome, measured.rounds.get_mut(round.saturating_sub(1))) {
+            (Ok(sample), Some(of_round)) => {
+                of_round.values.extend(sample.values);
+                of_round.distributions.extend(sample.distributions);
             }
             (Ok(_), None) => (),
             (Err(why), _) => {
@@ -98,89 +134,96 @@ impl Results {
         }
     }
 
-    /// Whether a peer was measured in some dialect, with success or without.
-    pub(crate) fn has_measured(&self, peer: &str) -> bool {
-        self.measured.keys().any(|(name, _)| name == peer)
+    fn all(&self) -> impl Iterator<Item = (&str, Dialect, &Measured)> {
+        self.measured.iter().flat_map(|(peer, dialects)| {
+            dialects
+                .iter()
+                .map(move |(dialect, all)| (peer.as_str(), *dialect, all))
+        })
     }
 
-    /// The dialects that were measured; where there is none, the plain way.
-    pub(crate) fn ways(&self) -> Vec<Way> {
-        let ways: BTreeSet<Way> = self.measured.keys().map(|(_, way)| *way).collect();
-        let dialects: Vec<Way> = ways
-            .iter()
-            .copied()
-            .filter(|way| *way != Way::Tcp)
-            .collect();
-        if dialects.is_empty() {
-            return ways.into_iter().collect();
+    /// Whether a peer was measured in some dialect, with success or without.
+    pub(crate) fn has_measured(&self, peer: &str) -> bool {
+        self.measured.contains_key(peer)
+    }
+
+    /// The dialects that were measured; where there is none, plain ports.
+    pub(crate) fn dialects(&self) -> Vec<Dialect> {
+        let mut dialects: BTreeSet<Dialect> = self.all().map(|(_, dialect, _)| dialect).collect();
+        if dialects.len() > 1 {
+            dialects.remove(&Dialect::Tcp);
         }
-        dialects
+        dialects.into_iter().collect()
     }
 
     /// How often the peer that was measured most often was.
     pub(crate) fn rounds(&self) -> usize {
-        let rounds = self.measured.values().map(|measured| measured.rounds.len());
+        let rounds = self.all().map(|(_, _, measured)| measured.rounds.len());
         rounds.max().unwrap_or(0)
     }
 
     /// A peer in a dialect; one without dialects is the same in all.
-    fn of(&self, peer: &str, way: Way) -> Option<&Measured> {
-        let exactly = self.measured.get(&(peer.to_owned(), way));
-        exactly.or_else(|| self.measured.get(&(peer.to_owned(), Way::Tcp)))
+    fn of(&self, peer: &str, dialect: Dialect) -> Option<&Measured> {
+        let dialects = self.measured.get(peer)?;
+        dialects
+            .get(&dialect)
+            .or_else(|| dialects.get(&Dialect::Tcp))
     }
 
     /// Every row that some peer has a number or a failure for.
-    pub(crate) fn rows(&self, way: Way) -> Vec<Row> {
-        let keys: BTreeSet<&str> = self
-            .peers
-            .iter()
-            .filter_map(|peer| self.of(&peer.name, way))
-            .flat_map(|measured| &measured.rounds)
-            .flat_map(|round| round.values.keys().map(String::as_str))
-            .collect();
-        let mut rows: Vec<Row> = keys.into_iter().filter_map(Row::of).collect();
-        rows.sort();
-        rows
+    pub(crate) fn rows(&self, dialect: Dialect) -> Vec<Row> {
+        let peers = self.peers.iter();
+        let measured = peers.filter_map(|peer| self.of(&peer.name, dialect));
+        rows_of(measured.flat_map(|measured| &measured.rounds))
+    }
+
+    /// Every row that a peer has a number for in exactly this dialect.
+    pub(crate) fn rows_of(&self, peer: &str, dialect: Dialect) -> Vec<Row> {
+        let measured = self
+            .measured
+            .get(peer)
+            .and_then(|dialects| dialects.get(&dialect));
+        rows_of(measured.into_iter().flat_map(|measured| &measured.rounds))
     }
 
     /// What the table says of a peer.
-    pub(crate) fn cell(&self, peer: &str, way: Way, row: &Row) -> Cell {
-        let missing = |entry: &Entry| entry.name == peer && entry.state.is_err();
-        if self.peers.iter().any(missing) {
+    pub(crate) fn cell(&self, peer: &str, dialect: Dialect, row: &Row) -> Cell {
+        let is_missing =
+            |entry: &Entry| entry.name == peer && matches!(entry.state, State::Missing(_));
+        if self.peers.iter().any(is_missing) {
             return Cell::Missing;
         }
-        let Some(measured) = self.of(peer, way) else {
+        let Some(measured) = self.of(peer, dialect) else {
             return Cell::Nothing;
         };
         if measured.failures.contains_key(row.measurement) {
             return Cell::Failed;
         }
-        match median(self.values(peer, way, &row.key)) {
-            Some(value) => Cell::Value(value),
-            None => Cell::Nothing,
-        }
+        median(self.values(peer, dialect, &row.key)).map_or(Cell::Nothing, Cell::Value)
     }
 
     /// The median, unless the cell says something else.
-    pub(crate) fn value(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
-        match self.cell(peer, way, &Row::of(key)?) {
+    pub(crate) fn value(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
+        match self.cell(peer, dialect, &Row::of(key)?) {
             Cell::Value(value) => Some(value),
             Cell::Failed | Cell::Missing | Cell::Nothing => None,
         }
     }
 
     /// The number of each round.
-    pub(crate) fn values(&self, peer: &str, way: Way, key: &str) -> Vec<f64> {
-        let rounds = self.of(peer, way).map(|measured| measured.rounds.iter());
-        let rounds = rounds.into_iter().flatten();
+    pub(crate) fn values(&self, peer: &str, dialect: Dialect, key: &str) -> Vec<f64> {
+        let rounds = self
+            .of(peer, dialect)
+            .into_iter()
+            .flat_map(|all| &all.rounds);
         rounds
             .filter_map(|round| round.values.get(key).copied())
             .collect()
     }
 
     /// Half of the distance between the extremes, against the median.
-    pub(crate) fn spread(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
-        let values = self.values(peer, way, key);
+    pub(crate) fn spread(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
+        let values = self.values(peer, dialect, key);
         let middle = median(values.clone()).filter(|middle| *middle != 0.0)?;
         let least = values.iter().copied().min_by(f64::total_cmp)?;
         let most = values.iter().copied().max_by(f64::total_cmp)?;
@@ -188,10 +231,10 @@ impl Results {
     }
 
     /// Peer, dialect, measurement and reason of everything that failed.
-    pub(crate) fn failures(&self) -> Vec<(&str, Way, &str, &str)> {
-        let all = self.measured.iter().flat_map(|((peer, way), measured)| {
+    pub(crate) fn failures(&self) -> Vec<(&str, Dialect, &str, &str)> {
+        let all = self.all().flat_map(|(peer, dialect, measured)| {
             let one = measured.failures.iter();
-            one.map(|(name, why)| (peer.as_str(), *way, name.as_str(), why.as_str()))
+            one.map(move |(name, why)| (peer, dialect, name.as_str(), why.as_str()))
         });
         all.collect()
     }
@@ -199,11 +242,11 @@ impl Results {
     /// Rows where our median is worse than upstream's by more than the rounds of either lie apart, and where ours failed.
     pub(crate) fn worse(&self) -> Vec<String> {
         let mut worse = Vec::new();
-        for way in self.ways() {
-            for row in self.rows(way) {
-                let ours = self.cell("adit", way, &row);
-                let theirs = self.cell("upstream", way, &row);
-                let spreads = ["adit", "upstream"].map(|peer| self.spread(peer, way, &row.key));
+        for dialect in self.dialects() {
+            for row in self.rows(dialect) {
+                let [ours, theirs] =
+                    ["adit", "upstream"].map(|peer| self.cell(peer, dialect, &row));
+                let spreads = ["adit", "upstream"].map(|peer| self.spread(peer, dialect, &row.key));
                 let within = spreads.into_iter().flatten().fold(0.0, f64::max);
                 let is_worse = match (theirs, ours) {
                     (_, Cell::Failed) => true,
@@ -216,7 +259,7 @@ impl Results {
                 // Kernel memory is the machine's; what else went on there is in it.
                 let is_machine = row.key.contains("kernel") || row.key.contains("tcp_buffers");
                 if is_worse && !is_machine {
-                    worse.push(format!("{} {}", way.name(), row.key));
+                    worse.push(format!("{} {}", dialect.name(), row.key));
                 }
             }
         }
@@ -226,13 +269,13 @@ impl Results {
     /// Dialects in which stalled readers slow our echo beyond [`ISOLATION_RATIOS_MAX`].
     pub(crate) fn disturbed(&self) -> Vec<String> {
         let mut disturbed = Vec::new();
-        for way in self.ways() {
-            let name = way.name();
-            let failed = self.of("adit", way).map(|ours| &ours.failures);
-            if failed.is_some_and(|failures| failures.contains_key("isolation")) {
+        for dialect in self.dialects() {
+            let (name, value) = (dialect.name(), |key: &str| self.value("adit", dialect, key));
+            let ours = self.of("adit", dialect);
+            if ours.is_some_and(|ours| ours.failures.contains_key("isolation")) {
                 disturbed.push(format!("{name} could not be measured"));
             }
-            match self.value("adit", way, "isolation_completed") {
+            match value("isolation_completed") {
                 None => continue,
                 Some(1.0) => (),
                 Some(_) => {
@@ -241,8 +284,7 @@ impl Results {
                 }
             }
             for (percentile, most) in ISOLATION_RATIOS_MAX {
-                let ratio = self.value("adit", way, &format!("isolation_{percentile}_ratio"));
-                match ratio {
+                match value(&format!("isolation_{percentile}_ratio")) {
                     Some(ratio) if ratio <= most => (),
                     Some(ratio) => {
                         disturbed.push(format!("{name} echo {percentile} {ratio:.2} times"));
@@ -253,41 +295,213 @@ impl Results {
         }
         disturbed
     }
+
+    /// Every round that was [`OUTLIER_RATIO_MIN`] times worse than the median of the others. Not of all: of two rounds the one
+    /// that hung takes their median with it.
+    pub(crate) fn outliers(&self) -> Vec<Outlier<'_>> {
+        let mut outliers = Vec::new();
+        for (peer, dialect, measured) in self.all() {
+            for row in rows_of(&measured.rounds) {
+                let of_round = |(round, sample): (usize, &Sample)| {
+                    Some((round, *sample.values.get(&row.key)?))
+                };
+                let values: Vec<(usize, f64)> =
+                    (1..).zip(&measured.rounds).filter_map(of_round).collect();
+                let median_but = |left_out: usize| {
+                    let others = values.iter().filter(|(round, _)| *round != left_out);
+                    median(others.map(|(_, value)| *value).collect())
+                };
+                for &(round, value) in &values {
+                    let is_far = median_but(round).is_some_and(|others| match row.better {
+                        Better::Higher => value * OUTLIER_RATIO_MIN < others,
+                        // Of nothing everything is a multiple.
+                        Better::Lower => others > 0.0 && value > others * OUTLIER_RATIO_MIN,
+                    });
+                    if let (true, Some(median)) = (is_far, median_but(0)) {
+                        let row = row.clone();
+                        outliers.push(Outlier {
+                            peer,
+                            dialect,
+                            row,
+                            round,
+                            value,
+                            median,
+                        });
+                    }
+                }
+            }
+        }
+        outliers
+    }
+
+    fn accounted(&self) -> impl Iterator<Item = &[&'static str; 3]> {
+        let is_complete = |peers: &&[&str; 3]| peers.iter().all(|peer| self.has_measured(peer));
+        ACCOUNTED.iter().filter(is_complete)
+    }
+
+    /// Whether some peer is there with accounting and twice without.
+    pub(crate) fn has_accounted(&self) -> bool {
+        self.accounted().next().is_some()
+    }
+
+    /// Rows of echoes and transfers in which accounting costs more than [`OVERHEAD_MAX`], and more than noise, with what it costs;
+    /// what could not be measured; and dialects in which nothing could.
+    pub(crate) fn costly(&self) -> Vec<String> {
+        let mut costly = Vec::new();
+        for peers in self.accounted() {
+            for (peer, dialect, measurement, _why) in self.failures() {
+                if peers.contains(&peer) {
+                    let dialect = dialect.name();
+                    costly.push(format!(
+                        "{dialect} {measurement} of {peer} could not be measured"
+                    ));
+                }
+            }
+            for dialect in self.dialects() {
+                let mut rows = self.rows(dialect);
+                rows.retain(|row| is_judged_for_cost(&row.key));
+                if rows.is_empty() {
+                    costly.push(format!("{} has no echo and no transfer", dialect.name()));
+                }
+                costly.extend(
+                    rows.iter()
+                        .filter_map(|row| self.cost_beyond(peers, dialect, row)),
+                );
+            }
+        }
+        costly
+    }
+
+    /// `None`: it costs no more than it may, or has failed, which is told apart.
+    fn cost_beyond(&self, peers: &[&str; 3], dialect: Dialect, row: &Row) -> Option<String> {
+        let cells = peers.map(|peer| self.cell(peer, dialect, row));
+        if cells.contains(&Cell::Failed) {
+            return None;
+        }
+        let name = format!("{} {}", dialect.name(), row.key);
+        let [without, with, again] = peers.map(str::to_owned);
+        let equal = vec![without, again];
+        let Some(verdict) = self.judged(
+            &[equal.clone(), equal, vec![with]],
+            dialect,
+            row,
+            OVERHEAD_MAX,
+        ) else {
+            return Some(format!("{name} could not be measured"));
+        };
+        let times = 1.0 + verdict.change;
+        verdict
+            .is_worse()
+            .then(|| format!("{name} {times:.2} times"))
+    }
+
+    /// Judges a row of a program against an older one. Of peers there are two that are equal, whose difference is noise; those of
+    /// the older program; and those of the newer. Of two of one program their geometric mean counts, round by round.
+    pub(crate) fn judged(
+        &self,
+        peers: &[Vec<String>; 3],
+        dialect: Dialect,
+        row: &Row,
+        margin: f64,
+    ) -> Option<Verdict> {
+        let [equal, older, newer] = peers.each_ref().map(|peers| -> Vec<Vec<f64>> {
+            let values = |peer: &String| self.values(peer, dialect, &row.key);
+            peers.iter().map(values).collect()
+        });
+        let count = [&equal, &older, &newer]
+            .into_iter()
+            .flatten()
+            .map(Vec::len)
+            .min()?;
+        let mean = |peers: &[Vec<f64>], round: usize| {
+            let product: f64 = peers
+                .iter()
+                .filter_map(|values| values.get(round))
+                .product();
+            product.powf(1.0 / peers.len() as f64)
+        };
+        let rounds: Vec<Round> = (0..count)
+            .map(|round| Round {
+                noise: (mean(&equal[..1], round), mean(&equal[1..], round)),
+                newer: mean(&newer, round),
+                older: mean(&older, round),
+            })
+            .collect();
+        judge(&rounds, row.better, margin)
+    }
+}
+
+fn is_judged_for_cost(key: &str) -> bool {
+    COST_KINDS.iter().any(|kind| key.starts_with(kind))
+        && COST_METRICS.iter().any(|metric| key.ends_with(metric))
+        && !key.contains("machine")
+        && !key.starts_with(COST_BIMODAL)
+}
+
+/// The rows that rounds have numbers for, in order.
+fn rows_of<'a>(rounds: impl IntoIterator<Item = &'a Sample>) -> Vec<Row> {
+    let keys = rounds.into_iter().flat_map(|round| round.values.keys());
+    let keys: BTreeSet<&String> = keys.collect();
+    let mut rows: Vec<Row> = keys.into_iter().filter_map(|key| Row::of(key)).collect();
+    rows.sort();
+    rows
 }
 
 /// The middle value, or the mean of the two in the middle.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;
-    if values.len() % 2 == 1 {
-        return Some(upper);
-    }
-    values
-        .get(values.len() / 2 - 1)
-        .map(|lower| (lower + upper) / 2.0)
+    let lower = *values.get((values.len() - 1) / 2)?;
+    Some(f64::midpoint(lower, upper))
 }
 
-/// A sample of one number, for tests.
+/// Samples and results for tests.
 #[cfg(test)]
-pub(crate) fn sample(key: &str, value: f64) -> Sample {
-    Sample {
-        values: BTreeMap::from([(key.to_owned(), value)]),
-        distributions: BTreeMap::new(),
+pub(crate) mod samples {
+    use super::*;
+
+    /// A sample of these numbers.
+    pub(crate) fn sample(values: &[(&str, f64)]) -> Sample {
+        let values = values.iter().map(|(key, value)| ((*key).into(), *value));
+        Sample {
+            values: values.collect(),
+            ..Sample::default()
+        }
+    }
+
+    /// Results of these peers, with nothing measured yet.
+    pub(crate) fn results(peers: &[&str]) -> Results {
+        let entry = |name: &&str| Entry {
+            name: (*name).to_owned(),
+            state: State::Version("1".to_owned()),
+        };
+        Results {
+            peers: peers.iter().map(entry).collect(),
+            ..Results::default()
+        }
+    }
+
+    /// A peer that is missing for this reason.
+    pub(crate) fn missing(name: &str, why: &str) -> Entry {
+        Entry {
+            name: name.to_owned(),
+            state: State::Missing(why.to_owned()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::samples::{missing, results, sample};
     use super::*;
 
-    fn results(peers: &[&str]) -> Results {
-        let entry = |name: &&str| Entry {
-            name: (*name).to_owned(),
-            state: Ok("1".to_owned()),
-        };
-        Results {
-            peers: peers.iter().map(entry).collect(),
-            ..Results::default()
+    const GBIT: &str = "down_8_gbit_s";
+    const P50: &str = "echo_1_p50_us";
+
+    fn added(results: &mut Results, peer: &str, measurement: &str, key: &str, rounds: &[f64]) {
+        for (round, value) in (1..).zip(rounds) {
+            let one = Ok(sample(&[(key, *value)]));
+            results.add((peer, Dialect::HttpConnect), round, measurement, one);
         }
     }
 
@@ -299,136 +513,130 @@ mod tests {
     }
 
     #[test]
-    fn failure_in_one_round_leaves_no_number() {
+    fn a_file_of_results_is_read_as_it_was_written() {
         let mut results = results(&["adit"]);
-        let key = "down_1_gbit_s";
-        results.add(("adit", Way::Grpc), 1, "bulk", Ok(sample(key, 8.0)));
-        results.add(("adit", Way::Grpc), 2, "bulk", Err("it broke".to_owned()));
-        let row = Row::of(key).unwrap();
-        assert_eq!(results.cell("adit", Way::Grpc, &row), Cell::Failed);
-        assert_eq!(
-            results.failures(),
-            [("adit", Way::Grpc, "bulk", "it broke")]
+        results.peers.push(missing("rathole", "no cargo"));
+        added(&mut results, "adit", "bulk", GBIT, &[7.5, 8.0]);
+        results.add(
+            ("adit", Dialect::Tcp),
+            1,
+            "echo",
+            Err("it hangs".to_owned()),
         );
-    }
-
-    #[test]
-    fn machines_get_every_round_and_the_reason_of_a_missing_peer() {
-        let mut results = results(&["adit"]);
-        for (round, value) in [(1, 9.0), (2, 10.0)] {
-            let one = Ok(sample("down_1_gbit_s", value));
-            results.add(("adit", Way::GrpcGo), round, "bulk", one);
-        }
-        results.peers.push(Entry {
-            name: "wireguard".to_owned(),
-            state: Err("the kernel has none".to_owned()),
-        });
-        let json = results.for_machines();
-        let rounds = &json["measured"]["adit"]["grpc-go"]["rounds"];
-        assert_eq!(rounds[1]["values"]["down_1_gbit_s"], 10.0);
-        assert_eq!(json["peers"][1]["missing"], "the kernel has none");
-    }
-
-    #[test]
-    fn a_missing_dialect_is_told_with_its_reason_and_is_nobodys_fault() {
-        let mut results = results(&["upstream", "adit"]);
-        let way = ("adit", Way::HttpConnect);
-        results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", 8.0)));
         let why = "no Go toolchain".to_owned();
-        results.ways_missing.insert(Way::GrpcGo, why);
-        let json = results.for_machines();
+        results.ways_missing.insert(Dialect::GrpcGo, why);
+        let json = serde_json::to_value(&results).unwrap();
+        let rounds = &json["measured"]["adit"]["http-connect"]["rounds"];
+        assert_eq!(rounds[1]["values"][GBIT], 8.0);
+        assert_eq!(json["peers"][0]["version"], "1");
+        assert_eq!(json["peers"][1]["missing"], "no cargo");
         assert_eq!(json["ways_missing"]["grpc-go"], "no Go toolchain");
-        assert_eq!(results.ways(), [Way::HttpConnect]);
-        assert!(results.worse().is_empty());
-        assert!(results.disturbed().is_empty());
-        assert!(results.failures().is_empty());
+        let read: Results = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&read).unwrap(), json);
+        assert!(serde_json::from_str::<Results>("{}").is_err());
     }
 
     #[test]
-    fn missing_peer_has_cells_that_say_so() {
+    fn failure_in_one_round_leaves_no_number_and_a_missing_peer_says_so() {
         let mut results = results(&["adit"]);
-        results.peers.push(Entry {
-            name: "haproxy".to_owned(),
-            state: Err("not installed".to_owned()),
-        });
-        let row = Row::of("down_1_gbit_s").unwrap();
-        assert_eq!(results.cell("haproxy", Way::Grpc, &row), Cell::Missing);
+        results.peers.push(missing("haproxy", "not installed"));
+        added(&mut results, "adit", "bulk", GBIT, &[8.0]);
+        let dialect = ("adit", Dialect::HttpConnect);
+        results.add(dialect, 2, "bulk", Err("it broke".to_owned()));
+        let row = Row::of(GBIT).unwrap();
+        let cell = |peer| results.cell(peer, Dialect::HttpConnect, &row);
+        assert_eq!(cell("adit"), Cell::Failed);
+        assert_eq!(cell("haproxy"), Cell::Missing);
+        assert_eq!(results.failures().len(), 1);
     }
 
     #[test]
-    fn rows_worse_than_upstream_are_named_and_a_failure_counts() {
+    fn rows_worse_than_upstream_beyond_their_spread_are_named_and_a_failure_counts() {
         let mut results = results(&["upstream", "adit"]);
-        for (peer, gbit, micros) in [("upstream", 2.0, 100.0), ("adit", 1.0, 50.0)] {
-            let way = (peer, Way::Grpc);
-            results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", gbit)));
-            results.add(way, 1, "echo", Ok(sample("echo_1_p50_us", micros)));
-        }
-        assert_eq!(results.worse(), ["grpc down_1_gbit_s"]);
-        results.add(("adit", Way::Grpc), 1, "echo", Err("broken".to_owned()));
-        assert_eq!(
-            results.worse(),
-            ["grpc down_1_gbit_s", "grpc echo_1_p50_us"]
-        );
-    }
-
-    #[test]
-    fn a_row_that_is_worse_within_its_spread_is_not_named() {
-        let mut results = results(&["upstream", "adit"]);
-        for (round, ours) in [(1, 90.0), (2, 110.0), (3, 130.0)] {
-            for (peer, micros) in [("upstream", 100.0), ("adit", ours)] {
-                let sample = sample("echo_1_p50_us", micros);
-                results.add((peer, Way::Grpc), round, "echo", Ok(sample));
-            }
-        }
-        assert!(results.worse().is_empty());
-        for round in 4..8 {
-            let sample = sample("echo_1_p50_us", 130.0);
-            results.add(("adit", Way::Grpc), round, "echo", Ok(sample));
-        }
-        assert_eq!(results.worse(), ["grpc echo_1_p50_us"]);
+        added(&mut results, "upstream", "bulk", GBIT, &[2.0; 3]);
+        added(&mut results, "adit", "bulk", GBIT, &[1.0; 3]);
+        added(&mut results, "upstream", "echo", P50, &[100.0; 3]);
+        added(&mut results, "adit", "echo", P50, &[90.0, 110.0, 130.0]);
+        assert_eq!(results.worse(), ["http-connect down_8_gbit_s"]);
+        let dialect = ("adit", Dialect::HttpConnect);
+        results.add(dialect, 1, "echo", Err("broken".to_owned()));
+        assert_eq!(results.worse().len(), 2);
     }
 
     #[test]
     fn echo_slowed_by_stalled_readers_is_named() {
-        let mut results = results(&["adit"]);
-        let way = ("adit", Way::HttpConnect);
-        let round = |results: &mut Results, round, p50, p99| {
-            for (key, value) in [
-                ("isolation_completed", 1.0),
+        let told = |completed, p50, p99| {
+            let mut results = results(&["adit"]);
+            let values = [
+                ("isolation_completed", completed),
                 ("isolation_p50_ratio", p50),
                 ("isolation_p99_ratio", p99),
-            ] {
-                results.add(way, round, "isolation", Ok(sample(key, value)));
-            }
+            ];
+            let dialect = ("adit", Dialect::HttpConnect);
+            results.add(dialect, 1, "isolation", Ok(sample(&values)));
+            results.disturbed()
         };
-        round(&mut results, 1, 1.08, 1.4);
-        assert!(results.disturbed().is_empty());
-        // Medians are what counts, each against a limit of its own.
-        round(&mut results, 2, 1.16, 1.4);
-        assert_eq!(results.disturbed(), ["http-connect echo p50 1.12 times"]);
-        round(&mut results, 3, 1.0, 9.0);
-        round(&mut results, 4, 1.0, 9.0);
-        assert_eq!(results.disturbed(), ["http-connect echo p99 5.20 times"]);
-        results.add(way, 5, "isolation", Err("broken".to_owned()));
-        assert_eq!(results.disturbed(), ["http-connect could not be measured"]);
+        assert!(told(1.0, 1.08, 1.4).is_empty());
+        assert_eq!(told(1.0, 1.2, 1.4), ["http-connect echo p50 1.20 times"]);
+        assert_eq!(told(0.0, 1.0, 1.0), ["http-connect echo did not finish"]);
     }
 
     #[test]
-    fn echo_that_stalls_beside_stalled_readers_is_named_once() {
-        let mut results = results(&["adit"]);
-        let one = Ok(sample("isolation_completed", 0.0));
-        results.add(("adit", Way::GrpcGo), 1, "isolation", one);
-        assert_eq!(results.disturbed(), ["grpc-go echo did not finish"]);
+    fn round_far_worse_than_the_others_stands_out() {
+        let told = |key: &str, rounds: &[f64]| -> Vec<usize> {
+            let mut results = results(&["adit"]);
+            added(&mut results, "adit", "any", key, rounds);
+            let outliers = results.outliers();
+            outliers.iter().map(|one| one.round).collect()
+        };
+        assert_eq!(told(GBIT, &[9.0, 0.5, 8.0]), [2]);
+        assert_eq!(told(P50, &[100.0, 110.0, 1200.0]), [3]);
+        assert_eq!(told(P50, &[310.0, 5_000_000.0]), [2]);
+        // A server that was idle in the others has no ratio.
+        assert!(told("agents_1_idle_cpu_percent", &[0.0, 0.0, 3.0]).is_empty());
+    }
+
+    /// Results of accounting that costs `times` as much, where equal programs differ by `noise` at most.
+    fn accounted(key: &str, times: f64, noise: f64) -> Results {
+        let peers = ACCOUNTED[1];
+        let mut results = results(&peers);
+        let again = [1.0, -0.5, 0.2, -1.0, 0.6].map(|swing| 40.0 * (1.0 + noise * swing));
+        added(&mut results, peers[0], "echo", key, &[40.0; 5]);
+        added(&mut results, peers[1], "echo", key, &[40.0 * times; 5]);
+        added(&mut results, peers[2], "echo", key, &again);
+        results
     }
 
     #[test]
-    fn spread_is_half_the_range_against_the_median() {
-        let mut results = results(&["adit"]);
-        for (round, value) in [(1, 9.0), (2, 10.0), (3, 12.0)] {
-            let one = Ok(sample("down_1_gbit_s", value));
-            results.add(("adit", Way::Grpc), round, "bulk", one);
+    fn accounting_that_costs_more_than_a_twentieth_and_than_noise_is_named() {
+        for (key, times, noise, is_named) in [
+            (P50, 1.04, 0.0, false),
+            (P50, 1.07, 0.0, true),
+            (P50, 1.1, 0.2, false),
+            (GBIT, 0.96, 0.0, false),
+            (GBIT, 0.9, 0.0, true),
+        ] {
+            let costly = accounted(key, times, noise).costly();
+            assert_eq!(
+                costly.len(),
+                usize::from(is_named),
+                "{key} {times}: {costly:?}"
+            );
         }
-        let spread = results.spread("adit", Way::Grpc, "down_1_gbit_s");
-        assert_eq!(spread, Some(0.15));
+        // Tails, dials, the machine and what has two speeds are not judged.
+        for key in [
+            "echo_1_p99_us",
+            "dials_8_per_s",
+            "down_1_machine_cpu_s_per_gib",
+            "up_1_gbit_s",
+        ] {
+            let costly = accounted(key, 3.0, 0.0).costly();
+            assert_eq!(costly, ["http-connect has no echo and no transfer"]);
+        }
+        let mut failed = accounted(P50, 1.0, 0.0);
+        let dialect = (ACCOUNTED[1][1], Dialect::HttpConnect);
+        failed.add(dialect, 5, "echo", Err("broken".to_owned()));
+        assert_eq!(failed.costly().len(), 1);
+        assert!(!results(&["adit"]).has_accounted());
     }
 }

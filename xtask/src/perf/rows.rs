@@ -1,9 +1,7 @@
 //! What the names of measured numbers mean: words for people, unit, direction, place in the table.
 
-use std::cmp::Ordering;
-
 /// Which way a number should go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Better {
     /// More of it.
     Higher,
@@ -11,9 +9,10 @@ pub(crate) enum Better {
     Lower,
 }
 
-/// A number by its name, explained.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A number by its name, explained. Rows sort by subject, then number, then metric.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Row {
+    order: (usize, u64, usize),
     /// The name the load tools print.
     pub(crate) key: String,
     /// The same for people, with its unit.
@@ -22,103 +21,28 @@ pub(crate) struct Row {
     pub(crate) better: Better,
     /// Which measurement it comes from.
     pub(crate) measurement: &'static str,
-    order: (usize, u64, usize),
 }
 
-impl Row {
-    /// Explains a name; `None` for one this harness does not know, which must not become a row without a meaning.
-    pub(crate) fn of(key: &str) -> Option<Self> {
-        let words: Vec<&str> = key.split('_').collect();
-        let (measurement, subject, number, metric) = match words.as_slice() {
-            ["isolation", metric @ ..] => {
-                ("isolation", "echo beside stalled readers".into(), 0, metric)
-            }
-            ["mixed", "echo", metric @ ..] => ("mixed", "echo beside downloads".into(), 0, metric),
-            ["mixed", "down", metric @ ..] => ("mixed", "downloads beside echo".into(), 1, metric),
-            ["agents", number, metric @ ..] => {
-                let number: u64 = number.parse().ok()?;
-                // Memory in KiB is that of one, all else the server has for all of them.
-                let whose = match metric.last() {
-                    Some(&"kib") => "one of ",
-                    _ => "",
-                };
-                ("agents", format!("{whose}{number} agents"), number, metric)
-            }
-            ["idle", number, metric @ ..] => {
-                let number: u64 = number.parse().ok()?;
-                // A share is that of all.
-                let whose = match metric.last() {
-                    Some(&"percent") => "",
-                    _ => "one of ",
-                };
-                let subject = format!("{whose}{number} idle connections");
-                ("idle", subject, number, metric)
-            }
-            [kind, number, metric @ ..] => {
-                let number: u64 = number.parse().ok()?;
-                let (measurement, subject) = subject(kind, number)?;
-                (measurement, subject, number, metric)
-            }
-            _ => return None,
-        };
-        let (place, metric, better) = metric_of(&metric.join("_"))?;
-        let kind = KINDS.iter().position(|kind| words.first() == Some(kind))?;
-        Some(Self {
-            key: key.to_owned(),
-            words: format!("{subject}, {metric}"),
-            better,
-            measurement,
-            order: (kind, number, place),
-        })
-    }
-}
-
-impl Ord for Row {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.order, &self.key).cmp(&(other.order, &other.key))
-    }
-}
-
-impl PartialOrd for Row {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// First words of names, in the order of the table.
-const KINDS: [&str; 10] = [
-    "down",
-    "up",
-    "echo",
-    "paced",
-    "dials",
-    "mixed",
-    "isolation",
-    "idle",
-    "agents",
-    "links",
+/// How names begin, in the order of the table; the measurement; and words, in which the number behind the beginning stands for
+/// an N.
+const KINDS: [(&str, &str, &str); 11] = [
+    ("down", "bulk", "download, N streams"),
+    ("up", "bulk", "upload, N streams"),
+    ("echo", "echo", "echo, N connections"),
+    ("paced", "paced", "echo at N/s"),
+    ("dials", "dials", "dial, echo, close with N workers"),
+    ("mixed_echo", "mixed", "echo beside downloads"),
+    ("mixed_down", "mixed", "downloads beside echo"),
+    ("isolation", "isolation", "echo beside stalled readers"),
+    ("idle", "idle", "N idle connections"),
+    ("agents", "agents", "N agents"),
+    ("links", "links", "links of N agents at once"),
 ];
 
-fn subject(kind: &str, number: u64) -> Option<(&'static str, String)> {
-    let plural = if number == 1 { "" } else { "s" };
-    Some(match kind {
-        "down" => ("bulk", format!("download, {number} stream{plural}")),
-        "up" => ("bulk", format!("upload, {number} stream{plural}")),
-        "echo" => ("echo", format!("echo, {number} connection{plural}")),
-        "paced" => ("paced", format!("echo at {number}/s")),
-        "dials" => (
-            "dials",
-            format!("dial, echo, close with {number} worker{plural}"),
-        ),
-        "links" => ("links", format!("links of {number} agent{plural} at once")),
-        _ => return None,
-    })
-}
-
-/// Place within its subject, words with unit, direction.
-fn metric_of(metric: &str) -> Option<(usize, String, Better)> {
+/// How names end, in the order of the table; words with the unit; and the direction.
+const METRICS: [(&str, &str, Better); 22] = {
     use Better::{Higher, Lower};
-    let known = [
+    [
         ("gbit_s", "Gbit/s", Higher),
         ("per_s", "1/s", Higher),
         ("p50_us", "p50, us", Lower),
@@ -141,82 +65,90 @@ fn metric_of(metric: &str) -> Option<(usize, String, Better)> {
         ("dial_p50_us", "dial and one echo, p50, us", Lower),
         ("dial_p99_us", "dial and one echo, p99, us", Lower),
         ("dial_p999_us", "dial and one echo, p99.9, us", Lower),
-    ];
-    if let Some(place) = known.iter().position(|(name, _, _)| *name == metric) {
-        let (_, words, better) = known.get(place)?;
-        return Some((place, (*words).to_owned(), *better));
+    ]
+};
+
+impl Row {
+    /// Explains a name; `None` for one this harness does not know, which must not become a row without a meaning.
+    pub(crate) fn of(key: &str) -> Option<Self> {
+        let behind = |kind: &str| key.strip_prefix(kind)?.strip_prefix('_');
+        let kind = KINDS.iter().position(|(kind, ..)| behind(kind).is_some())?;
+        let (begin, measurement, subject) = *KINDS.get(kind)?;
+        let rest = behind(begin)?;
+        let (number, metric) = if subject.contains('N') {
+            let (number, metric) = rest.split_once('_')?;
+            (number.parse::<u64>().ok()?, metric)
+        } else {
+            (0, rest)
+        };
+        let mut subject = subject.replace('N', &number.to_string());
+        if number == 1 {
+            subject = subject
+                .replace("streams", "stream")
+                .replace("connections", "connection");
+            subject = subject
+                .replace("workers", "worker")
+                .replace("agents", "agent");
+        }
+        // Memory in KiB is that of one, all else is that of all of them.
+        if ["idle", "agents"].contains(&begin) && metric.ends_with("kib") {
+            subject.insert_str(0, "one of ");
+        }
+        let place = METRICS.iter().position(|(name, ..)| *name == metric);
+        let (words, better) = match place.and_then(|place| METRICS.get(place)) {
+            Some((_, words, better)) => ((*words).to_owned(), *better),
+            // Of a process by its role.
+            None => (
+                format!("{}, KiB", metric.strip_suffix("_kib")?),
+                Better::Lower,
+            ),
+        };
+        Some(Self {
+            order: (kind, number, place.unwrap_or(METRICS.len())),
+            key: key.to_owned(),
+            words: format!("{subject}, {words}"),
+            better,
+            measurement,
+        })
     }
-    let role = metric.strip_suffix("_kib")?;
-    Some((known.len(), format!("{role}, KiB"), Lower))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn words(key: &str) -> String {
-        Row::of(key).unwrap().words
-    }
-
     #[test]
-    fn names_become_words_with_units() {
-        assert_eq!(words("down_1_gbit_s"), "download, 1 stream, Gbit/s");
-        assert_eq!(words("up_8_cpu_s_per_gib"), "upload, 8 streams, CPU s/GiB");
-        assert_eq!(words("echo_16_p999_us"), "echo, 16 connections, p99.9, us");
-        assert_eq!(
-            words("idle_2000_server_kib"),
-            "one of 2000 idle connections, server, KiB"
-        );
-        assert_eq!(
-            words("idle_2000_lanes_percent"),
-            "2000 idle connections, on lanes, %"
-        );
-        assert_eq!(words("mixed_echo_p99_us"), "echo beside downloads, p99, us");
-        assert_eq!(
-            words("agents_1000_server_kib"),
-            "one of 1000 agents, server, KiB"
-        );
-        assert_eq!(
-            words("agents_1000_idle_cpu_percent"),
-            "1000 agents, idle server, % of a core"
-        );
-        assert_eq!(words("links_300_per_s"), "links of 300 agents at once, 1/s");
-        assert_eq!(
-            words("agents_300_dial_p50_us"),
-            "300 agents, dial and one echo, p50, us"
-        );
-    }
-
-    #[test]
-    fn direction_follows_the_metric() {
+    fn names_become_words_with_units_in_the_order_of_the_table() {
+        let told = [
+            ("down_1_gbit_s", "download, 1 stream, Gbit/s"),
+            ("up_8_cpu_s_per_gib", "upload, 8 streams, CPU s/GiB"),
+            ("echo_16_p50_us", "echo, 16 connections, p50, us"),
+            ("echo_16_p999_us", "echo, 16 connections, p99.9, us"),
+            ("echo_128_p50_us", "echo, 128 connections, p50, us"),
+            ("mixed_echo_p99_us", "echo beside downloads, p99, us"),
+            (
+                "idle_2000_lanes_percent",
+                "2000 idle connections, on lanes, %",
+            ),
+            (
+                "idle_2000_server_kib",
+                "one of 2000 idle connections, server, KiB",
+            ),
+            (
+                "agents_1000_idle_cpu_percent",
+                "1000 agents, idle server, % of a core",
+            ),
+            ("agents_1000_server_kib", "one of 1000 agents, server, KiB"),
+            ("links_300_per_s", "links of 300 agents at once, 1/s"),
+        ];
+        let mut rows = told.map(|(key, words)| {
+            let row = Row::of(key).unwrap();
+            assert_eq!(row.words, words);
+            row
+        });
+        rows.sort();
+        assert_eq!(rows.map(|row| row.key), told.map(|(key, _)| key));
         assert_eq!(Row::of("dials_8_per_s").unwrap().better, Better::Higher);
-        assert_eq!(Row::of("dials_8_p50_us").unwrap().better, Better::Lower);
-    }
-
-    #[test]
-    fn rows_sort_by_subject_then_number_then_metric() {
-        let mut keys = [
-            "idle_10_kib",
-            "down_64_gbit_s",
-            "down_8_cpu_s_per_gib",
-            "down_8_gbit_s",
-        ]
-        .map(|key| Row::of(key).unwrap());
-        keys.sort();
-        let keys = keys.map(|row| row.key);
-        assert_eq!(
-            keys,
-            [
-                "down_8_gbit_s",
-                "down_8_cpu_s_per_gib",
-                "down_64_gbit_s",
-                "idle_10_kib"
-            ]
-        );
-    }
-
-    #[test]
-    fn unknown_names_are_no_rows() {
         for key in [
             "",
             "down",

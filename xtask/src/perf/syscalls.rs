@@ -4,138 +4,108 @@
 //! times, and the difference is that of the many beyond the few: neither idling nor the start and end of a run is in it.
 //! A third run counts calls on eventfds alone, which tells wake-ups from other reads and writes.
 
-mod summary;
-mod tracer;
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use procfs::process::Process;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-use self::summary::{Calls, Each, Group, each, grouped};
-use self::tracer::{Tracer, Watched};
-use super::machine::Machine;
-use super::peer::{Konnectivity, Peer as _, Route};
-use super::process::Site;
+use super::host::Machine;
+use super::markdown::one_line;
+use super::measurement::{Tools, load};
+use super::peer::{self, Peer, Route};
+use super::process::{Place, Site};
 use super::programs::Programs;
-use super::scenario::{Counted, LoadPlan, Way};
-use super::turn::{Tools, load};
+use super::scenario::{Counted, Dialect, LoadPlan};
+use crate::steps::{Running, first_line};
 use crate::workspace::Workspace;
 
-/// A server and an agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pair {
-    /// Ours, with lanes by TLS.
-    Lanes,
-    /// Ours, with lanes in clear text.
-    Clear,
-    /// Ours, without lanes.
-    Link,
-    /// Upstream's.
-    Upstream,
-}
-
-/// What is counted: a pair in a dialect.
-struct Stack {
-    pair: Pair,
-    way: Way,
-    words: &'static str,
-}
-
-/// All of them, in the order of the table.
-const STACKS: [Stack; 7] = [
-    Stack {
-        pair: Pair::Lanes,
-        way: Way::HttpConnect,
-        words: "CONNECT, TLS lanes",
-    },
-    Stack {
-        pair: Pair::Clear,
-        way: Way::HttpConnect,
-        words: "CONNECT, lanes in clear text",
-    },
-    Stack {
-        pair: Pair::Link,
-        way: Way::HttpConnect,
-        words: "CONNECT, link alone",
-    },
-    Stack {
-        pair: Pair::Lanes,
-        way: Way::Grpc,
-        words: "gRPC, a client of our own, TLS lanes",
-    },
-    Stack {
-        pair: Pair::Lanes,
-        way: Way::GrpcGo,
-        words: "gRPC, the Go client library, TLS lanes",
-    },
-    Stack {
-        pair: Pair::Upstream,
-        way: Way::HttpConnect,
-        words: "CONNECT, upstream",
-    },
-    Stack {
-        pair: Pair::Upstream,
-        way: Way::GrpcGo,
-        words: "gRPC, the Go client library, upstream",
-    },
+/// What is counted, in the order of the table: a peer in a dialect.
+const STACKS: [(&str, Dialect, &str); 7] = [
+    ("adit", Dialect::HttpConnect, "CONNECT, TLS lanes"),
+    (
+        "adit-plaintext",
+        Dialect::HttpConnect,
+        "CONNECT, lanes in clear text",
+    ),
+    ("adit-link", Dialect::HttpConnect, "CONNECT, link alone"),
+    (
+        "adit",
+        Dialect::Grpc,
+        "gRPC, a client of our own, TLS lanes",
+    ),
+    (
+        "adit",
+        Dialect::GrpcGo,
+        "gRPC, the Go client library, TLS lanes",
+    ),
+    ("upstream", Dialect::HttpConnect, "CONNECT, upstream"),
+    (
+        "upstream",
+        Dialect::GrpcGo,
+        "gRPC, the Go client library, upstream",
+    ),
 ];
 
-/// What is done a few times and many times.
-struct Operation {
-    name: &'static str,
-    words: &'static str,
-    connections: u64,
-    few: u64,
-    more: u64,
-}
+/// What is done a few times and many times: name, words, connections, the few, and how many more.
+struct Operation(&'static str, &'static str, u64, u64, u64);
 
-/// All of them, in the order of the table. A slow machine makes 20,000 calls a second under strace, and these are less
-/// than 100,000 for each run of a stack's.
+/// In the order of the table. A slow machine makes 20,000 calls a second under strace, and these are less than 100,000 for each
+/// run of a stack's.
 const OPERATIONS: [Operation; 5] = [
-    Operation {
-        name: "echo",
-        words: "one echo, 1 connection",
-        connections: 1,
-        few: 200,
-        more: 2_000,
-    },
-    Operation {
-        name: "echo",
-        words: "one echo, 16 connections",
-        connections: 16,
-        few: 320,
-        more: 4_000,
-    },
-    Operation {
-        name: "dial",
-        words: "dial, echo, close",
-        connections: 1,
-        few: 20,
-        more: 300,
-    },
-    Operation {
-        name: "down",
-        words: "1 MiB down",
-        connections: 1,
-        few: 16,
-        more: 256,
-    },
-    Operation {
-        name: "up",
-        words: "1 MiB up",
-        connections: 1,
-        few: 16,
-        more: 256,
-    },
+    Operation("echo", "one echo, 1 connection", 1, 200, 2_000),
+    Operation("echo", "one echo, 16 connections", 16, 320, 4_000),
+    Operation("dial", "dial, echo, close", 1, 20, 300),
+    Operation("down", "1 MiB down", 1, 16, 256),
+    Operation("up", "1 MiB up", 1, 16, 256),
 ];
 
 /// How often everything is done before anything is counted: lanes double until each of 16 connections finds one.
 const WARM_UPS: usize = 3;
+/// How long strace may take to have all threads, and to let go of them.
+const STRACE_LIMIT: Duration = Duration::from_secs(20);
+/// What an eventfd is called in /proc.
+const EVENTFD: &str = "anon_inode:[eventfd]";
+
+/// Columns of the report, and their calls. `other` has the rest: memory, signals, clocks and whatever else there is.
+const GROUPS: [(&str, &str); 8] = [
+    (
+        READS,
+        "read readv pread64 preadv preadv2 recv recvfrom recvmsg recvmmsg",
+    ),
+    (
+        WRITES,
+        "write writev pwrite64 pwritev pwritev2 send sendto sendmsg sendmmsg sendfile",
+    ),
+    (
+        "waits",
+        "epoll_wait epoll_pwait epoll_pwait2 io_uring_enter poll ppoll select pselect6 nanosleep clock_nanosleep restart_syscall",
+    ),
+    (WAKE_UPS, "futex futex_wait futex_wake futex_waitv"),
+    (
+        "descriptors",
+        "accept accept4 socket socketpair bind listen connect shutdown close close_range dup dup2 dup3 fcntl ioctl getsockopt \
+         setsockopt getsockname getpeername epoll_create epoll_create1 epoll_ctl eventfd2 pipe pipe2 openat io_uring_register \
+         io_uring_setup",
+    ),
+    ("splices", "splice tee vmsplice"),
+    ("yields", "sched_yield"),
+    (OTHER, ""),
+];
+const READS: &str = "reads";
+const WRITES: &str = "writes";
+const WAKE_UPS: &str = "wake-ups";
+const OTHER: &str = "other";
+
+/// Calls by name, of a run or of one operation.
+type Calls = BTreeMap<String, f64>;
 
 /// Calls of one process for one operation.
 #[derive(Debug, Serialize)]
@@ -145,25 +115,13 @@ struct Row {
     process: String,
     all: f64,
     groups: BTreeMap<&'static str, f64>,
-    calls: Each,
+    calls: Calls,
     /// Those of them on eventfds.
-    eventfds: Each,
+    eventfds: Calls,
 }
 
-/// What became of a stack.
-enum Outcome {
-    Counted(Vec<Row>),
-    /// It cannot be had here, or is upstream's and failed: a row, and no error of ours.
-    Missing(String),
-    Failed(String),
-}
-
-/// The programs, each found or built once.
-struct Found {
-    ours: anyhow::Result<Konnectivity>,
-    upstream: anyhow::Result<Konnectivity>,
-    go_load: anyhow::Result<PathBuf>,
-}
+/// Rows of a stack, or why there are none.
+type Outcome = Result<Vec<Row>, String>;
 
 /// Runs the command.
 ///
@@ -171,27 +129,37 @@ struct Found {
 /// There is no strace, or a stack of ours could not be counted; the table is written in spite of that.
 pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Result<()> {
     // First: nobody waits for builds to learn that it is missing.
-    let strace = tracer::version()?;
-    let programs = &Programs::new(workspace, adit)?;
-    let found = Found {
-        ours: programs
-            .adit()
-            .map(|binary| Konnectivity::adit(programs.adit_version(), binary)),
-        upstream: Konnectivity::upstream(programs),
-        go_load: programs.go_load(),
+    let strace = first_line(Command::new("strace").arg("--version"))
+        .context("strace does not run here: install the package `strace` of this system")?
+        .replace(" -- ", " ");
+    let programs = Programs::new(workspace, adit)?;
+    let go_load = programs.go_load();
+    let tools = Tools {
+        load: programs.load(),
+        go_load: go_load.as_ref().ok().map(PathBuf::as_path),
     };
     let begin = Instant::now();
-    let mut outcomes = Vec::new();
-    for (at, stack) in STACKS.iter().enumerate() {
+    let (mut outcomes, mut failed) = (Vec::new(), Vec::new());
+    for (at, (name, dialect, words)) in STACKS.into_iter().enumerate() {
         eprintln!(
-            "perf: counting {} ({at} of {} done, {} s)",
-            stack.words,
+            "perf: counting {words} ({at} of {} done, {} s)",
             STACKS.len(),
             begin.elapsed().as_secs()
         );
-        outcomes.push((stack.words, found.outcome(programs, stack)));
+        let outcome = match &go_load {
+            Err(why) if dialect == Dialect::GrpcGo => Err(format!("missing: {why:#}")),
+            Ok(_) | Err(_) => peer::find(name, &programs, None)
+                .and_then(|peer| rows(tools, &peer, dialect, words))
+                .map_err(|why| {
+                    // Upstream's programs may fail, or be missing.
+                    let is_ours = name.starts_with("adit");
+                    failed.extend(is_ours.then_some(words));
+                    format!("{}: {why:#}", if is_ours { "failed" } else { "missing" })
+                }),
+        };
+        outcomes.push((words, outcome));
     }
-    let machine = Machine::here(programs.workspace());
+    let machine = Machine::here(workspace);
     let heading = format!(
         "System calls of one operation, `cargo xtask perf --syscalls`; {machine}; {strace}; ours: {}; {} s in all. An \
          eventfd's reads and writes are wake-ups, as futexes are; descriptors are those made, told, registered for events \
@@ -200,289 +168,391 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
         begin.elapsed().as_secs()
     );
     let table = report(&heading, &outcomes);
-    fs::write(programs.out.join("syscalls.md"), &table)?;
-    let json = for_machines(&machine, &strace, &outcomes)?;
+    let of_counted = outcomes
+        .iter()
+        .filter_map(|(_, outcome)| outcome.as_ref().ok());
+    let reason = |(words, outcome): &(&'static str, Outcome)| {
+        Some((*words, outcome.as_ref().err()?.clone()))
+    };
+    let json = serde_json::json!({
+        "machine": machine,
+        "strace": strace,
+        "rows": of_counted.flatten().collect::<Vec<_>>(),
+        "not_counted": outcomes.iter().filter_map(reason).collect::<BTreeMap<_, _>>(),
+    });
+    let out = &programs.out;
+    fs::write(out.join("syscalls.md"), &table)?;
     fs::write(
-        programs.out.join("syscalls.json"),
+        out.join("syscalls.json"),
         serde_json::to_string_pretty(&json)?,
     )?;
     print!("{table}");
     eprintln!(
         "written to {}: syscalls.md and syscalls.json",
-        programs.out.display()
+        out.display()
     );
-    let failed = failed(&outcomes);
     ensure!(failed.is_empty(), "not counted: {}", failed.join(", "));
     Ok(())
 }
 
-impl Found {
-    fn outcome(&self, programs: &Programs, stack: &Stack) -> Outcome {
-        let missing = |error: &anyhow::Error| Outcome::Missing(format!("{error:#}"));
-        let pair = match (stack.pair, &self.ours, &self.upstream) {
-            (Pair::Upstream, _, Err(error)) => return missing(error),
-            (Pair::Upstream, _, Ok(upstream)) => upstream.clone(),
-            // This tree has to build.
-            (_, Err(error), _) => return Outcome::Failed(format!("{error:#}")),
-            (Pair::Lanes, Ok(ours), _) => ours.clone(),
-            (Pair::Clear, Ok(ours), _) => ours.clone().in_clear(),
-            (Pair::Link, Ok(ours), _) => ours.clone().without_lanes(),
-        };
-        let go_load = match (stack.way, &self.go_load) {
-            (Way::GrpcGo, Err(error)) => return missing(error),
-            (_, go_load) => go_load.as_ref().ok(),
-        };
-        let tools = Tools {
-            load: programs.load(),
-            go_load: go_load.map(PathBuf::as_path),
-        };
-        match rows(tools, &pair, stack) {
-            Ok(rows) => Outcome::Counted(rows),
-            Err(error) => {
-                let why = format!("{error:#}");
-                eprintln!("perf: {} failed: {why}", stack.words);
-                match stack.pair {
-                    Pair::Upstream => Outcome::Missing(format!("it failed: {why}")),
-                    Pair::Lanes | Pair::Clear | Pair::Link => Outcome::Failed(why),
-                }
-            }
-        }
-    }
-}
-
-/// Counts every operation of a stack, which is started for it.
-fn rows(tools: Tools<'_>, pair: &Konnectivity, stack: &Stack) -> anyhow::Result<Vec<Row>> {
-    let site = Site::new(tools.load)?;
-    let route = pair.start(&site, stack.way)?;
+/// Counts every operation of a stack, which is started for it: a row for each process.
+fn rows(
+    tools: Tools<'_>,
+    peer: &Peer,
+    dialect: Dialect,
+    what: &'static str,
+) -> anyhow::Result<Vec<Row>> {
+    let site = Site::new(tools.load, None)?;
+    let route = peer.start(&site, dialect)?;
     for operation in OPERATIONS.iter().cycle().take(WARM_UPS * OPERATIONS.len()) {
-        let plan = operation.plan(operation.few);
-        load(tools, &site, &route, &plan)
-            .with_context(|| format!("{}, untraced", operation.words))?;
+        load(tools, &site, &route, &operation.plan(operation.3))
+            .with_context(|| format!("{}, untraced", operation.1))?;
     }
     let mut rows = Vec::new();
     for operation in &OPERATIONS {
-        let counted = count(tools, &site, &route, stack.words, operation);
-        rows.extend(counted.with_context(|| operation.words)?);
+        let Operation(_, words, _, few, more) = operation;
+        let of = |times, only| {
+            traced(tools, &site, &route, &operation.plan(times), only).context(*words)
+        };
+        let (few_calls, many) = (of(*few, None)?, of(few + more, None)?);
+        let eventfds = of(few + more, Some(EVENTFD))?;
+        let processes = few_calls.into_iter().zip(many).zip(eventfds);
+        rows.extend(
+            processes.map(|(((process, few_calls), (_, many)), (_, eventfds))| {
+                let calls = each(&few_calls, &many, *more);
+                let eventfds = each(&Calls::new(), &eventfds, few + more);
+                Row {
+                    what,
+                    operation: words,
+                    process,
+                    all: calls.values().sum(),
+                    groups: grouped(&calls, &eventfds),
+                    calls,
+                    eventfds,
+                }
+            }),
+        );
     }
     Ok(rows)
 }
 
-/// Counts one operation: a row for each process.
-fn count(
-    tools: Tools<'_>,
-    site: &Site,
-    route: &Route,
-    what: &'static str,
-    operation: &Operation,
-) -> anyhow::Result<Vec<Row>> {
-    let of = |times, watched| traced(tools, site, route, &operation.plan(times), watched);
-    let all = operation.few + operation.more;
-    let few = of(operation.few, Watched::All)?;
-    let many = of(all, Watched::All)?;
-    let bells = of(all, Watched::Eventfds)?;
-    let processes = few.into_iter().zip(many).zip(bells);
-    let rows = processes.map(|(((process, few), (_, many)), (_, bells))| {
-        let calls = each(&few, &many, operation.more);
-        let eventfds = each(&Calls::new(), &bells, all);
-        let groups = grouped(&calls, &eventfds);
-        Row {
-            what,
-            operation: operation.words,
-            process,
-            all: calls.values().sum(),
-            groups: by_name(groups),
-            calls,
-            eventfds,
-        }
-    });
-    Ok(rows.collect())
-}
-
-/// Role and calls of each process while the load runs.
+/// Role and calls of each process while the load runs; only calls on this file, if one is named.
 fn traced(
     tools: Tools<'_>,
     site: &Site,
     route: &Route,
     plan: &LoadPlan,
-    watched: Watched,
+    only: Option<&str>,
 ) -> anyhow::Result<Vec<(String, Calls)>> {
-    let mut tracers = Vec::new();
-    for (role, process) in &route.processes {
-        let tracer = Tracer::attach(site, role, *process, watched)?;
-        tracers.push((role.clone(), tracer));
-    }
+    let attached: Vec<Tracer<'_>> = route
+        .processes
+        .iter()
+        .map(|(role, process)| Tracer::attach(site, role, *process, only))
+        .collect::<Result<_, _>>()?;
     load(tools, site, route, plan)?;
-    let mut counted = Vec::new();
-    for (role, tracer) in tracers {
-        counted.push((role, tracer.detach()?));
-    }
-    Ok(counted)
-}
-
-/// Counts of groups, by their names.
-fn by_name(groups: [f64; Group::ALL.len()]) -> BTreeMap<&'static str, f64> {
-    Group::ALL
-        .map(Group::name)
-        .into_iter()
-        .zip(groups)
-        .collect()
+    attached.into_iter().map(Tracer::detach).collect()
 }
 
 impl Operation {
     fn plan(&self, times: u64) -> LoadPlan {
         LoadPlan::counting(Counted {
-            operation: self.name,
-            connections: self.connections,
+            operation: self.0,
+            connections: self.2,
             times,
         })
     }
 }
 
+/// strace on a running process. Dropped, it lets go of the process and counts nothing.
+struct Tracer<'a> {
+    site: &'a Site,
+    role: &'a str,
+    strace: Running,
+}
+
+impl<'a> Tracer<'a> {
+    /// Attaches it, and waits until every thread of the process is counted.
+    ///
+    /// # Errors
+    /// The process is gone, or strace may not look at it.
+    fn attach(
+        site: &'a Site,
+        role: &'a str,
+        process: u32,
+        only: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let mut args: Vec<String> = vec!["-c".to_owned(), "-f".to_owned()];
+        args.extend(only.map(|file| format!("--trace-path={file}")));
+        args.extend(["-o".to_owned(), summary(site, role)]);
+        args.extend(["-p".to_owned(), process.to_string()]);
+        let name = format!("strace-{role}");
+        let mut strace = site.spawn(&name, &Place::Host, Path::new("strace"), &args)?;
+        let end = Instant::now() + STRACE_LIMIT;
+        while !is_traced(process, strace.id())? {
+            if let Some(status) = strace.ends_within(Duration::from_millis(5))? {
+                bail!(
+                    "strace ended with {status} at the {role}: it needs root, or kernel.yama.ptrace_scope = 0, and no \
+                     other tracer there{}",
+                    site.logs()
+                );
+            }
+            ensure!(
+                Instant::now() < end,
+                "strace did not have all threads of the {role} within {} s{}",
+                STRACE_LIMIT.as_secs(),
+                site.logs()
+            );
+        }
+        Ok(Self { site, role, strace })
+    }
+
+    /// Lets go of the process and returns its role and what it called meanwhile.
+    ///
+    /// # Errors
+    /// strace has failed, or has written something else than a summary.
+    fn detach(mut self) -> anyhow::Result<(String, Calls)> {
+        let Self { site, role, .. } = self;
+        let id = i32::try_from(self.strace.id()).ok().and_then(Pid::from_raw);
+        let id = id.context("strace has a process id")?;
+        kill_process(id, Signal::INT).with_context(|| format!("strace of the {role} is gone"))?;
+        let ended = self.strace.ends_within(STRACE_LIMIT)?;
+        // Once strace has let go of the process it ends by the signal.
+        ensure!(
+            ended.is_some_and(|status| status.signal() == Some(Signal::INT.as_raw())),
+            "strace of the {role} did not stop as it was told to{}",
+            site.logs()
+        );
+        let text = fs::read_to_string(summary(site, role)).context("what strace wrote")?;
+        let calls = calls(&text).with_context(|| format!("the calls of the {role}"))?;
+        Ok((role.to_owned(), calls))
+    }
+}
+
+/// Where the summary goes.
+fn summary(site: &Site, role: &str) -> String {
+    site.at(&format!("strace-{role}.txt"))
+}
+
+/// Whether all threads of a process have this tracer.
+///
+/// # Errors
+/// The process is gone.
+fn is_traced(process: u32, tracer: u32) -> anyhow::Result<bool> {
+    let (process, tracer) = (i32::try_from(process)?, i32::try_from(tracer)?);
+    let gone = || format!("process {process} is gone");
+    let threads = Process::new(process).and_then(|process| process.tasks());
+    // A thread that has ended since needs no tracer.
+    let mut threads = threads
+        .with_context(gone)?
+        .flatten()
+        .flat_map(|thread| thread.status());
+    Ok(threads.all(|thread| {
+        // Nobody may trace a thread that the kernel made for a ring, and it makes no calls.
+        thread.tracerpid == tracer || thread.name.starts_with("iou-")
+    }))
+}
+
+/// Calls by name in what `strace -c` writes. It writes nothing for a process that made none.
+///
+/// # Errors
+/// It is not such a table, or its sum is another one than that of its rows.
+fn calls(text: &str) -> anyhow::Result<Calls> {
+    let (mut calls, mut total) = (Calls::new(), 0.0);
+    let is_frame =
+        |line: &str| line.starts_with("% time") || line.chars().all(|c| c == '-' || c == ' ');
+    for line in text.lines().filter(|line| !is_frame(line)) {
+        let odd = || format!("strace wrote the line `{line}`");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // % time, seconds, usecs/call, calls, errors where there were any, syscall.
+        let ([_, _, _, count, name] | [_, _, _, count, _, name]) = words.as_slice() else {
+            bail!(odd());
+        };
+        let count = f64::from(count.parse::<u32>().with_context(odd)?);
+        match *name {
+            "total" => total += count,
+            name => *calls.entry(name.to_owned()).or_default() += count,
+        }
+    }
+    let sum: f64 = calls.values().sum();
+    ensure!(
+        total == sum,
+        "strace's summary has {sum} calls in its rows, and {total} in all"
+    );
+    Ok(calls)
+}
+
+/// Calls of one operation, of counts of a run with few of them and of one with `more` of them beyond those: neither the
+/// start nor the end of a run is in it.
+fn each(few: &Calls, many: &Calls, more: u64) -> Calls {
+    let of_name = |(name, count): (&String, &f64)| {
+        let beyond = (count - few.get(name).copied().unwrap_or(0.0)).max(0.0);
+        (name.clone(), beyond / more as f64)
+    };
+    many.iter().map(of_name).collect()
+}
+
+/// Calls of one operation by group; `eventfds` are those of them on eventfds.
+fn grouped(calls: &Calls, eventfds: &Calls) -> BTreeMap<&'static str, f64> {
+    let group_of = |name: &str| {
+        let has = |calls: &str| calls.split(' ').any(|call| call == name);
+        let found = GROUPS.iter().find(|(_, calls)| has(calls));
+        found.map_or(OTHER, |(group, _)| *group)
+    };
+    let mut groups: BTreeMap<_, f64> = GROUPS.map(|(group, _)| (group, 0.0)).into();
+    for (name, count) in calls {
+        *groups.entry(group_of(name)).or_default() += count;
+    }
+    for (name, count) in eventfds {
+        let group = group_of(name);
+        if [READS, WRITES].contains(&group) {
+            // Counted in another run: not exactly as often.
+            let reads_or_writes = groups.entry(group).or_default();
+            *reads_or_writes = (*reads_or_writes - count).max(0.0);
+            *groups.entry(WAKE_UPS).or_default() += count;
+        }
+    }
+    groups
+}
+
 /// The table.
 fn report(heading: &str, outcomes: &[(&'static str, Outcome)]) -> String {
-    let groups: Vec<&str> = Group::ALL.map(Group::name).to_vec();
+    let names = GROUPS.map(|(name, _)| name).join(" | ");
     let mut text = format!(
-        "{heading}\n| clients, pair | what | process | calls | {} |\n| --- | --- | --- | ---: |{}\n",
-        groups.join(" | "),
-        " ---: |".repeat(groups.len())
+        "{heading}\n| clients, pair | what | process | calls | {names} |\n| --- | --- | --- | ---: |{}\n",
+        " ---: |".repeat(GROUPS.len())
     );
     for (words, outcome) in outcomes {
         let rows = match outcome {
-            Outcome::Counted(rows) => rows,
-            Outcome::Missing(why) => {
-                writeln!(text, "| {words} | missing: {} |", one_line(why)).ok();
-                continue;
-            }
-            Outcome::Failed(why) => {
-                writeln!(text, "| {words} | failed: {} |", one_line(why)).ok();
+            Ok(rows) => rows,
+            Err(why) => {
+                writeln!(text, "| {words} | {} |", one_line(why)).ok();
                 continue;
             }
         };
         for row in rows {
-            let cells = groups.iter().map(|name| shown(row.groups.get(name)));
-            let cells: Vec<String> = std::iter::once(shown(Some(&row.all)))
-                .chain(cells)
-                .collect();
             let Row {
                 what,
                 operation,
                 process,
                 ..
             } = row;
-            let cells = cells.join(" | ");
-            writeln!(text, "| {what} | {operation} | {process} | {cells} |").ok();
+            write!(
+                text,
+                "| {what} | {operation} | {process} | {} |",
+                shown(row.all)
+            )
+            .ok();
+            for (name, _) in GROUPS {
+                let count = row.groups.get(name).copied().unwrap_or_default();
+                write!(text, " {} |", shown(count)).ok();
+            }
+            text.push('\n');
         }
     }
     text
 }
 
 /// A count in the table: what is below a twentieth is none.
-fn shown(count: Option<&f64>) -> String {
-    match count.copied().unwrap_or_default() {
+fn shown(count: f64) -> String {
+    match count {
         none if none < 0.05 => "-".to_owned(),
         small if small < 9.95 => format!("{small:.1}"),
         large => format!("{large:.0}"),
     }
 }
 
-/// For a cell.
-fn one_line(text: &str) -> String {
-    text.replace('\n', " ").replace('|', "/")
-}
-
-/// The same with every call by name.
-fn for_machines(
-    machine: &Machine,
-    strace: &str,
-    outcomes: &[(&'static str, Outcome)],
-) -> anyhow::Result<serde_json::Value> {
-    let mut rows: Vec<&Row> = Vec::new();
-    let mut without = BTreeMap::new();
-    for (words, outcome) in outcomes {
-        match outcome {
-            Outcome::Counted(counted) => rows.extend(counted),
-            Outcome::Missing(why) | Outcome::Failed(why) => {
-                without.insert(*words, why);
-            }
-        }
-    }
-    Ok(serde_json::json!({
-        "machine": serde_json::to_value(machine)?,
-        "strace": strace,
-        "rows": rows,
-        "not_counted": without,
-    }))
-}
-
-/// Stacks of ours that could not be counted.
-fn failed(outcomes: &[(&'static str, Outcome)]) -> Vec<&'static str> {
-    let failed = outcomes
-        .iter()
-        .filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_)));
-    failed.map(|(words, _)| *words).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn outcomes() -> Vec<(&'static str, Outcome)> {
-        let calls = Each::from([("recvfrom".to_owned(), 2.04), ("mmap".to_owned(), 0.01)]);
-        let groups = grouped(&calls, &Each::new());
+    const WRITTEN: &str = "\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 48.10    0.031400           7      4400       200 recvfrom
+  6.00    0.004000           9       440        11 futex
+  2.00    0.001300           6       220           write
+  0.00    0.000000           0         5           madvise
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.065700           5      5065       211 total
+";
+
+    #[test]
+    fn calls_of_one_operation_are_grouped_and_eventfds_are_wake_ups() {
+        let all = each(&Calls::new(), &calls(WRITTEN).unwrap(), 100);
+        let eventfds = Calls::from([("write".to_owned(), 2.0), ("read".to_owned(), 0.5)]);
+        let groups = grouped(&all, &eventfds);
+        for (group, expected) in [
+            (READS, 43.5),
+            (WRITES, 0.2),
+            (WAKE_UPS, 6.9),
+            (OTHER, 0.05),
+            ("yields", 0.0),
+        ] {
+            assert!(
+                (groups[group] - expected).abs() < 1e-9,
+                "{group} {groups:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_summary_is_refused_and_nothing_is_no_call() {
+        assert_eq!(calls("").unwrap(), Calls::new());
+        let cut = WRITTEN.split("100.00").next().unwrap();
+        for (text, why) in [
+            (cut, "in all"),
+            (&WRITTEN.replace("5065", "many"), "many"),
+            ("strace: attach: Operation not permitted\n", "not permitted"),
+        ] {
+            let error = format!("{:#}", calls(text).unwrap_err());
+            assert!(error.contains(why), "{error}, of {text:?}");
+        }
+    }
+
+    #[test]
+    fn start_and_end_of_a_run_are_not_in_what_one_operation_takes() {
+        let of = |calls: &[(&str, f64)]| -> Calls {
+            let named = calls.iter().map(|(name, count)| ((*name).into(), *count));
+            named.collect()
+        };
+        let few = of(&[("recvfrom", 450.0), ("mmap", 2.0)]);
+        let many = of(&[("recvfrom", 4_450.0), ("writev", 1_000.0), ("mmap", 1.0)]);
+        let each = each(&few, &many, 2_000);
+        assert_eq!(
+            each,
+            of(&[("recvfrom", 2.0), ("writev", 0.5), ("mmap", 0.0)])
+        );
+    }
+
+    #[test]
+    fn own_process_has_no_such_tracer_and_a_gone_one_is_an_error() {
+        let own = std::process::id();
+        assert!(!is_traced(own, own).unwrap(), "nobody traces itself");
+        let error = is_traced(4_194_305, own).unwrap_err().to_string();
+        assert!(error.contains("is gone"), "{error}");
+    }
+
+    #[test]
+    fn table_has_a_row_for_each_process_and_says_what_is_missing() {
+        let calls = Calls::from([("recvfrom".to_owned(), 2.04)]);
         let row = Row {
             what: "CONNECT",
             operation: "one echo",
             process: "server".to_owned(),
             all: 12.3,
-            groups: by_name(groups),
+            groups: grouped(&calls, &Calls::new()),
             calls,
-            eventfds: Each::new(),
+            eventfds: Calls::new(),
         };
-        vec![
-            ("CONNECT", Outcome::Counted(vec![row])),
-            ("Go", Outcome::Missing("no Go".to_owned())),
-            ("link", Outcome::Failed("a | b\nc".to_owned())),
-        ]
-    }
-
-    #[test]
-    fn table_has_a_row_for_each_process_and_says_what_is_missing() {
-        let table = report("heading\n", &outcomes());
-        let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines[0], "heading");
-        assert_eq!(
-            lines[2],
-            "| clients, pair | what | process | calls | reads | writes | waits | wake-ups | descriptors | splices | yields | \
-             other |"
+        let outcomes = [
+            ("CONNECT", Ok(vec![row])),
+            ("link", Err("failed: a | b\nc".to_owned())),
+        ];
+        let table = report("heading\n", &outcomes);
+        let row = "| CONNECT | one echo | server | 12 | 2.0 | - | - | - | - | - | - | - |\n";
+        assert!(
+            table.ends_with(&format!("{row}| link | failed: a   b c |\n")),
+            "{table}"
         );
-        assert_eq!(
-            lines[4],
-            "| CONNECT | one echo | server | 12 | 2.0 | - | - | - | - | - | - | - |"
-        );
-        assert_eq!(lines[5], "| Go | missing: no Go |");
-        assert_eq!(lines[6], "| link | failed: a / b c |");
-        let columns = |line: &str| line.matches('|').count();
-        assert_eq!(columns(lines[2]), columns(lines[3]));
-        assert_eq!(columns(lines[2]), columns(lines[4]));
-    }
-
-    #[test]
-    fn what_is_missing_fails_nothing_and_what_failed_does() {
-        assert_eq!(failed(&outcomes()), ["link"]);
-    }
-
-    #[test]
-    fn echoes_can_be_shared_by_their_connections() {
-        for operation in &OPERATIONS {
-            let Operation {
-                words,
-                connections,
-                few,
-                more,
-                ..
-            } = operation;
-            assert_eq!(few % connections, 0, "{words}");
-            assert_eq!(more % connections, 0, "{words}");
-        }
     }
 }

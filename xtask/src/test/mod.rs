@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{bail, ensure};
 
 use crate::ebpf;
-use crate::steps::Steps;
+use crate::steps::{Outcome, Steps};
 use crate::workspace::Workspace;
 use binaries::Binary;
 use pool::{Job, Settings};
@@ -36,7 +36,7 @@ const END_TO_END_AT_ONCE: usize = 2;
 const OLDER: &str = "ADIT_INTEROP_OLDER";
 
 /// What to run.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// Only unit tests: no integration tests.
     #[arg(long)]
@@ -55,33 +55,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As the gate runs it.
-    pub(crate) fn for_ci() -> Self {
-        Self {
-            quick: false,
-            nightly: false,
-            verbose: false,
-            slots: None,
-            filter: None,
-        }
-    }
-
-    /// As a push runs it.
-    pub(crate) fn for_push() -> Self {
-        Self {
-            quick: true,
-            ..Self::for_ci()
-        }
-    }
-
-    /// As the night runs it.
-    pub(crate) fn for_night() -> Self {
-        Self {
-            nightly: true,
-            ..Self::for_ci()
-        }
-    }
-
     /// Whether it was asked for, in whatever way: tests look at the environment alone.
     fn is_nightly(&self) -> bool {
         self.nightly || std::env::var_os(NIGHTLY).is_some()
@@ -148,11 +121,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             settings.variables.extend([("CI", None), ("TMPDIR", None)]);
             tests(&binaries, &tier, args, &settings)
         }),
-        Err(why) => steps.skip("without privileges", &why),
+        Err(why) => steps.run_if_possible("without privileges", || Ok(Outcome::Skipped(why))),
     }
     match ebpf::for_tests(workspace) {
         Ok(toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace, &toolchain)),
-        Err(why) => steps.skip("ebpf rebuild", &why),
+        Err(why) => steps.run_if_possible("ebpf rebuild", || Ok(Outcome::Skipped(why))),
     }
     steps.finish()
 }
@@ -168,9 +141,8 @@ fn tests(binaries: &[Binary], tier: &Tier, args: &Args, settings: &Settings) -> 
 
 /// A failed test is an error that names it.
 fn verdict(report: &Report) -> anyhow::Result<()> {
-    if !report.failed.is_empty() {
-        bail!("failed: {}", report.failed.join(", "));
-    }
+    let failed = &report.failed;
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
@@ -240,7 +212,11 @@ fn chosen(
         .flat_map(|text| tier.jobs(&binaries, Some(text)))
         .collect();
     ensure!(!jobs.is_empty(), "no test of {name} is named {texts:?}");
-    let mut settings = Args::for_night().settings();
+    let night = Args {
+        nightly: true,
+        ..Args::default()
+    };
+    let mut settings = night.settings();
     change(&mut settings);
     verdict(&pool::run(&jobs, &settings)?)
 }

@@ -13,7 +13,7 @@ const SLOWEST: usize = 10;
 const SKIPPED: &str = "SKIPPED ";
 
 /// What became of a run.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Report {
     /// How many tests passed and skipped nothing.
     pub(super) passed: usize,
@@ -29,8 +29,6 @@ pub(super) struct Done {
     pub(super) name: String,
     /// From its start to its end.
     pub(super) took: Duration,
-    /// Processor time of the test and of the processes that it waited for.
-    pub(super) cpu: Duration,
     /// `None`: it passed.
     pub(super) failure: Option<String>,
     /// Of both streams.
@@ -38,6 +36,7 @@ pub(super) struct Done {
 }
 
 /// Counts, and prints as results come in.
+#[derive(Default)]
 pub(super) struct Summary {
     all: usize,
     verbose: bool,
@@ -53,10 +52,7 @@ impl Summary {
         Self {
             all,
             verbose,
-            report: Report::default(),
-            failures: Vec::new(),
-            skips: BTreeMap::new(),
-            times: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -70,7 +66,8 @@ impl Summary {
         let word = match (&done.failure, skips.as_slice()) {
             (Some(why), _) => {
                 println!("FAILED {} after {}: {why}", done.name, seconds(done.took));
-                for line in tail(&done.output, SHOWN_LINES) {
+                let hidden = done.output.lines().count().saturating_sub(SHOWN_LINES);
+                for line in done.output.lines().skip(hidden) {
                     println!("    {line}");
                 }
                 let line = format!("{}: {why}", done.name);
@@ -91,8 +88,7 @@ impl Summary {
             *self.skips.entry(line.to_owned()).or_default() += 1;
         }
         if self.verbose {
-            let (took, cpu) = (seconds(done.took), seconds(done.cpu));
-            println!("{word:7} {took:>8} {cpu:>8} {}", done.name);
+            println!("{word:7} {:>8} {}", seconds(done.took), done.name);
         }
         self.times.push((done.took, done.name));
     }
@@ -137,21 +133,5 @@ impl Summary {
             println!("FAILED {line}");
         }
         self.report
-    }
-}
-
-fn tail(text: &str, lines: usize) -> impl Iterator<Item = &str> {
-    let count = text.lines().count();
-    text.lines().skip(count.saturating_sub(lines))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_end_of_a_long_output_is_shown() {
-        let shown: Vec<&str> = tail("a\nb\nc", 2).collect();
-        assert_eq!(shown, ["b", "c"]);
     }
 }

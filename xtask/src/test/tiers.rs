@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 
 use super::binaries::Binary;
-use super::pool::{Job, Turn};
+use super::pool::{Job, Phase};
 
 /// Longest time of a test.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -158,12 +158,12 @@ impl Tier {
             } else {
                 limit
             },
-            turn: if fits(&FIRST) {
-                Turn::First
+            phase: if fits(&FIRST) {
+                Phase::First
             } else if TIMED.iter().any(fits) {
-                Turn::Alone
+                Phase::Alone
             } else {
-                Turn::Beside
+                Phase::Beside
             },
         }
     }
@@ -255,8 +255,8 @@ mod tests {
     fn programs_are_built_before_whatever_a_filter_asks_for() {
         let binaries = interop();
         let jobs = Tier::of("abc1234", true).jobs(&binaries, Some("lag::"));
-        let turns: Vec<Turn> = jobs.iter().map(|job| job.turn).collect();
-        assert_eq!(turns, [Turn::Alone, Turn::First]);
+        let phases: Vec<Phase> = jobs.iter().map(|job| job.phase).collect();
+        assert_eq!(phases, [Phase::Alone, Phase::First]);
         assert!(
             Tier::of("abc1234", true)
                 .jobs(&binaries, Some("no such"))

@@ -1,59 +1,58 @@
-//! No dependency without a use: every shared version has a member that asks for it, and every member's
-//! dependency is named by its sources.
+//! No dependency without a use: every shared version has a member that asks for it, and every member's dependency is named by
+//! its sources.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
-use crate::tidy::paths::paths;
+use anyhow::Context as _;
+use toml::Table;
+
 use crate::workspace::Workspace;
 
-/// Dependencies that no source names: package folder, dependency, reason.
-const UNNAMED: &[(&str, &str, &str)] = &[];
-
 /// Folders of packages that build apart from the workspace.
-const APART: &[&str] = &["tunnel-daemon/fuzz", "ebpf-programs"];
+const APART: &[&str] = &["tunnel-daemon/fuzz/", "ebpf-programs/programs/"];
 
 /// Checks all manifests of the workspace.
 ///
 /// # Errors
 /// When a manifest or source cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let files = workspace.files(".")?;
-    let packages: Vec<&str> = files
-        .iter()
-        .filter_map(|file| file.strip_suffix("/Cargo.toml"))
-        .filter(|folder| {
-            !APART
-                .iter()
-                .any(|apart| Path::new(folder).starts_with(apart))
-        })
+    let mut files = workspace.files(".")?;
+    files.retain(|file| !APART.iter().any(|apart| file.starts_with(apart)));
+    let manifests = files.iter().filter(|file| file.ends_with("/Cargo.toml"));
+    let packages: Vec<&str> = manifests
+        .filter_map(|file| file.strip_suffix("Cargo.toml"))
         .collect();
-
-    let mut findings = Vec::new();
-    let mut asked = BTreeSet::new();
-    for package in &packages {
-        let manifest = workspace
-            .text(&format!("{package}/Cargo.toml"))?
-            .unwrap_or_default();
-        let named = identifiers(workspace, package, &packages, &files)?;
-        for (section, name) in entries(&manifest) {
-            if !section.ends_with("dependencies") {
-                continue;
-            }
-            let excused = UNNAMED
-                .iter()
-                .any(|(folder, dependency, _)| folder == package && *dependency == name);
-            if !named.contains(&name.replace('-', "_")) && !excused {
+    let mut sources = vec![String::new(); packages.len()];
+    for file in files.iter().filter(|file| file.ends_with(".rs")) {
+        // The innermost package that the file is below.
+        let owners = packages.iter().enumerate();
+        let owners = owners.filter(|(_, package)| file.starts_with(*package));
+        if let Some((at, _)) = owners.max_by_key(|(_, package)| package.len()) {
+            sources[at].push_str(&workspace.text(file)?.unwrap_or_default());
+        }
+    }
+    let (mut findings, mut asked) = (Vec::new(), BTreeSet::new());
+    for (package, source) in packages.iter().zip(&sources) {
+        let file = format!("{package}Cargo.toml");
+        for name in dependencies(&manifest(workspace, &file)?) {
+            if !names_word(source, &name.replace('-', "_")) {
                 findings.push(format!(
-                    "{package}/Cargo.toml: `{name}` is named by no source of the package"
+                    "{file}: `{name}` is named by no source of the package"
                 ));
             }
             asked.insert(name);
         }
     }
-    let top = workspace.text("Cargo.toml")?.unwrap_or_default();
-    for (section, name) in entries(&top) {
-        if section == "workspace.dependencies" && !asked.contains(&name) {
+    let top = manifest(workspace, "Cargo.toml")?;
+    let shared = top
+        .get("workspace")
+        .and_then(|workspace| workspace.get("dependencies"));
+    for name in shared
+        .and_then(|all| all.as_table())
+        .into_iter()
+        .flat_map(Table::keys)
+    {
+        if !asked.contains(name) {
             findings.push(format!(
                 "Cargo.toml: no member uses the workspace dependency `{name}`"
             ));
@@ -62,54 +61,33 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Section and key of each entry; `[dependencies.name]` counts as an entry of `dependencies`.
-fn entries(manifest: &str) -> Vec<(String, String)> {
-    let mut section = String::new();
-    let mut found = Vec::new();
-    for line in manifest.lines() {
-        let line = line.trim_end();
-        if let Some(header) = line
-            .strip_prefix('[')
-            .and_then(|rest| rest.split(']').next())
-        {
-            section = header.trim_matches('[').to_owned();
-            if let Some((table, name)) = section.rsplit_once("dependencies.") {
-                found.push((format!("{table}dependencies"), name.to_owned()));
-            }
-        } else if line.starts_with(|first: char| first.is_ascii_alphanumeric()) {
-            let name = line.split(['.', '=', ' ']).next().unwrap_or_default();
-            found.push((section.clone(), name.to_owned()));
-        }
-    }
-    found
+fn manifest(workspace: &Workspace, file: &str) -> anyhow::Result<Table> {
+    let text = workspace.text(file)?.unwrap_or_default();
+    toml::from_str(&text).with_context(|| format!("in {file}"))
 }
 
-/// Every identifier in the sources of one package, without the packages inside its folder.
-fn identifiers(
-    workspace: &Workspace,
-    package: &str,
-    packages: &[&str],
-    files: &[String],
-) -> anyhow::Result<BTreeSet<String>> {
-    let belongs = |file: &Path| {
-        let inner = |other: &&str| {
-            *other != package && other.starts_with(package) && file.starts_with(other)
-        };
-        file.starts_with(package)
-            && !packages.iter().any(inner)
-            && !APART.iter().any(|apart| file.starts_with(apart))
-    };
-    let mut named = BTreeSet::new();
-    for file in files
-        .iter()
-        .filter(|file| file.ends_with(".rs") && belongs(Path::new(file.as_str())))
-    {
-        let text = workspace.text(file)?.unwrap_or_default();
-        for path in paths(&text).map_err(|error| error.context(file.clone()))? {
-            named.extend(path.segments);
-        }
-    }
-    Ok(named)
+/// Names of dependencies of all kinds, those of single targets among them.
+fn dependencies(manifest: &Table) -> BTreeSet<String> {
+    let targets = manifest
+        .get("target")
+        .and_then(|targets| targets.as_table());
+    let targets = targets.into_iter().flat_map(Table::values);
+    let tables = targets.filter_map(|target| target.as_table());
+    let sections = tables.chain([manifest]).flatten();
+    let sections = sections.filter(|(name, _)| name.ends_with("dependencies"));
+    let names = sections.filter_map(|(_, section)| section.as_table());
+    names.flat_map(Table::keys).cloned().collect()
+}
+
+/// Whether a word is anywhere but in a comment.
+fn names_word(source: &str, word: &str) -> bool {
+    let lines = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    lines
+        .into_iter()
+        .any(|line| line.split(|c| !is_word(c)).any(|one| one == word))
 }
 
 #[cfg(test)]
@@ -117,52 +95,31 @@ mod tests {
     use super::*;
     use crate::tidy::sample;
 
-    const TOP: &str =
-        "[workspace.dependencies]\nbytes = \"1\"\ntokio-util = { version = \"0.7\" }\n";
-
     #[test]
-    fn dependency_nobody_asks_for_is_found() {
+    fn dependencies_that_nobody_asks_for_or_names_are_found() {
         let (_folder, workspace) = sample(&[
-            ("Cargo.toml", TOP),
-            ("a/Cargo.toml", "[dependencies]\nbytes.workspace = true\n"),
-            ("a/src/lib.rs", "use bytes::Bytes;"),
-        ]);
-        let findings = check(&workspace).unwrap();
-        assert_eq!(
-            findings,
-            ["Cargo.toml: no member uses the workspace dependency `tokio-util`"]
-        );
-    }
-
-    #[test]
-    fn dependency_that_no_source_names_is_found() {
-        let (_folder, workspace) = sample(&[
-            ("Cargo.toml", TOP),
+            (
+                "Cargo.toml",
+                "[workspace.dependencies]\nbytes = \"1\"\nlibc = \"1\"\ntokio-util = \"0.7\"\n",
+            ),
             (
                 "a/Cargo.toml",
-                "[dependencies]\nbytes.workspace = true\ntokio-util = { workspace = true }\n",
+                "[dependencies]\nbytes.workspace = true\n[target.'cfg(unix)'.dev-dependencies]\ntokio-util = { workspace = true }\n",
             ),
             ("a/src/lib.rs", "// bytes::Bytes\nuse tokio_util::task;"),
-        ]);
-        let findings = check(&workspace).unwrap();
-        assert_eq!(
-            findings,
-            ["a/Cargo.toml: `bytes` is named by no source of the package"]
-        );
-    }
-
-    #[test]
-    fn inner_package_does_not_speak_for_the_outer() {
-        let (_folder, workspace) = sample(&[
-            ("Cargo.toml", "[workspace.dependencies]\nbytes = \"1\"\n"),
-            ("a/Cargo.toml", "[dependencies]\nbytes.workspace = true\n"),
-            ("a/src/lib.rs", ""),
+            // An inner package does not speak for the outer.
             (
                 "a/core/Cargo.toml",
                 "[dependencies.bytes]\nworkspace = true\n",
             ),
             ("a/core/src/lib.rs", "use bytes::Bytes;"),
         ]);
-        assert_eq!(check(&workspace).unwrap().len(), 1);
+        assert_eq!(
+            check(&workspace).unwrap(),
+            [
+                "a/Cargo.toml: `bytes` is named by no source of the package",
+                "Cargo.toml: no member uses the workspace dependency `libc`"
+            ]
+        );
     }
 }

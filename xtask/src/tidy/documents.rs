@@ -1,10 +1,13 @@
-//! Markdown: one top heading per document, relative links that lead somewhere, also to a heading.
+//! Markdown: one top heading per document, relative links that lead somewhere, also to a heading; and the page of kernels has
+//! the rows that the matrix has now.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::Context as _;
+use pulldown_cmark::{Event, HeadingLevel, Parser, Tag, TagEnd};
 
+use crate::vm;
 use crate::workspace::Workspace;
 
 /// Checks all Markdown files.
@@ -18,29 +21,86 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         .iter()
         .filter(|file| file.ends_with(".md"))
     {
-        let text = prose(&unfenced(&workspace.text(file)?.unwrap_or_default()));
-        let headings = text.lines().filter(|line| line.starts_with("# ")).count();
-        if headings != 1 {
+        let text = workspace.text(file)?.unwrap_or_default();
+        let page = Page::of(&text);
+        if page.titles != 1 {
             findings.push(format!(
-                "{file}: {headings} lines begin with `# `, one is wanted"
+                "{file}: {} top headings, one is wanted",
+                page.titles
             ));
         }
-        let path = workspace.path(file);
-        for (line, target) in links(&text).filter(|(_, target)| is_relative(target)) {
-            if let Some(flaw) = flaw(&path, target)? {
+        for (line, target) in page.links {
+            if let Some(flaw) = flaw(&workspace.path(file), &target)? {
                 findings.push(format!("{file}:{line}: link to `{target}`, {flaw}"));
             }
         }
     }
+    findings.extend(kernels(workspace)?);
     Ok(findings)
+}
+
+/// What is checked of a document.
+#[derive(Default)]
+struct Page {
+    /// How many top headings it has.
+    titles: usize,
+    /// What GitHub calls its headings.
+    anchors: Vec<String>,
+    /// Line and target of each link and picture.
+    links: Vec<(usize, String)>,
+}
+
+impl Page {
+    fn of(text: &str) -> Self {
+        let mut page = Self::default();
+        let mut heading: Option<String> = None;
+        for (event, range) in Parser::new(text).into_offset_iter() {
+            match event {
+                Event::Start(Tag::Heading { level, .. }) => {
+                    page.titles += usize::from(level == HeadingLevel::H1);
+                    heading = Some(String::new());
+                }
+                Event::End(TagEnd::Heading(_)) => {
+                    page.add_anchor(&slug(&heading.take().unwrap_or_default()));
+                }
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    let before = text.get(..range.start).unwrap_or_default();
+                    let line = before.matches('\n').count() + 1;
+                    page.links.push((line, dest_url.into_string()));
+                }
+                Event::Text(words) | Event::Code(words) => {
+                    if let Some(heading) = &mut heading {
+                        heading.push_str(&words);
+                    }
+                }
+                _ => (),
+            }
+        }
+        page
+    }
+
+    /// Headings of one text have numbers from the second on.
+    fn add_anchor(&mut self, slug: &str) {
+        let numbered = (1..).map(|number| format!("{slug}-{number}"));
+        let mut names = std::iter::once(slug.to_owned()).chain(numbered);
+        let free = names.find(|name| !self.anchors.contains(name));
+        self.anchors.extend(free);
+    }
+}
+
+/// GitHub's name of a heading: lower case, without punctuation, dashes for spaces.
+fn slug(heading: &str) -> String {
+    let dashed = heading.to_lowercase().replace(' ', "-");
+    let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_'].contains(c);
+    dashed.chars().filter(is_kept).collect()
 }
 
 /// What is wrong with a link of a document, if anything is.
 fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
-    let (place, anchor) = match target.split_once('#') {
-        Some((place, anchor)) => (place, Some(anchor)),
-        None => (target, None),
-    };
+    if target.contains("://") || target.starts_with("mailto:") {
+        return Ok(None);
+    }
+    let (place, anchor) = target.split_once('#').unwrap_or((target, ""));
     let page = if place.is_empty() {
         document.to_path_buf()
     } else {
@@ -50,12 +110,11 @@ fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
         return Ok(Some("which is not there"));
     }
     // Of other files an anchor is a line or so.
-    let is_document = page.extension().is_some_and(|ending| ending == "md");
-    let (Some(anchor), true) = (anchor, is_document) else {
+    if anchor.is_empty() || page.extension().is_none_or(|ending| ending != "md") {
         return Ok(None);
-    };
+    }
     let text = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
-    let is_there = anchors(&text).iter().any(|known| known == anchor);
+    let is_there = Page::of(&text).anchors.iter().any(|known| known == anchor);
     Ok((!is_there).then_some("which is no heading there"))
 }
 
@@ -72,86 +131,26 @@ pub(super) fn first_column(text: &str, head: &str) -> Vec<String> {
         .collect()
 }
 
-/// The text with fenced blocks blanked; lines keep their numbers.
-fn unfenced(text: &str) -> String {
-    let mut fence: Option<&str> = None;
-    let mut out = String::with_capacity(text.len());
-    for line in text.lines() {
-        let mark = ["```", "~~~"]
-            .into_iter()
-            .find(|mark| line.trim_start().starts_with(mark));
-        match (fence, mark) {
-            (None, Some(mark)) => fence = Some(mark),
-            (Some(open), Some(mark)) if open == mark => fence = None,
-            (Some(_), _) => (),
-            (None, None) => out.push_str(line),
-        }
-        out.push('\n');
+/// The page of kernels was written by a run, and the matrix may have changed since.
+fn kernels(workspace: &Workspace) -> anyhow::Result<Option<String>> {
+    if !workspace.path(vm::PAGE).exists() {
+        return Ok(None);
     }
-    out
-}
-
-/// The text without inline code; lines keep their numbers.
-fn prose(unfenced: &str) -> String {
-    let mut out = String::with_capacity(unfenced.len());
-    for line in unfenced.lines() {
-        // Odd parts stand between backticks.
-        out.extend(line.split('`').step_by(2));
-        out.push('\n');
-    }
-    out
-}
-
-/// What GitHub calls the headings of a document: those of one text have numbers from the second on.
-fn anchors(text: &str) -> Vec<String> {
-    let mut anchors: Vec<String> = Vec::new();
-    for heading in unfenced(text).lines().filter_map(heading) {
-        let slug = slug(heading);
-        let numbered = (1..).map(|number| format!("{slug}-{number}"));
-        let free = std::iter::once(slug.clone())
-            .chain(numbered)
-            .find(|name| !anchors.contains(name));
-        anchors.extend(free);
-    }
-    anchors
-}
-
-/// The text of a line that is a heading.
-fn heading(line: &str) -> Option<&str> {
-    let text = line.trim_start_matches('#');
-    let level = line.len() - text.len();
-    let is_heading = (1..=6).contains(&level) && text.starts_with(' ');
-    // A heading may be closed as it was opened.
-    is_heading.then(|| text.trim().trim_end_matches('#').trim_end())
-}
-
-/// Its anchor: lower case, without punctuation, dashes for spaces. Of a link the words count.
-fn slug(heading: &str) -> String {
-    let mut shown = String::new();
-    let mut rest = heading;
-    while let Some((before, link)) = rest.split_once("](") {
-        shown.push_str(before);
-        rest = link.split_once(')').map_or("", |(_target, after)| after);
-    }
-    shown.push_str(rest);
-    let dashed = shown.to_lowercase().replace(' ', "-");
-    let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_'].contains(c);
-    dashed.chars().filter(is_kept).collect()
-}
-
-/// Line and target of each `[text](target)`.
-fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.lines().enumerate().flat_map(|(number, line)| {
-        line.split("](").skip(1).map(move |part| {
-            let target = part.split(')').next().unwrap_or_default();
-            let target = target.split_whitespace().next().unwrap_or_default();
-            (number + 1, target)
-        })
-    })
-}
-
-fn is_relative(target: &str) -> bool {
-    !target.contains("://") && !target.starts_with("mailto:") && !target.starts_with('<')
+    let (page, rows) = (workspace.text(vm::PAGE)?.unwrap_or_default(), vm::rows());
+    let titles = vm::titles(&page);
+    let odd: Vec<&str> = rows
+        .iter()
+        .filter(|row| !titles.contains(row))
+        .chain(titles.iter().filter(|title| !rows.contains(title)))
+        .copied()
+        .collect();
+    Ok((titles != rows).then(|| {
+        format!(
+            "{}: not the rows of the matrix in their order: run `cargo xtask vm --all --write`; in one of both: {}",
+            vm::PAGE,
+            odd.join(", ")
+        )
+    }))
 }
 
 #[cfg(test)]
@@ -160,68 +159,57 @@ mod tests {
     use crate::tidy::sample;
 
     #[test]
-    fn dead_link_and_second_heading_are_found() {
-        let text = "# One\n[a](b.md) [c](../README.md#part) [d](https://example.org)\n# Two\n";
-        let (_folder, workspace) = sample(&[("docs/a.md", text), ("README.md", "# R\n## Part\n")]);
-        let findings = check(&workspace).unwrap();
-        assert_eq!(
-            findings,
-            [
-                "docs/a.md: 2 lines begin with `# `, one is wanted",
-                "docs/a.md:2: link to `b.md`, which is not there"
-            ]
-        );
-    }
-
-    #[test]
-    fn code_is_no_prose() {
-        let text = "# One\n```sh\n# a comment\n[a](b.md)\n```\nand `[a](b.md)` inline\n";
-        let (_folder, workspace) = sample(&[("a.md", text)]);
-        assert_eq!(check(&workspace).unwrap(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn anchors_lead_to_headings_of_the_page_they_are_of() {
-        let here = "# One\n## What it is\n[a](#what-it-is) [b](#what) [c](b.md#there)\n";
-        let more = "[d](b.md#one) [e](b.md#in-code) [f](b.sh#L1) [g](../a.md) [h](b.md#There)\n";
-        let text = format!("{here}{more}");
+    fn dead_links_and_a_second_top_heading_are_found_but_not_in_code() {
+        let text = "# One\n## What it is\n[a](b.md#there) [b](#what-it-is) [c](b.sh#L1) [d](https://example.org)\n\
+                    ```sh\n# a comment\n[a](x.md)\n```\nand `[a](x.md)` inline\n\
+                    [e](x.md)\n[f](#what)\n[g](b.md#in-code)\n\n# Two\n";
         let there = "# Two\n### There\n```sh\n# in code\n```\n";
-        let (_folder, workspace) = sample(&[
-            ("docs/a.md", text.as_str()),
-            ("docs/b.md", there),
-            ("docs/b.sh", "# Of no document\n"),
-        ]);
+        let (_folder, workspace) =
+            sample(&[("docs/a.md", text), ("docs/b.md", there), ("docs/b.sh", "")]);
         assert_eq!(
-            check(&workspace).expect("all can be read"),
+            check(&workspace).unwrap(),
             [
-                "docs/a.md:3: link to `#what`, which is no heading there",
-                "docs/a.md:4: link to `b.md#one`, which is no heading there",
-                "docs/a.md:4: link to `b.md#in-code`, which is no heading there",
-                "docs/a.md:4: link to `../a.md`, which is not there",
-                "docs/a.md:4: link to `b.md#There`, which is no heading there",
+                "docs/a.md: 2 top headings, one is wanted",
+                "docs/a.md:9: link to `x.md`, which is not there",
+                "docs/a.md:10: link to `#what`, which is no heading there",
+                "docs/a.md:11: link to `b.md#in-code`, which is no heading there",
             ]
         );
     }
 
     #[test]
     fn anchors_are_those_of_github() {
-        for (heading, anchor) in [
-            ("What it is", "what-it-is"),
-            ("`adit status`", "adit-status"),
-            ("Words of `detail`, too", "words-of-detail-too"),
-            ("[Unreleased]", "unreleased"),
-            ("See [the page](docs/page.md#x) (new)", "see-the-page-new"),
-            ("io_uring & splice", "io_uring--splice"),
-            ("0005: Kernel TLS 1.3", "0005-kernel-tls-13"),
-            ("\u{c4}rger", "\u{e4}rger"),
-        ] {
-            assert_eq!(slug(heading), anchor, "{heading}");
-        }
+        let text = "## Words of `detail`, too\n## [Unreleased]\n## See [the page](docs/page.md#x) (new)\n\
+                    ## io_uring & splice\n## 0005: Kernel TLS 1.3\n## Two\n## Two ##\n";
+        let anchors = [
+            "words-of-detail-too",
+            "unreleased",
+            "see-the-page-new",
+            "io_uring--splice",
+            "0005-kernel-tls-13",
+            "two",
+            "two-1",
+        ];
+        assert_eq!(Page::of(text).anchors, anchors);
     }
 
     #[test]
-    fn headings_of_one_text_are_numbered() {
-        let text = "# One\n## Two\n## Two ##\n### Two\n~~~\n## Two\n~~~\n#Two\n####### Two\n";
-        assert_eq!(anchors(text), ["one", "two", "two-1", "two-2"]);
+    fn a_page_of_another_matrix_is_found() {
+        let found = |rows: &[&str]| {
+            let rows: String = rows
+                .iter()
+                .map(|row| format!("| {row} | 3 tests |\n"))
+                .collect();
+            let page = format!("# Kernels\n\n| | 6.1 |\n| --- | --- |\n{rows}");
+            let (_folder, workspace) = sample(&[(vm::PAGE, page.as_str())]);
+            kernels(&workspace).unwrap()
+        };
+        let mut rows = vm::rows();
+        assert_eq!(found(&rows), None);
+        rows.swap(0, 1);
+        assert!(found(&rows).is_some());
+        rows.swap(0, 1);
+        let left_out = rows.pop().unwrap();
+        assert!(found(&rows).unwrap().contains(left_out));
     }
 }

@@ -1,14 +1,10 @@
 //! `cargo xtask tidy`: checks that no compiler makes. Each file here is one check; all report every finding.
 
 mod claims;
-mod connects;
 mod dependencies;
 mod documents;
 mod ebpf;
-mod kernels;
-mod leaks;
 mod log_fields;
-mod paths;
 mod sources;
 
 use anyhow::bail;
@@ -37,13 +33,10 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 
 fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut all = Vec::new();
-    all.extend(connects::check(workspace)?);
     all.extend(sources::check(workspace)?);
     all.extend(dependencies::check(workspace)?);
     all.extend(documents::check(workspace)?);
     all.extend(ebpf::check(workspace)?);
-    all.extend(kernels::check(workspace)?);
-    all.extend(leaks::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
     all.extend(claims::check(workspace)?);
     all.extend(promises::check(workspace)?);

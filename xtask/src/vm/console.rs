@@ -7,7 +7,7 @@ const LAST: usize = 30;
 
 /// What became of one entry.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ran {
+pub(super) struct EntryResult {
     /// Exit status; `None` when the machine ended before it did.
     pub(super) status: Option<i32>,
     /// Seconds in the machine.
@@ -47,13 +47,22 @@ pub(super) struct Console {
     hello: Option<String>,
     complete: bool,
     current: Option<String>,
-    ran: BTreeMap<String, Ran>,
+    ran: BTreeMap<String, EntryResult>,
     /// Modules that could not be loaded, with the reason.
     pub(super) modules: Vec<String>,
     lines: Vec<String>,
 }
 
 impl Console {
+    /// What these lines say.
+    pub(super) fn of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut console = Self::default();
+        for line in lines {
+            console.handle_line(line);
+        }
+        console
+    }
+
     /// Takes one line. What the kernel prints in between is no answer.
     pub(super) fn handle_line(&mut self, line: &str) {
         self.lines.push(line.to_owned());
@@ -69,7 +78,7 @@ impl Console {
             (["@@hello", rest @ ..], _) => self.hello = Some(rest.join(" ")),
             (["@@module", rest @ ..], _) => self.modules.push(rest.join(" ")),
             (["@@begin", name], _) => {
-                self.ran.insert((*name).to_owned(), Ran::default());
+                self.ran.insert((*name).to_owned(), EntryResult::default());
                 self.current = Some((*name).to_owned());
             }
             (["@@bye"], _) => self.complete = true,
@@ -98,7 +107,7 @@ impl Console {
     }
 
     /// What became of an entry.
-    pub(super) fn ran(&self, name: &str) -> Option<&Ran> {
+    pub(super) fn ran(&self, name: &str) -> Option<&EntryResult> {
         self.ran.get(name)
     }
 
@@ -121,8 +130,7 @@ mod tests {
 
     #[test]
     fn entries_have_status_time_and_lines_whatever_the_kernel_says_between() {
-        let mut console = Console::default();
-        for line in [
+        let console = Console::of([
             "SeaBIOS",
             "@@hello 6.1.0 #1 SMP Debian 6.1.192-2",
             "@@module tls.ko no such device",
@@ -131,26 +139,12 @@ mod tests {
             "| yes",
             "@@end a 0 1.50 4.00",
             "@@begin b",
-        ] {
-            console.handle_line(line);
-        }
+        ]);
         let a = console.ran("a").unwrap();
         assert_eq!((a.status, a.seconds), (Some(0), 2.5));
         assert_eq!(a.lines, ["yes"]);
         assert_eq!(console.ran("b").unwrap().status, None);
         assert!(console.hello().contains("Debian") && !console.is_complete());
         assert_eq!(console.modules, ["tls.ko no such device"]);
-    }
-
-    #[test]
-    fn an_error_has_the_last_lines_and_the_file_all() {
-        let mut console = Console::default();
-        for at in 0..=LAST {
-            console.handle_line(&format!("line {at}"));
-        }
-        let words = console.last_words();
-        assert!(words.ends_with(&format!("line {LAST}")), "{words}");
-        assert!(words.starts_with("its last lines:\nline 1\n"), "{words}");
-        assert_eq!(console.lines().len(), LAST + 1);
     }
 }

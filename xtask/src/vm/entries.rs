@@ -70,180 +70,176 @@ pub(super) const MODULES: &[&str] = &[
 
 /// The rows, in the order of the table.
 pub(super) const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "btf",
-        row: "types of the kernel (BTF)",
-        run: Run::Fact("test -r /sys/kernel/btf/vmlinux && echo yes"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
-        name: "cgroup2",
-        row: "cgroup2",
-        run: Run::Fact("grep -q ' cgroup2 ' /proc/mounts && echo yes"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
-        name: "ktls",
-        row: "kernel TLS (tls.ko loaded, TCP offers it)",
-        run: Run::Fact("grep -qw tls /proc/sys/net/ipv4/tcp_available_ulp && echo yes"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
-        name: "pipe-limits",
-        row: "pipes: most bytes of one, pages of a user",
-        run: Run::Fact("cd /proc/sys/fs && echo $(cat pipe-max-size), $(cat pipe-user-pages-soft)"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
-        name: "ring-sysctl",
-        row: "sysctl `kernel.io_uring_disabled`",
-        run: Run::Fact("cat /proc/sys/kernel/io_uring_disabled"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
-        name: "epoll-copy",
-        row: "relay: epoll, copy",
-        run: tests(RELAY, ":epoll_copy:: --skip a_gibibyte_is --test-threads=4"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "epoll-splice",
-        row: "relay: epoll, splice",
-        run: tests(
+    fact(
+        "btf",
+        "types of the kernel (BTF)",
+        "test -r /sys/kernel/btf/vmlinux && echo yes",
+    ),
+    fact(
+        "cgroup2",
+        "cgroup2",
+        "grep -q ' cgroup2 ' /proc/mounts && echo yes",
+    ),
+    fact(
+        "ktls",
+        "kernel TLS (tls.ko loaded, TCP offers it)",
+        "grep -qw tls /proc/sys/net/ipv4/tcp_available_ulp && echo yes",
+    ),
+    fact(
+        "pipe-limits",
+        "pipes: most bytes of one, pages of a user",
+        "cd /proc/sys/fs && echo $(cat pipe-max-size), $(cat pipe-user-pages-soft)",
+    ),
+    fact(
+        "ring-sysctl",
+        "sysctl `kernel.io_uring_disabled`",
+        "cat /proc/sys/kernel/io_uring_disabled",
+    ),
+    entry(
+        "epoll-copy",
+        "relay: epoll, copy",
+        300,
+        tests(RELAY, ":epoll_copy:: --skip a_gibibyte_is --test-threads=4"),
+    ),
+    entry(
+        "epoll-splice",
+        "relay: epoll, splice",
+        300,
+        tests(
             RELAY,
             ":epoll_splice:: --skip a_gibibyte_is --test-threads=4",
         ),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "ring-copy",
-        row: "relay: io_uring (deferred task work), copy",
-        run: tests(RELAY, ":ring_copy:: --skip a_gibibyte_is --test-threads=4"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "ring-splice",
-        row: "relay: io_uring, splice",
-        run: tests(
+    ),
+    entry(
+        "ring-copy",
+        "relay: io_uring (deferred task work), copy",
+        300,
+        tests(RELAY, ":ring_copy:: --skip a_gibibyte_is --test-threads=4"),
+    ),
+    entry(
+        "ring-splice",
+        "relay: io_uring, splice",
+        300,
+        tests(
             RELAY,
             ":ring_splice:: --skip a_gibibyte_is --test-threads=4",
         ),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "relay-ktls",
-        row: "relay: kernel TLS, both drivers, copy and splice",
-        run: tests(RELAY, "kernel_tls:: --skip a_gibibyte_is --test-threads=2"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "ring-forbidden",
-        row: "io_uring forbidden by seccomp: epoll, with the reason",
-        run: tests(RELAY, "forbidden::"),
-        limit_seconds: 60,
-        when: When::Always,
-    },
-    Entry {
-        name: "demo",
-        row: "`adit demo --once`",
-        run: Run::Script("adit demo --once --plain"),
-        limit_seconds: 240,
-        when: When::Always,
-    },
-    Entry {
-        name: "demo-plaintext",
-        row: "`adit demo --once --lane-security=plaintext`",
-        run: Run::Script("adit demo --once --plain --lane-security=plaintext"),
-        limit_seconds: 240,
-        when: When::Always,
-    },
-    Entry {
-        name: "lanes",
-        row: "tunnels on plaintext lanes, with and without frames",
-        run: tests(LOOPBACK, "plaintext_lanes:: --test-threads=2"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "ktls-lanes",
-        row: "tunnels on kernel TLS",
-        run: tests(LOOPBACK, "ktls_lanes:: --test-threads=2"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
-        name: "ebpf",
-        row: "eBPF: redirect and accounting; not the packet filter and seccomp",
-        // Nor what other rows run. There is no toolchain in the machine.
-        run: tests(
+    ),
+    entry(
+        "relay-ktls",
+        "relay: kernel TLS, both drivers, copy and splice",
+        300,
+        tests(RELAY, "kernel_tls:: --skip a_gibibyte_is --test-threads=2"),
+    ),
+    entry(
+        "ring-forbidden",
+        "io_uring forbidden by seccomp: epoll, with the reason",
+        60,
+        tests(RELAY, "forbidden::"),
+    ),
+    entry(
+        "demo",
+        "`adit demo --once`",
+        240,
+        Run::Script("adit demo --once --plain"),
+    ),
+    entry(
+        "demo-plaintext",
+        "`adit demo --once --lane-security=plaintext`",
+        240,
+        Run::Script("adit demo --once --plain --lane-security=plaintext"),
+    ),
+    entry(
+        "lanes",
+        "tunnels on plaintext lanes, with and without frames",
+        300,
+        tests(LOOPBACK, "plaintext_lanes:: --test-threads=2"),
+    ),
+    entry(
+        "ktls-lanes",
+        "tunnels on kernel TLS",
+        300,
+        tests(LOOPBACK, "ktls_lanes:: --test-threads=2"),
+    ),
+    // Nor what other rows run. There is no toolchain in the machine.
+    entry(
+        "ebpf",
+        "eBPF: redirect and accounting; not the packet filter and seccomp",
+        1200,
+        tests(
             KERNEL,
             "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
              --skip redirect_spaces:: --skip proxy_header:: --skip least_privilege:: --skip clock:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
-        limit_seconds: 1200,
-        when: When::Always,
-    },
-    Entry {
-        name: "pods",
-        row: "eBPF: a control plane, a node and a pod in network namespaces (KEP-2025, redirect, node addresses, headers), missing privileges",
-        run: tests(
+    ),
+    entry(
+        "pods",
+        "eBPF: a control plane, a node and a pod in network namespaces (KEP-2025, redirect, node addresses, headers), missing privileges",
+        600,
+        tests(
             KERNEL,
             "--test-threads=1 kep2025:: redirect_spaces:: proxy_header:: a_pod_without_a_listener_is_sent \
              without_the_privilege_the_flag_and_the_remedy",
         ),
-        limit_seconds: 600,
-        when: When::Always,
-    },
+    ),
     Entry {
-        name: "packet-filter",
-        row: "redirect by a packet filter's rules, without eBPF",
-        run: tests(KERNEL, "packet_filter:: --test-threads=1"),
-        limit_seconds: 300,
         when: When::Named,
+        ..entry(
+            "packet-filter",
+            "redirect by a packet filter's rules, without eBPF",
+            300,
+            tests(KERNEL, "packet_filter:: --test-threads=1"),
+        )
     },
     Entry {
-        name: "seccomp",
-        row: "server and agent under their seccomp profiles, with eBPF",
-        run: tests(KERNEL, "least_privilege:: --test-threads=1"),
-        limit_seconds: 600,
         when: When::Named,
+        ..entry(
+            "seccomp",
+            "server and agent under their seccomp profiles, with eBPF",
+            600,
+            tests(KERNEL, "least_privilege:: --test-threads=1"),
+        )
     },
-    Entry {
-        name: "clock",
-        row: "tunnels, links and dials while the clock jumps a day forward and back",
-        run: tests(KERNEL, "clock:: --test-threads=1"),
-        limit_seconds: 360,
-        when: When::Always,
-    },
-    Entry {
-        name: "memory",
-        row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
-        run: tests(
+    entry(
+        "clock",
+        "tunnels, links and dials while the clock jumps a day forward and back",
+        360,
+        tests(KERNEL, "clock:: --test-threads=1"),
+    ),
+    entry(
+        "memory",
+        "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
+        900,
+        tests(
             LOOPBACK,
             "memory_limits --test-threads=1 --nocapture --skip paused_readers_kill_nobody",
         ),
-        limit_seconds: 900,
-        when: When::Always,
-    },
+    ),
     Entry {
-        name: "wan",
-        row: "paths of 100 ms",
-        run: Run::Script(include_str!("wan.sh")),
-        limit_seconds: 900,
         when: When::Wan,
+        ..entry(
+            "wan",
+            "paths of 100 ms",
+            900,
+            Run::Script(include_str!("wan.sh")),
+        )
     },
 ];
+
+const fn entry(name: &'static str, row: &'static str, limit_seconds: u64, run: Run) -> Entry {
+    Entry {
+        name,
+        row,
+        run,
+        limit_seconds,
+        when: When::Always,
+    }
+}
+
+const fn fact(name: &'static str, row: &'static str, commands: &'static str) -> Entry {
+    entry(name, row, 10, Run::Fact(commands))
+}
 
 const fn tests(source: &'static str, args: &'static str) -> Run {
     Run::Tests { source, args }
@@ -256,17 +252,13 @@ mod tests {
     #[test]
     fn names_are_words_and_each_stands_once() {
         for (at, entry) in ENTRIES.iter().enumerate() {
-            assert!(
-                entry
-                    .name
-                    .chars()
-                    .all(|c| c.is_ascii_alphanumeric() || c == '-')
-            );
-            let others = ENTRIES.iter().skip(at + 1);
-            assert!(others.clone().all(|other| other.name != entry.name));
-            // The page is compared by the rows' texts.
-            assert!(others.clone().all(|other| other.row != entry.row));
+            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+            assert!(entry.name.chars().all(is_word), "{}", entry.name);
             assert!(!entry.row.contains('|'), "{}", entry.row);
+            // The page is compared by the rows' texts.
+            let mut others = ENTRIES.iter().skip(at + 1);
+            let is_same = |other: &Entry| other.name == entry.name || other.row == entry.row;
+            assert!(!others.any(is_same), "{}", entry.name);
         }
     }
 }

@@ -1,14 +1,17 @@
 //! The first file system of a machine: programs, tests, modules and the entries to run.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use cpio::newc::{Builder, trailer};
 
-use super::cpio::Archive;
 use super::entries::{Entry, MODULES, Run};
 use super::kernels::Kernel;
+use super::modules;
 use super::programs::{self, Built};
-use super::{Args, modules};
 
 /// Programs of the host that scripts and tests in the machine use, with the package that brings them. Those of busybox can
 /// less, and what they start is busybox's again: its `nsenter` finds its own `ip`, whatever comes first in the path.
@@ -39,11 +42,66 @@ pub(super) fn missing() -> Option<String> {
         .map(|error| format!("{error:#}"))
 }
 
-/// Everything but the kernel's own part, which is the same for all kernels.
+/// Mode bits of what is put in.
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+
+/// An archive in the format that a kernel unpacks as its first file system. Folders above a file come by themselves; the first
+/// entry at a path stays.
+#[derive(Default)]
+pub(super) struct Archive {
+    bytes: Vec<u8>,
+    names: BTreeSet<String>,
+}
+
+impl Archive {
+    /// Adds an executable file at an absolute path.
+    ///
+    /// # Errors
+    /// The file is longer than the format can say.
+    pub(super) fn file(&mut self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
+        self.add(path, PROGRAM, contents)
+    }
+
+    fn link(&mut self, path: &str, to: &str) -> anyhow::Result<()> {
+        self.add(path, LINK, to.as_bytes())
+    }
+
+    fn folder(&mut self, path: &str) -> anyhow::Result<()> {
+        self.add(path, FOLDER, &[])
+    }
+
+    fn add(&mut self, path: &str, mode: u32, contents: &[u8]) -> anyhow::Result<()> {
+        let name = path.trim_matches('/');
+        if let Some((above, _)) = name.rsplit_once('/') {
+            self.folder(above)?;
+        }
+        if self.names.insert(name.to_owned()) {
+            let (inode, length) = (self.names.len().try_into()?, contents.len().try_into()?);
+            let entry = Builder::new(name).ino(inode).mode(mode);
+            let mut entry = entry.write(&mut self.bytes, length);
+            entry.write_all(contents)?;
+            entry.finish()?;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<Vec<u8>> {
+        Ok(trailer(self.bytes)?)
+    }
+}
+
+/// Everything but the kernel's own part, which is the same for all kernels. `given` is an `adit` for scripts in place of the
+/// built one.
 ///
 /// # Errors
 /// A program cannot be read.
-pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::Result<Vec<u8>> {
+pub(super) fn common(
+    given: Option<&Path>,
+    built: &Built,
+    entries: &[&Entry],
+) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.file("/init", include_bytes!("init.sh"))?;
     for folder in ["/root", "/tmp", "/etc", "/var/tmp", "/sbin", "/usr/bin"] {
@@ -63,7 +121,7 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
         busybox.display(),
         BUSYBOX.1
     );
-    archive.file("/bin/busybox", &std::fs::read(busybox)?)?;
+    archive.file("/bin/busybox", &fs::read(busybox)?)?;
     for (program, package) in OF_HOST {
         let found = programs::of_host(program, package)?;
         programs::add(&mut archive, &format!("/host/{program}"), &found)?;
@@ -73,11 +131,10 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
     programs::add(&mut archive, "/host/sh", &shell)?;
     archive.link("/bin/sh", "/host/sh")?;
     let adit = built.bin("adit")?;
-    let given = args.adit.as_deref().unwrap_or(adit);
-    programs::add(&mut archive, "/bin/adit", given)?;
+    programs::add(&mut archive, "/bin/adit", given.unwrap_or(adit))?;
     // Tests look for it where cargo left it. Below /tmp they find nothing: that is empty in the machine.
     let at = adit.display().to_string();
-    match &args.adit {
+    match given {
         Some(_) => programs::add(&mut archive, &at, adit)?,
         None => archive.link(&at, "/bin/adit")?,
     }
@@ -108,7 +165,7 @@ fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
     archive.folder(&root.join(PROFILES_OF).display().to_string())?;
     for profile in PROFILES {
         let at = root.join(profile).display().to_string();
-        let contents = std::fs::read(&at).with_context(|| format!("read {at}"))?;
+        let contents = fs::read(&at).with_context(|| format!("read {at}"))?;
         archive.file(&at, &contents)?;
     }
     Ok(())
@@ -122,7 +179,7 @@ fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
 pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.folder("/modules")?;
-    for (at, module) in modules::wanted(&kernel.modules(), MODULES)?
+    for (at, module) in modules::wanted(kernel.folder(), MODULES)?
         .iter()
         .enumerate()
     {
@@ -131,7 +188,7 @@ pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
             &module.code,
         )?;
     }
-    archive.file("/boot/config", &std::fs::read(kernel.config())?)?;
+    archive.file("/boot/config", &fs::read(kernel.config()?)?)?;
     archive.finish()
 }
 

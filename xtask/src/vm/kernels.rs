@@ -4,11 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
+use walkdir::WalkDir;
 
-use crate::steps::run_command;
+use crate::steps::{MINUTES_5, first_line, output_of, run_command};
 
 /// What the table shows when nothing else is asked for: the oldest supported, the one of the stable release, and the
 /// newest there is.
@@ -35,8 +35,6 @@ const SUFFIX: &str = "-cloud-amd64";
 const PARTS: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
 /// Begin of all their names.
 const ALL: &str = "linux-";
-/// Longest time for one call of apt.
-const LIMIT: Duration = Duration::from_secs(180);
 
 /// An unpacked kernel.
 #[derive(Debug)]
@@ -50,40 +48,35 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// The image to boot.
-    pub(super) fn image(&self) -> PathBuf {
-        self.either("boot/vmlinuz-", "vmlinuz")
+    ///
+    /// # Errors
+    /// The packages hold none.
+    pub(super) fn image(&self) -> anyhow::Result<PathBuf> {
+        self.file("vmlinuz")
     }
 
     /// The configuration it was built with.
-    pub(super) fn config(&self) -> PathBuf {
-        self.either("boot/config-", "config")
+    ///
+    /// # Errors
+    /// The packages hold none.
+    pub(super) fn config(&self) -> anyhow::Result<PathBuf> {
+        self.file("config")
     }
 
-    /// Where its modules are.
-    pub(super) fn modules(&self) -> PathBuf {
-        self.beside_modules("kernel")
+    /// Where its packages are unpacked: modules are somewhere below.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
-    /// A file below `boot`, or where newer packages have it, beside the modules.
-    fn either(&self, before: &str, beside: &str) -> PathBuf {
-        let named = self.folder.join(format!("{before}{}", self.release));
-        if named.is_file() {
-            named
-        } else {
-            self.beside_modules(beside)
-        }
-    }
-
-    /// Newer distributions have modules below `usr`.
-    fn beside_modules(&self, name: &str) -> PathBuf {
-        let below = format!("lib/modules/{}", self.release);
-        let plain = self.folder.join(&below);
-        let folder = if plain.is_dir() {
-            plain
-        } else {
-            self.folder.join("usr").join(below)
-        };
-        folder.join(name)
+    /// A file below `boot` with the release in its name, or where newer packages have it, beside the modules.
+    fn file(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let long = format!("{name}-{}", self.release);
+        let files = WalkDir::new(&self.folder).into_iter().flatten();
+        let mut files = files.filter(|entry| entry.file_type().is_file());
+        let found = files.find(|entry| entry.file_name() == name || *entry.file_name() == *long);
+        let found =
+            found.with_context(|| format!("the packages of {} hold no {name}", self.release))?;
+        Ok(found.into_path())
     }
 }
 
@@ -97,8 +90,7 @@ impl Packages {
     /// Why packages cannot be fetched here; `None` when it may be tried.
     pub(super) fn missing() -> Option<String> {
         for program in ["apt-get", "apt-cache", "dpkg"] {
-            let known = Command::new(program).arg("--version").output();
-            if known.is_err() {
+            if first_line(Command::new(program).arg("--version")).is_none() {
                 return Some(format!(
                     "{program} is not here: kernels come as Debian packages"
                 ));
@@ -123,13 +115,9 @@ impl Packages {
             folder: folder.to_owned(),
             names: Vec::new(),
         };
-        let fetched = run_command(packages.apt("apt-get").args(["-qq", "update"]), LIMIT);
-        let out = packages
-            .apt("apt-cache")
-            .args(["pkgnames", ALL])
-            .output()
-            .context("run apt-cache")?;
-        let names = String::from_utf8(out.stdout)?;
+        let fetched = run_command(packages.apt("apt-get").args(["-qq", "update"]), MINUTES_5);
+        let mut list = packages.apt("apt-cache");
+        let names = output_of(list.args(["pkgnames", ALL]), MINUTES_5)?.stdout;
         packages.names = names.lines().map(str::to_owned).collect();
         match fetched {
             Ok(()) => (),
@@ -155,7 +143,7 @@ impl Packages {
             release,
             folder,
         };
-        if !kernel.image().is_file() {
+        if kernel.image().is_err() {
             self.unpack(&kernel)?;
         }
         Ok(kernel)
@@ -189,24 +177,19 @@ impl Packages {
             .arg(format!("{PREFIX}{}", kernel.release))
             .args(parts)
             .current_dir(&fetch);
-        run_command(&mut download, LIMIT)?;
+        run_command(&mut download, MINUTES_5)?;
         let files: Vec<_> = fs::read_dir(&fetch)?.collect::<Result<_, _>>()?;
         let unpacked = fetch.join("unpacked");
         for package in files {
             let mut unpack = Command::new("dpkg");
             unpack.arg("-x").arg(package.path()).arg(&unpacked);
-            run_command(&mut unpack, LIMIT)?;
+            run_command(&mut unpack, MINUTES_5)?;
         }
         // In one step, so that half a kernel is never taken for one.
         fs::remove_dir_all(&kernel.folder).ok();
         fs::rename(&unpacked, &kernel.folder)?;
         fs::remove_dir_all(&fetch)?;
-        ensure!(
-            kernel.image().is_file(),
-            "the package of {} holds no kernel",
-            kernel.release
-        );
-        Ok(())
+        kernel.image().map(drop)
     }
 
     fn apt(&self, program: &str) -> Command {

@@ -3,19 +3,22 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 
 use super::console::{self, Console};
+use crate::steps::{Running, first_line};
 
 /// Memory of a machine: the first file system takes half of it.
 const MEMORY: &str = "1536";
 /// Until the first process speaks. A processor that the host claims and cannot give hangs before that.
 const FIRST_WORD_KVM: Duration = Duration::from_secs(15);
 const FIRST_WORD: Duration = Duration::from_secs(300);
+/// For qemu to end behind its machine.
+const END: Duration = Duration::from_secs(30);
 
 /// What executes the machine's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -34,9 +37,6 @@ impl Accel {
             Self::Tcg => ["tcg,thread=multi", "max,la57=off"],
         }
     }
-
-    /// Both.
-    pub(super) const ALL: [Self; 2] = [Self::Kvm, Self::Tcg];
 
     /// Its name in reports.
     pub(super) fn name(self) -> &'static str {
@@ -58,35 +58,26 @@ pub(super) fn offers_kvm() -> bool {
 
 /// The program, or why there is none.
 pub(super) fn missing() -> Option<String> {
-    let known = Command::new(QEMU).arg("--version").output();
-    known
-        .is_err()
-        .then(|| format!("{QEMU} is not installed: it comes with qemu-system-x86"))
+    let version = first_line(Command::new(QEMU).arg("--version"));
+    let why = || format!("{QEMU} is not installed: it comes with qemu-system-x86");
+    version.is_none().then(why)
 }
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Why a machine gave no full answer.
-pub(super) enum Failure {
-    /// It never spoke, and this came instead; another accelerator may do.
-    Mute(String),
-    /// Anything else.
-    Other(anyhow::Error),
-}
-
-/// Boots the kernel with this first file system and returns what the console said. `limit` is for all of it.
+/// Boots the kernel with this first file system and returns what the console said. `limit` is for all of it. `None`: it said
+/// nothing, and another accelerator may do; why is printed.
 ///
 /// # Errors
-/// See [`Failure`].
+/// The machine cannot be started, or ends too early or too late.
 pub(super) fn boot(
     accel: Accel,
     kernel: &Path,
     initramfs: &Path,
     limit: Duration,
-) -> Result<Console, Failure> {
+) -> anyhow::Result<Option<Console>> {
     let [accelerator, processor] = accel.words();
-    let mut command = Command::new(QEMU);
-    command
+    let mut child = Command::new(QEMU)
         .args(["-machine", "q35", "-accel", accelerator, "-cpu", processor])
         .args(["-m", MEMORY, "-smp", "2", "-nic", "none", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
@@ -100,100 +91,71 @@ pub(super) fn boot(
         ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut machine = Machine::start(&mut command).map_err(Failure::Other)?;
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start {QEMU}"))?;
+    let output = child.stdout.take().context("the console is piped")?;
+    let errors = child.stderr.take().context("errors are piped")?;
+    let mut machine = Running::of(child);
+    let (sender, lines) = mpsc::sync_channel(1024);
+    let also = sender.clone();
+    std::thread::spawn(move || read(output, &sender));
+    std::thread::spawn(move || read(errors, &also));
     let first = match accel {
         Accel::Kvm => FIRST_WORD_KVM,
         Accel::Tcg => FIRST_WORD,
     };
-    machine.listen(first, limit)
-}
-
-/// A running machine; dropping it ends it.
-struct Machine {
-    child: Child,
-    lines: mpsc::Receiver<String>,
-}
-
-impl Machine {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
-        let mut child = command.spawn().with_context(|| format!("start {QEMU}"))?;
-        let output = child.stdout.take().context("the console is piped")?;
-        let errors = child.stderr.take().context("errors are piped")?;
-        let (told, lines) = mpsc::sync_channel(1024);
-        let also_told = told.clone();
-        std::thread::spawn(move || read(output, &told));
-        std::thread::spawn(move || read(errors, &also_told));
-        Ok(Self { child, lines })
-    }
-
-    fn listen(&mut self, first: Duration, limit: Duration) -> Result<Console, Failure> {
-        let begin = Instant::now();
-        let mut console = Console::default();
-        loop {
-            let allowed = if console.has_spoken() { limit } else { first };
-            let left = (begin + allowed).saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) => {
-                    console.handle_line(&line);
-                    if let Some((_before, measured)) = line.split_once("MEASURED ") {
-                        println!("    {measured}");
-                    }
-                    // At once: a machine takes longer than anybody waits for a word.
-                    if let Some(ended) = console::ended(&line) {
-                        println!(
-                            "  {:18} status {}, {:.1} s",
-                            ended.name, ended.status, ended.seconds
-                        );
-                    }
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) if !console.has_spoken() => {
-                    let silent = format!("nothing within {} s", first.as_secs());
-                    return Err(Failure::Mute(silent));
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let error = anyhow::anyhow!(
-                        "the machine was still running after {} s, {}",
-                        limit.as_secs(),
-                        console.last_words()
-                    );
-                    return Err(Failure::Other(error));
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            }
+    let begin = Instant::now();
+    let mut console = Console::default();
+    let end = loop {
+        let allowed = if console.has_spoken() { limit } else { first };
+        let left = (begin + allowed).saturating_duration_since(Instant::now());
+        match lines.recv_timeout(left) {
+            Ok(line) => take(&mut console, &line),
+            Err(end) => break end,
         }
-        if !console.has_spoken() {
-            return Err(Failure::Mute(console.last_words()));
-        }
-        self.ended(&console).map_err(Failure::Other)?;
-        Ok(console)
+    };
+    let (seconds, words) = (begin.elapsed().as_secs(), console.last_words());
+    if !console.has_spoken() {
+        println!(
+            "vm: no word from it with {} within {seconds} s, {words}",
+            accel.name()
+        );
+        return Ok(None);
     }
+    ensure!(
+        end == RecvTimeoutError::Disconnected,
+        "the machine was still running after {seconds} s, {words}"
+    );
+    let status = machine.ends_within(END)?;
+    ensure!(
+        console.is_complete() && status.is_some_and(|status| status.success()),
+        "the machine ended early, {words}"
+    );
+    Ok(Some(console))
+}
 
-    fn ended(&mut self, console: &Console) -> anyhow::Result<()> {
-        let status = self.child.wait()?;
-        if status.success() && console.is_complete() {
-            return Ok(());
-        }
-        bail!(
-            "the machine ended early ({status}), {}",
-            console.last_words()
-        )
+/// Takes a line, and prints at once what became of an entry: a machine takes longer than anybody waits for a word.
+fn take(console: &mut Console, line: &str) {
+    console.handle_line(line);
+    if let Some((_before, measured)) = line.split_once("MEASURED ") {
+        println!("    {measured}");
+    }
+    if let Some(ended) = console::ended(line) {
+        let console::Ended {
+            name,
+            status,
+            seconds,
+        } = ended;
+        println!("  {name:18} status {status}, {seconds:.1} s");
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // Errors mean that it has ended.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-fn read(output: impl Read, told: &mpsc::SyncSender<String>) {
+fn read(output: impl Read, lines: &mpsc::SyncSender<String>) {
     for line in BufReader::new(output).split(b'\n') {
         let Ok(line) = line else { return };
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-        if told.send(line).is_err() {
+        if lines.send(line).is_err() {
             return;
         }
     }

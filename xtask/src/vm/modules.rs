@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use walkdir::WalkDir;
 
 /// A module and its code, unpacked.
 pub(super) struct Module {
@@ -22,25 +23,17 @@ pub(super) struct Module {
 /// The folder cannot be read or a module not unpacked.
 pub(super) fn wanted(folder: &Path, names: &[&str]) -> anyhow::Result<Vec<Module>> {
     let mut files = BTreeMap::new();
-    collect(folder, &mut files).with_context(|| format!("list {}", folder.display()))?;
+    for entry in WalkDir::new(folder) {
+        let entry = entry.with_context(|| format!("list {}", folder.display()))?;
+        if let Some((module, _)) = entry.file_name().to_string_lossy().split_once(".ko") {
+            files.insert(module.replace('-', "_"), entry.into_path());
+        }
+    }
     let mut done = Vec::new();
     for name in names {
         load(name, &files, &mut done)?;
     }
     Ok(done)
-}
-
-fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type()?.is_dir() {
-            collect(&entry.path(), files)?;
-        } else if let Some((module, _)) = name.split_once(".ko") {
-            files.insert(module.replace('-', "_"), entry.path());
-        }
-    }
-    Ok(())
 }
 
 /// Puts what a module needs before it.

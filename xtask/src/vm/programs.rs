@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::cpio::Archive;
-use crate::steps::run_command;
+use super::image::Archive;
 use crate::workspace::Workspace;
 
 /// Longest time for the builds.
@@ -32,57 +31,28 @@ impl Built {
     /// # Errors
     /// They do not build.
     pub(super) fn build(workspace: &Workspace) -> anyhow::Result<Self> {
-        let mut tests = vec!["test", "--no-run"];
+        let files = workspace.files("tunnel-daemon")?;
+        let mut args = vec!["test", "--no-run", "--quiet"];
         for target in TEST_TARGETS {
-            let known = workspace
-                .files("tunnel-daemon")?
-                .iter()
-                .any(|file| file.ends_with(&format!("tests/{target}/main.rs")));
-            if known {
-                tests.extend(["--test", target]);
+            let main = format!("tests/{target}/main.rs");
+            if files.iter().any(|file| file.ends_with(&main)) {
+                args.extend(["--test", target]);
             }
         }
-        let bins = ["build", "--bin", "adit", "--bin", "adit-load"];
-        let mut built = Self {
-            root: workspace.root().to_owned(),
-            tests: BTreeMap::new(),
-            bins: BTreeMap::new(),
-        };
-        built.take(workspace, &tests)?;
-        built.take(workspace, &bins)?;
-        Ok(built)
-    }
-
-    fn take(&mut self, workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
-        let mut command = workspace.cargo(args);
-        command.args(["--quiet", "--message-format=json-render-diagnostics"]);
-        // A file, not a pipe: nobody reads while we wait.
-        let mut messages = tempfile::NamedTempFile::new()?;
-        command.stdout(Stdio::from(messages.as_file_mut().try_clone()?));
-        run_command(&mut command, LIMIT)?;
-        let root = workspace.root().display().to_string();
-        for line in fs::read_to_string(messages.path())?.lines() {
-            let message: serde_json::Value = serde_json::from_str(line)?;
-            let text = |pointer: &str| message.pointer(pointer).and_then(|value| value.as_str());
-            let Some(program) = text("/executable").map(PathBuf::from) else {
-                continue;
-            };
-            match (
-                text("/target/kind/0"),
-                text("/target/src_path"),
-                text("/target/name"),
-            ) {
-                (Some("test"), Some(source), _) => {
-                    let below = source.trim_start_matches(&root).trim_start_matches('/');
-                    self.tests.insert(below.to_owned(), program);
-                }
-                (Some("bin"), _, Some(name)) => {
-                    self.bins.insert(name.to_owned(), program);
-                }
-                _ => (),
-            }
-        }
-        Ok(())
+        let root = workspace.root();
+        let tests = workspace.artifacts(&args, LIMIT)?.into_iter();
+        let tests = tests.filter(|one| one.target.kind == ["test"]).map(|one| {
+            let source = one.target.src_path;
+            let below = source.strip_prefix(root).unwrap_or(&source);
+            (below.display().to_string(), one.program)
+        });
+        let args = ["build", "--quiet", "--bin", "adit", "--bin", "adit-load"];
+        let bins = workspace.artifacts(&args, LIMIT)?.into_iter();
+        Ok(Self {
+            root: root.to_owned(),
+            tests: tests.collect(),
+            bins: bins.map(|one| (one.target.name, one.program)).collect(),
+        })
     }
 
     /// Where the sources are: tests know it, too.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::console::{Console, Ran};
+use super::console::{Console, EntryResult};
 use super::entries::{Entry, Run};
 use super::image::console_name;
 use super::machine::Accel;
@@ -20,11 +20,8 @@ pub(super) struct Answers {
     pub(super) console: Console,
 }
 
-/// A cell, and whether it is a failure of the run.
-struct Cell {
-    text: String,
-    failed: bool,
-}
+/// The text of a cell, or why the run has failed in it.
+type Cell = Result<String, String>;
 
 /// The table, and the names of what failed.
 pub(super) fn render(entries: &[&Entry], all: &[Answers]) -> (String, Vec<String>) {
@@ -41,35 +38,33 @@ pub(super) fn render(entries: &[&Entry], all: &[Answers]) -> (String, Vec<String
         write!(text, "| {} |", entry.row).ok();
         for answers in all {
             let ran = answers.console.ran(&console_name(at, entry));
-            let cell = cell(entry, ran);
-            if cell.failed {
-                failed.push(format!("{} on {}", entry.name, answers.series));
-            }
-            write!(text, " {} |", cell.text).ok();
+            match cell(entry, ran) {
+                Ok(cell) => write!(text, " {cell} |").ok(),
+                Err(why) => {
+                    failed.push(format!("{} on {}", entry.name, answers.series));
+                    write!(text, " **{why}** |").ok()
+                }
+            };
         }
         text.push('\n');
     }
     (text, failed)
 }
 
-fn cell(entry: &Entry, ran: Option<&Ran>) -> Cell {
-    let Some(ran) = ran else {
-        return Cell::failed("did not run");
-    };
+fn cell(entry: &Entry, ran: Option<&EntryResult>) -> Cell {
+    let ran = ran.ok_or("did not run")?;
     match (entry.run, ran.status) {
         (Run::Fact(_), Some(0)) => {
             let last = ran.lines.last().map_or("yes", String::as_str);
-            Cell::passed(shortened(last))
+            Ok(shortened(last))
         }
-        (Run::Fact(_), Some(_)) => Cell::passed("no".to_owned()),
-        (Run::Script(_), Some(0)) => Cell::passed("yes".to_owned()),
+        (Run::Fact(_), Some(_)) => Ok("no".to_owned()),
+        (Run::Script(_), Some(0)) => Ok("yes".to_owned()),
         (Run::Tests { .. }, Some(0)) => tests(&ran.lines),
-        (_, None) => Cell::failed("the machine ended in it"),
+        (_, None) => Err("the machine ended in it".to_owned()),
         // What `timeout` of the machine says.
-        (_, Some(124 | 143 | 137)) => {
-            Cell::failed(&format!("not done in {} s", entry.limit_seconds))
-        }
-        (_, Some(status)) => Cell::failed(&format!("failed ({status})")),
+        (_, Some(124 | 143 | 137)) => Err(format!("not done in {} s", entry.limit_seconds)),
+        (_, Some(status)) => Err(format!("failed ({status})")),
     }
 }
 
@@ -79,23 +74,18 @@ fn tests(lines: &[String]) -> Cell {
         let counts = line.strip_prefix("test result: ok. ")?;
         counts.split_whitespace().next()?.parse::<usize>().ok()
     });
+    let passed = passed.filter(|passed| *passed > 0).ok_or("no test ran")?;
     // To the test runner they have passed. Each says so once; it may stand behind the runner's own words.
     let skipped: Vec<&str> = lines
         .iter()
         .flat_map(|line| line.split("SKIPPED ").skip(1))
         .collect();
-    let passed = passed.unwrap_or(0);
-    match passed.saturating_sub(skipped.len()) {
-        _ if passed == 0 => Cell::failed("no test ran"),
-        0 => Cell::passed(format!("skipped: {}", reasons(&skipped))),
-        ran if skipped.is_empty() => Cell::passed(counted(ran)),
-        ran => Cell::passed(format!(
-            "{}; {} skipped: {}",
-            counted(ran),
-            skipped.len(),
-            reasons(&skipped)
-        )),
-    }
+    let why = || format!("skipped: {}", reasons(&skipped));
+    Ok(match passed.saturating_sub(skipped.len()) {
+        0 => why(),
+        ran if skipped.is_empty() => counted(ran),
+        ran => format!("{}; {} {}", counted(ran), skipped.len(), why()),
+    })
 }
 
 fn counted(tests: usize) -> String {
@@ -120,22 +110,6 @@ fn reasons(skipped: &[&str]) -> String {
     shortened(&whys.join("; "))
 }
 
-impl Cell {
-    fn passed(text: String) -> Self {
-        Self {
-            text,
-            failed: false,
-        }
-    }
-
-    fn failed(why: &str) -> Self {
-        Self {
-            text: format!("**{why}**"),
-            failed: true,
-        }
-    }
-}
-
 /// Nothing that breaks a table.
 fn shortened(text: &str) -> String {
     let plain = text.replace('|', "/");
@@ -151,8 +125,6 @@ pub(super) struct Made {
     pub(super) object: String,
 }
 
-const MADE: &str = "Made from commit ";
-
 /// The page `docs/kernels.md`.
 pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Made) -> String {
     let mut text = String::from(
@@ -163,7 +135,7 @@ pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Mad
     let Made { commit, object } = made;
     writeln!(
         text,
-        "{MADE}{commit}, with the eBPF object of SHA-256 `{object}`.\n"
+        "Made from commit {commit}, with the eBPF object of SHA-256 `{object}`.\n"
     )
     .ok();
     text.push_str(table);
@@ -179,11 +151,6 @@ pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Mad
         writeln!(text, "- `{hello}`, {}", answers.accel.name()).ok();
     }
     text
-}
-
-/// Whether a page says what it was made from, as all that this writes do.
-pub(crate) fn names_its_commit(page: &str) -> bool {
-    page.lines().any(|line| line.starts_with(MADE))
 }
 
 /// The first column of a page's table: the rows' texts.
@@ -203,14 +170,10 @@ mod tests {
     use crate::vm::entries::ENTRIES;
 
     fn answers(lines: &[&str]) -> Answers {
-        let mut console = Console::default();
-        for line in lines {
-            console.handle_line(line);
-        }
         Answers {
             series: "6.1".to_owned(),
             accel: Accel::Tcg,
-            console,
+            console: Console::of(lines.iter().copied()),
         }
     }
 
@@ -245,48 +208,28 @@ mod tests {
         );
     }
 
-    fn of_tests(lines: &[&str]) -> Cell {
-        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-        tests(&lines)
-    }
-
     #[test]
-    fn tests_that_none_matched_are_no_success() {
-        assert!(of_tests(&["test result: ok. 0 passed; 0 failed"]).failed);
-        assert!(of_tests(&["test a ... ok"]).failed);
-    }
-
-    #[test]
-    fn some_skipped_tests_leave_the_others_in_the_cell() {
-        let one = of_tests(&[
-            "test a::b ... SKIPPED ring: forbidden",
-            "ok",
-            "test result: ok. 3 passed; 0 failed",
-        ]);
-        assert_eq!(one.text, "2 tests; 1 skipped: ring: forbidden");
-        let two = of_tests(&[
-            "test a::b ... SKIPPED one: no memory here",
-            "test a::c ... SKIPPED other: no memory here",
-            "test result: ok. 21 passed; 0 failed",
-        ]);
-        assert_eq!(two.text, "19 tests; 2 skipped: no memory here");
-        let apart = of_tests(&[
-            "SKIPPED one: no | here",
-            "SKIPPED other: no IPv6 here",
-            "test result: ok. 3 passed; 0 failed",
-        ]);
-        assert_eq!(apart.text, "1 test; 2 skipped: no / here; no IPv6 here");
-        assert!(!one.failed && !two.failed && !apart.failed);
-    }
-
-    #[test]
-    fn only_where_all_are_skipped_the_cell_says_nothing_else() {
-        let cell = of_tests(&[
-            "SKIPPED one: no memory here",
-            "SKIPPED other: no memory here",
-            "test result: ok. 2 passed; 0 failed",
-        ]);
-        assert_eq!(cell.text, "skipped: no memory here");
+    fn a_cell_of_tests_counts_those_that_ran_and_says_why_others_did_not() {
+        for (lines, cell) in [
+            ("test result: ok. 0 passed; 0 failed", Err("no test ran")),
+            ("test a ... ok", Err("no test ran")),
+            (
+                "test a::b ... SKIPPED ring: forbidden\nok\ntest result: ok. 3 passed; 0 failed",
+                Ok("2 tests; 1 skipped: ring: forbidden"),
+            ),
+            (
+                "SKIPPED one: no | here\nSKIPPED two: no | here\nSKIPPED other: no IPv6\ntest result: ok. 4 passed; 0 failed",
+                Ok("1 test; 3 skipped: no / here; no IPv6"),
+            ),
+            (
+                "SKIPPED one: no memory\nSKIPPED other: no memory\ntest result: ok. 2 passed; 0 failed",
+                Ok("skipped: no memory"),
+            ),
+        ] {
+            let split: Vec<String> = lines.lines().map(str::to_owned).collect();
+            let told = tests(&split);
+            assert_eq!(told.as_deref().map_err(String::as_str), cell, "{lines}");
+        }
     }
 
     #[test]
@@ -299,7 +242,6 @@ mod tests {
             object: "0badc0de".to_owned(),
         };
         let page = page(&table, &[], &all, &made);
-        assert!(names_its_commit(&page), "{page}");
         assert!(page.contains("commit abc1234 with changes, "), "{page}");
         assert!(page.contains("SHA-256 `0badc0de`"), "{page}");
         let rows: Vec<&str> = entries.iter().map(|entry| entry.row).collect();

@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::home::Home;
-use super::loan::Borrowed;
+use super::checkout::Borrowed;
+use super::lane_owner::Owner;
 use super::{Arriving, LaneKeeper};
 use crate::targets::dial_target;
 use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
+use adit_tls::stream::{Connection as _, Socket};
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Leg, LegWatch, PipeEnd, serve_target, until_answered};
+use adit_tunnel::{Endpoint, EndpointWatch, PipeEnd, serve_target, until_answered};
 
 /// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
@@ -121,7 +121,7 @@ impl LaneKeeper {
                         self.note(&failure)
                     }),
                 },
-                borrower = self.0.loans.next(), if free => return Ok(Waited::Lend(borrower)),
+                borrower = self.0.checkouts.next(), if free => return Ok(Waited::Lend(borrower)),
                 () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
                 () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
                 () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
@@ -130,22 +130,22 @@ impl LaneKeeper {
     }
 
     /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
-    fn open(&self, lane: Lane, socket: TcpStream, address: String) {
+    fn open(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
-        let home = Arc::new(Home(self.clone()));
-        let mut leg = Leg::on_lane(lane, home);
+        let owner = Arc::new(Owner(self.clone()));
+        let mut endpoint = Endpoint::on_lane(lane, owner);
         if context.warn_on_channel_limit {
-            leg.watch(LegWatch::Target(address.as_str().into()));
+            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, Path::Lane);
-        leg.tell(entry.live());
+        endpoint.tell(entry.live());
         let counted = CountedTunnel::opened(self.adit(), Path::Lane);
-        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
             drop(entry);
             counted.ended(outcome.reason_at_target());
         });
-        // Without room the leg is dropped, which ends the tunnel.
+        // Without room the endpoint is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
     }
 
@@ -155,7 +155,7 @@ impl LaneKeeper {
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
-    fn open_pipe(&self, lane: Lane, socket: TcpStream, address: String) {
+    fn open_pipe(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
         let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
             (Ok(pipe), Some(relay)) => (pipe, relay),
@@ -163,11 +163,8 @@ impl LaneKeeper {
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
-        let socket = match socket.into_std() {
-            Ok(socket) => socket.into(),
-            Err(error) => {
-                return tracing::debug!(%error, "a target's socket cannot be relayed");
-            }
+        let Some(socket) = socket.into_descriptor() else {
+            return tracing::debug!("a target's socket cannot be relayed");
         };
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, pipe.path());

@@ -9,8 +9,8 @@ use h2::client::SendRequest;
 use tokio::time::timeout;
 
 use super::{Hooks, Running};
+use adit_net::poll_set::together;
 use adit_net::tasks::Tasks;
-use adit_net::together::together;
 use adit_tunnel::{LinkDriver, LinkOver};
 
 /// Time for the server to answer the orderly end of a link, at each of two steps.

@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use super::*;
 use adit_net::descriptors::Descriptors;
+use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
 
 fn identity() -> Identity {

@@ -1,9 +1,9 @@
 //! Node to control plane, at the agent: connections of this node that a server's network is to serve.
 //!
-//! A listener accepts, something says where the connection wants to go ([`Wants`]), and a tunnel is opened on a lane of some
+//! A listener accepts, something says where the connection wants to go ([`DestinationSource`]), and a tunnel is opened on a lane of some
 //! server. What cannot be served is reset, and counted by reason.
 
-mod door;
+mod proxy;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-pub use door::NodeDoor;
+pub use proxy::NodeProxy;
 
 use adit_telemetry::labels::NodeRefusal;
 use adit_tls::stream::ByteStream;
@@ -33,7 +33,7 @@ pub struct Wanted {
 }
 
 /// Knows where accepted connections want to go.
-pub trait Wants: Send + Sync + 'static {
+pub trait DestinationSource: Send + Sync + 'static {
     /// Of this one; `peer` is who connected.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ pub trait Wants: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Fixed(pub Arc<str>);
 
-impl Wants for Fixed {
+impl DestinationSource for Fixed {
     fn destination(&self, _: &TcpStream, _: SocketAddr) -> Result<Wanted, NodeRefusal> {
         Ok(Wanted {
             destination: Arc::clone(&self.0),
@@ -57,23 +57,27 @@ impl Wants for Fixed {
 /// What the connections of one listener share. Clones name the same listener.
 #[derive(Clone)]
 pub struct NodeListener {
-    door: Arc<NodeDoor>,
-    wants: Arc<dyn Wants>,
+    proxy: Arc<NodeProxy>,
+    source: Arc<dyn DestinationSource>,
     connections: Arc<Semaphore>,
 }
 
 impl NodeListener {
-    /// For connections that want to go where `wants` says.
+    /// For connections that want to go where `source` says.
     #[must_use]
-    pub fn new(door: &Arc<NodeDoor>, wants: Arc<dyn Wants>) -> Self {
-        Self::with_max(door, wants, CONNECTIONS_PER_LISTENER_MAX)
+    pub fn new(proxy: &Arc<NodeProxy>, source: Arc<dyn DestinationSource>) -> Self {
+        Self::with_max(proxy, source, CONNECTIONS_PER_LISTENER_MAX)
     }
 
     /// As that, with so many connections at once.
-    fn with_max(door: &Arc<NodeDoor>, wants: Arc<dyn Wants>, connections_max: usize) -> Self {
+    fn with_max(
+        proxy: &Arc<NodeProxy>,
+        source: Arc<dyn DestinationSource>,
+        connections_max: usize,
+    ) -> Self {
         Self {
-            door: Arc::clone(door),
-            wants,
+            proxy: Arc::clone(proxy),
+            source,
             connections: Arc::new(Semaphore::new(connections_max)),
         }
     }
@@ -85,14 +89,14 @@ impl NodeListener {
         };
         let places = (
             self.connections.try_acquire(),
-            self.door.connections.try_acquire(),
+            self.proxy.connections.try_acquire(),
         );
         let (Ok(_here), Ok(_at_all)) = places else {
-            return self.door.refuse(&socket, peer, "", NodeRefusal::Limit);
+            return self.proxy.refuse(&socket, peer, "", NodeRefusal::Limit);
         };
-        match self.wants.destination(&socket, peer) {
-            Ok(wanted) => self.door.serve(socket, peer, &wanted).await,
-            Err(why) => self.door.refuse(&socket, peer, "", why),
+        match self.source.destination(&socket, peer) {
+            Ok(wanted) => self.proxy.serve(socket, peer, &wanted).await,
+            Err(why) => self.proxy.refuse(&socket, peer, "", why),
         }
     }
 }

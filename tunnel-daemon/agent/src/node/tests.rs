@@ -11,17 +11,17 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::connector::{RecentServers, ServerConnector};
 use crate::link::tests::context;
-use crate::reach::{Met, Reach};
 use crate::servers::{Servers, ServersSettings};
 use crate::sync::SyncPolicy;
-use adit_account::Accounts;
 use adit_config::plan::CountSource;
 use adit_config::plan::{ForwardProxy, LaneSecurity};
 use adit_config::tls_policy::TlsPolicy;
+use adit_net::accounts::Accounts;
 use adit_net::descriptors::Descriptors;
 use adit_net::resolve::SystemResolver;
-use adit_redirect::exempt::OwnSockets;
+use adit_net::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
 use adit_tls::reload::Reloadable;
 use adit_tls::selfsigned::ThrowawayFiles;
@@ -30,7 +30,7 @@ use adit_tls::tls::{Alpn, ClientTls};
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Of an agent that knows of no server.
-fn door() -> (Arc<NodeDoor>, AgentMetrics) {
+fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
     let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
         ca: files.ca_file(),
@@ -43,14 +43,14 @@ fn door() -> (Arc<NodeDoor>, AgentMetrics) {
     let (metrics, tasks) = (context.metrics.clone(), context.tasks.clone());
     let settings = ServersSettings {
         addresses: Vec::new(),
-        reach: Reach {
+        connector: ServerConnector {
             resolver: Arc::new(SystemResolver::new().unwrap()),
             tls,
             proxy: ForwardProxy::default(),
             accounts: Accounts::off(),
             own_sockets: OwnSockets::off(),
             agent: agent.clone(),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         },
         hello: AgentHello {
             agent: agent.clone(),
@@ -71,17 +71,17 @@ fn door() -> (Arc<NodeDoor>, AgentMetrics) {
         serves_node: true,
     };
     let servers = Servers::start(settings, context, &tasks);
-    let door = NodeDoor::new(
+    let proxy = NodeProxy::new(
         servers.lanes(),
         metrics.adit().clone(),
         Arc::new(Descriptors::unlimited()),
         Accounts::off(),
         agent,
     );
-    (door, metrics)
+    (proxy, metrics)
 }
 
-fn wants() -> Arc<dyn Wants> {
+fn source() -> Arc<dyn DestinationSource> {
     Arc::new(Fixed("10.96.0.1:443".into()))
 }
 
@@ -116,8 +116,8 @@ async fn is_reset(node: &NodeListener, listener: &TcpListener) {
 /// tunnel
 #[tokio::test]
 async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
-    let (door, metrics) = door();
-    let node = NodeListener::with_max(&door, wants(), 2);
+    let (proxy, metrics) = proxy();
+    let node = NodeListener::with_max(&proxy, source(), 2);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let first = waits(&node, &listener).await;
     let _second = waits(&node, &listener).await;
@@ -127,7 +127,7 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
     assert!(metrics.scrape().text().contains(refused));
 
     // Another listener has places of its own, and so has this one when one is over.
-    let _other = waits(&NodeListener::with_max(&door, wants(), 2), &listener).await;
+    let _other = waits(&NodeListener::with_max(&proxy, source(), 2), &listener).await;
     drop(first);
     let _third = waits(&node, &listener).await;
     assert!(metrics.scrape().text().contains(refused));
@@ -136,10 +136,10 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
 /// Limit (peers): Connections of an agent's node listeners
 #[tokio::test]
 async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
-    let (door, metrics) = door();
-    door.connections.forget_permits(CONNECTIONS_MAX - 2);
-    let node = NodeListener::new(&door, wants());
-    let other = NodeListener::new(&door, wants());
+    let (proxy, metrics) = proxy();
+    proxy.connections.forget_permits(CONNECTIONS_MAX - 2);
+    let node = NodeListener::new(&proxy, source());
+    let other = NodeListener::new(&proxy, source());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let _first = waits(&node, &listener).await;
     let second = waits(&other, &listener).await;
@@ -158,8 +158,8 @@ async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
 /// Limit (peers): Connections of an agent's node listeners
 #[tokio::test]
 async fn listeners_may_have_4096_connections_each_and_16384_together() {
-    let (door, _metrics) = door();
-    assert_eq!(door.connections.available_permits(), 16_384);
-    let node = NodeListener::new(&door, wants());
+    let (proxy, _metrics) = proxy();
+    assert_eq!(proxy.connections.available_permits(), 16_384);
+    let node = NodeListener::new(&proxy, source());
     assert_eq!(node.connections.available_permits(), 4096);
 }

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::reach::Met;
+use crate::connector::RecentServers;
 use adit_config::plan::CountSource;
 use adit_config::plan::ForwardProxy;
 use adit_config::tls_policy::TlsPolicy;
@@ -76,14 +76,14 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             host: "server.test".to_owned(),
             port: server.port(),
         }],
-        reach: Reach {
+        connector: ServerConnector {
             resolver,
             tls,
             proxy,
-            accounts: adit_account::Accounts::off(),
-            own_sockets: adit_redirect::exempt::OwnSockets::off(),
+            accounts: adit_net::accounts::Accounts::off(),
+            own_sockets: adit_net::self_sockets::OwnSockets::off(),
             agent: AgentId::new("a"),
-            met: Met::default(),
+            recent_servers: RecentServers::default(),
         },
         hello: AgentHello {
             agent: AgentId::new("a"),
@@ -166,7 +166,7 @@ async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
         server: ServerId::new("server"),
         commands,
         lanes: None,
-        mailbox: Arc::default(),
+        dirty_list: Arc::default(),
         credit: false,
         version: PeerVersion::default(),
         address: Arc::from(""),

@@ -20,9 +20,9 @@ use self::agent::AgentFlags;
 use self::given::Given;
 use self::server::ServerFlags;
 use self::view::{CheckFlags, LinkFlags, LinksFlags};
-use crate::command::{
-    Command, DemoOptions, LinksAction, NetnsHelperOptions, Parsed, StatusOptions, TopOptions,
-};
+#[cfg(feature = "demo")]
+use crate::command::DemoOptions;
+use crate::command::{Command, LinksAction, NetnsHelperOptions, Parsed, StatusOptions, TopOptions};
 use crate::error::ConfigError;
 use crate::version;
 
@@ -41,6 +41,7 @@ enum Sub {
     /// Run an agent: connects to servers and dials targets for them
     Agent(Box<AgentFlags>),
     /// Run server, agents and sample targets in this process and drive tunnels through them
+    #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running server or agent
     Status(StatusOptions),
@@ -126,6 +127,7 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
     let command = match cli.command {
         Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
+        #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
         Sub::Status(options) => Command::Status(options),
         Sub::Top(options) => Command::Top(view::check_top(options)?),

@@ -81,7 +81,7 @@ fn peer_to_leg(count: usize) -> impl FnMut() {
         let action = link.poll_action();
         assert!(matches!(action, Some(Action::Deliver { .. })), "{action:?}");
         drained[at] += PIECE_BYTES as u64;
-        link.leg_drained(key, drained[at], Moment::default());
+        link.endpoint_drained(key, drained[at], Moment::default());
         at = (at + 1) % count;
     }
 }
@@ -93,7 +93,7 @@ fn leg_to_peer(count: usize) -> impl FnMut() {
     move || {
         let (key, _conn) = tunnels[at];
         link.budget().queue(bytes.len() as u64);
-        assert!(link.leg_data(key, bytes.clone()), "the tunnel is open");
+        assert!(link.endpoint_data(key, bytes.clone()), "the tunnel is open");
         let next = link.poll_transmit(Moment::default());
         assert!(matches!(next, Some(Transmit::Data { .. })), "{next:?}");
         at = (at + 1) % count;

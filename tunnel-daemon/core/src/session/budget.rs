@@ -118,7 +118,7 @@ impl ProcessBudget {
         self.max_bytes
     }
 
-    /// Bytes held for legs now.
+    /// Bytes held for endpoints now.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Relaxed)

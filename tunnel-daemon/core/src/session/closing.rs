@@ -55,7 +55,7 @@ impl Link {
             return;
         }
         tunnel.out.close_asked = true;
-        self.end_leg(key, TunnelEnd::PeerClosing, now);
+        self.end_endpoint(key, TunnelEnd::PeerClosing, now);
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
@@ -70,7 +70,7 @@ impl Link {
         match self.conns.get(&conn) {
             Some(&key) => {
                 let error = String::new();
-                self.end_leg(key, TunnelEnd::Reset { error }, now);
+                self.end_endpoint(key, TunnelEnd::Reset { error }, now);
             }
             None => self.count(Event::LateCredit),
         }
@@ -89,21 +89,21 @@ impl Link {
             return;
         };
         let error = shortened(error);
-        self.end_leg(key, TunnelEnd::Closed { error }, now);
+        self.end_endpoint(key, TunnelEnd::Closed { error }, now);
         self.finish_protocol(key, conn);
     }
 
-    /// Tells the leg, once, that it is over.
-    pub(super) fn end_leg(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
+    /// Tells the endpoint, once, that it is over.
+    pub(super) fn end_endpoint(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
-        if tunnel.ended || tunnel.leg_gone {
+        if tunnel.ended || tunnel.endpoint_gone {
             tunnel.ended = true;
             return;
         }
         tunnel.ended = true;
-        // What the leg still holds has the linger time from now on, however long it had paused before.
+        // What the endpoint still holds has the linger time from now on, however long it had paused before.
         tunnel.inc.progress_at = now;
         let held = tunnel.held();
         let delivers = end.delivers_rest();
@@ -115,7 +115,7 @@ impl Link {
         }
     }
 
-    /// The leg drops what it holds; the accounts forget it now.
+    /// The endpoint drops what it holds; the accounts forget it now.
     pub(super) fn discard_held(&mut self, key: TunnelKey) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -132,7 +132,7 @@ impl Link {
             Role::Server => String::new(),
             Role::Agent => format!("closed by the agent: {}", end.reason()),
         };
-        self.end_leg(key, end, now);
+        self.end_endpoint(key, end, now);
         self.cut_outgoing(key);
         self.close_outgoing(key, text, now);
     }
@@ -161,7 +161,7 @@ impl Link {
         let over = self
             .tunnels
             .get(key)
-            .is_some_and(|t| t.phase == Phase::Done && t.leg_gone);
+            .is_some_and(|t| t.phase == Phase::Done && t.endpoint_gone);
         if over && let Some(tunnel) = self.tunnels.remove(key) {
             self.lingering -= usize::from(tunnel.lingers);
             self.release(tunnel.held());

@@ -1,4 +1,4 @@
-//! Peer -> leg: bytes, credit, and who has to go when a budget runs full.
+//! Peer -> endpoint: bytes, credit, and who has to go when a budget runs full.
 
 use bytes::Bytes;
 
@@ -115,7 +115,7 @@ impl Link {
         }
     }
 
-    /// Bytes for legs that take none.
+    /// Bytes for endpoints that take none.
     pub(super) fn unread_bytes(&self, now: Moment) -> u64 {
         let unread = self.tunnels.iter().filter(|(_, t)| t.is_unread(now));
         unread.map(|(_, t)| t.held()).sum()
@@ -137,8 +137,8 @@ impl Link {
         true
     }
 
-    /// The leg has got rid of `total` bytes since the tunnel opened (cumulative, so repeats are harmless).
-    pub fn leg_drained(&mut self, key: TunnelKey, total: u64, now: Moment) {
+    /// The endpoint has got rid of `total` bytes since the tunnel opened (cumulative, so repeats are harmless).
+    pub fn endpoint_drained(&mut self, key: TunnelKey, total: u64, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
@@ -159,7 +159,7 @@ impl Link {
     }
 
     /// Keeps the window open: announced when half of it is drained (or the peer has waited for long), grown
-    /// for legs that wait for more, never beyond what the budgets have left except for the smallest window.
+    /// for endpoints that wait for more, never beyond what the budgets have left except for the smallest window.
     fn refill(&mut self, key: TunnelKey, now: Moment) {
         let link_left = self
             .config

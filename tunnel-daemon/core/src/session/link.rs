@@ -18,9 +18,9 @@ use crate::wire::packet::{Packet, Received, Violation};
 /// Which end of the link this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Dials; its legs are clients.
+    /// Dials; its endpoints are clients.
     Server,
-    /// Answers dials; its legs are targets.
+    /// Answers dials; its endpoints are targets.
     Agent,
 }
 
@@ -83,13 +83,13 @@ pub enum Action {
         key: TunnelKey,
         outcome: CancelledDial,
     },
-    /// Bytes for the leg. It reports them with [`Link::leg_drained`] once they have left.
+    /// Bytes for the endpoint. It reports them with [`Link::endpoint_drained`] once they have left.
     Deliver { key: TunnelKey, bytes: Bytes },
     /// The peer's side sends no more; the other direction goes on.
     PeerFin { key: TunnelKey },
     /// The tunnel is over; [`TunnelEnd::delivers_rest`] tells what happens to bytes not yet out.
     Ended { key: TunnelKey, end: TunnelEnd },
-    /// The leg must drop whatever it still holds; `end` takes the place of the end it was told.
+    /// The endpoint must drop whatever it still holds; `end` takes the place of the end it was told.
     Abort { key: TunnelKey, end: TunnelEnd },
     /// Server: the agent announced that it is going away.
     PeerDraining,
@@ -215,7 +215,7 @@ impl Link {
         self.tunnels.len()
     }
 
-    /// Tunnels that their legs have closed and left, and whose last bytes, or their confirmation, are on their way.
+    /// Tunnels that their endpoints have closed and left, and whose last bytes, or their confirmation, are on their way.
     #[must_use]
     pub fn lingering(&self) -> usize {
         self.lingering
@@ -233,13 +233,13 @@ impl Link {
         self.dials.len()
     }
 
-    /// Bytes delivered to legs that have not left yet.
+    /// Bytes delivered to endpoints that have not left yet.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held
     }
 
-    /// Bytes legs have got rid of since the link began.
+    /// Bytes endpoints have got rid of since the link began.
     #[must_use]
     pub fn drained_bytes(&self) -> u64 {
         self.drained
@@ -251,7 +251,7 @@ impl Link {
         !self.config.credit && self.held > self.config.isolation.link_budget_bytes / 4 * 3
     }
 
-    /// Whether legs that read hold a quarter of the budget or more, so that waiting for them makes room. What others hold
+    /// Whether endpoints that read hold a quarter of the budget or more, so that waiting for them makes room. What others hold
     /// comes free only when they lose their tunnels. Looks at every tunnel.
     #[must_use]
     pub fn is_held_by_readers(&self, now: Moment) -> bool {

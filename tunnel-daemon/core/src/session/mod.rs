@@ -1,8 +1,8 @@
-//! Sessions of one link: dials, tunnels, credit, budgets. Packets and leg events in, actions out.
+//! Sessions of one link: dials, tunnels, credit, budgets. Packets and endpoint events in, actions out.
 //!
 //! [`Link`] is the same machine on both ends; [`Role`] decides who dials and who answers. It owns the
-//! bytes waiting for the peer; bytes for a leg leave at once as [`Action::Deliver`] and stay accounted
-//! here until the leg says they are gone. It never waits and never refuses input for lack of room:
+//! bytes waiting for the peer; bytes for an endpoint leave at once as [`Action::Deliver`] and stay accounted
+//! here until the endpoint says they are gone. It never waits and never refuses input for lack of room:
 //! what does not fit ends the tunnel that is to blame.
 
 mod budget;
@@ -77,13 +77,13 @@ pub const WINDOW_START_BYTES: u64 = 256 << 10;
 pub const WINDOW_MIN_BYTES: u64 = 16 << 10;
 /// Most credit outstanding for one tunnel, bytes.
 pub const WINDOW_MAX_BYTES: u64 = 16 << 20;
-/// A window refilled again this soon, for a leg that waits for more, is doubled. Where the window limits, that is once in a
+/// A window refilled again this soon, for an endpoint that waits for more, is doubled. Where the window limits, that is once in a
 /// round trip: no tunnel is kept small on a path of half a second.
 const WINDOW_GROWS_WITHIN: Duration = Duration::from_millis(500);
 /// A peer that may be waiting for credit hears of drained bytes after this long, half a window or not:
 /// its own linger time judges a slow reader by this progress.
 const WINDOW_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
-/// A leg that took nothing for longer than this, with bytes waiting for it, does not read.
+/// An endpoint that took nothing for longer than this, with bytes waiting for it, does not read.
 const READS_WITHIN: Duration = Duration::from_millis(500);
 /// How often the slow clauses (stalls, lingering, half-closed) are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);

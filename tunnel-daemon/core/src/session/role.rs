@@ -1,4 +1,4 @@
-//! Dials: the server asks, the agent answers. Also what legs ask for.
+//! Dials: the server asks, the agent answers. Also what endpoints ask for.
 
 use bytes::Bytes;
 
@@ -237,9 +237,9 @@ impl Link {
         }
     }
 
-    /// Bytes from the leg for the peer, which count as queued in the process budget: from now on they are this link's to take off.
+    /// Bytes from the endpoint for the peer, which count as queued in the process budget: from now on they are this link's to take off.
     /// Returns `false` when the tunnel takes no more; they are dropped then.
-    pub fn leg_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
+    pub fn endpoint_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
         let takes = |tunnel: &&mut Tunnel| {
             tunnel.out.end == OutEnd::None && !tunnel.ended && tunnel.phase != Phase::Done
         };
@@ -255,8 +255,8 @@ impl Link {
         true
     }
 
-    /// The leg sends no more bytes. Where the wire has no half-close this closes the tunnel.
-    pub fn leg_fin(&mut self, key: TunnelKey, now: Moment) {
+    /// The endpoint sends no more bytes. Where the wire has no half-close this closes the tunnel.
+    pub fn endpoint_fin(&mut self, key: TunnelKey, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
@@ -272,8 +272,8 @@ impl Link {
         self.watch(key, now);
     }
 
-    /// The leg will send no more than it has yet to hand over, for which there is no room. Repeats are harmless.
-    pub fn leg_end_waits(&mut self, key: TunnelKey, now: Moment) {
+    /// The endpoint will send no more than it has yet to hand over, for which there is no room. Repeats are harmless.
+    pub fn endpoint_end_waits(&mut self, key: TunnelKey, now: Moment) {
         if let Some(tunnel) = self.tunnels.get_mut(key)
             && tunnel.out.end == OutEnd::None
             && !tunnel.ended
@@ -285,20 +285,20 @@ impl Link {
         }
     }
 
-    /// The leg wants the tunnel closed once its bytes are sent. Agents may give the peer a text.
-    pub fn leg_close(&mut self, key: TunnelKey, error: String, now: Moment) {
+    /// The endpoint wants the tunnel closed once its bytes are sent. Agents may give the peer a text.
+    pub fn endpoint_close(&mut self, key: TunnelKey, error: String, now: Moment) {
         self.close_outgoing(key, error, now);
     }
 
-    /// The leg is gone. Without a close before it, its queued bytes are discarded and the peer is told at once.
-    pub fn leg_gone(&mut self, key: TunnelKey, now: Moment) {
+    /// The endpoint is gone. Without a close before it, its queued bytes are discarded and the peer is told at once.
+    pub fn endpoint_gone(&mut self, key: TunnelKey, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
-        if tunnel.leg_gone {
+        if tunnel.endpoint_gone {
             return;
         }
-        tunnel.leg_gone = true;
+        tunnel.endpoint_gone = true;
         tunnel.ended = true;
         let phase = tunnel.phase;
         let closing = matches!(tunnel.out.end, OutEnd::CloseReq | OutEnd::CloseRsp(_));
@@ -360,7 +360,7 @@ impl Link {
                     }
                 }
             } else {
-                self.end_leg(key, end.clone(), now);
+                self.end_endpoint(key, end.clone(), now);
                 if let Some(tunnel) = self.tunnels.get_mut(key) {
                     tunnel.phase = Phase::Done;
                     tunnel.out.clear();

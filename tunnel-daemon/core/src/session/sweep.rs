@@ -84,7 +84,7 @@ impl Link {
         {
             if let Some(conn) = tunnel.conn() {
                 self.conns.remove(&conn);
-                self.end_leg(key, TunnelEnd::Unconfirmed, now);
+                self.end_endpoint(key, TunnelEnd::Unconfirmed, now);
                 self.finish_protocol(key, conn);
             }
             return self.tunnels.get(key).is_some_and(|t| t.held() > 0);

@@ -1,4 +1,4 @@
-//! Leg -> peer: what goes next. Control first, then credit, then ends of tunnels without data, then data
+//! Endpoint -> peer: what goes next. Control first, then credit, then ends of tunnels without data, then data
 //! of all tunnels in turn. An end stays behind its own tunnel's data and passes everybody else's.
 
 use std::collections::VecDeque;
@@ -16,9 +16,9 @@ use crate::wire::packet::{Packet, PacketType, Side};
 pub enum Transmit {
     /// A small packet.
     Control(Packet),
-    /// Payload of one tunnel, in pieces as the leg gave them.
+    /// Payload of one tunnel, in pieces as the endpoint gave them.
     Data {
-        /// Whose bytes these are; the leg may give as many again.
+        /// Whose bytes these are; the endpoint may give as many again.
         key: TunnelKey,
         /// Their connection.
         conn: ConnId,
@@ -26,7 +26,7 @@ pub enum Transmit {
         parts: VecDeque<Bytes>,
         /// Sum of the parts' lengths.
         bytes: usize,
-        /// Pieces of the leg that end with these parts; of the last part there may be more to come.
+        /// Pieces of the endpoint that end with these parts; of the last part there may be more to come.
         pieces: usize,
     },
 }
@@ -211,7 +211,7 @@ impl Link {
                 let error = std::mem::take(error);
                 let again = tunnel.out.close_asked_again;
                 self.conns.remove(&conn);
-                self.end_leg(key, TunnelEnd::Confirmed, now);
+                self.end_endpoint(key, TunnelEnd::Confirmed, now);
                 self.finish_protocol(key, conn);
                 if again {
                     self.deny_close(conn);

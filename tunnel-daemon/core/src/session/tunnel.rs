@@ -8,7 +8,7 @@ use super::budget::Queued;
 use super::{Moment, READS_WITHIN};
 use crate::ids::{ConnId, DialId};
 
-/// Why a tunnel ended, for the leg, the access event and metrics.
+/// Why a tunnel ended, for the endpoint, the access event and metrics.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TunnelEnd {
     /// The peer closed it; the text is usually empty.
@@ -41,7 +41,7 @@ pub enum TunnelEnd {
     Oversize,
     /// This side closed it and the peer never confirmed.
     Unconfirmed,
-    /// It was closed, and bytes for the leg were given up because the leg made no progress.
+    /// It was closed, and bytes for the endpoint were given up because the endpoint made no progress.
     LingerExpired,
     /// This process ends.
     Shutdown,
@@ -70,7 +70,7 @@ impl TunnelEnd {
         }
     }
 
-    /// Whether bytes received before the end still belong to the leg.
+    /// Whether bytes received before the end still belong to the endpoint.
     #[must_use]
     pub fn delivers_rest(&self) -> bool {
         matches!(
@@ -79,7 +79,7 @@ impl TunnelEnd {
         )
     }
 
-    /// Whether it looks to the leg as if the other side had closed its connection and nothing else.
+    /// Whether it looks to the endpoint as if the other side had closed its connection and nothing else.
     #[must_use]
     pub fn is_in_order(&self) -> bool {
         self.delivers_rest() && !matches!(self, Self::Closed { error } if !error.is_empty())
@@ -110,7 +110,7 @@ pub(super) enum OutEnd {
     CloseRsp(String),
 }
 
-/// Leg -> peer.
+/// Endpoint -> peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) queue: VecDeque<Bytes>,
@@ -132,7 +132,7 @@ pub(super) struct Outgoing {
     pub(super) conn_reserved: i64,
 }
 
-/// Peer -> leg. All counts are cumulative; differences are what is held or granted.
+/// Peer -> endpoint. All counts are cumulative; differences are what is held or granted.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) received: u64,
@@ -141,7 +141,7 @@ pub(super) struct Incoming {
     pub(super) granted: u64,
     pub(super) window: u64,
     pub(super) window_at: Moment,
-    /// Since then the leg has had next to nothing left: it takes bytes as fast as they come.
+    /// Since then the endpoint has had next to nothing left: it takes bytes as fast as they come.
     pub(super) was_hungry: bool,
     pub(super) progress_at: Moment,
     pub(super) fin: bool,
@@ -154,14 +154,14 @@ pub(super) struct Tunnel {
     pub(super) phase: Phase,
     pub(super) out: Outgoing,
     pub(super) inc: Incoming,
-    /// The leg has been told the end; nothing is delivered any more.
+    /// The endpoint has been told the end; nothing is delivered any more.
     pub(super) ended: bool,
-    /// The leg is gone (or never came); only the protocol keeps this entry.
-    pub(super) leg_gone: bool,
-    /// The leg had closed it before: what it had said is on its way until the peer confirms.
+    /// The endpoint is gone (or never came); only the protocol keeps this entry.
+    pub(super) endpoint_gone: bool,
+    /// The endpoint had closed it before: what it had said is on its way until the peer confirms.
     pub(super) lingers: bool,
     pub(super) watched: bool,
-    /// The leg will send no more than it has yet to hand over.
+    /// The endpoint will send no more than it has yet to hand over.
     pub(super) end_waits: bool,
     pub(super) close_deadline: Option<Moment>,
     pub(super) active_at: Moment,
@@ -210,7 +210,7 @@ impl Tunnel {
                 window_due: 0,
             },
             ended: false,
-            leg_gone: false,
+            endpoint_gone: false,
             lingers: false,
             watched: false,
             end_waits: false,
@@ -223,7 +223,7 @@ impl Tunnel {
         self.inc.received - self.inc.drained
     }
 
-    /// Whether bytes wait for a leg that takes none.
+    /// Whether bytes wait for an endpoint that takes none.
     pub(super) fn is_unread(&self, now: Moment) -> bool {
         self.held() > 0 && now.since(self.inc.progress_at) > READS_WITHIN
     }

@@ -1,4 +1,4 @@
-//! One end of one link with its legs, driven the way the documented contract asks.
+//! One end of one link with its endpoints, driven the way the documented contract asks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::{Packet, PacketType};
 
+use crate::endpoint::Endpoint;
 use crate::ledger::Ledger;
-use crate::leg::Leg;
 use crate::pipe::Pipe;
 use crate::record::{Record, Who};
 use crate::rng::Rng;
@@ -34,7 +34,7 @@ pub(crate) struct Turn<'a> {
     pub(crate) now: Moment,
     pub(crate) records: &'a mut Vec<Record>,
     pub(crate) rng: &'a mut Rng,
-    /// Legs may miss a turn; not when turns are seconds apart, or readers would look stalled.
+    /// Endpoints may miss a turn; not when turns are seconds apart, or readers would look stalled.
     pub(crate) lazy: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct End {
     pub(crate) failed: bool,
     config: LinkConfig,
     decoder: Decoder,
-    legs: BTreeMap<(u32, u32), Leg>,
+    endpoints: BTreeMap<(u32, u32), Endpoint>,
     dialing: Vec<Dialing>,
     /// Server: dials not yet on the wire; agent: answers. No data may leave before them.
     unwritten: BTreeSet<u64>,
@@ -66,7 +66,7 @@ impl End {
             failed: false,
             config,
             decoder: Decoder::default(),
-            legs: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
             dialing: Vec::new(),
             unwritten: BTreeSet::new(),
             unanswered: 0,
@@ -94,8 +94,8 @@ impl End {
         };
         match self.link.dial(request, turn.now) {
             Ok(key) => {
-                let leg = Leg::new(key, &mut record, Who::Client, turn.rng);
-                self.legs.insert(place(key), leg);
+                let endpoint = Endpoint::new(key, &mut record, Who::Client, turn.rng);
+                self.endpoints.insert(place(key), endpoint);
                 self.unwritten.insert(uid);
             }
             Err(failure) => {
@@ -114,7 +114,7 @@ impl End {
         self.apply(turn);
     }
 
-    /// Reads, lets legs and dials act, minds the time, writes: in that order, as the driver does.
+    /// Reads, lets endpoints and dials act, minds the time, writes: in that order, as the driver does.
     pub(crate) fn step(
         &mut self,
         turn: &mut Turn<'_>,
@@ -124,15 +124,15 @@ impl End {
     ) {
         self.read(turn, from_peer);
         self.finish_dials(turn);
-        for at in self.legs.keys().copied().collect::<Vec<_>>() {
+        for at in self.endpoints.keys().copied().collect::<Vec<_>>() {
             if turn.rng.once_in(3) && turn.lazy {
                 continue;
             }
-            if let Some(leg) = self.legs.get_mut(&at) {
-                let record = record_of(turn.records, leg.uid);
-                if leg.act(&mut self.link, record, turn.now, turn.rng) {
-                    self.unwritten.remove(&leg.uid);
-                    self.legs.remove(&at);
+            if let Some(endpoint) = self.endpoints.get_mut(&at) {
+                let record = record_of(turn.records, endpoint.uid);
+                if endpoint.act(&mut self.link, record, turn.now, turn.rng) {
+                    self.unwritten.remove(&endpoint.uid);
+                    self.endpoints.remove(&at);
                 }
             }
             self.apply(turn);
@@ -144,7 +144,7 @@ impl End {
     }
 
     fn read(&mut self, turn: &mut Turn<'_>, pipe: &mut Pipe) {
-        // Much more than a turn writes: a wire that is 30 s deep is a stalled link, not a slow leg.
+        // Much more than a turn writes: a wire that is 30 s deep is a stalled link, not a slow endpoint.
         let mut pieces = turn.rng.within(0..=400);
         while pieces > 0 {
             pieces -= 1;
@@ -186,8 +186,8 @@ impl End {
             self.unanswered += 1;
             if wanted {
                 let record = record_of(turn.records, dial.uid);
-                let leg = Leg::new(dial.key, record, Who::Target, turn.rng);
-                self.legs.insert(place(dial.key), leg);
+                let endpoint = Endpoint::new(dial.key, record, Who::Target, turn.rng);
+                self.endpoints.insert(place(dial.key), endpoint);
             }
             self.apply(turn);
         }
@@ -225,8 +225,8 @@ impl End {
                     );
                     assert!(bytes > 0 && bytes <= self.config.packet_bytes_max);
                     assert_eq!(bytes, parts.iter().map(|part| part.len()).sum::<usize>());
-                    if let Some(leg) = self.legs.get_mut(&place(key)) {
-                        leg.transmitted(bytes);
+                    if let Some(endpoint) = self.endpoints.get_mut(&place(key)) {
+                        endpoint.transmitted(bytes);
                     }
                     MessageBuf::data(conn, parts)
                 }
@@ -243,16 +243,19 @@ impl End {
                 Action::CancelDial { key } => self.dialing.retain(|dial| dial.key != key),
                 Action::DialDone { key, conn } => {
                     assert_ne!(conn.0, 0);
-                    let leg = self.leg(key);
-                    leg.open = true;
-                    let record = record_of(turn.records, leg.uid);
+                    let endpoint = self.endpoint(key);
+                    endpoint.open = true;
+                    let record = record_of(turn.records, endpoint.uid);
                     record.opened = true;
                     record.outcomes += 1;
                 }
                 Action::DialFailed { key, outcome } => {
-                    let leg = self.legs.remove(&place(key)).expect("a dial that is known");
-                    record_of(turn.records, leg.uid).outcomes += 1;
-                    self.unwritten.remove(&leg.uid);
+                    let endpoint = self
+                        .endpoints
+                        .remove(&place(key))
+                        .expect("a dial that is known");
+                    record_of(turn.records, endpoint.uid).outcomes += 1;
+                    self.unwritten.remove(&endpoint.uid);
                     if !outcome.written {
                         assert!(
                             matches!(
@@ -267,23 +270,23 @@ impl End {
                 }
                 Action::Deliver { key, bytes } => {
                     assert!(!bytes.is_empty());
-                    self.leg(key).deliver(&bytes);
+                    self.endpoint(key).deliver(&bytes);
                 }
-                Action::PeerFin { key } => self.leg(key).peer_fin(),
+                Action::PeerFin { key } => self.endpoint(key).peer_fin(),
                 Action::Ended { key, end } => {
-                    let leg = self.leg(key);
-                    let record = record_of(turn.records, leg.uid);
-                    leg.ended(end.clone());
+                    let endpoint = self.endpoint(key);
+                    let record = record_of(turn.records, endpoint.uid);
+                    endpoint.ended(end.clone());
                     record.note_end(who, end);
                 }
                 Action::Abort { key, .. } => {
-                    let leg = self.leg(key);
-                    leg.abort();
-                    let record = record_of(turn.records, leg.uid);
+                    let endpoint = self.endpoint(key);
+                    endpoint.abort();
+                    let record = record_of(turn.records, endpoint.uid);
                     record.excuse.get_or_insert("cut");
                     assert!(
                         !record.credit || record.excuse != Some("cut"),
-                        "a leg that reads was cut: {record:?}"
+                        "an endpoint that reads was cut: {record:?}"
                     );
                 }
                 Action::Failed(_) => self.failed = true,
@@ -295,10 +298,10 @@ impl End {
         }
     }
 
-    fn leg(&mut self, key: TunnelKey) -> &mut Leg {
-        self.legs
+    fn endpoint(&mut self, key: TunnelKey) -> &mut Endpoint {
+        self.endpoints
             .get_mut(&place(key))
-            .expect("actions name tunnels whose leg is there")
+            .expect("actions name tunnels whose endpoint is there")
     }
 
     fn start_dial(&mut self, key: TunnelKey, address: &str, turn: &mut Turn<'_>) {
@@ -317,10 +320,10 @@ impl End {
         rng.once_in(10) && self.config.dial_timeout.is_some()
     }
 
-    /// The link is gone for this end. Half of the time its legs outlive it for a while, as the driver's do.
+    /// The link is gone for this end. Half of the time its endpoints outlive it for a while, as the driver's do.
     pub(crate) fn lost(&mut self, turn: &mut Turn<'_>) {
-        for leg in self.legs.values() {
-            record_of(turn.records, leg.uid)
+        for endpoint in self.endpoints.values() {
+            record_of(turn.records, endpoint.uid)
                 .excuse
                 .get_or_insert("link lost");
         }
@@ -328,27 +331,31 @@ impl End {
         self.apply(turn);
         assert_eq!(self.link.pending_dials(), 0);
         assert!(self.dialing.is_empty(), "a dial outlived its link");
-        let keys: Vec<_> = self.legs.values().map(|leg| leg.key).collect();
+        let keys: Vec<_> = self
+            .endpoints
+            .values()
+            .map(|endpoint| endpoint.key)
+            .collect();
         if turn.rng.once_in(2) {
             for key in keys {
-                self.link.leg_gone(key, turn.now);
+                self.link.endpoint_gone(key, turn.now);
             }
             self.check_empty(turn.now);
         }
-        self.legs.clear();
+        self.endpoints.clear();
     }
 
     pub(crate) fn wind_down(&mut self) {
-        self.legs.values_mut().for_each(Leg::wind_down);
+        self.endpoints.values_mut().for_each(Endpoint::wind_down);
     }
 
     /// Grows or shrinks with whatever happens here.
-    pub(crate) fn legs(&self) -> usize {
-        self.legs.len() + self.dialing.len()
+    pub(crate) fn endpoints(&self) -> usize {
+        self.endpoints.len() + self.dialing.len()
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.legs.is_empty()
+        self.endpoints.is_empty()
             && self.dialing.is_empty()
             && self.link.tunnels() == 0
             && !self.link.wants_transmit()
@@ -356,10 +363,10 @@ impl End {
 
     /// The next moment at which this end has something to do by itself.
     pub(crate) fn wakes_at(&self, now: Moment) -> Option<Moment> {
-        let legs = self.legs.values().map(Leg::wakes_at);
+        let endpoints = self.endpoints.values().map(Endpoint::wakes_at);
         let dials = self.dialing.iter().filter_map(|dial| dial.ends_at);
-        // The link's own deadlines are far apart and may be served late; legs may not.
-        legs.chain(dials).filter(|at| *at > now).min()
+        // The link's own deadlines are far apart and may be served late; endpoints may not.
+        endpoints.chain(dials).filter(|at| *at > now).min()
     }
 
     /// Nothing of any tunnel is left on this link.

@@ -330,7 +330,7 @@ impl FailoverWorld {
                     link.targets.push((at, key, takes < 5_000));
                 }
                 Action::CancelDial { key } => link.targets.retain(|(_, other, _)| *other != key),
-                Action::Ended { key, .. } => link.agent_end.leg_gone(key, now),
+                Action::Ended { key, .. } => link.agent_end.endpoint_gone(key, now),
                 _ => (),
             }
         }
@@ -342,7 +342,7 @@ impl FailoverWorld {
                     dial.running.retain(|running| *running != (id, key));
                     if dial.outcomes > 0 {
                         // It crossed another answer, or the client's end: as if its future were dropped.
-                        link.server_end.leg_gone(key, now);
+                        link.server_end.endpoint_gone(key, now);
                         continue;
                     }
                     let (_, asked) = dial.attempts.running().find(|(on, _)| *on == id).unwrap();
@@ -354,7 +354,7 @@ impl FailoverWorld {
                     let at = link.dials[&key];
                     self.failed(at, id, key, outcome, link);
                 }
-                Action::Ended { key, .. } => link.server_end.leg_gone(key, now),
+                Action::Ended { key, .. } => link.server_end.endpoint_gone(key, now),
                 Action::Count(Event::LateAnswer) => {
                     late += 1;
                     link.answers.heard();
@@ -402,8 +402,8 @@ impl FailoverWorld {
                 shown.opened += 1;
                 dial.open = None;
                 let link = self.links.get_mut(&id).unwrap();
-                link.server_end.leg_close(key, String::new(), now);
-                link.server_end.leg_gone(key, now);
+                link.server_end.endpoint_close(key, String::new(), now);
+                link.server_end.endpoint_gone(key, now);
             }
             return;
         }
@@ -444,7 +444,7 @@ impl FailoverWorld {
     fn call_off(&mut self, at: usize) {
         for (id, key) in std::mem::take(&mut self.dials[at].running) {
             if let Some(link) = self.links.get_mut(&id) {
-                link.server_end.leg_gone(key, self.now);
+                link.server_end.endpoint_gone(key, self.now);
             }
         }
     }
@@ -497,7 +497,7 @@ impl FailoverWorld {
         match link.server_end.dial(request, now) {
             // As where a queue is full: seldom, and before anything is sent.
             Ok(key) if self.rng.once_in(40) => {
-                link.server_end.leg_gone(key, now);
+                link.server_end.endpoint_gone(key, now);
                 let unsent = CancelledDial {
                     failure: DialFailure::LinkBusy,
                     written: false,

@@ -1,4 +1,4 @@
-//! Simulation of links and of lanes: servers, agents, legs and faults in one thread, without a clock.
+//! Simulation of links and of lanes: servers, agents, endpoints and faults in one thread, without a clock.
 //!
 //! A seed is a whole world. `ADIT_SIM_SEED=n` replays one, `ADIT_SIM_SEEDS=n` runs that many.
 #![expect(
@@ -7,10 +7,10 @@
 )]
 
 mod end;
+mod endpoint;
 mod failover;
 mod lanes;
 mod ledger;
-mod leg;
 mod pipe;
 mod record;
 mod rng;

@@ -10,19 +10,19 @@ use crate::rng::{Rng, mix};
 
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// Which leg of a tunnel.
+/// Which endpoint of a tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
     Client,
     Target,
 }
 
-/// One leg's history.
+/// One endpoint's history.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Bytes the link took from this leg.
+    /// Bytes the link took from this endpoint.
     pub(crate) sent: u64,
-    /// Bytes delivered to this leg that left it.
+    /// Bytes delivered to this endpoint that left it.
     pub(crate) taken: u64,
     pub(crate) fin: bool,
     pub(crate) closed: bool,
@@ -93,7 +93,7 @@ impl Record {
         }
     }
 
-    /// A leg was told the end.
+    /// An endpoint was told the end.
     pub(crate) fn note_end(&mut self, who: Who, end: TunnelEnd) {
         match &end {
             TunnelEnd::CreditViolation
@@ -185,13 +185,13 @@ fn place(uid: u64, from: Who, offset: u64) -> usize {
     usize::try_from(start.wrapping_add(offset) % PATTERN_BYTES as u64).unwrap()
 }
 
-/// At most `max` of the bytes this leg sends from `offset` on: no two tunnels send the same.
+/// At most `max` of the bytes this endpoint sends from `offset` on: no two tunnels send the same.
 pub(crate) fn stream_bytes(uid: u64, from: Who, offset: u64, max: usize) -> Bytes {
     let at = place(uid, from, offset);
     pattern().slice(at..PATTERN_BYTES.min(at + max))
 }
 
-/// Whether these are exactly the bytes that leg sends from `offset` on.
+/// Whether these are exactly the bytes that endpoint sends from `offset` on.
 pub(crate) fn is_stream(uid: u64, from: Who, offset: u64, bytes: &[u8]) -> bool {
     let mut done = 0;
     while done < bytes.len() {

@@ -266,7 +266,7 @@ impl World {
             })
     }
 
-    /// Runs until nothing moves; legs that wait for the clock get it in steps they can keep up with.
+    /// Runs until nothing moves; endpoints that wait for the clock get it in steps they can keep up with.
     fn settle(&mut self) {
         for _turn in 0..IDLE_TURNS_MAX {
             if self.is_idle() {
@@ -303,7 +303,7 @@ impl World {
             .filter_map(|wire| wire.ends.as_ref())
             .map(|ends| ends.ledger.packets * 1_000)
             .sum();
-        bytes * 1_000_000 + packets + self.ends().map(|end| end.legs() as u64).sum::<u64>()
+        bytes * 1_000_000 + packets + self.ends().map(|end| end.endpoints() as u64).sum::<u64>()
     }
 
     /// When an arrival, a sleeper or a deadline comes next.

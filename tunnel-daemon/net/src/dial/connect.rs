@@ -9,9 +9,9 @@ use adit_core::destination::DestinationList;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::accounts::{Accounts, Labels};
 use crate::direct;
-use adit_account::{Accounts, Labels};
-use adit_redirect::exempt::OwnSockets;
+use crate::self_sockets::OwnSockets;
 use adit_telemetry::labels::AccountRole;
 
 /// As Go's default: a target that vanished is noticed even on an idle tunnel.

@@ -18,11 +18,11 @@ use tokio::time::{Instant, timeout_at};
 pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
 
+use crate::accounts::Accounts;
+use crate::happy_eyeballs::Race;
 use crate::interfaces;
-use crate::race::Race;
 use crate::resolve::{Resolve, ResolveError, interleave};
-use adit_account::Accounts;
-use adit_redirect::exempt::OwnSockets;
+use crate::self_sockets::OwnSockets;
 
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);

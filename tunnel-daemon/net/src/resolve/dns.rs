@@ -20,8 +20,8 @@ use super::answers::Found;
 use super::files::ResolvConf;
 use super::zones::{Zone, Zoned};
 use super::{ResolveError, SrvRecord};
-use crate::race::Race;
-use adit_redirect::exempt::OwnSockets;
+use crate::happy_eyeballs::Race;
+use crate::self_sockets::OwnSockets;
 
 /// Longest wait for one answer. Below half a dial's deadline, so that a lost datagram is asked for again.
 pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(2);

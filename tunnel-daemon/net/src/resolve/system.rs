@@ -21,7 +21,7 @@ use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
-use adit_redirect::exempt::OwnSockets;
+use crate::self_sockets::OwnSockets;
 use adit_tls::blocking;
 use adit_tls::reread::Reread;
 

@@ -14,7 +14,7 @@ use tokio::net::{TcpSocket, UdpSocket};
 
 use crate::direct;
 use crate::interfaces::index_of;
-use adit_redirect::exempt::OwnSockets;
+use crate::self_sockets::OwnSockets;
 
 /// For a connection to a name server, unless the library says otherwise; its own value.
 const CONNECT_MAX: Duration = Duration::from_secs(5);

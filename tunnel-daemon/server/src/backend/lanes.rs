@@ -9,8 +9,8 @@ use adit_core::ids::{AgentId, ServerId};
 
 use crate::backend::admission::AdmittedAddresses;
 use crate::router::Hub;
-use adit_account::{Accounts, Labels};
 use adit_config::plan::LaneSecurity;
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::socket;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{AccountRole, LaneRefusal};

@@ -99,13 +99,13 @@ pub(super) async fn run_link(
         answers: Arc::clone(&handle.answers),
         metrics: metrics.clone(),
     };
-    let mailbox = Arc::clone(&handle.mailbox);
+    let dirty_list = Arc::clone(&handle.dirty_list);
     let id = handle.id;
     // The hub's own handle keeps the command queue open; ours would keep it open for ever.
     drop(handle);
     publish(&hub, &metrics);
     let link = Link::new(config, budget, source);
-    let mut driver = LinkDriver::new(link, streams, commands, mailbox, hooks);
+    let mut driver = LinkDriver::new(link, streams, commands, dirty_list, hooks);
     let over = (&mut driver).await;
     let is_leaving = matches!(over, LinkOver::Stopped) && hub.is_shutting_down();
     if is_leaving {

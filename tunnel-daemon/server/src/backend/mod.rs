@@ -12,5 +12,5 @@ mod service;
 pub use admission::Admission;
 pub use authorizer::{AgentAuthorizer, DenyFileError, check_deny_list};
 pub use link::LinkSettings;
-pub use node::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
+pub use node::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 pub use service::{Backend, BackendSettings};

@@ -20,8 +20,8 @@ use self::quota::{Quota, Quotas};
 use adit_config::limits;
 use adit_net::descriptors::{Descriptors, Use};
 use adit_net::dial::{DialError, Dialer, Permit};
-use adit_net::own::OwnListeners;
 use adit_net::resolve::ResolveError;
+use adit_net::self_listeners::OwnListeners;
 use adit_net::source_quota::{Source, SourcePlaces};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
@@ -32,7 +32,7 @@ use adit_telemetry::{
     AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, TunnelEntry,
     TunnelFacts, TunnelRecord, TunnelSide,
 };
-use adit_tunnel::{AgentOpen, AgentOpens, Leg, serve_target};
+use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
 /// Time for a destination to accept, all addresses together, and to take the header.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,14 +85,14 @@ impl Permit for Destinations {
 }
 
 /// Opens tunnels for agents.
-pub struct NodeDoor {
+pub struct NodeProxy {
     settings: NodeSettings,
     agents: Quotas,
 }
 
 /// The door as one link's agent finds it.
 struct AgentDoor {
-    door: Arc<NodeDoor>,
+    proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
@@ -100,7 +100,7 @@ struct AgentDoor {
     quota: Arc<Quota>,
 }
 
-impl NodeDoor {
+impl NodeProxy {
     /// For all links of a server.
     #[must_use]
     pub fn new(settings: NodeSettings) -> Arc<Self> {
@@ -118,7 +118,7 @@ impl NodeDoor {
         source: &Source,
     ) -> Arc<dyn AgentOpens> {
         Arc::new(AgentDoor {
-            door: Arc::clone(self),
+            proxy: Arc::clone(self),
             dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
@@ -130,7 +130,7 @@ impl NodeDoor {
 
 impl AgentOpens for AgentDoor {
     fn asked(&self, open: AgentOpen) {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         if open.request().raw {
             self.refused(NodeRefusal::Failed);
             let text = "tunnels that agents open have frames";
@@ -145,7 +145,7 @@ impl AgentOpens for AgentDoor {
             }
         };
         let asked = Asked {
-            door: Arc::clone(&self.door),
+            proxy: Arc::clone(&self.proxy),
             dialer: Arc::clone(&self.dialer),
             agent: self.agent.clone(),
             principal: Arc::clone(&self.principal),
@@ -165,11 +165,11 @@ impl AgentOpens for AgentDoor {
 
 impl AgentDoor {
     fn refused(&self, why: NodeRefusal) {
-        self.door.settings.metrics.node_refused(why);
+        self.proxy.settings.metrics.node_refused(why);
     }
 
     fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         if settings.leaving.is_cancelled() {
             return Err(NodeRefusal::Leaving);
         }
@@ -189,7 +189,7 @@ impl AgentDoor {
 
 /// One tunnel that was asked for.
 struct Asked {
-    door: Arc<NodeDoor>,
+    proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
@@ -204,7 +204,7 @@ impl Asked {
             asked: &self,
             destination: &request.address,
             started: Instant::now(),
-            waiting: Some(self.door.settings.metrics.node_waiting()),
+            waiting: Some(self.proxy.settings.metrics.node_waiting()),
             open: None,
         };
         let dialed = match self.quota.dial(&self.source) {
@@ -220,9 +220,9 @@ impl Asked {
             }
             Some(Ok(socket)) => match open.accept() {
                 None => record.refused(&NodeRefusal::GivenUp.into()),
-                Some(mut leg) => {
-                    leg.tell(record.opened());
-                    relay(socket, leg, &request.address, record).await;
+                Some(mut endpoint) => {
+                    endpoint.tell(record.opened());
+                    relay(socket, endpoint, &request.address, record).await;
                 }
             },
         }
@@ -230,13 +230,13 @@ impl Asked {
 
     /// When this server goes away, the agent has time to ask another one.
     async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
-        let leaving = &self.door.settings.leaving;
+        let leaving = &self.proxy.settings.leaving;
         let dialed = leaving.run_until_cancelled(self.dial(request)).await;
         dialed.unwrap_or_else(|| Err(NodeRefusal::Leaving.into()))
     }
 
     async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
-        let settings = &self.door.settings;
+        let settings = &self.proxy.settings;
         settings.descriptors.opened();
         let dialed = self.dialer.dial(&request.protocol, &request.address).await;
         let mut socket = dialed.map_err(|error| Refused {
@@ -269,8 +269,8 @@ impl From<NodeRefusal> for Refused {
     }
 }
 
-async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
-    let tunnel = serve_target(socket, leg, address, (), move |outcome| {
+async fn relay(socket: TcpStream, endpoint: Endpoint, address: &str, mut record: Record<'_>) {
+    let tunnel = serve_target(socket, endpoint, address, (), move |outcome| {
         let reason = outcome.reason_at_target();
         record.ended(Some((outcome.to_socket, outcome.from_socket)), reason);
     });
@@ -298,7 +298,7 @@ impl Record<'_> {
     /// For whoever moves the bytes.
     fn opened(&mut self) -> Arc<LiveTunnel> {
         self.waiting = None;
-        let metrics = &self.asked.door.settings.metrics;
+        let metrics = &self.asked.proxy.settings.metrics;
         let facts = TunnelFacts {
             side: TunnelSide::Target,
             peer: self.asked.agent.as_str(),
@@ -320,7 +320,7 @@ impl Record<'_> {
     fn refused(&mut self, refused: &Refused) {
         self.waiting = None;
         let why = refused.why;
-        let metrics = &self.asked.door.settings.metrics;
+        let metrics = &self.asked.proxy.settings.metrics;
         metrics.node_refused(why);
         let (known, error) = match &refused.error {
             Some((known, error)) => (Some(*known), &**error),
@@ -351,7 +351,7 @@ impl Record<'_> {
     }
 
     fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: Detail) {
-        self.asked.door.settings.access.record(&TunnelRecord {
+        self.asked.proxy.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),
             agents_asked: None,

@@ -29,10 +29,10 @@ use crate::backend::connection_links::{ConnectionLinks, without_links};
 use crate::backend::lanes::LaneListener;
 use crate::backend::link::{Claims, LinkSettings, run_link};
 use crate::backend::link_places::{LinkPlaces, LinkQuota};
-use crate::backend::node::NodeDoor;
+use crate::backend::node::NodeProxy;
 use crate::router::{Entered, Hub, LinkHandle, LinkInfo};
-use adit_account::{Accounts, Labels};
 use adit_config::plan::LaneSecurity;
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::grpc::{self, Code, Windows};
 use adit_net::source_quota::Source;
 use adit_net::tasks::{Admitted, Tasks};
@@ -81,7 +81,7 @@ pub struct BackendSettings {
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
     /// Opens tunnels for agents; absent: they may open none.
-    pub node: Option<Arc<NodeDoor>>,
+    pub node: Option<Arc<NodeProxy>>,
     /// Accounting in the kernel.
     pub accounts: Accounts,
 }
@@ -489,7 +489,7 @@ impl Backend {
         }
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
-            let bells = Arc::clone(lanes).answer_bells();
+            let bells = Arc::clone(lanes).serve_ready();
             let _full = self.tasks.spawn("lane-bells", bells);
         }
         Ok((entered, source, places))

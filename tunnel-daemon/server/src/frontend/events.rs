@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use crate::frontend::client_limits::ClientLimits;
 use crate::frontend::grpc::StreamEvents;
 use crate::router::{AskedAgents, OpenTunnel};
-use adit_account::{Accounts, Labels};
 use adit_config::limits;
+use adit_net::accounts::{Accounts, Labels};
 use adit_net::descriptors::{Descriptors, Use};
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::{
@@ -26,7 +26,7 @@ use adit_telemetry::{
 };
 use adit_tls::principal::Principal;
 use adit_tls::stream::Connection;
-use adit_tunnel::{Leg, LegWatch, PipeRelay};
+use adit_tunnel::{Endpoint, EndpointWatch, PipeRelay};
 
 /// Shared by all frontends of a server.
 #[derive(Clone)]
@@ -228,11 +228,11 @@ impl ClientTunnel {
     }
 
     /// Has the writes to the client measured, and its bytes told.
-    pub fn watch(&self, leg: &mut Leg) {
+    pub fn watch(&self, endpoint: &mut Endpoint) {
         if let Some(live) = self.live() {
-            leg.tell(live);
+            endpoint.tell(live);
         }
-        leg.watch(LegWatch::Client(self.context.metrics.clone()));
+        endpoint.watch(EndpointWatch::Client(self.context.metrics.clone()));
     }
 
     /// The dial became a tunnel, and the client could not be told.
@@ -380,7 +380,7 @@ impl StreamEvents for GrpcEvents {
     fn packet_out(&mut self, kind: PacketType) {
         self.to_client.count(kind);
         if kind != PacketType::Data {
-            // Buffered, so never waited for. Payload is measured by the leg.
+            // Buffered, so never waited for. Payload is measured by the endpoint.
             self.tunnel.context.metrics.frontend_write(Duration::ZERO);
         }
     }
@@ -410,8 +410,8 @@ impl StreamEvents for GrpcEvents {
         self.tunnel.answer_lost();
     }
 
-    fn watch(&mut self, leg: &mut Leg) {
-        self.tunnel.watch(leg);
+    fn watch(&mut self, endpoint: &mut Endpoint) {
+        self.tunnel.watch(endpoint);
     }
 
     fn offence(&mut self, violation: Violation) {

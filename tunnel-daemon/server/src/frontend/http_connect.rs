@@ -15,7 +15,7 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::frontend::carry::Client;
+use crate::frontend::client::Client;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientTunnel, FrontendContext, time_is_up};
 use crate::frontend::pending_dial;
@@ -26,7 +26,7 @@ use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::blocks;
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::lane::Pipe;
-use adit_tunnel::{Carrier, Closing, Leg, reset_on_close};
+use adit_tunnel::{Carrier, Closing, Endpoint, reset_on_close};
 
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
@@ -71,18 +71,21 @@ fn tunnel<S: Connection + Send + 'static>(
         reset_on_close(socket);
     }
     match carrier {
-        Carrier::Leg(leg) => Box::pin(carry(client, leg)),
+        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel(client, endpoint)),
         Carrier::Pipe(pipe) => Box::pin(splice(client, pipe)),
     }
 }
 
 /// From the answer to the end, by this task. Not an `async` function: that would keep what it is called with twice.
-fn carry<S: Connection>(mut client: Client<S>, leg: Leg) -> impl Future<Output = ()> + use<S> {
-    let mut leg = Some(leg);
+fn serve_tunnel<S: Connection>(
+    mut client: Client<S>,
+    endpoint: Endpoint,
+) -> impl Future<Output = ()> + use<S> {
+    let mut endpoint = Some(endpoint);
     async move {
         // In this order they are dropped, if it comes to that.
-        let (leg, client) = (&mut leg, &mut client);
-        if let Some(closing) = relay(client, leg).await {
+        let (endpoint, client) = (&mut endpoint, &mut client);
+        if let Some(closing) = relay(client, endpoint).await {
             client.close(closing).await;
         }
     }
@@ -296,18 +299,18 @@ async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
 /// Moves bytes until the tunnel ends, and says how the connection is to be closed, or until the client has gone.
 async fn relay<S: Connection>(
     client: &mut Client<S>,
-    carrier: &mut Option<Leg>,
+    carrier: &mut Option<Endpoint>,
 ) -> Option<Closing> {
     let Client {
         io, early, tunnel, ..
     } = client;
-    let leg = carrier.as_mut()?;
-    tunnel.watch(leg);
-    if let Err(gone) = Box::pin(answer(io, early, leg.readable())).await {
+    let endpoint = carrier.as_mut()?;
+    tunnel.watch(endpoint);
+    if let Err(gone) = Box::pin(answer(io, early, endpoint.readable())).await {
         gone.tell(tunnel);
         return None;
     }
-    client.pump(carrier).await
+    client.copy_bidirectional(carrier).await
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Listeners that speak one dialect each to clients.
 
-mod carry;
+mod client;
 pub mod client_limits;
 pub mod events;
 pub mod grpc;

@@ -10,15 +10,15 @@ use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::BytesMut;
 
-use crate::frontend::carry::Client;
+use crate::frontend::client::Client;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
 use crate::router::{AskedAgents, Hub, OpenTunnel};
-use adit_net::origin::{OriginError, OriginSource};
+use adit_net::original_dst::{OriginError, OriginSource};
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
 use adit_tls::stream::{ByteStream, PeerAddr};
-use adit_tunnel::{Carrier, Leg, reset_on_close};
+use adit_tunnel::{Carrier, Endpoint, reset_on_close};
 
 /// What tunnels of this dialect are at their target.
 const NETWORK: &str = "tcp";
@@ -50,19 +50,22 @@ fn tunnel(
     carrier: Carrier,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     match carrier {
-        Carrier::Leg(leg) => Box::pin(carry(client, leg)),
+        Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel(client, endpoint)),
         Carrier::Pipe(pipe) => Box::pin(client.splice(pipe)),
     }
 }
 
 /// Moves the bytes by this task. Not an `async` function: that would keep what it is called with twice.
-fn carry(mut client: Client<ByteStream>, mut leg: Leg) -> impl Future<Output = ()> {
-    client.tunnel.watch(&mut leg);
-    let mut leg = Some(leg);
+fn serve_tunnel(
+    mut client: Client<ByteStream>,
+    mut endpoint: Endpoint,
+) -> impl Future<Output = ()> {
+    client.tunnel.watch(&mut endpoint);
+    let mut endpoint = Some(endpoint);
     async move {
         // In this order they are dropped, if it comes to that.
-        let (leg, client) = (&mut leg, &mut client);
-        if let Some(closing) = client.pump(leg).await {
+        let (endpoint, client) = (&mut endpoint, &mut client);
+        if let Some(closing) = client.copy_bidirectional(endpoint).await {
             client.close(closing).await;
         }
     }
@@ -165,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::router::{DialLimits, Entered, LinkInfo};
-    use adit_account::Accounts;
+    use adit_net::accounts::Accounts;
     use adit_net::descriptors::Descriptors;
     use adit_telemetry::{AccessLog, ServerMetrics};
     use adit_tls::agent_identity::AgentIdentity;

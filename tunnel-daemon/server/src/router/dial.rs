@@ -22,7 +22,7 @@ use adit_config::limits;
 use adit_telemetry::DialCounts;
 use adit_telemetry::labels::Path;
 use adit_tunnel::clock::{Clock, moment};
-use adit_tunnel::leg::{Carrier, Leg};
+use adit_tunnel::endpoint::{Carrier, Endpoint};
 use adit_tunnel::pool::OnLane;
 use adit_tunnel::task::Command;
 
@@ -228,7 +228,7 @@ impl Hub {
     ) -> Result<OpenTunnel, DialFailure> {
         let open = self.dial_for(dial, protocol, address, false, asked).await?;
         match open.carrier {
-            Carrier::Leg(carrier) => Ok(OpenTunnel {
+            Carrier::Endpoint(carrier) => Ok(OpenTunnel {
                 carrier,
                 conn: open.conn,
                 link: open.link,
@@ -355,7 +355,7 @@ impl Hub {
             }
         }
         on(Path::Link);
-        let (leg, conduit) = Leg::new(&handle.mailbox);
+        let (endpoint, channel) = Endpoint::new(&handle.dirty_list);
         let (reply, outcome) = oneshot::channel();
         let spare = DialId(rand::random::<i64>() & i64::MAX);
         let request = DialRequest {
@@ -368,7 +368,7 @@ impl Hub {
             .commands
             .try_send(Command::Dial {
                 request,
-                conduit,
+                channel,
                 reply,
             })
             .is_err()
@@ -379,7 +379,7 @@ impl Hub {
             });
         }
         match outcome.await {
-            Ok(Ok(conn)) => Ok(opened(Carrier::Leg(leg), conn)),
+            Ok(Ok(conn)) => Ok(opened(Carrier::Endpoint(endpoint), conn)),
             Ok(Err(cancelled)) => Err(cancelled),
             Err(_dropped) => Err(CancelledDial {
                 failure: DialFailure::LinkLost,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::router::route::LinkInfo;
-use adit_tunnel::conduit::Mailbox;
+use adit_tunnel::channel::DirtyList;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
 
@@ -22,8 +22,8 @@ pub struct LinkHandle {
     pub info: Arc<LinkInfo>,
     /// Bounded; full means busy.
     pub commands: mpsc::Sender<Command>,
-    /// Where legs of this link report.
-    pub mailbox: Arc<Mailbox>,
+    /// Where endpoints of this link report.
+    pub dirty_list: Arc<DirtyList>,
     /// Its lanes, if it may have some.
     pub lanes: Option<Arc<LanePool>>,
     /// Since when it is there.

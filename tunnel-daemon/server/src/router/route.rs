@@ -19,9 +19,9 @@ use crate::router::handle::LinkHandle;
 use adit_telemetry::DialCounts;
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
+use adit_tunnel::channel::DirtyList;
 use adit_tunnel::clock::moment;
-use adit_tunnel::conduit::Mailbox;
-use adit_tunnel::leg::Leg;
+use adit_tunnel::endpoint::Endpoint;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
 
@@ -69,7 +69,7 @@ impl DialLimits {
 }
 
 /// An open tunnel, as a frontend gets it.
-pub struct OpenTunnel<C = Leg> {
+pub struct OpenTunnel<C = Endpoint> {
     /// This side of it.
     pub carrier: C,
     /// The id the agent chose, or on a lane this server.
@@ -187,7 +187,7 @@ impl Hub {
             id,
             info: Arc::new(info),
             commands: sender,
-            mailbox: Arc::new(Mailbox::default()),
+            dirty_list: Arc::new(DirtyList::default()),
             lanes,
             since: Instant::now(),
             answers: Arc::default(),
@@ -296,7 +296,7 @@ impl Hub {
     pub fn is_settled(&self) -> bool {
         locked(&self.links)
             .values()
-            .all(|link| link.mailbox.is_settled())
+            .all(|link| link.dirty_list.is_settled())
     }
 
     /// The lanes of a link, if it lives and may have some.

@@ -50,14 +50,14 @@ impl LinkHooks for AgentHooks {
             if address.starts_with("silent") {
                 return std::future::pending().await;
             }
-            let (sender, leg) = oneshot::channel();
+            let (sender, endpoint) = oneshot::channel();
             if address.starts_with("refused") {
                 let outcome = Err(String::from("connect: connection refused"));
                 let _gone = commands
                     .send(Command::Dialed(Dialed {
                         key,
                         outcome,
-                        leg: sender,
+                        endpoint: sender,
                     }))
                     .await;
                 return;
@@ -68,12 +68,12 @@ impl LinkHooks for AgentHooks {
                 .send(Command::Dialed(Dialed {
                     key,
                     outcome: Ok(()),
-                    leg: sender,
+                    endpoint: sender,
                 }))
                 .await;
             drop(commands);
-            if let Ok(mut leg) = leg.await {
-                let _outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+            if let Ok(mut endpoint) = endpoint.await {
+                let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
             }
         });
         Ok(())
@@ -118,7 +118,7 @@ struct World {
     agent: mpsc::Sender<Command>,
     budget: Arc<ProcessBudget>,
     /// The server's, of the link.
-    mailbox: Weak<Mailbox>,
+    dirty_list: Weak<DirtyList>,
 }
 
 fn config(role: Role, credit: bool, isolation: Isolation) -> LinkConfig {
@@ -179,11 +179,11 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             server_budget,
             "agent".into(),
         );
-        let mailbox = Arc::clone(&handle.mailbox);
-        let entered = Arc::downgrade(&mailbox);
+        let dirty_list = Arc::clone(&handle.dirty_list);
+        let entered = Arc::downgrade(&dirty_list);
         drop(handle);
         spawn(async move {
-            let _over = LinkDriver::new(link, streams, commands, mailbox, ServerHooks).await;
+            let _over = LinkDriver::new(link, streams, commands, dirty_list, ServerHooks).await;
             drop(guard);
         });
         let _sent = entered_in.send(entered);
@@ -222,24 +222,24 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             link,
             streams,
             agent_commands,
-            Arc::new(Mailbox::default()),
+            Arc::new(DirtyList::default()),
             hooks,
         )
         .await;
         drop(requests);
     });
-    let mailbox = entered_out.await.unwrap();
+    let dirty_list = entered_out.await.unwrap();
     World {
         hub,
         targets,
         agent,
         budget,
-        mailbox,
+        dirty_list,
     }
 }
 
 impl World {
-    async fn open(&mut self) -> (Leg, DuplexStream) {
+    async fn open(&mut self) -> (Endpoint, DuplexStream) {
         let open = self
             .hub
             .dial(DialId(7), "tcp", "target:1", &AskedAgents::default())
@@ -259,12 +259,12 @@ impl World {
     }
 }
 
-async fn read_data(leg: &mut Leg, total: usize) -> Vec<u8> {
+async fn read_data(endpoint: &mut Endpoint, total: usize) -> Vec<u8> {
     let mut got = Vec::new();
     while got.len() < total {
-        match leg.recv().await {
+        match endpoint.recv().await {
             Incoming::Data(bytes) => {
-                leg.drained(bytes.len());
+                endpoint.drained(bytes.len());
                 got.extend_from_slice(&bytes);
             }
             other => panic!("{other:?} after {} bytes", got.len()),
@@ -273,10 +273,10 @@ async fn read_data(leg: &mut Leg, total: usize) -> Vec<u8> {
     got
 }
 
-async fn ended(leg: &mut Leg) -> TunnelEnd {
+async fn ended(endpoint: &mut Endpoint) -> TunnelEnd {
     loop {
-        match leg.recv().await {
-            Incoming::Data(bytes) => leg.drained(bytes.len()),
+        match endpoint.recv().await {
+            Incoming::Data(bytes) => endpoint.drained(bytes.len()),
             Incoming::PeerFin => (),
             Incoming::Ended(end) => return end,
         }
@@ -291,7 +291,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 async fn bytes_both_ways(credit: bool) {
     let mut world = world(credit, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     let sent = pattern(3_000_000);
     let upload = sent.clone();
     let reader = async {
@@ -302,21 +302,21 @@ async fn bytes_both_ways(credit: bool) {
     };
     let writer = async {
         for chunk in sent.chunks(10_000) {
-            leg.ready().await;
-            leg.send(Bytes::copy_from_slice(chunk));
+            endpoint.ready().await;
+            endpoint.send(Bytes::copy_from_slice(chunk));
         }
-        read_data(&mut leg, sent.len()).await
+        read_data(&mut endpoint, sent.len()).await
     };
     let (at_target, back) = tokio::join!(reader, writer);
     assert!(at_target == sent && back == sent);
-    leg.close();
+    endpoint.close();
     assert_eq!(
-        ended(&mut leg).await,
+        ended(&mut endpoint).await,
         TunnelEnd::Closed {
             error: String::new()
         }
     );
-    drop(leg);
+    drop(endpoint);
     let mut rest = Vec::new();
     assert_eq!(target.read_to_end(&mut rest).await.unwrap(), 0);
     world.idle().await;
@@ -335,23 +335,23 @@ async fn bytes_arrive_both_ways_without_credit() {
 #[tokio::test]
 async fn half_close_leaves_the_other_direction_open_between_adit_ends() {
     let mut world = world(true, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
-    leg.send(Bytes::from_static(b"question"));
-    leg.fin();
+    let (mut endpoint, mut target) = world.open().await;
+    endpoint.send(Bytes::from_static(b"question"));
+    endpoint.fin();
     let mut question = String::new();
     target.read_to_string(&mut question).await.unwrap();
     assert_eq!(question, "question");
     target.write_all(b"answer").await.unwrap();
     drop(target);
-    assert_eq!(read_data(&mut leg, 6).await, b"answer");
+    assert_eq!(read_data(&mut endpoint, 6).await, b"answer");
     // Both directions have ended, so the agent closed the tunnel.
     assert_eq!(
-        leg.recv().await,
+        endpoint.recv().await,
         Incoming::Ended(TunnelEnd::Closed {
             error: String::new()
         })
     );
-    drop(leg);
+    drop(endpoint);
     world.idle().await;
 }
 
@@ -364,13 +364,13 @@ async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
         let block = vec![1; 64 * 1024];
         while flood.write_all(&block).await.is_ok() {}
     });
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     for round in 0_u32..200 {
-        leg.send(Bytes::from(round.to_be_bytes().to_vec()));
+        endpoint.send(Bytes::from(round.to_be_bytes().to_vec()));
         let mut got = [0; 4];
         target.read_exact(&mut got).await.unwrap();
         target.write_all(&got).await.unwrap();
-        assert_eq!(read_data(&mut leg, 4).await, round.to_be_bytes());
+        assert_eq!(read_data(&mut endpoint, 4).await, round.to_be_bytes());
     }
     assert!(world.budget.held_bytes() <= adit_core::session::WINDOW_START_BYTES + 4 * 200);
     // When it reads again, everything is there in order.
@@ -381,7 +381,7 @@ async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
             .all(|byte| *byte == 1)
     );
     drop(paused);
-    drop(leg);
+    drop(endpoint);
     world.idle().await;
 }
 
@@ -398,7 +398,7 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
         let block = vec![1; 64 * 1024];
         while flood.write_all(&block).await.is_ok() {}
     });
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     let closed = std::future::poll_fn(|cx| {
         if stalled.poll_aborted(cx) {
             std::task::Poll::Ready(())
@@ -410,11 +410,11 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
         .await
         .expect("the stalled tunnel is closed");
     assert_eq!(stalled.recv().await, Incoming::Ended(TunnelEnd::Budget));
-    leg.send(Bytes::from_static(b"still here"));
+    endpoint.send(Bytes::from_static(b"still here"));
     let mut got = [0; 10];
     target.read_exact(&mut got).await.unwrap();
     target.write_all(&got).await.unwrap();
-    assert_eq!(read_data(&mut leg, 10).await, b"still here");
+    assert_eq!(read_data(&mut endpoint, 10).await, b"still here");
 }
 
 #[tokio::test]
@@ -470,12 +470,12 @@ async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
 #[tokio::test]
 async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
     let mut world = world(true, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     let (ours, mut client) = duplex(8 * 1024);
     // As TLS does: takes bytes in, hands on what is over its capacity, and the rest when flushed.
     let mut ours = tokio::io::BufWriter::with_capacity(32 * 1024, ours);
     spawn(async move {
-        let _outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+        let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
     });
     let sent = pattern(100_000);
     let mut got = vec![0; sent.len()];
@@ -493,16 +493,16 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
 #[tokio::test(start_paused = true)]
 async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
     let mut world = world(false, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     target.write_all(&pattern(50_000)).await.unwrap();
     drop(target);
     let (mut stuck, _never_read) = duplex(100);
-    let outcome = pump(&mut stuck, &mut leg, Bytes::new()).await;
+    let outcome = copy_bidirectional(&mut stuck, &mut endpoint, Bytes::new()).await;
     assert!(
-        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        matches!(outcome.end, CopyEnd::Tunnel(TunnelEnd::LingerExpired)),
         "{outcome:?}"
     );
     assert_eq!(outcome.to_socket, 100);
-    drop(leg);
+    drop(endpoint);
     world.idle().await;
 }

@@ -3,8 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use adit_account::{Labels, Options};
+use adit_account::Options;
 use adit_ebpf_abi::ORIGIN_BYTES;
+use adit_net::accounts::Labels;
 use adit_redirect::attach::{Attached, open_cgroup};
 use adit_redirect::cgroup;
 use adit_redirect::object::{OBJECT, load};
@@ -167,13 +168,13 @@ async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
     assert_eq!(over.kind(), std::io::ErrorKind::ConnectionReset);
     accounting.accounts.accepted(&accepted, &CLIENT);
     let cookie = accounting.accounts.cookie(&accepted).unwrap();
-    assert_eq!(accounting.accounts.live(cookie), None);
+    assert_eq!(accounting.table.live(cookie), None);
     // One that lives has its entry.
     let _open = TcpStream::connect(address).await.unwrap();
     let (accepted, _) = listener.accept().await.unwrap();
     accounting.accounts.accepted(&accepted, &CLIENT);
     let cookie = accounting.accounts.cookie(&accepted).unwrap();
-    assert!(accounting.accounts.live(cookie).is_some());
+    assert!(accounting.table.live(cookie).is_some());
 }
 
 #[tokio::test]
@@ -263,7 +264,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
     let (forgotten, _) = watched.accept().await.unwrap();
     accounting.accounts.accepted(&forgotten, &CLIENT);
     let cookie = accounting.accounts.cookie(&forgotten).unwrap();
-    assert!(accounting.accounts.live(cookie).is_some());
+    assert!(accounting.table.live(cookie).is_some());
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = plain.local_addr().unwrap();
     let mut kept = connect(&accounting.accounts, address).await;
@@ -271,7 +272,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
     // No socket has such a cookie.
     const NOBODYS: u64 = 1 << 60;
     let mut named = 0;
-    while named < 70_000 || accounting.accounts.live(cookie).is_some() {
+    while named < 70_000 || accounting.table.live(cookie).is_some() {
         assert!(named < 1 << 20, "nothing makes room");
         for _socket in 0..1_000 {
             named += 1;
@@ -281,7 +282,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
         }
     }
     let there = (1..=named)
-        .filter(|number| accounting.accounts.live(NOBODYS + number).is_some())
+        .filter(|number| accounting.table.live(NOBODYS + number).is_some())
         .count();
     assert!((16_384..=65_536).contains(&there), "{there} of {named}");
     drop((forgotten, quiet));
@@ -314,7 +315,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
     let (mut theirs, _) = listener.accept().await.unwrap();
     let cookie = accounting.accounts.cookie(&ours).unwrap();
     // A handshake is a round trip, and no byte.
-    let account = accounting.accounts.live(cookie).unwrap().account;
+    let account = accounting.table.live(cookie).unwrap().account;
     assert_eq!((account.sent_bytes, account.received_bytes), (0, 0));
     assert!(account.rtt_us > 0, "{account:?}");
     let mut block = [0; 1_000];
@@ -326,7 +327,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
         ours.read_exact(&mut block).await.unwrap();
         sent += 1_000;
         // It is looked at ten times a second.
-        let account = accounting.accounts.live(cookie).unwrap().account;
+        let account = accounting.table.live(cookie).unwrap().account;
         if account.sent_bytes > 0 {
             break account;
         }
@@ -346,7 +347,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
     drop((ours, theirs));
     accounting.ended(LABELS, "target", 1).await;
     assert_eq!(accounting.bytes(LABELS, "target"), (sent, sent));
-    assert_eq!(accounting.accounts.live(cookie), None);
+    assert_eq!(accounting.table.live(cookie), None);
 }
 
 /// Limit (accounting): Several eBPF programs at `sock_ops` | all see a connection
@@ -425,7 +426,7 @@ fn two_capabilities_are_enough_to_account() {
         let runtime = runtime.enable_all().build().unwrap();
         runtime.block_on(async {
             let accounting = Accounting::start(Options::with_series_max(1));
-            assert!(accounting.accounts.program().is_some());
+            assert!(accounting.table.program().is_some());
         });
     });
     limited.join().unwrap();
@@ -457,7 +458,7 @@ async fn what_a_call_costs() {
                 ours.read_exact(&mut block).await.unwrap();
             }
         }
-        let program = accounting.accounts.program().unwrap();
+        let program = accounting.table.program().unwrap();
         let mut all = aya::programs::loaded_programs().filter_map(Result::ok);
         let info = all.find(|info| info.id() == program).unwrap();
         let (calls, time) = (info.run_count(), info.run_time());

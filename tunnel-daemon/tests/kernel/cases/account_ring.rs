@@ -43,7 +43,7 @@ async fn end_one(accounting: &Accounting, listener: &TcpListener) {
     let _both = tokio::join!(exchange(&mut ours, 1), exchange(&mut theirs, 1));
     drop((ours, theirs));
     let limit = Instant::now() + Duration::from_secs(20);
-    while accounting.accounts.live(cookie).is_some() {
+    while accounting.table.live(cookie).is_some() {
         assert!(Instant::now() < limit, "it does not end");
         tokio::task::yield_now().await;
     }

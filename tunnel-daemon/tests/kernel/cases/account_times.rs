@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use adit_account::{Accounts, Options};
+use adit_account::Options;
 use adit_relay::tcp_state;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -84,7 +84,7 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
         let closing = Instant::now();
         let _both = tokio::join!(exchange(&mut ours, 0), exchange(&mut theirs, 0));
         drop((ours, theirs));
-        let is_over = |cookie: &u64| accounting.accounts.live(*cookie).is_none();
+        let is_over = |cookie: &u64| accounting.table.live(*cookie).is_none();
         while !cookies.iter().all(is_over) {
             assert!(closing.elapsed() < LIMIT, "it does not end");
             tokio::task::yield_now().await;
@@ -116,10 +116,10 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
 }
 
 /// The mean of what the kernel has noted of the nearer ends, in seconds.
-fn noted(accounts: &Accounts, connections: &[(TcpStream, TcpStream)]) -> f64 {
+fn noted(accounting: &Accounting, connections: &[(TcpStream, TcpStream)]) -> f64 {
     let of = |near: &TcpStream| {
-        let cookie = accounts.cookie(near).unwrap();
-        accounts.live(cookie).unwrap().account.rtt_us
+        let cookie = accounting.accounts.cookie(near).unwrap();
+        accounting.table.live(cookie).unwrap().account.rtt_us
     };
     let micros: u32 = connections.iter().map(|(near, _far)| of(near)).sum();
     let connections = u32::try_from(connections.len()).unwrap();
@@ -154,7 +154,7 @@ async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
         // They are silent, so what is noted of them stands still.
         accounting
             .until("the mean of open connections", |now| {
-                let mean = noted(&now.accounts, &open);
+                let mean = noted(now, &open);
                 let is_mean = |shown: f64| (shown - mean).abs() < MICROSECOND / 100.0;
                 mean > 0.0 && now.open_rtt(LABELS, "target").is_some_and(is_mean)
             })
@@ -167,7 +167,7 @@ async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
             now.open_rtt(LABELS, "target").is_none()
         })
         .await;
-    assert!(accounting.accounts.live(NOBODYS).is_some());
+    assert!(accounting.table.live(NOBODYS).is_some());
 }
 
 /// At both ends of links or lanes, while a tunnel moves bytes on them.

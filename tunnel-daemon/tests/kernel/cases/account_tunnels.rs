@@ -466,7 +466,7 @@ async fn a_killed_process_leaves_no_program_behind() {
 #[ignore = "run by a_killed_process_leaves_no_program_behind"]
 async fn child_that_accounts() {
     let accounting = Accounting::start(Options::with_series_max(1));
-    println!("program {}", accounting.accounts.program().unwrap());
+    println!("program {}", accounting.table.program().unwrap());
     // Until the pipe breaks.
     let _line = std::io::stdin().lines().next();
 }

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
-use adit_redirect::neighbours::{Neighbour, Place};
 use adit_redirect::object::{OBJECT, load};
+use adit_redirect::other_programs::{Neighbour, Place};
 use adit_redirect::pins;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule, unpin};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};

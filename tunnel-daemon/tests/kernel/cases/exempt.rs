@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adit_net::direct;
-use adit_redirect::exempt::OwnSockets;
+use adit_net::self_sockets::{OwnSockets, SocketExemptions};
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use rustix::net::sockopt::socket_cookie;
@@ -101,7 +101,7 @@ pub(crate) fn play(arguments: &str) {
     // Nobody has said yet whose these are.
     tell(&format!("early: {}", counts()));
     drop(listener.accept().unwrap());
-    own_sockets.spared_by(&redirect);
+    own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     drop(connected(&own_sockets, target));
     tell(&format!("own: {}", counts()));
     // Loopback would be out of reach of one that is bound to another device.

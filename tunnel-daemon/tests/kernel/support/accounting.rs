@@ -1,6 +1,9 @@
 //! Accounting without a daemon around it.
 
-use adit_account::{Accounts, Options, Reader, start};
+use std::sync::Arc;
+
+use adit_account::{Options, Reader, SocketTable, start};
+use adit_net::accounts::Accounts;
 use adit_telemetry::{Scrape, ServerMetrics};
 use tokio::task::JoinHandle;
 
@@ -9,6 +12,7 @@ use super::wait::until;
 /// Accounting with its reader.
 pub(crate) struct Accounting {
     pub(crate) accounts: Accounts,
+    pub(crate) table: SocketTable,
     metrics: ServerMetrics,
     reader: Option<Reader>,
     task: Option<JoinHandle<()>>,
@@ -24,9 +28,10 @@ impl Accounting {
     /// Nobody reads what the kernel tells.
     pub(crate) fn paused(options: Options) -> Self {
         let metrics = ServerMetrics::new(&[]);
-        let (accounts, reader) = start(options, metrics.adit().account().clone()).unwrap();
+        let (table, reader) = start(options, metrics.adit().account().clone()).unwrap();
         Self {
-            accounts,
+            accounts: Accounts::new(Arc::new(table.clone())),
+            table,
             metrics,
             reader: Some(reader),
             task: None,

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use adit_account::{Accounts, Labels};
+use adit_net::accounts::{Accounts, Labels};
 use adit_telemetry::labels::AccountRole;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -372,7 +372,7 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     until("all lanes", || value(&world, idle) == 301.0).await;
     let pool = world.server().lanes().pop().expect("a pool");
     for sweep in 1..=3 {
-        pool.sweep().await;
+        pool.ping_idle().await;
         let expected = if sweep == 1 { 301.0 } else { 300.0 };
         // Those whose answers are just being read by a look between sweeps are not counted for that moment.
         let all = format!("all lanes after sweep {sweep}");
@@ -432,7 +432,7 @@ async fn a_lane_beyond_the_limit_is_not_bound() {
     let pool = world.server().lanes().pop().expect("a pool");
     within("room again", async {
         while !Stub::connect(&world, "agent").await.bind(&grant).await {
-            pool.sweep().await;
+            pool.ping_idle().await;
         }
     })
     .await;

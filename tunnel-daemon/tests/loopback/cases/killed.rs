@@ -28,7 +28,7 @@ const KEPT: u32 = 4;
 /// So much has passed before anything is killed, so all of it is under load, and so much has to pass afterwards.
 const BULK: u64 = 4 << 20;
 /// The same where only a little is under way at a time.
-const CRUMBS: u64 = 128 << 10;
+const SMALL_CHUNKS: u64 = 128 << 10;
 /// What relay threads of a process have moved, of tunnels that have ended.
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
@@ -46,7 +46,7 @@ enum On {
     Lanes,
     Link,
     /// Lanes in clear text: tunnels of the HTTP dialect have no frames, and this driver of the relay moves their bytes: copies
-    /// crumbs, and splices bulk.
+    /// small chunks, and splices bulk.
     Pipes(&'static str, Sends),
 }
 
@@ -109,7 +109,7 @@ impl On {
     async fn moves(self, load: &Load) {
         let bytes = match self.sends() {
             Sends::Bulk => BULK,
-            Sends::Crumbs => CRUMBS,
+            Sends::Crumbs => SMALL_CHUNKS,
         };
         load.moves(bytes).await;
     }
@@ -344,9 +344,9 @@ async fn client_to_be_killed_drives_its_tunnels() {
     let task: Value = serde_json::from_str(&task).expect("a task");
     let word = |name: &str| task[name].as_str().expect("a word").to_owned();
     let (http, grpc) = (PathBuf::from(word("http")), PathBuf::from(word("grpc")));
-    let crumbs = task["crumbs"].as_bool().expect("yes or no");
-    let (sends, enough) = if crumbs {
-        (Sends::Crumbs, CRUMBS)
+    let small_chunks = task["crumbs"].as_bool().expect("yes or no");
+    let (sends, enough) = if small_chunks {
+        (Sends::Crumbs, SMALL_CHUNKS)
     } else {
         (Sends::Bulk, BULK)
     };

@@ -147,7 +147,7 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
 }
 
 /// The link is gone and so is the path of the lanes. Their tunnels live on until nothing was acknowledged for 20 s, at
-/// either end; one that rides a path that is there lives on for as long as it likes. With frames the legs look, without them the
+/// either end; one that rides a path that is there lives on for as long as it likes. With frames the endpoints look, without them the
 /// relay does.
 ///
 /// Limit (times): A tunnel on a lane whose link is gone | lives until nothing is acknowledged for 20 s; checked every 5

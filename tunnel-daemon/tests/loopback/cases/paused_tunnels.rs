@@ -25,7 +25,7 @@ const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections
 fn each() -> u32 {
     nightly(250, 100)
 }
-/// More than is held anywhere on the way to a target that reads nothing: 256 KiB each by HTTP/2, the leg and the agent, and
+/// More than is held anywhere on the way to a target that reads nothing: 256 KiB each by HTTP/2, the endpoint and the agent, and
 /// what the kernel buffers.
 const UPLOAD_BLOCKS: usize = 64;
 /// What a link may hold, and the smallest window of a thousand tunnels.

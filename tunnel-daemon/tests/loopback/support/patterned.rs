@@ -19,7 +19,7 @@ use super::world::{channel, open};
 
 const BLOCK_BYTES: usize = 32 * 1024;
 /// Far below what a relay takes for bulk, which it splices.
-const CRUMB_BYTES: usize = 512;
+const SMALL_CHUNK_BYTES: usize = 512;
 /// For megabytes through programs that are built for debugging, on a busy machine.
 const MOVES_WITHIN: Duration = Duration::from_secs(120);
 /// After so many bytes a stream repeats: a prime, so that no block size hides a shift.
@@ -161,13 +161,17 @@ where
 {
     let (mut read, mut write) = tokio::io::split(io);
     if sends == Sends::Crumbs {
-        let (mut block, mut there, mut back) = ([0; CRUMB_BYTES], start, start);
+        let (mut block, mut there, mut back) = ([0; SMALL_CHUNK_BYTES], start, start);
         loop {
-            while there < back + 2 * CRUMB_BYTES as u64 {
-                if write.write_all(expected(there, CRUMB_BYTES)).await.is_err() {
+            while there < back + 2 * SMALL_CHUNK_BYTES as u64 {
+                if write
+                    .write_all(expected(there, SMALL_CHUNK_BYTES))
+                    .await
+                    .is_err()
+                {
                     return;
                 }
-                there += CRUMB_BYTES as u64;
+                there += SMALL_CHUNK_BYTES as u64;
             }
             let Ok(count @ 1..) = read.read(&mut block).await else {
                 return;

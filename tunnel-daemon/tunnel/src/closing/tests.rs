@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::*;
-use crate::conduit::LEG_FIN;
-use crate::{Leg, Mailbox, PumpEnd, pump};
+use crate::channel::ENDPOINT_FIN;
+use crate::{CopyEnd, DirtyList, Endpoint, copy_bidirectional};
 use adit_tls::stream::ByteStream;
 
 /// More than a peer's kernel takes unless its program reads, and less than ours does.
@@ -45,11 +45,11 @@ async fn last_bytes_reach_a_peer_that_goes_on_speaking_and_then_it_learns_how_it
         peer.write_all(&speech).await.unwrap();
         let mut got = vec![0; BYTES];
         {
-            let mut parting = pin!(part(&mut ours, closing));
-            assert!(poll!(parting.as_mut()).is_pending(), "nothing is read yet");
+            let mut graceful = pin!(close_gracefully(&mut ours, closing));
+            assert!(poll!(graceful.as_mut()).is_pending(), "nothing is read yet");
             peer.write_all(&speech).await.unwrap();
             // The peer itself closes nothing.
-            let both = async { tokio::join!(parting, peer.read_exact(&mut got)) };
+            let both = async { tokio::join!(graceful, peer.read_exact(&mut got)) };
             let ((), read) = timeout(PATIENCE, both).await.expect("all is delivered");
             read.unwrap();
         }
@@ -71,7 +71,7 @@ async fn a_socket_whose_bytes_are_delivered_is_closed_at_once() {
     let (mut ours, mut peer) = pair().await;
     // As whoever moved the bytes has left it.
     reset_on_close(&ours);
-    assert!(poll!(pin!(part(&mut ours, Closing::InOrder))).is_ready());
+    assert!(poll!(pin!(close_gracefully(&mut ours, Closing::InOrder))).is_ready());
     drop(ours);
     assert_eq!(peer.read(&mut [0; 1]).await.unwrap(), 0);
 }
@@ -84,7 +84,7 @@ async fn a_reset_waits_for_nothing() {
         .await
         .expect("the kernel takes it")
         .unwrap();
-    assert!(poll!(pin!(part(&mut ours, Closing::Reset))).is_ready());
+    assert!(poll!(pin!(close_gracefully(&mut ours, Closing::Reset))).is_ready());
     drop(ours);
     let mut got = Vec::new();
     let read = timeout(PATIENCE, peer.read_to_end(&mut got)).await;
@@ -104,7 +104,7 @@ async fn a_unix_peer_that_was_not_heard_sees_an_end_if_it_is_one_and_else_a_rese
         let mut ours = ByteStream::Unix(ours);
         ours.write_all(b"last").await.unwrap();
         peer.write_all(&[7; 100_000]).await.unwrap();
-        timeout(PATIENCE, part(&mut ours, closing))
+        timeout(PATIENCE, close_gracefully(&mut ours, closing))
             .await
             .expect("nothing to wait for");
         drop(ours);
@@ -121,7 +121,7 @@ async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
     let (mut ours, _deaf) = pair().await;
     ours.write_all(&pattern()).await.unwrap();
     let begun = Instant::now();
-    part(&mut ours, Closing::InOrder).await;
+    close_gracefully(&mut ours, Closing::InOrder).await;
     let waited = begun.elapsed();
     // Its kernel may have taken some at first.
     let patience = limits::LINGER_TIMEOUT..=limits::LINGER_TIMEOUT * 2;
@@ -134,26 +134,30 @@ async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
     let (mut ours, peer) = pair().await;
     reset_on_close(&peer);
     drop(peer);
-    let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
-    conduit.deliver(Bytes::from_static(b"more"));
-    let pumped = timeout(PATIENCE, pump(&mut ours, &mut leg, Bytes::new())).await;
-    let outcome = pumped.expect("it is over");
+    let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+    channel.deliver(Bytes::from_static(b"more"));
+    let copied = timeout(
+        PATIENCE,
+        copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()),
+    )
+    .await;
+    let outcome = copied.expect("it is over");
     assert!(
-        matches!(&outcome.end, PumpEnd::WriteFailed(error) if error.kind() == ErrorKind::ConnectionReset),
+        matches!(&outcome.end, CopyEnd::WriteFailed(error) if error.kind() == ErrorKind::ConnectionReset),
         "{outcome:?}"
     );
-    assert_eq!(conduit.leg_flags() & LEG_FIN, 0);
+    assert_eq!(channel.endpoint_flags() & ENDPOINT_FIN, 0);
 }
 
 /// It closes nothing and reads on only when its answer is taken, which is for nobody any more.
 #[tokio::test]
 async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
-    let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
-    conduit.deliver(Bytes::from(pattern()));
-    conduit.finish(TunnelEnd::PeerClosing);
+    let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+    channel.deliver(Bytes::from(pattern()));
+    channel.finish(TunnelEnd::PeerClosing);
     let (mut ours, target) = duplex(1024);
-    let pumped = async move {
-        let outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+    let copied = async move {
+        let outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
         drop(ours);
         outcome
     };
@@ -169,7 +173,7 @@ async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
             let _gone = write.write_all(&block).await;
         }
     };
-    let both = async { tokio::join!(pumped, echo) };
+    let both = async { tokio::join!(copied, echo) };
     let (outcome, heard) = timeout(PATIENCE, both).await.expect("neither waits");
     assert_eq!(outcome.closing(), Some(Closing::InOrder), "{outcome:?}");
     assert!(heard == pattern(), "{} bytes", heard.len());

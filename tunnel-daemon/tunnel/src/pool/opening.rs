@@ -7,10 +7,10 @@ use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 
-use super::{Home, LanePool, OnLane};
+use super::{LanePool, OnLane, Owner};
+use crate::endpoint::{Carrier, Endpoint};
 use crate::lane::{Lane, LaneFailure};
-use crate::lane_way::LaneHome as _;
-use crate::leg::{Carrier, Leg};
+use crate::lane_path::LaneOwner as _;
 use adit_telemetry::labels::LaneEnd;
 
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
@@ -63,8 +63,8 @@ impl Opening<'_> {
                     }
                 }
                 Some(lane) => {
-                    let home = Arc::new(Home(Arc::clone(self.pool)));
-                    OnLane::Open(Carrier::Leg(Leg::on_lane(lane, home)))
+                    let owner = Arc::new(Owner(Arc::clone(self.pool)));
+                    OnLane::Open(Carrier::Endpoint(Endpoint::on_lane(lane, owner)))
                 }
                 None => OnLane::NotSeen,
             },
@@ -87,8 +87,8 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
             lane.end().reset("the client gave up");
-            let home = Home(Arc::clone(self.pool));
-            home.take_back(lane, Queued::none(home.budget()));
+            let owner = Owner(Arc::clone(self.pool));
+            owner.take_back(lane, Queued::none(owner.budget()));
         }
     }
 }

@@ -11,11 +11,11 @@ use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 use tokio::sync::Notify;
 
-use super::{Home, LanePool, SWEEP_LANES};
+use super::{IDLE_BATCH_LANES, LanePool, Owner};
 use crate::asked::until_answered;
+use crate::endpoint::Endpoint;
 use crate::lane::Lane;
-use crate::lane_way::LaneHome as _;
-use crate::leg::Leg;
+use crate::lane_path::LaneOwner as _;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 
 /// Decides over tunnels that one agent asks for.
@@ -53,11 +53,11 @@ impl AgentOpen {
 
     /// Tells the agent that its tunnel is open; `None` when its lane is lost.
     #[must_use]
-    pub fn accept(mut self) -> Option<Leg> {
+    pub fn accept(mut self) -> Option<Endpoint> {
         let mut lane = self.lane.take()?;
         lane.end().accept();
-        let home = Arc::new(Home(Arc::clone(&self.pool)));
-        Some(Leg::on_lane(lane, home))
+        let owner = Arc::new(Owner(Arc::clone(&self.pool)));
+        Some(Endpoint::on_lane(lane, owner))
     }
 
     /// Tells the agent that there is no tunnel, and why.
@@ -70,11 +70,11 @@ impl AgentOpen {
             return;
         };
         lane.end().refuse(code, text);
-        let home = Home(Arc::clone(&self.pool));
+        let owner = Owner(Arc::clone(&self.pool));
         // In a task of its own: an agent may have sent the next OPEN already, and many behind that.
         let back = async move {
-            let queued = Queued::none(home.budget());
-            home.take_back(lane, queued);
+            let queued = Queued::none(owner.budget());
+            owner.take_back(lane, queued);
         };
         if self
             .pool
@@ -95,18 +95,18 @@ impl Drop for AgentOpen {
 }
 
 /// Rung by an idle lane's socket.
-pub(super) struct Bell {
-    rung: AtomicBool,
+pub(super) struct ReadReady {
+    is_ready: AtomicBool,
     rang: Arc<Notify>,
 }
 
-impl Wake for Bell {
+impl Wake for ReadReady {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Relaxed);
+        self.is_ready.store(true, Relaxed);
         self.rang.notify_one();
     }
 }
@@ -115,24 +115,24 @@ impl Wake for Bell {
 pub(super) struct Waiting {
     /// Boxed: of thousands in a row those behind one that leaves are moved, under the pool's lock.
     pub(super) lane: Box<Lane>,
-    bell: Option<Arc<Bell>>,
+    ready: Option<Arc<ReadReady>>,
 }
 
 impl Waiting {
     /// The waker to poll it with: nobody's, or its bell's. What rang it before is forgotten.
     pub(super) fn waker(&self) -> Waker {
-        self.bell.as_ref().map_or_else(
+        self.ready.as_ref().map_or_else(
             || Waker::noop().clone(),
-            |bell| {
-                bell.rung.store(false, Relaxed);
-                Waker::from(Arc::clone(bell))
+            |ready| {
+                ready.is_ready.store(false, Relaxed);
+                Waker::from(Arc::clone(ready))
             },
         )
     }
 
     pub(super) fn has_rung(&self) -> bool {
-        let rung = |bell: &Arc<Bell>| bell.rung.load(Relaxed);
-        self.bell.as_ref().is_some_and(rung)
+        let is_ready = |ready: &Arc<ReadReady>| ready.is_ready.load(Relaxed);
+        self.ready.as_ref().is_some_and(is_ready)
     }
 }
 
@@ -140,14 +140,14 @@ impl LanePool {
     /// A lane that is to wait.
     pub(super) fn waiting(&self, mut lane: Lane) -> Waiting {
         lane.count_as(self.settings.metrics.lane(LaneState::Idle));
-        let bell = self.settings.opens.as_ref().map(|_| {
-            Arc::new(Bell {
-                rung: AtomicBool::new(false),
+        let ready = self.settings.opens.as_ref().map(|_| {
+            Arc::new(ReadReady {
+                is_ready: AtomicBool::new(false),
                 rang: Arc::clone(&self.rang),
             })
         });
         let lane = Box::new(lane);
-        Waiting { lane, bell }
+        Waiting { lane, ready }
     }
 
     /// The agent has opened a tunnel on a lane that was idle.
@@ -161,7 +161,7 @@ impl LanePool {
     }
 
     /// Answers bells until the link is gone. Of use only where agents may open tunnels.
-    pub async fn answer_bells(self: Arc<Self>) {
+    pub async fn serve_ready(self: Arc<Self>) {
         let gone = self.gone.clone();
         while gone
             .run_until_cancelled(self.rang.notified())
@@ -177,17 +177,17 @@ impl LanePool {
     /// Of as many lanes as are looked at in one go: an agent may have thousands, and much to say on each.
     fn answer_rung(self: &Arc<Self>) {
         let mut idle = self.lock();
-        let rung: Vec<Waiting> = idle
+        let is_ready: Vec<Waiting> = idle
             .lanes
             .extract_if(.., |waiting| waiting.has_rung())
-            .take(SWEEP_LANES)
+            .take(IDLE_BATCH_LANES)
             .collect();
         drop(idle);
-        if rung.len() == SWEEP_LANES {
+        if is_ready.len() == IDLE_BATCH_LANES {
             // There may be more of them.
             self.rang.notify_one();
         }
-        let usable = rung
+        let usable = is_ready
             .into_iter()
             .filter_map(|waiting| self.usable(waiting))
             .collect();
@@ -212,7 +212,7 @@ mod tests {
     use adit_telemetry::ServerMetrics;
     use adit_tls::agent_identity::AgentIdentity;
 
-    const LANES: usize = 3 * SWEEP_LANES;
+    const LANES: usize = 3 * IDLE_BATCH_LANES;
 
     /// Opens none.
     struct Nobody;
@@ -237,7 +237,7 @@ mod tests {
         })
     }
 
-    fn rung(pool: &LanePool) -> usize {
+    fn is_ready(pool: &LanePool) -> usize {
         let idle = pool.lock();
         idle.lanes.iter().filter(|lane| lane.has_rung()).count()
     }
@@ -258,21 +258,21 @@ mod tests {
             pool.add(lane, slot);
         }
         for waiting in &pool.lock().lanes {
-            waiting.bell.as_ref().unwrap().wake_by_ref();
+            waiting.ready.as_ref().unwrap().wake_by_ref();
         }
-        assert_eq!(rung(&pool), LANES);
+        assert_eq!(is_ready(&pool), LANES);
         pool.answer_rung();
-        assert_eq!(rung(&pool), LANES - SWEEP_LANES);
+        assert_eq!(is_ready(&pool), LANES - IDLE_BATCH_LANES);
 
         let all = async {
-            while rung(&pool) > 0 {
+            while is_ready(&pool) > 0 {
                 tokio::task::yield_now().await;
             }
         };
         let answering = async {
             tokio::select! {
                 () = all => (),
-                () = Arc::clone(&pool).answer_bells() => panic!("its link lives"),
+                () = Arc::clone(&pool).serve_ready() => panic!("its link lives"),
             }
         };
         let answered = tokio::time::timeout(Duration::from_secs(10), answering);

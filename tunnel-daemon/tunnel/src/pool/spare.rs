@@ -49,7 +49,7 @@ impl LanePool {
 
     /// Reads idle lanes whose agents said something, and closes those that they gave up or lost. No task waits for an idle
     /// lane, so nobody else notices; and one system call tells for hundreds. Call it every second.
-    pub async fn glance(self: &Arc<Self>) {
+    pub async fn poll_idle(self: &Arc<Self>) {
         let mut from = 0;
         loop {
             // Without the budget of a task, as in a sweep.

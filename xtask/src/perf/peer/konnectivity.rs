@@ -4,17 +4,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 
-use super::captured::{Cgroup, ask, cgroups};
-use super::{Peer, Place, Route};
-use crate::perf::process::{Inside, Site, free_port};
+use super::{Dialects, Peer, Route, http_get};
+use crate::perf::measurement::{AGENTS, METRICS};
+use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
-use crate::perf::scenario::{Binary, Way};
-use crate::perf::turn::{AGENTS, METRICS};
+use crate::perf::scenario::{Binary, Dialect};
 
-/// Among the metrics of whoever accounts.
+/// Line among the metrics of a program that accounts.
 const ACCOUNTED: &str = "adit_ebpf_account_attached 1";
 
-/// What a server is told that lets agents in by the tokens of the load. Both peers would ask few reviews a second by default.
+/// Flags of a server that lets agents in by the tokens of the load. Both peers would ask few reviews a second by default.
 const REVIEWING: [&str; 5] = [
     "--agent-namespace=kube-system",
     "--agent-service-account=konnectivity-agent",
@@ -25,7 +24,7 @@ const REVIEWING: [&str; 5] = [
 
 /// A program and its leading arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
+struct Program {
     path: PathBuf,
     args: Vec<String>,
 }
@@ -37,139 +36,64 @@ pub(crate) struct Konnectivity {
     version: String,
     server: Program,
     agent: Program,
-    /// The only dialect worth measuring.
-    only: Option<Way>,
-    /// Where cgroups are made, if server and agent have one each.
-    cgroups: Option<PathBuf>,
-    /// Whether it is nothing without accounting.
+    dialects: Dialects,
+    has_cgroups: bool,
     is_accounted: bool,
-    /// Whether agents prove themselves by tokens, and not by certificates.
     has_tokens: bool,
 }
 
-impl Program {
-    fn alone(path: PathBuf) -> Self {
+impl Konnectivity {
+    fn new(name: &str, version: String, server: Program, agent: Program) -> Self {
         Self {
-            path,
-            args: Vec::new(),
+            name: name.to_owned(),
+            version,
+            server,
+            agent,
+            dialects: Dialects::Asked,
+            has_cgroups: false,
+            is_accounted: false,
+            has_tokens: false,
         }
     }
-}
 
-impl Konnectivity {
     /// Upstream's programs.
     ///
     /// # Errors
     /// They could not be built.
     pub(crate) fn upstream(programs: &Programs) -> anyhow::Result<Self> {
-        Ok(Self {
-            name: "upstream".to_owned(),
-            version: "Konnectivity v0.36.0, built from its Go module".to_owned(),
-            server: Program::alone(programs.upstream("server")?),
-            agent: Program::alone(programs.upstream("agent")?),
-            only: None,
-            cgroups: None,
-            is_accounted: false,
-            has_tokens: false,
-        })
+        let program = |role| -> anyhow::Result<Program> {
+            Ok(Program {
+                path: programs.upstream(role)?,
+                args: Vec::new(),
+            })
+        };
+        let version = "Konnectivity v0.36.0, built from its Go module".to_owned();
+        Ok(Self::new(
+            "upstream",
+            version,
+            program("server")?,
+            program("agent")?,
+        ))
     }
 
     /// A binary of ours; `version` is what the report says of it.
     pub(crate) fn adit(version: &str, binary: PathBuf) -> Self {
-        let role = |role: &str| Program {
+        let program = |role: &str| Program {
             path: binary.clone(),
             args: vec![role.to_owned(), "--compat".to_owned()],
         };
-        Self {
-            name: "adit".to_owned(),
-            version: version.to_owned(),
-            server: role("server"),
-            agent: role("agent"),
-            only: None,
-            cgroups: None,
-            is_accounted: false,
-            has_tokens: false,
-        }
+        Self::new(
+            "adit",
+            version.to_owned(),
+            program("server"),
+            program("agent"),
+        )
     }
 
-    /// The server of one binary of ours with the agent of another.
-    pub(crate) fn mixed(version: &str, server: PathBuf, agent: PathBuf) -> Self {
-        Self {
-            agent: Self::adit(version, agent).agent,
-            ..Self::adit(version, server)
-        }
-    }
-
-    /// The server of one and the agent of the other, which speak the wire protocol that both know.
+    /// The server of one and the agent of the other.
     pub(crate) fn fleet(name: &str, server: &Self, agent: &Self) -> Self {
-        Self {
-            name: name.to_owned(),
-            version: format!("server: {}; agent: {}", server.version, agent.version),
-            server: server.server.clone(),
-            agent: agent.agent.clone(),
-            only: None,
-            cgroups: None,
-            is_accounted: false,
-            has_tokens: false,
-        }
-    }
-
-    /// The same with lanes in clear text, for a network that is trusted.
-    pub(crate) fn in_clear(mut self) -> Self {
-        for program in [&mut self.server, &mut self.agent] {
-            program.args.push("--lane-security=plaintext".to_owned());
-        }
-        // Tunnels of other clients keep their frames.
-        self.only = Some(Way::HttpConnect);
-        self.name.push_str("-plaintext");
-        self.version.push_str(", lanes in clear text");
-        self
-    }
-
-    /// The same with everything on the link.
-    pub(crate) fn without_lanes(mut self) -> Self {
-        self.server.args.push("--lanes-per-link=0".to_owned());
-        self.agent.args.push("--lanes=0".to_owned());
-        self.name.push_str("-link");
-        self.version.push_str(", without lanes");
-        self
-    }
-
-    /// The same, accounted for in the kernel.
-    pub(crate) fn accounted(mut self) -> Self {
-        for program in [&mut self.server, &mut self.agent] {
-            program.args.push("--account=on".to_owned());
-        }
-        self.is_accounted = true;
-        self.name.push_str("-account");
-        self.version.push_str(", accounted for in the kernel");
-        self
-    }
-
-    /// The same with agents that prove themselves by tokens.
-    pub(crate) fn with_tokens(mut self) -> Self {
-        self.has_tokens = true;
-        self.name.push_str("-tokens");
-        self.version.push_str(", agents with tokens");
-        self
-    }
-
-    /// The same once more: how far its own rows lie apart.
-    pub(crate) fn again(mut self) -> Self {
-        self.name.push_str("-again");
-        self
-    }
-
-    /// The same with server and agent each in a cgroup of its own, as units and pods have it: what is attached to one's hears
-    /// nothing of the other, of targets and of the load.
-    ///
-    /// # Errors
-    /// There is no cgroup2.
-    pub(crate) fn in_cgroups(mut self) -> anyhow::Result<Self> {
-        self.cgroups = Some(cgroups()?);
-        self.name.push_str("-cgroups");
-        self.version.push_str(", in cgroups of their own");
-        Ok(self)
+        let version = format!("server: {}; agent: {}", server.version, agent.version);
+        Self::new(name, version, server.server.clone(), agent.agent.clone())
     }
 
     /// What a user's scenario describes.
@@ -178,92 +102,120 @@ impl Konnectivity {
             path: path.to_owned(),
             args: args.to_vec(),
         };
-        Self {
-            name: binary.name.clone(),
-            version: "as given".to_owned(),
-            server: program(&binary.server, &binary.server_args),
-            agent: program(&binary.agent, &binary.agent_args),
-            only: None,
-            cgroups: None,
-            is_accounted: false,
-            has_tokens: false,
+        Self::new(
+            &binary.name,
+            "as given".to_owned(),
+            program(&binary.server, &binary.server_args),
+            program(&binary.agent, &binary.agent_args),
+        )
+    }
+
+    /// The same with another name.
+    pub(crate) fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self
+    }
+
+    fn variant(mut self, name: &str, version: &str) -> Self {
+        self.name.push_str(name);
+        self.version.push_str(version);
+        self
+    }
+
+    fn with_flag(mut self, flag: &str) -> Self {
+        self.server.args.push(flag.to_owned());
+        self.agent.args.push(flag.to_owned());
+        self
+    }
+
+    /// The same with plaintext lanes, for a network that is trusted.
+    pub(crate) fn plaintext(mut self) -> Self {
+        // Tunnels of other clients keep their frames.
+        self.dialects = Dialects::Only(Dialect::HttpConnect);
+        self.with_flag("--lane-security=plaintext")
+            .variant("-plaintext", ", lanes in clear text")
+    }
+
+    /// The same with everything on the link.
+    pub(crate) fn without_lanes(mut self) -> Self {
+        self.server.args.push("--lanes-per-link=0".to_owned());
+        self.agent.args.push("--lanes=0".to_owned());
+        self.variant("-link", ", without lanes")
+    }
+
+    /// The same, accounted for in the kernel.
+    pub(crate) fn accounted(mut self) -> Self {
+        self.is_accounted = true;
+        self.with_flag("--account=on")
+            .variant("-account", ", accounted for in the kernel")
+    }
+
+    /// The same with agents that prove themselves by tokens, and not by certificates.
+    pub(crate) fn with_tokens(mut self) -> Self {
+        self.has_tokens = true;
+        self.variant("-tokens", ", agents with tokens")
+    }
+
+    /// The same once more: how far its own rows lie apart.
+    pub(crate) fn again(self) -> Self {
+        self.variant("-again", "")
+    }
+
+    /// The same with server and agent each in a cgroup of its own, as units and pods have it: what is attached to one's hears
+    /// nothing of the other, of targets and of the load.
+    pub(crate) fn in_cgroups(mut self) -> Self {
+        self.has_cgroups = true;
+        self.variant("-cgroups", ", in cgroups of their own")
+    }
+
+    /// As a peer.
+    pub(crate) fn into_peer(self) -> Peer {
+        Peer {
+            name: self.name.clone(),
+            version: self.version.clone(),
+            dialects: self.dialects,
+            // A process is put into a namespace or into a cgroup.
+            may_span: !self.has_cgroups,
+            start: Box::new(move |site, dialect| self.start(site, dialect)),
         }
     }
-}
 
-/// Asks a server or an agent whether the kernel accounts for it. Where it does not, it works all the same, and would be measured
-/// as if accounting were free.
-///
-/// # Errors
-/// It does not.
-fn ensure_accounted(health: u16) -> anyhow::Result<()> {
-    let metrics = ask(health, "/metrics")?;
-    ensure!(
-        metrics.lines().any(|line| line == ACCOUNTED),
-        "the kernel accounts for nothing here: there is no line {ACCOUNTED}; `adit check` says why"
-    );
-    Ok(())
-}
-
-impl Peer for Konnectivity {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn version(&self) -> String {
-        self.version.clone()
-    }
-
-    fn ways(&self, asked: &[Way]) -> Vec<Way> {
-        let worth = |way: &Way| self.only.is_none_or(|only| only == *way);
-        asked.iter().copied().filter(worth).collect()
-    }
-
-    fn spans(&self) -> bool {
-        // A process is put into a namespace or into a cgroup.
-        self.cgroups.is_none()
-    }
-
-    fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        let (target, mut targets) = site.targets(site.far(), site.far_host())?;
-        let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
-        let agent_health = free_port()?;
+    /// Starts both with targets behind them, and waits until they are linked.
+    ///
+    /// # Errors
+    /// One cannot be started, or they do not find each other.
+    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
+        let mut route = Route::to(site, site.far(), site.far_host(), site.near().clone())?;
+        route.dialect = dialect;
+        route.frontend = Some(site.path("s.sock"));
+        let [agent_port, health_port, agent_health] = [free_port()?, free_port()?, free_port()?];
         if site.long_path().is_none() {
             // Agents of the load dial targets from where the load is, and metrics are read from here.
-            targets.insert(AGENTS.to_owned(), format!("127.0.0.1:{agent_port}"));
-            targets.insert(METRICS.to_owned(), format!("127.0.0.1:{health_port}"));
+            for (name, port) in [(AGENTS, agent_port), (METRICS, health_port)] {
+                route
+                    .targets
+                    .insert(name.to_owned(), format!("127.0.0.1:{port}"));
+            }
         }
-        let own = match &self.cgroups {
-            Some(below) => Some([Cgroup::new(below)?, Cgroup::new(below)?]),
-            None => None,
-        };
-        let [near, far] = match &own {
-            Some(own) => own.each_ref().map(|cgroup| Inside::Cgroup(cgroup.path())),
-            None => [site.near(), site.far()],
-        };
-        let start = |name: &str, inside, program: &Program, flags: &[String]| {
-            let args = [program.args.as_slice(), flags].concat();
-            site.spawn(name, inside, &program.path, &args)
-        };
-        let reviews = if self.has_tokens {
-            let (reviews, addresses) = site.reviews(near)?;
-            targets.extend(addresses);
-            Some(reviews)
+        let (near, far) = if self.has_cgroups {
+            (route.cgroup()?, route.cgroup()?)
         } else {
-            None
+            (site.near().clone(), site.far().clone())
         };
-        let mut server_flags = vec![
-            format!("--mode={}", way.dialect()),
+        let mut server = self.server.args.clone();
+        server.extend([
+            format!("--mode={}", dialect.protocol()),
             format!("--uds-name={}", site.at("s.sock")),
             "--server-port=0".to_owned(),
             format!("--agent-port={agent_port}"),
             format!("--health-port={health_port}"),
-            format!("--admin-port={admin_port}"),
+            format!("--admin-port={}", free_port()?),
             format!("--cluster-cert={}", site.at("server.pem")),
             format!("--cluster-key={}", site.at("server.key")),
             "--v=0".to_owned(),
-        ];
-        let mut agent_flags = vec![
+        ]);
+        let mut agent = self.agent.args.clone();
+        agent.extend([
             format!("--proxy-server-host={}", site.near_host()),
             format!("--proxy-server-port={agent_port}"),
             format!("--ca-cert={}", site.at("ca.pem")),
@@ -272,39 +224,34 @@ impl Peer for Konnectivity {
             "--sync-interval=200ms".to_owned(),
             "--sync-interval-cap=1s".to_owned(),
             "--v=0".to_owned(),
-        ];
+        ]);
         if self.has_tokens {
-            server_flags.extend(REVIEWING.map(str::to_owned));
-            server_flags.push(format!("--kubeconfig={}", site.at("kubeconfig")));
-            let token = site.at("token");
-            agent_flags.push(format!("--service-account-token-path={token}"));
+            // Reviews tokens; leaves a `kubeconfig` for itself and a `token` in the folder.
+            let (reviews, address) = site.serve(&near, &["reviews".to_owned(), site.at("")])?;
+            route.running.push(reviews);
+            route.targets.extend(address);
+            server.extend(REVIEWING.map(str::to_owned));
+            server.push(format!("--kubeconfig={}", site.at("kubeconfig")));
+            agent.push(format!("--service-account-token-path={}", site.at("token")));
         } else {
-            server_flags.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
-            agent_flags.push(format!("--agent-cert={}", site.at("agent.pem")));
-            agent_flags.push(format!("--agent-key={}", site.at("agent.key")));
+            server.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
+            agent.push(format!("--agent-cert={}", site.at("agent.pem")));
+            agent.push(format!("--agent-key={}", site.at("agent.key")));
         }
-        let server = start("server", near, &self.server, &server_flags)?;
-        let agent = start("agent", far, &self.agent, &agent_flags)?;
+        route.start(site, "server", &near, &self.server.path, &server)?;
+        route.start(site, "agent", &far, &self.agent.path, &agent)?;
         site.wait_until_ready(health_port)?;
         if self.is_accounted {
             site.wait_until_ready(agent_health)?;
+            // Without accounting a program works all the same, and would be measured as if accounting were free.
             for port in [health_port, agent_health] {
-                ensure_accounted(port)?;
+                let metrics = http_get(&format!("127.0.0.1:{port}"), "/metrics")?;
+                ensure!(
+                    metrics.lines().any(|line| line == ACCOUNTED),
+                    "the kernel accounts for nothing here: there is no line {ACCOUNTED}; `adit check` says why"
+                );
             }
         }
-        Ok(Route {
-            way,
-            frontend: Some(site.path("s.sock")),
-            targets,
-            processes: vec![
-                ("server".to_owned(), server.id()),
-                ("agent".to_owned(), agent.id()),
-            ],
-            place: match own {
-                Some(own) => Place::Outside { _cgroups: own },
-                None => site.load_namespace().into(),
-            },
-            running: [agent, server, target].into_iter().chain(reviews).collect(),
-        })
+        Ok(route)
     }
 }

@@ -3,60 +3,179 @@
 //! A peer knows how to start itself for one measurement. Why one cannot be measured here is an answer, not an error of
 //! the run: it becomes a row of the report.
 
-mod captured;
-mod haproxy;
+mod forwarders;
 mod konnectivity;
-mod namespace;
-mod node;
-mod openvpn;
-mod pair;
-mod plain;
-mod rathole;
-mod wireguard;
+mod redirect;
+mod vpn;
 
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
-use crate::perf::process::{Inside, Running, Site, Targets};
-use crate::perf::programs::Programs;
-use crate::perf::scenario::{Scenario, Way};
+use anyhow::{Context as _, anyhow, bail};
 
-use captured::{Captured, Cgroup};
-use haproxy::Middle;
-pub(crate) use konnectivity::Konnectivity;
-pub(crate) use namespace::{Namespaces, available};
-use node::Node;
-pub(crate) use plain::Plain;
+pub(crate) use self::konnectivity::Konnectivity;
+pub(crate) use self::vpn::Namespaces;
+use super::process::{Place, Site, Targets, free_port};
+use super::programs::Programs;
+use super::scenario::{Address, Dialect, Scenario};
+use crate::steps::Running;
+
+/// The names of the three targets that are dialled.
+const TARGETS: [&str; 3] = ["echo", "source", "sink"];
+/// Longest wait for more of an answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// A path to targets that can be started.
-pub(crate) trait Peer {
+pub(crate) struct Peer {
     /// Column of the report.
-    fn name(&self) -> &str;
-
+    pub(crate) name: String,
     /// What is measured, as it names its version.
-    fn version(&self) -> String;
+    pub(crate) version: String,
+    dialects: Dialects,
+    /// Whether its two halves may lie at the ends of a [long path](super::long_path).
+    pub(crate) may_span: bool,
+    start: Box<Start>,
+}
+
+type Start = dyn Fn(&Site, Dialect) -> anyhow::Result<Route>;
+
+/// In which dialects a peer is measured.
+#[derive(Clone, Copy, Debug)]
+enum Dialects {
+    /// It forwards ports, and has none.
+    Ports,
+    /// In all that are asked for.
+    Asked,
+    /// In this one, where it is asked for.
+    Only(Dialect),
+}
+
+impl Peer {
+    /// A peer that forwards ports.
+    fn of_ports(
+        name: &str,
+        version: String,
+        start: impl Fn(&Site) -> anyhow::Result<Route> + 'static,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            version,
+            dialects: Dialects::Ports,
+            may_span: false,
+            start: Box::new(move |site, _way| {
+                let route = start(site)?;
+                site.wait_for_echo(&route.place, &route.targets)?;
+                Ok(route)
+            }),
+        }
+    }
+
+    fn spanning(mut self) -> Self {
+        self.may_span = true;
+        self
+    }
 
     /// The dialects it is measured in, of those the scenario asks for.
-    fn ways(&self, asked: &[Way]) -> Vec<Way>;
-
-    /// Whether its two halves may lie at the ends of a [long path](super::long_path).
-    fn spans(&self) -> bool {
-        false
+    pub(crate) fn dialects(&self, asked: &[Dialect]) -> Vec<Dialect> {
+        match self.dialects {
+            Dialects::Ports => vec![Dialect::Tcp],
+            Dialects::Asked => asked.to_vec(),
+            Dialects::Only(dialect) => asked
+                .iter()
+                .copied()
+                .filter(|one| *one == dialect)
+                .collect(),
+        }
     }
 
     /// Starts it with targets behind it, and waits until it carries bytes.
     ///
     /// # Errors
     /// Why it cannot be measured.
-    fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route>;
+    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
+        (self.start)(site, dialect)
+    }
+
+    /// The targets themselves.
+    fn direct() -> Self {
+        let version = "no tunnel: the target itself".to_owned();
+        Self::of_ports("direct", version, |site| {
+            Route::to(site, site.far(), site.far_host(), site.near().clone())
+        })
+        .spanning()
+    }
+
+    /// The forwarding loop alone: `relay`, or `relay-ENGINE-MOVER` such as `relay-epoll-splice`; or that of others, which have
+    /// one mover each: `relay-tokio`, `relay-tokio-uring`, `relay-ring-splice`.
+    ///
+    /// # Errors
+    /// A name of another shape.
+    pub(crate) fn relay(name: &str) -> anyhow::Result<Self> {
+        let options = match name.strip_prefix("relay-") {
+            None => Vec::new(),
+            Some(engine @ ("tokio" | "tokio-uring" | "ring-splice")) => {
+                vec![format!("--engine={engine}")]
+            }
+            Some(rest) => match rest.rsplit_once('-') {
+                Some((engine @ ("epoll" | "io-uring"), mover @ ("copy" | "splice"))) => {
+                    vec![format!("--engine={engine}"), format!("--mover={mover}")]
+                }
+                _ => bail!(
+                    "engines are epoll and io-uring, with copy and splice; tokio, tokio-uring and ring-splice"
+                ),
+            },
+        };
+        let version = "a forwarding loop alone: no protocol, no TLS".to_owned();
+        Ok(Self::of_ports(name, version, move |site| {
+            let mut route = Route::to(site, &Place::Host, "127.0.0.1", Place::Host)?;
+            let targets = format!("--targets={}", serde_json::to_string(&route.targets)?);
+            let args = [vec!["relay".to_owned(), targets], options.clone()].concat();
+            let (relay, ports) = site.serve(&Place::Host, &args)?;
+            route.processes.push(("server".to_owned(), relay.id()));
+            route.running.push(relay);
+            route.targets.extend(ports);
+            Ok(route)
+        }))
+    }
+
+    /// What a user's scenario describes, and is already running.
+    fn of_user(address: &Address) -> Self {
+        let address = address.clone();
+        Self {
+            name: address.name.clone(),
+            version: "already running".to_owned(),
+            dialects: match address.dialect {
+                Dialect::Tcp => Dialects::Ports,
+                dialect => Dialects::Only(dialect),
+            },
+            may_span: false,
+            start: Box::new(move |site, dialect| {
+                let mut route = Route::to(site, &Place::Host, "127.0.0.1", Place::Host)?;
+                route.dialect = dialect;
+                route.frontend.clone_from(&address.frontend);
+                route.processes = address.processes.clone().into_iter().collect();
+                if let (Some(targets), Some(control)) = (&address.targets, &address.control) {
+                    route.targets.clone_from(targets);
+                    route.targets.insert("control".to_owned(), control.clone());
+                }
+                if dialect == Dialect::Tcp {
+                    site.wait_for_echo(&route.place, &route.targets)?;
+                }
+                Ok(route)
+            }),
+        }
+    }
 }
 
 /// A started path. Its processes end with it.
 pub(crate) struct Route {
-    /// Everything that must live as long as the path does.
-    pub(crate) running: Vec<Running>,
     /// How the load speaks to it.
-    pub(crate) way: Way,
+    pub(crate) dialect: Dialect,
     /// Where, unless it is a port for each target.
     pub(crate) frontend: Option<PathBuf>,
     /// What the load dials.
@@ -65,34 +184,58 @@ pub(crate) struct Route {
     pub(crate) processes: Vec<(String, u32)>,
     /// Where the load runs.
     pub(crate) place: Place,
-}
-
-/// Where the load of a path runs.
-pub(crate) enum Place {
-    /// With us.
-    Here,
-    /// In a network namespace: the argument of `nsenter` that names it.
-    Namespace(String),
-    /// In a cgroup.
-    Cgroup(Cgroup),
-    /// With us, but server and agent are in cgroups that end with the path.
-    Outside { _cgroups: [Cgroup; 2] },
-}
-
-impl From<Option<String>> for Place {
-    fn from(namespace: Option<String>) -> Self {
-        namespace.map_or(Self::Here, Self::Namespace)
-    }
+    /// Everything that must live as long as the path does.
+    pub(crate) running: Vec<Running>,
+    /// Last: a cgroup can be removed once its processes are gone.
+    cgroups: Vec<Cgroup>,
 }
 
 impl Route {
-    /// For the load tool.
-    pub(crate) fn inside(&self) -> Inside<'_> {
-        match &self.place {
-            Place::Here | Place::Outside { .. } => Inside::Host,
-            Place::Namespace(namespace) => Inside::Namespace(namespace),
-            Place::Cgroup(cgroup) => Inside::Cgroup(cgroup.path()),
-        }
+    /// Targets on an address at some place, with a load that dials them directly from `place`.
+    ///
+    /// # Errors
+    /// They cannot be started or listen there.
+    fn to(site: &Site, targets_at: &Place, host: &str, place: Place) -> anyhow::Result<Self> {
+        let args = ["target".to_owned(), format!("--host={host}")];
+        let (target, targets) = site.serve(targets_at, &args)?;
+        Ok(Self {
+            dialect: Dialect::Tcp,
+            frontend: None,
+            targets,
+            processes: Vec::new(),
+            place,
+            running: vec![target],
+            cgroups: Vec::new(),
+        })
+    }
+
+    /// Starts a process whose memory and CPU time count.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    fn start(
+        &mut self,
+        site: &Site,
+        role: &str,
+        place: &Place,
+        program: &Path,
+        args: &[String],
+    ) -> anyhow::Result<()> {
+        let process = site.spawn(role, place, program, args)?;
+        self.processes.push((role.to_owned(), process.id()));
+        self.running.push(process);
+        Ok(())
+    }
+
+    /// A new cgroup that lives as long as the path.
+    ///
+    /// # Errors
+    /// There is no cgroup2, or we may not.
+    fn cgroup(&mut self) -> anyhow::Result<Place> {
+        let cgroup = Cgroup::new()?;
+        let place = Place::Cgroup(cgroup.0.clone());
+        self.cgroups.push(cgroup);
+        Ok(place)
     }
 }
 
@@ -103,102 +246,146 @@ impl Route {
 pub(crate) fn find(
     name: &str,
     programs: &Programs,
-    scenario: &Scenario,
-) -> anyhow::Result<Box<dyn Peer>> {
-    if let Some(binary) = scenario.binary.iter().find(|binary| binary.name == name) {
-        return Ok(Box::new(Konnectivity::of_user(binary)));
+    scenario: Option<&Scenario>,
+) -> anyhow::Result<Peer> {
+    if let Some(scenario) = scenario {
+        if let Some(binary) = scenario.binary.iter().find(|binary| binary.name == name) {
+            return Ok(Konnectivity::of_user(binary).into_peer());
+        }
+        if let Some(address) = scenario.address.iter().find(|address| address.name == name) {
+            return Ok(Peer::of_user(address));
+        }
     }
-    if let Some(address) = scenario.address.iter().find(|address| address.name == name) {
-        return Ok(Box::new(Plain::of_user(address)));
-    }
-    match name {
-        "direct" => Ok(Box::new(Plain::direct())),
-        "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
-        "upstream-tokens" => Ok(Box::new(Konnectivity::upstream(programs)?.with_tokens())),
-        "adit-tokens" => Ok(Box::new(adit(programs)?.with_tokens())),
-        "adit" => Ok(Box::new(adit(programs)?)),
-        "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
-        "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),
-        "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
-        "adit-redirect" => Ok(Box::new(Captured::find(programs)?)),
-        "adit-node" => Ok(Box::new(Node::listening(programs)?)),
-        "adit-node-redirect" => Ok(Box::new(Node::capturing(programs)?)),
-        "adit-server" => {
-            let (ours, upstream) = (adit(programs)?, Konnectivity::upstream(programs)?);
-            Ok(Box::new(Konnectivity::fleet(name, &ours, &upstream)))
-        }
-        "adit-agent" => {
-            let (ours, upstream) = (adit(programs)?, Konnectivity::upstream(programs)?);
-            Ok(Box::new(Konnectivity::fleet(name, &upstream, &ours)))
-        }
-        "adit-again" => Ok(Box::new(adit(programs)?.again())),
-        "adit-cgroups" => Ok(Box::new(adit(programs)?.in_cgroups()?)),
-        "adit-account-cgroups" => Ok(Box::new(adit(programs)?.accounted().in_cgroups()?)),
-        "adit-again-cgroups" => Ok(Box::new(adit(programs)?.again().in_cgroups()?)),
-        "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
-        "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
-        "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
-        "openvpn" => Ok(Box::new(openvpn::OpenVpn::find()?)),
-        "wireguard" => Ok(Box::new(wireguard::WireGuard::find()?)),
-        relay if relay == "relay" || relay.starts_with("relay-") => {
-            Ok(Box::new(Plain::relay(relay)?))
-        }
-        _ => anyhow::bail!(
-            "no such peer: there are direct, relay, relay-ENGINE-MOVER, relay-tokio, relay-tokio-uring, relay-ring-splice, upstream, adit, adit-plaintext, \
-             adit-link, adit-account, adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-again, adit-cgroups, adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+    let adit = || -> anyhow::Result<Konnectivity> {
+        Ok(Konnectivity::adit(
+            programs.adit_version(),
+            programs.adit()?,
+        ))
+    };
+    let upstream = || Konnectivity::upstream(programs);
+    let konnectivity = match name {
+        "direct" => return Ok(Peer::direct()),
+        "adit-redirect" => return redirect::to_agents(programs),
+        "adit-node" => return redirect::from_node(programs, redirect::Entry::Listeners),
+        "adit-node-redirect" => return redirect::from_node(programs, redirect::Entry::Captured),
+        "haproxy" => return forwarders::haproxy(forwarders::Between::Tls),
+        "haproxy-plaintext" => return forwarders::haproxy(forwarders::Between::Plaintext),
+        "rathole" => return forwarders::rathole(programs),
+        "openvpn" => return vpn::openvpn(),
+        "wireguard" => return vpn::wireguard(),
+        relay if relay == "relay" || relay.starts_with("relay-") => return Peer::relay(relay),
+        "upstream" => upstream()?,
+        "upstream-tokens" => upstream()?.with_tokens(),
+        "adit" => adit()?,
+        "adit-tokens" => adit()?.with_tokens(),
+        "adit-plaintext" => adit()?.plaintext(),
+        "adit-link" => adit()?.without_lanes(),
+        "adit-account" => adit()?.accounted(),
+        "adit-again" => adit()?.again(),
+        "adit-server" => Konnectivity::fleet(name, &adit()?, &upstream()?),
+        "adit-agent" => Konnectivity::fleet(name, &upstream()?, &adit()?),
+        "adit-cgroups" => adit()?.in_cgroups(),
+        "adit-account-cgroups" => adit()?.accounted().in_cgroups(),
+        "adit-again-cgroups" => adit()?.again().in_cgroups(),
+        _ => bail!(
+            "no such peer: there are direct, relay, relay-ENGINE-MOVER, relay-tokio, relay-tokio-uring, relay-ring-splice, \
+             upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, adit-account, adit-redirect, adit-node, \
+             adit-node-redirect, adit-server, adit-agent, adit-again, adit-cgroups, adit-account-cgroups, adit-again-cgroups, \
+             haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
+    };
+    Ok(konnectivity.into_peer())
+}
+
+/// A cgroup of our own; removed when nobody is in it any more.
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// # Errors
+    /// There is no cgroup2, or we may make none in it.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let mounts = procfs::mounts()?;
+        let mount = mounts
+            .into_iter()
+            .find(|mount| mount.fs_vfstype == "cgroup2");
+        let below = PathBuf::from(mount.context("no cgroup2 is mounted")?.fs_file);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let path = below.join(format!("adit-perf-{}-{number}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Self(path))
     }
 }
 
-/// Whether processes can be put into cgroups of their own here.
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It stays while somebody is in it.
+        fs::remove_dir(&self.0).ok();
+    }
+}
+
+/// What an HTTP server answers on a path.
 ///
 /// # Errors
-/// There is no cgroup2, or we may not make any in it.
-pub(crate) fn may_make_cgroups() -> anyhow::Result<()> {
-    Cgroup::new(&captured::cgroups()?).map(drop)
+/// It does not answer.
+pub(crate) fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    ask().with_context(|| format!("asking {address} for {path}"))
 }
 
-fn adit(programs: &Programs) -> anyhow::Result<Konnectivity> {
-    let binary = programs.adit()?;
-    Ok(Konnectivity::adit(programs.adit_version(), binary))
-}
-
-/// The first line a program prints when asked for its version.
+/// A program of the distribution: where it is, and its version.
 ///
 /// # Errors
-/// It cannot be run, in words that say what to install.
-fn version_of(program: &str, flag: &str) -> anyhow::Result<String> {
-    let output = Command::new(program).arg(flag).output();
-    let output = output.map_err(|_missing| anyhow::anyhow!("{program} is not installed"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+/// It is not installed; with what to install.
+fn installed(program: &str, flag: &str, package: &str) -> anyhow::Result<(PathBuf, String)> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    // Distributions put programs for administrators where not every PATH looks.
+    let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let found = folders
+        .map(|folder: PathBuf| folder.join(program))
+        .find(|path| path.is_file());
+    let missing = || anyhow!("{program} is not installed: `apt-get install {package}`");
+    let path = found.ok_or_else(missing)?;
+    // Some print their version and fail.
+    let output = Command::new(&path).arg(flag).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.lines().next().unwrap_or_default().trim().to_owned();
+    Ok((path, version))
 }
 
-/// Waits until an echo comes back over a path of plain ports.
+/// A free port for each target.
 ///
 /// # Errors
-/// It does not; the error has the logs.
-fn wait_for_echo(site: &Site, path: &Route) -> anyhow::Result<()> {
-    let targets = serde_json::to_string(&path.targets)?;
-    let mut probe = site.load(path.inside());
-    probe.args(["probe".to_owned(), format!("--targets={targets}")]);
-    let limit = crate::perf::process::START_LIMIT * 2;
-    crate::perf::process::output_within(probe, site, limit)
-        .map(drop)
-        .map_err(|error| error.context(site.logs()))
-}
-
-/// The names of the three targets that are dialled.
-const TARGETS: [&str; 3] = ["echo", "source", "sink"];
-
-/// Where a program lies, if it is on `PATH`.
-fn on_path(program: &str) -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH")?;
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&paths).collect();
-    // Where distributions put programs for administrators, which not every PATH names.
-    folders.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    folders
+/// None is free.
+fn free_ports(host: &str) -> anyhow::Result<Targets> {
+    TARGETS
         .iter()
-        .map(|folder| folder.join(program))
-        .find(|path| Path::is_file(path))
+        .map(|name| Ok(((*name).to_owned(), format!("{host}:{}", free_port()?))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relay_is_named_by_engine_and_mover() {
+        for (name, is_right) in [
+            ("relay", true),
+            ("relay-epoll-copy", true),
+            ("relay-io-uring-splice", true),
+            ("relay-tokio-uring", true),
+            ("relay-tokio-splice", false),
+            ("relay-epoll", false),
+        ] {
+            assert_eq!(Peer::relay(name).is_ok(), is_right, "{name}");
+        }
+    }
 }

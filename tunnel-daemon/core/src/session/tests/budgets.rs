@@ -61,7 +61,7 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     rig.data(small_conn, 1);
     assert_eq!(ends(&mut rig), [(large, TunnelEnd::Budget)]);
     assert_eq!(rig.link.held_bytes(), 24 * MIB + 1);
-    assert!(rig.leg_data(small, bytes(1)));
+    assert!(rig.endpoint_data(small, bytes(1)));
     assert_eq!(rig.packets().len(), 2, "one close, one packet");
 }
 
@@ -75,7 +75,7 @@ fn a_full_budget_ends_who_does_not_read_before_who_does() {
         rig.data(stalled_conn, 20 * MIB);
         rig.data(fast_conn, 43 * MIB);
         rig.now = rig.now.after(Duration::from_millis(idle_ms));
-        rig.link.leg_drained(fast, MIB, rig.now);
+        rig.link.endpoint_drained(fast, MIB, rig.now);
         rig.data(fast_conn, 2 * MIB + 1);
         let ended = if reads { stalled } else { fast };
         assert_eq!(ends(&mut rig), [(ended, TunnelEnd::Budget)], "{idle_ms} ms");
@@ -197,7 +197,7 @@ fn over_its_share_without_progress_for_five_minutes_is_the_end() {
     rig.data(over_conn, 5 * MIB);
     rig.data(under_conn, 4 * MIB);
     rig.pass(seconds(290));
-    rig.link.leg_drained(over, 10, rig.now);
+    rig.link.endpoint_drained(over, 10, rig.now);
     rig.pass(seconds(299));
     assert_eq!(ends(&mut rig), []);
     rig.pass(seconds(2));
@@ -236,9 +236,9 @@ fn bytes_of_a_client_that_has_closed_and_gone_count_as_queued() {
     for credit in [true, false] {
         let mut rig = Rig::server(credit);
         let (key, conn) = rig.open(0);
-        assert!(rig.leg_data(key, bytes(70_000)));
-        rig.link.leg_close(key, String::new(), rig.now);
-        rig.link.leg_gone(key, rig.now);
+        assert!(rig.endpoint_data(key, bytes(70_000)));
+        rig.link.endpoint_close(key, String::new(), rig.now);
+        rig.link.endpoint_gone(key, rig.now);
         assert_eq!(rig.link.budget().queued_bytes(), 70_000);
         if credit {
             rig.pass(Isolation::default().linger_timeout + seconds(1));
@@ -249,7 +249,7 @@ fn bytes_of_a_client_that_has_closed_and_gone_count_as_queued() {
         rig.receive(close_rsp(conn, ""));
 
         let (key, _) = rig.open(0);
-        assert!(rig.leg_data(key, bytes(70_000)));
+        assert!(rig.endpoint_data(key, bytes(70_000)));
         let budget = Arc::clone(rig.link.budget());
         drop(rig);
         assert_eq!(budget.queued_bytes(), 0, "a link that ends owes nothing");

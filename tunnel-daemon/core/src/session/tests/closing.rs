@@ -6,10 +6,10 @@ use super::*;
 fn half_close_leaves_the_other_direction_open() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
-    rig.leg_data(key, bytes(10));
-    rig.link.leg_fin(key, rig.now);
+    rig.endpoint_data(key, bytes(10));
+    rig.link.endpoint_fin(key, rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10), fin(conn, Side::Client)]);
-    assert!(!rig.leg_data(key, bytes(1)), "it had finished");
+    assert!(!rig.endpoint_data(key, bytes(1)), "it had finished");
     rig.data(conn, 20);
     rig.receive(fin(conn, Side::Target));
     let actions = rig.actions();
@@ -24,12 +24,12 @@ fn half_close_leaves_the_other_direction_open() {
 
 /// A process that ends waits for these.
 #[test]
-fn a_tunnel_that_its_leg_closed_and_left_lingers_until_it_is_confirmed() {
+fn a_tunnel_that_its_endpoint_closed_and_left_lingers_until_it_is_confirmed() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(5);
-    rig.leg_data(key, bytes(10));
-    rig.link.leg_close(key, String::new(), rig.now);
-    assert_eq!(rig.link.lingering(), 0, "its leg is there");
+    rig.endpoint_data(key, bytes(10));
+    rig.link.endpoint_close(key, String::new(), rig.now);
+    assert_eq!(rig.link.lingering(), 0, "its endpoint is there");
     rig.gone(key);
     assert_eq!(rig.packets(), [payload(conn, 5)]);
     assert_eq!(rig.link.lingering(), 1);
@@ -48,8 +48,8 @@ fn a_tunnel_that_its_leg_closed_and_left_lingers_until_it_is_confirmed() {
 fn without_credit_a_fin_closes_the_tunnel() {
     let mut server = Rig::server(false);
     let (key, conn) = server.open(0);
-    server.leg_data(key, bytes(10));
-    server.link.leg_fin(key, server.now);
+    server.endpoint_data(key, bytes(10));
+    server.link.endpoint_fin(key, server.now);
     assert_eq!(server.packets(), [payload(conn, 10), close_req(conn)]);
 }
 
@@ -60,8 +60,8 @@ fn without_credit_a_fin_closes_the_tunnel() {
 fn a_target_that_ends_is_a_close_with_an_empty_text() {
     let mut rig = Rig::agent(false);
     let (key, conn) = rig.open(0);
-    rig.leg_data(key, bytes(10));
-    rig.link.leg_fin(key, rig.now);
+    rig.endpoint_data(key, bytes(10));
+    rig.link.endpoint_fin(key, rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
     assert_eq!(rig.end_of(key), Some(TunnelEnd::Confirmed));
     rig.gone(key);
@@ -75,7 +75,7 @@ fn a_target_that_ends_is_a_close_with_an_empty_text() {
 fn the_second_close_request_finds_an_unknown_connection() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(1_000);
-    rig.leg_data(key, bytes(10));
+    rig.endpoint_data(key, bytes(10));
     rig.receive(close_req(conn));
     rig.receive(close_req(conn));
     assert_eq!(
@@ -97,7 +97,7 @@ fn the_second_close_request_finds_an_unknown_connection() {
 fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     let mut rig = Rig::agent(false);
     let (key, conn) = rig.open(0);
-    rig.leg_data(key, bytes(10));
+    rig.endpoint_data(key, bytes(10));
     rig.receive(close_req(conn));
     rig.data(conn, 5);
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
@@ -117,17 +117,17 @@ fn bytes_before_a_close_are_delivered_and_then_the_end() {
     let end = TunnelEnd::PeerClosing;
     assert_eq!(actions[1..], [Action::Ended { key, end }]);
     assert_eq!(rig.packets(), [close_rsp(conn, "")]);
-    assert_eq!(rig.link.held_bytes(), 100, "the leg still has them");
-    rig.link.leg_drained(key, 100, rig.now);
+    assert_eq!(rig.link.held_bytes(), 100, "the endpoint still has them");
+    rig.link.endpoint_drained(key, 100, rig.now);
     rig.gone(key);
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
 }
 
-/// 30 s without progress, then the leg is cut. Progress starts them again.
+/// 30 s without progress, then the endpoint is cut. Progress starts them again.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress | 30 s, then cut
 #[test]
-fn a_leg_lingers_thirty_seconds_without_progress() {
+fn an_endpoint_lingers_thirty_seconds_without_progress() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.data(conn, 100);
@@ -135,7 +135,7 @@ fn a_leg_lingers_thirty_seconds_without_progress() {
     rig.receive(close_rsp(conn, ""));
     rig.actions();
     rig.pass(seconds(25));
-    rig.link.leg_drained(key, 10, rig.now);
+    rig.link.endpoint_drained(key, 10, rig.now);
     rig.pass(seconds(29));
     assert_eq!(rig.actions(), []);
     rig.pass(seconds(2));
@@ -153,8 +153,8 @@ fn a_leg_lingers_thirty_seconds_without_progress() {
 fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(10);
-    rig.leg_data(key, bytes(40));
-    rig.link.leg_close(key, String::new(), rig.now);
+    rig.endpoint_data(key, bytes(40));
+    rig.link.endpoint_close(key, String::new(), rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(25));
     rig.receive(window(conn, 10));
@@ -183,7 +183,7 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
     let error = String::new();
     let end = TunnelEnd::Reset { error };
     assert_eq!(rig.actions(), [Action::Ended { key, end }]);
-    assert_eq!(rig.link.held_bytes(), 0, "the leg drops what it has");
+    assert_eq!(rig.link.held_bytes(), 0, "the endpoint drops what it has");
     assert_eq!(rig.packets(), [close_rsp(conn, "")]);
     rig.gone(key);
     assert_eq!(rig.link.tunnels(), 0);
@@ -194,8 +194,8 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
 fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(10);
-    rig.leg_data(key, bytes(40));
-    rig.link.leg_close(key, String::new(), rig.now);
+    rig.endpoint_data(key, bytes(40));
+    rig.link.endpoint_close(key, String::new(), rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(32));
     assert_eq!(rig.packets(), [reset(conn), close_req(conn)]);
@@ -205,7 +205,7 @@ fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
 fn a_close_nobody_confirms_is_over_after_ten_seconds() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
-    rig.link.leg_close(key, String::new(), rig.now);
+    rig.link.endpoint_close(key, String::new(), rig.now);
     assert_eq!(rig.packets(), [close_req(conn)]);
     rig.pass(seconds(9));
     assert_eq!(rig.actions(), []);
@@ -224,13 +224,13 @@ fn a_close_nobody_confirms_is_over_after_ten_seconds() {
 fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1_000);
-        rig.link.leg_fin(key, rig.now);
+        rig.link.endpoint_fin(key, rig.now);
         rig.packets();
         rig.pass(seconds(299));
         rig.data(conn, 100);
         rig.pass(seconds(299));
         rig.actions();
-        rig.link.leg_drained(key, 1, rig.now);
+        rig.link.endpoint_drained(key, 1, rig.now);
         rig.pass(seconds(299));
         assert_eq!(rig.actions(), []);
         rig.pass(seconds(2));
@@ -250,15 +250,15 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
 fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1_000);
-        assert!(rig.leg_data(key, bytes(2_000)));
+        assert!(rig.endpoint_data(key, bytes(2_000)));
         rig.packets();
         rig.pass(seconds(600));
-        rig.link.leg_end_waits(key, rig.now);
+        rig.link.endpoint_end_waits(key, rig.now);
         rig.pass(seconds(299));
         rig.receive(window(conn, 1_000));
         assert_eq!(rig.packets(), [payload(conn, 1_000)]);
         rig.pass(seconds(200));
-        rig.link.leg_end_waits(key, rig.now);
+        rig.link.endpoint_end_waits(key, rig.now);
         rig.pass(seconds(99));
         assert_eq!(rig.actions(), []);
         rig.pass(seconds(2));
@@ -274,14 +274,14 @@ fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
     rig.actions();
     rig.pass(seconds(3_000));
     assert_eq!((rig.actions(), rig.packets()), (vec![], vec![]));
-    assert!(rig.leg_data(key, bytes(1)));
+    assert!(rig.endpoint_data(key, bytes(1)));
 }
 
 #[test]
 fn a_half_close_during_the_dial_is_watched_too() {
     let mut rig = Rig::server(true);
     let key = rig.dial();
-    rig.link.leg_fin(key, rig.now);
+    rig.link.endpoint_fin(key, rig.now);
     rig.pass(seconds(5));
     rig.packets();
     rig.dial_rsp(1, 1, 1_000);

@@ -74,12 +74,12 @@ fn window_is_sent_when_half_is_drained() {
         let (key, conn) = rig.open(1_000);
         calm(&mut rig);
         rig.data(conn, WINDOW_START_BYTES);
-        rig.link.leg_drained(key, HALF - 1, rig.now);
+        rig.link.endpoint_drained(key, HALF - 1, rig.now);
         assert_eq!(rig.packets(), []);
-        rig.link.leg_drained(key, HALF, rig.now);
+        rig.link.endpoint_drained(key, HALF, rig.now);
         assert_eq!(rig.packets(), [window(conn, HALF)]);
-        rig.link.leg_drained(key, HALF, rig.now);
-        rig.link.leg_drained(key, HALF - 1, rig.now);
+        rig.link.endpoint_drained(key, HALF, rig.now);
+        rig.link.endpoint_drained(key, HALF - 1, rig.now);
         assert_eq!(rig.packets(), [], "a repeat changes nothing");
     }
 }
@@ -90,9 +90,9 @@ fn windows_not_yet_sent_are_added_up() {
     let (key, conn) = rig.open(1_000);
     calm(&mut rig);
     rig.data(conn, WINDOW_START_BYTES);
-    rig.link.leg_drained(key, HALF, rig.now);
+    rig.link.endpoint_drained(key, HALF, rig.now);
     calm(&mut rig);
-    rig.link.leg_drained(key, 2 * HALF, rig.now);
+    rig.link.endpoint_drained(key, 2 * HALF, rig.now);
     assert_eq!(rig.packets(), [window(conn, 2 * HALF)]);
 }
 
@@ -103,16 +103,16 @@ fn a_slow_reader_is_announced_while_its_peer_waits() {
     let (key, conn) = rig.open(1_000);
     rig.data(conn, WINDOW_START_BYTES);
     rig.pass(seconds(5));
-    rig.link.leg_drained(key, 1_000, rig.now);
+    rig.link.endpoint_drained(key, 1_000, rig.now);
     assert_eq!(rig.packets(), [window(conn, 1_000)]);
     rig.pass(seconds(1));
-    rig.link.leg_drained(key, 2_000, rig.now);
+    rig.link.endpoint_drained(key, 2_000, rig.now);
     assert_eq!(rig.packets(), []);
 }
 
 /// Limit (memory): Largest credit of one tunnel | 16 MiB
 #[test]
-fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
+fn a_hungry_endpoint_gets_a_larger_window_up_to_sixteen_mebibytes() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     let mut credit = WINDOW_START_BYTES;
@@ -120,7 +120,7 @@ fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
     for _round in 0..20 {
         rig.data(conn, credit);
         total += credit;
-        rig.link.leg_drained(key, total, rig.now);
+        rig.link.endpoint_drained(key, total, rig.now);
         credit = match rig.packets()[..] {
             [Packet::Window { bytes, .. }] => bytes,
             ref other => panic!("credit, not {other:?}"),
@@ -130,7 +130,7 @@ fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
     assert_eq!(rig.link.granted, WINDOW_MAX_BYTES);
 }
 
-/// What the credit allowed comes at once, and the next a round trip later. The leg says what it has drained when much
+/// What the credit allowed comes at once, and the next a round trip later. The endpoint says what it has drained when much
 /// of that burst is gone, not when half is, and later that all is.
 ///
 /// Limit (memory): Longest round trip for which credit grows | 0.5 s. Credit of a slow endpoint does not grow
@@ -146,7 +146,7 @@ fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
         rig.data(conn, burst);
         let mut credit = 0;
         for drained in [burst / 4 * 3, burst] {
-            rig.link.leg_drained(key, total + drained, rig.now);
+            rig.link.endpoint_drained(key, total + drained, rig.now);
             for packet in rig.packets() {
                 match packet {
                     Packet::Window { bytes, .. } => credit += bytes,
@@ -160,16 +160,16 @@ fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
     }
 }
 
-/// A leg that always has more than it takes would only hold more.
+/// An endpoint that always has more than it takes would only hold more.
 ///
 /// Limit (memory): Longest round trip for which credit grows
 #[test]
-fn a_window_does_not_grow_for_a_leg_that_is_behind() {
+fn a_window_does_not_grow_for_an_endpoint_that_is_behind() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.data(conn, WINDOW_START_BYTES);
     for half in 1..20 {
-        rig.link.leg_drained(key, half * HALF, rig.now);
+        rig.link.endpoint_drained(key, half * HALF, rig.now);
         assert_eq!(rig.packets(), [window(conn, HALF)], "refill {half}");
         rig.data(conn, HALF);
         rig.now = rig.now.after(Duration::from_millis(10));
@@ -185,26 +185,29 @@ fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
     let mut rig = Rig::new(small);
     let (grown, conn) = rig.open(1_000);
     rig.data(conn, WINDOW_START_BYTES);
-    rig.link.leg_drained(grown, WINDOW_START_BYTES, rig.now);
+    rig.link
+        .endpoint_drained(grown, WINDOW_START_BYTES, rig.now);
     assert_eq!(rig.packets(), [window(conn, 2 * WINDOW_START_BYTES)]);
     rig.data(conn, 2 * WINDOW_START_BYTES);
     // One byte short of half: nothing is refilled yet, and others take what was given back.
     rig.link
-        .leg_drained(grown, 2 * WINDOW_START_BYTES - 1, rig.now);
+        .endpoint_drained(grown, 2 * WINDOW_START_BYTES - 1, rig.now);
     while rig.link.granted + WINDOW_START_BYTES <= cap {
         rig.open(1_000);
     }
     while rig.link.granted + WINDOW_MIN_BYTES <= cap {
         rig.open(1_000);
     }
-    rig.link.leg_drained(grown, 2 * WINDOW_START_BYTES, rig.now);
+    rig.link
+        .endpoint_drained(grown, 2 * WINDOW_START_BYTES, rig.now);
     assert!(
         rig.link.granted <= cap,
         "granted {} of {cap}",
         rig.link.granted
     );
     // It falls towards the smallest window, never to nothing.
-    rig.link.leg_drained(grown, 3 * WINDOW_START_BYTES, rig.now);
+    rig.link
+        .endpoint_drained(grown, 3 * WINDOW_START_BYTES, rig.now);
     let inc = &rig.link.tunnels.get(grown).unwrap().inc;
     assert!(inc.open_credit() >= WINDOW_MIN_BYTES, "{inc:?}");
 }
@@ -227,7 +230,7 @@ fn a_useless_window_ends_its_own_tunnel_only() {
             };
             assert_eq!(rig.packets(), told, "the peer is told");
             rig.receive(window(good_conn, 500));
-            rig.leg_data(good, bytes(1_500));
+            rig.endpoint_data(good, bytes(1_500));
             assert_eq!(rig.packets(), [payload(good_conn, 1_500)]);
         }
     }
@@ -252,7 +255,7 @@ fn data_beyond_the_credit_ends_its_own_tunnel_only() {
 fn bytes_wait_for_credit_and_go_on_with_it() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(10);
-        rig.leg_data(key, bytes(25));
+        rig.endpoint_data(key, bytes(25));
         assert_eq!(rig.packets(), [payload(conn, 10)]);
         rig.receive(window(conn, 7));
         assert_eq!(rig.packets(), [payload(conn, 7)]);
@@ -286,7 +289,7 @@ fn without_credit_window_and_fin_are_unknown_packets() {
     rig.receive(fin(conn, Side::Client));
     assert_eq!(rig.actions(), []);
     rig.data(conn, 4 << 20);
-    rig.link.leg_drained(key, 4 << 20, rig.now);
+    rig.link.endpoint_drained(key, 4 << 20, rig.now);
     assert_eq!(rig.packets(), []);
 }
 

@@ -29,8 +29,8 @@ fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
     let pending = rig.dial();
-    assert!(rig.leg_data(key, bytes(3)));
-    rig.link.leg_close(key, String::new(), rig.now);
+    assert!(rig.endpoint_data(key, bytes(3)));
+    rig.link.endpoint_close(key, String::new(), rig.now);
     let kinds: Vec<_> = rig.packets().iter().map(Packet::kind).collect();
     assert_eq!(kinds.len(), 3, "{kinds:?}");
     rig.gone(pending);

@@ -71,7 +71,7 @@ fn a_foreign_agent_cannot_answer_or_write_for_another() {
             conn: done
         }]
     );
-    assert!(victim.leg_data(open, bytes(3)));
+    assert!(victim.endpoint_data(open, bytes(3)));
     assert_eq!(victim.packets(), [payload(conn, 3)]);
 }
 
@@ -101,7 +101,7 @@ fn two_streams_of_one_agent_do_not_mix() {
     for (index, rig) in streams.iter_mut().enumerate() {
         let (key, conn) = rig.open(1_000);
         assert_eq!(conn, 1);
-        rig.leg_data(key, bytes(10 + index as u64));
+        rig.endpoint_data(key, bytes(10 + index as u64));
         rig.data(conn, 20 + index as u64);
     }
     for (index, rig) in streams.iter_mut().enumerate() {
@@ -123,7 +123,7 @@ fn an_oversized_message_ends_the_connection_it_names() {
         rig.link.handle_packet(oversize, rig.now);
     }
     assert_eq!(rig.end_of(bad), Some(TunnelEnd::Oversize));
-    assert!(rig.leg_data(good, bytes(1)));
+    assert!(rig.endpoint_data(good, bytes(1)));
 }
 
 /// Packets of the other role and unknown types change nothing.
@@ -153,7 +153,7 @@ fn packets_that_make_no_sense_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn late_events_of_a_leg_find_no_other_tunnel() {
+fn late_events_of_an_endpoint_find_no_other_tunnel() {
     let mut rig = Rig::server(true);
     let (old, conn) = rig.open(1_000);
     rig.receive(close_rsp(conn, ""));
@@ -162,9 +162,9 @@ fn late_events_of_a_leg_find_no_other_tunnel() {
     assert_eq!(old.slot, new.slot);
     rig.actions();
     rig.data(new_conn, 10);
-    assert!(!rig.leg_data(old, bytes(1)));
-    rig.link.leg_drained(old, 10, rig.now);
-    rig.link.leg_close(old, String::new(), rig.now);
+    assert!(!rig.endpoint_data(old, bytes(1)));
+    rig.link.endpoint_drained(old, 10, rig.now);
+    rig.link.endpoint_close(old, String::new(), rig.now);
     rig.gone(old);
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (1, 10));
     assert_eq!(rig.packets(), []);
@@ -211,7 +211,7 @@ fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
 ///
 /// Limit (memory): Small chunks queued for a slow endpoint | coalesced from 64 chunks on, up to 16 KiB each
 #[test]
-fn bytes_for_a_leg_that_does_not_read_keep_nothing_else() {
+fn bytes_for_an_endpoint_that_does_not_read_keep_nothing_else() {
     for mut rig in [Rig::server(true), Rig::agent(true), Rig::server(false)] {
         let (_key, conn) = rig.open(1_000);
         rig.data(conn, 10);

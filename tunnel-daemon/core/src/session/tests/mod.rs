@@ -71,10 +71,10 @@ impl Rig {
         Self::new(config(Role::Agent, credit))
     }
 
-    /// As a leg gives them: counted as queued.
-    fn leg_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
+    /// As an endpoint gives them: counted as queued.
+    fn endpoint_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
         self.link.budget().queue(bytes.len() as u64);
-        self.link.leg_data(key, bytes)
+        self.link.endpoint_data(key, bytes)
     }
 
     fn receive(&mut self, packet: Packet) {
@@ -177,7 +177,7 @@ impl Rig {
         (key, self.dials)
     }
 
-    /// The end a leg was told, if it was.
+    /// The end an endpoint was told, if it was.
     fn end_of(&mut self, wanted: TunnelKey) -> Option<TunnelEnd> {
         self.actions().into_iter().find_map(|action| match action {
             Action::Ended { key, end } if key == wanted => Some(end),
@@ -186,7 +186,7 @@ impl Rig {
     }
 
     fn gone(&mut self, key: TunnelKey) {
-        self.link.leg_gone(key, self.now);
+        self.link.endpoint_gone(key, self.now);
     }
 }
 

@@ -18,12 +18,12 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     let (busy, busy_conn) = rig.open(1 << 20);
     let (ends, ends_conn) = rig.open(1 << 20);
     let (reads, reads_conn) = rig.open(1 << 20);
-    rig.leg_data(busy, bytes(40 << 10));
-    rig.link.leg_close(busy, String::new(), rig.now);
-    rig.link.leg_fin(ends, rig.now);
+    rig.endpoint_data(busy, bytes(40 << 10));
+    rig.link.endpoint_close(busy, String::new(), rig.now);
+    rig.link.endpoint_fin(ends, rig.now);
     rig.data(reads_conn, 200 << 10);
     rig.now = rig.now.after(seconds(1));
-    rig.link.leg_drained(reads, 200 << 10, rig.now);
+    rig.link.endpoint_drained(reads, 200 << 10, rig.now);
     rig.dial();
     let packets = rig.packets();
     assert!(matches!(packets[0], Packet::DialReq { .. }));
@@ -39,13 +39,13 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     );
 }
 
-/// Or a leg would not know how many it may give again.
+/// Or an endpoint would not know how many it may give again.
 #[test]
 fn a_packet_tells_how_many_pieces_end_with_it() {
     let mut rig = Rig::server(true);
     let (key, _conn) = rig.open(1 << 20);
     for length in [1, 1, 70 << 10, 1] {
-        rig.leg_data(key, bytes(length));
+        rig.endpoint_data(key, bytes(length));
     }
     let transmits = rig.transmits();
     let pieces: Vec<usize> = transmits
@@ -58,12 +58,12 @@ fn a_packet_tells_how_many_pieces_end_with_it() {
     assert_eq!(pieces, [2, 0, 2]);
 }
 
-/// Without a close before it, a leg that is gone is a reset.
+/// Without a close before it, an endpoint that is gone is a reset.
 #[test]
-fn a_leg_that_vanishes_discards_its_queued_bytes() {
+fn an_endpoint_that_vanishes_discards_its_queued_bytes() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1 << 20);
-        rig.leg_data(key, bytes(100));
+        rig.endpoint_data(key, bytes(100));
         rig.gone(key);
         match &rig.packets()[..] {
             [told, end] => assert_eq!((told, end), (&reset(conn), &close_req(conn))),
@@ -75,15 +75,15 @@ fn a_leg_that_vanishes_discards_its_queued_bytes() {
 
 /// Go agents do not know better.
 #[test]
-fn without_credit_a_leg_that_vanishes_is_a_close() {
+fn without_credit_an_endpoint_that_vanishes_is_a_close() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
-    rig.leg_data(key, bytes(100));
+    rig.endpoint_data(key, bytes(100));
     rig.gone(key);
     assert_eq!(rig.packets(), [close_req(conn)]);
 }
 
-/// Peer to leg: readers that pause do not hold up the link.
+/// Peer to endpoint: readers that pause do not hold up the link.
 ///
 /// Limit (isolation): New dials beside 1,000 paused tunnels | not delayed
 #[test]
@@ -107,7 +107,7 @@ fn a_thousand_paused_readers_do_not_delay_a_dial() {
     }
 }
 
-/// Leg to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
+/// Endpoint to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
 ///
 /// Limit (isolation): New dials beside 1,000 paused tunnels
 #[test]
@@ -116,7 +116,7 @@ fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
         for mut rig in [Rig::server(true), Rig::agent(true)] {
             let keys: Vec<_> = (0..TUNNELS).map(|_| rig.open(window).0).collect();
             for key in keys {
-                rig.leg_data(key, bytes(1_000));
+                rig.endpoint_data(key, bytes(1_000));
             }
             let fresh = if rig.link.config.role == Role::Server {
                 rig.dial();
@@ -124,7 +124,7 @@ fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
             } else {
                 let key = rig.dial_req(9_999, 1_000);
                 assert!(rig.link.dialed(key, Ok(()), rig.now));
-                rig.leg_data(key, bytes(5));
+                rig.endpoint_data(key, bytes(5));
                 Some(key)
             };
             let sent = rig.transmits();
@@ -142,8 +142,8 @@ fn tunnels_take_turns_packet_by_packet() {
     let mut rig = Rig::server(true);
     let (first, a) = rig.open(1 << 20);
     let (second, b) = rig.open(1 << 20);
-    rig.leg_data(first, bytes(96 << 10));
-    rig.leg_data(second, bytes(64 << 10));
+    rig.endpoint_data(first, bytes(96 << 10));
+    rig.endpoint_data(second, bytes(64 << 10));
     let full = 32 << 10;
     assert_eq!(
         rig.packets(),
@@ -166,7 +166,7 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
     for length in [0, 10_000, 20_000, 0, 10_000, 0] {
-        assert!(rig.leg_data(key, bytes(length)));
+        assert!(rig.endpoint_data(key, bytes(length)));
     }
     let packets = rig.packets();
     assert_eq!(
@@ -180,8 +180,8 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
 fn an_empty_piece_holds_nothing_back() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, _) = rig.open(1 << 20);
-        assert!(rig.leg_data(key, Bytes::new()));
-        rig.link.leg_close(key, String::new(), rig.now);
+        assert!(rig.endpoint_data(key, Bytes::new()));
+        rig.link.endpoint_close(key, String::new(), rig.now);
         assert_eq!(rig.packets().len(), 1);
     }
 }

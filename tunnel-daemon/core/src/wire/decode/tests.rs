@@ -302,7 +302,7 @@ fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
     assert_eq!(decoder.next(), Ok(None));
 }
 
-/// A budget counts the bytes that a leg holds: they must not keep what came around them as well, of which the peer decides
+/// A budget counts the bytes that an endpoint holds: they must not keep what came around them as well, of which the peer decides
 /// how much it is.
 #[test]
 fn a_piece_keeps_little_beside_its_own_bytes() {
@@ -368,7 +368,7 @@ fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
     };
     let [long, crumb] = [long, crumb].map(|packet| frame(&packet.into_raw().encode_to_vec()));
     let mut decoder = Decoder::default();
-    let mut crumbs = Vec::new();
+    let mut small_chunks = Vec::new();
     let stream = [long, crumb].concat();
     let (first, rest) = stream.split_at(100);
     let (second, third) = rest.split_at(rest.len() - 2);
@@ -376,11 +376,11 @@ fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
         decoder.push(Bytes::copy_from_slice(piece));
         while let Some(received) = decoder.next().unwrap() {
             if let Received::Packet(Packet::Data { bytes, .. }) = received {
-                crumbs.push(bytes);
+                small_chunks.push(bytes);
             }
         }
     }
-    assert_eq!(crumbs, ["y"]);
-    assert!(crumbs.iter().all(Bytes::is_unique));
+    assert_eq!(small_chunks, ["y"]);
+    assert!(small_chunks.iter().all(Bytes::is_unique));
     assert_eq!(decoder.joined.capacity(), 0);
 }

@@ -119,7 +119,7 @@ pub(super) enum Outcome {
     Lost,
 }
 
-/// What one leg of a tunnel did and heard.
+/// What one endpoint of a tunnel did and heard.
 #[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) sent: u64,

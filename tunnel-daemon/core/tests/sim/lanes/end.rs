@@ -10,17 +10,17 @@ use adit_core::session::Moment;
 use bytes::BytesMut;
 
 use super::books::{Outcome, Record, Seen, Turn};
-use super::leg::Leg;
+use super::endpoint::Endpoint;
 use super::wire::{Found, Wire};
 use crate::record::Who;
 
-/// Bytes that may wait here for the connection before a leg is asked for more.
+/// Bytes that may wait here for the connection before an endpoint is asked for more.
 const QUEUE_BYTES_MAX: usize = 16 << 10;
 /// Frames likewise.
 const QUEUE_FRAMES_MAX: usize = 32;
 /// Bytes of frames cut out before the connection has to take some.
 const OUT_BYTES_MAX: usize = 4 << 10;
-/// Frames that wait at an end whose legs keep to that, with answers to the peer.
+/// Frames that wait at an end whose endpoints keep to that, with answers to the peer.
 const FRAMES_MAX: usize = 64;
 /// An OPEN that the other kernel has not acknowledged by then is taken elsewhere.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
@@ -57,13 +57,13 @@ enum Stage {
         /// `None`: never.
         ends_at: Option<Moment>,
     },
-    Tunnel(Leg),
+    Tunnel(Endpoint),
     /// Frames are over.
     Pipe {
-        leg: Leg,
+        endpoint: Endpoint,
         heard_end: bool,
     },
-    /// The leg is gone; the end of its tunnel is still on its way.
+    /// The endpoint is gone; the end of its tunnel is still on its way.
     Settling {
         uid: usize,
         /// Bytes that were on their way when it was last looked at.
@@ -222,15 +222,19 @@ impl End {
                 Found::Nothing => return,
                 Found::Reset => self.lost(turn, wires),
                 Found::Bytes(bytes) => {
-                    if let Stage::Pipe { leg, .. } = &mut self.stage {
-                        leg.deliver(&bytes, turn);
+                    if let Stage::Pipe { endpoint, .. } = &mut self.stage {
+                        endpoint.deliver(&bytes, turn);
                     } else {
                         self.frames.push(bytes);
                     }
                 }
                 Found::End => {
-                    if let Stage::Pipe { leg, heard_end } = &mut self.stage {
-                        leg.told(turn);
+                    if let Stage::Pipe {
+                        endpoint,
+                        heard_end,
+                    } = &mut self.stage
+                    {
+                        endpoint.told(turn);
                         *heard_end = true;
                     } else {
                         self.lost(turn, wires);
@@ -242,8 +246,11 @@ impl End {
 
     fn wants_input(&self, now: Moment) -> bool {
         match &self.stage {
-            Stage::Tunnel(leg) => leg.reads(now),
-            Stage::Pipe { leg, heard_end } => leg.reads(now) && !heard_end,
+            Stage::Tunnel(endpoint) => endpoint.reads(now),
+            Stage::Pipe {
+                endpoint,
+                heard_end,
+            } => endpoint.reads(now) && !heard_end,
             // What waits leaves before the next tunnel is looked at.
             Stage::Settling { .. } => !self.machine.is_idle(),
             Stage::Idle | Stage::Opening { .. } | Stage::Answering { .. } => true,
@@ -283,11 +290,11 @@ impl End {
         self.machine.queued_bytes() + self.out.len() + wires.outgoing.unacknowledged()
     }
 
-    /// A tunnel is open: from here on its bytes go through a leg.
+    /// A tunnel is open: from here on its bytes go through an endpoint.
     fn begin(&mut self, uid: usize, who: Who, turn: &mut Turn) {
-        let mut leg = Leg::new(uid, who, turn);
+        let mut endpoint = Endpoint::new(uid, who, turn);
         if !self.machine.is_raw() {
-            self.stage = Stage::Tunnel(leg);
+            self.stage = Stage::Tunnel(endpoint);
             return;
         }
         while self.cut_out_frame() {}
@@ -295,13 +302,16 @@ impl End {
         let early = early.expect("frames end between two of them");
         if !early.is_empty() {
             turn.coverage.note(Seen::EarlyBytes);
-            leg.deliver(&early, turn);
+            endpoint.deliver(&early, turn);
         }
         let heard_end = false;
-        self.stage = Stage::Pipe { leg, heard_end };
+        self.stage = Stage::Pipe {
+            endpoint,
+            heard_end,
+        };
     }
 
-    /// The leg, or who would have been one, needs the lane no more.
+    /// The endpoint, or who would have been one, needs the lane no more.
     fn let_go(&mut self, uid: usize, turn: &mut Turn) {
         turn.moved = true;
         self.stage = Stage::Settling {
@@ -321,9 +331,9 @@ impl End {
                 Some(*uid)
             }
             Stage::Answering { uid, .. } => Some(*uid),
-            Stage::Tunnel(leg) | Stage::Pipe { leg, .. } => {
+            Stage::Tunnel(endpoint) | Stage::Pipe { endpoint, .. } => {
                 turn.coverage.note(Seen::LostTunnel);
-                Some(leg.uid)
+                Some(endpoint.uid)
             }
             Stage::Settling { uid, .. } => (!self.machine.is_idle()).then_some(*uid),
         };

@@ -6,7 +6,7 @@
 mod books;
 mod connection;
 mod end;
-mod leg;
+mod endpoint;
 mod wire;
 mod world;
 

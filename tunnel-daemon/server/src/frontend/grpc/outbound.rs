@@ -13,9 +13,9 @@ use h2::server::SendResponse;
 use http::HeaderMap;
 
 use adit_net::grpc::{accepted, code_of, code_of_reason};
-use adit_tunnel::{Incoming, Leg, moment};
+use adit_tunnel::{Endpoint, Incoming, moment};
 
-/// Pieces below this are joined, so that a message of many crumbs does not become a long list.
+/// Pieces below this are joined, so that a message of many small chunks does not become a long list.
 const JOIN_BELOW_BYTES: usize = 2048;
 
 /// The sending half of a stream; its response headers go with the first packet, as upstream's do.
@@ -101,25 +101,25 @@ impl Outbound {
         })
     }
 
-    /// Sends one message of the leg's payload, up to what the client takes at a time. Pending while there is none, or no room.
+    /// Sends one message of the endpoint's payload, up to what the client takes at a time. Pending while there is none, or no room.
     pub(super) fn poll_payload(
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnId,
-        leg: &mut Leg,
+        endpoint: &mut Endpoint,
     ) -> Poll<Result<Sent, h2::Error>> {
         if self.in_transit > 0 {
             match self.poll_capacity(cx, 1) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
-                    leg.stalled(0);
+                    endpoint.stalled(0);
                     return Poll::Pending;
                 }
             }
-            self.passed(leg);
+            self.passed(endpoint);
         }
         let max = self.sizer.max_bytes(moment());
-        let gathered = gather(cx, leg, &mut self.rest, max);
+        let gathered = gather(cx, endpoint, &mut self.rest, max);
         if gathered.bytes == 0 {
             return match gathered.event {
                 Some(event) => Poll::Ready(Ok(Sent::Event(event))),
@@ -135,7 +135,7 @@ impl Outbound {
         stream.send_data(message, false)?;
         self.in_transit = bytes;
         if self.stream()?.capacity() > 0 {
-            self.passed(leg);
+            self.passed(endpoint);
         }
         Poll::Ready(Ok(Sent::Payload {
             event: gathered.event,
@@ -143,13 +143,13 @@ impl Outbound {
     }
 
     /// The tunnel is over in order: what HTTP/2 still holds goes to the client by itself, and counts as delivered.
-    pub(super) fn hand_over(&self, leg: &mut Leg) {
-        leg.delivered(self.in_transit);
+    pub(super) fn hand_over(&self, endpoint: &mut Endpoint) {
+        endpoint.delivered(self.in_transit);
     }
 
-    fn passed(&mut self, leg: &mut Leg) {
+    fn passed(&mut self, endpoint: &mut Endpoint) {
         let bytes = std::mem::take(&mut self.in_transit);
-        leg.drained(bytes);
+        endpoint.drained(bytes);
         self.sizer.took(bytes, moment());
     }
 
@@ -186,16 +186,16 @@ struct Gathered {
 
 /// Takes what is there, up to `max` bytes, what is in `rest` first; the end of a piece beyond them is left there. Stops at the
 /// first event that is not data.
-fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> Gathered {
+fn gather(cx: &mut Context<'_>, endpoint: &mut Endpoint, rest: &mut Bytes, max: usize) -> Gathered {
     let mut gathered = Gathered {
         parts: VecDeque::new(),
         bytes: 0,
         event: None,
     };
-    let mut crumbs = BytesMut::new();
+    let mut small_chunks = BytesMut::new();
     while gathered.bytes < max {
         let next = if rest.is_empty() {
-            leg.poll_recv(cx)
+            endpoint.poll_recv(cx)
         } else {
             Poll::Ready(Incoming::Data(std::mem::take(rest)))
         };
@@ -203,11 +203,13 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> 
             Poll::Ready(Incoming::Data(mut bytes)) => {
                 *rest = bytes.split_off(bytes.len().min(max - gathered.bytes));
                 gathered.bytes += bytes.len();
-                if bytes.len() < JOIN_BELOW_BYTES && !(leg.is_idle() && crumbs.is_empty()) {
-                    crumbs.extend_from_slice(&bytes);
+                if bytes.len() < JOIN_BELOW_BYTES
+                    && !(endpoint.is_idle() && small_chunks.is_empty())
+                {
+                    small_chunks.extend_from_slice(&bytes);
                 } else {
-                    if !crumbs.is_empty() {
-                        gathered.parts.push_back(crumbs.split().freeze());
+                    if !small_chunks.is_empty() {
+                        gathered.parts.push_back(small_chunks.split().freeze());
                     }
                     gathered.parts.push_back(bytes);
                 }
@@ -219,8 +221,8 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> 
             Poll::Pending => break,
         }
     }
-    if !crumbs.is_empty() {
-        gathered.parts.push_back(crumbs.freeze());
+    if !small_chunks.is_empty() {
+        gathered.parts.push_back(small_chunks.freeze());
     }
     gathered
 }

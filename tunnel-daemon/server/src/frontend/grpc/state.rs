@@ -11,7 +11,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::router::OpenTunnel;
 use adit_config::limits::CALL_IDLE_TIMEOUT;
-use adit_tunnel::Leg;
+use adit_tunnel::Endpoint;
 
 pub(super) type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
 
@@ -25,7 +25,7 @@ pub(super) enum State {
     },
     Open {
         conn: ConnId,
-        leg: Leg,
+        endpoint: Endpoint,
         closing: bool,
     },
     /// Nothing more is done for this client; its packets are read and dropped until it leaves.

@@ -109,17 +109,17 @@ impl<E: StreamEvents> ProxyStream<E> {
     fn leave(&mut self, graceful: bool, reason: EndReason) {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Dialing { .. } => self.events.abandoned(),
-            State::Open { mut leg, .. } => {
+            State::Open { mut endpoint, .. } => {
                 if graceful {
-                    leg.close();
+                    endpoint.close();
                 }
                 if reason != EndReason::ClientGone {
-                    self.out.hand_over(&mut leg);
+                    self.out.hand_over(&mut endpoint);
                 }
-                let (from_client, to_client) = leg.bytes();
+                let (from_client, to_client) = endpoint.bytes();
                 // Whoever cut it, it was not us.
                 let gave_up =
-                    reason == EndReason::ClientGone && leg.stalled_for() >= CLIENT_PATIENCE;
+                    reason == EndReason::ClientGone && endpoint.stalled_for() >= CLIENT_PATIENCE;
                 let reason = if gave_up {
                     EndReason::ClientStalled
                 } else {
@@ -167,8 +167,8 @@ impl<E: StreamEvents> ProxyStream<E> {
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        if let State::Open { leg, .. } = &mut self.state {
-            leg.poll_flush(cx);
+        if let State::Open { endpoint, .. } = &mut self.state {
+            endpoint.poll_flush(cx);
         }
     }
 
@@ -186,14 +186,14 @@ impl<E: StreamEvents> ProxyStream<E> {
         Ok(true)
     }
 
-    /// Client -> tunnel. Not read while the leg is full: then the client's HTTP/2 window fills.
+    /// Client -> tunnel. Not read while the endpoint is full: then the client's HTTP/2 window fills.
     fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
         if let State::Open {
-            leg,
+            endpoint,
             closing: false,
             ..
         } = &mut self.state
-            && leg.poll_ready(cx).is_pending()
+            && endpoint.poll_ready(cx).is_pending()
         {
             self.events.held_up();
             return Ok(false);
@@ -280,9 +280,11 @@ impl<E: StreamEvents> ProxyStream<E> {
             Packet::Data { conn, bytes } => match &mut self.state {
                 State::Open { closing: true, .. } => Ok(()),
                 State::Open {
-                    conn: ours, leg, ..
+                    conn: ours,
+                    endpoint,
+                    ..
                 } if *ours == conn => {
-                    leg.send(bytes);
+                    endpoint.send(bytes);
                     Ok(())
                 }
                 State::Open { conn: ours, .. } => {
@@ -301,13 +303,13 @@ impl<E: StreamEvents> ProxyStream<E> {
             },
             Packet::CloseReq { conn } => match &mut self.state {
                 State::Open {
-                    leg,
+                    endpoint,
                     closing,
                     conn: ours,
                 } if *ours == conn => {
                     if !*closing {
                         *closing = true;
-                        leg.close();
+                        endpoint.close();
                     }
                     Ok(())
                 }
@@ -367,11 +369,11 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.finish_dial(dial, outcome)?;
                 Ok(true)
             }
-            State::Open { conn, leg, .. } => {
+            State::Open { conn, endpoint, .. } => {
                 let conn = *conn;
-                match self.out.poll_payload(cx, conn, leg) {
+                match self.out.poll_payload(cx, conn, endpoint) {
                     // A client that takes nothing must not hide that there is no more use in waiting for it.
-                    Poll::Pending if leg.poll_aborted(cx) => match leg.last_end() {
+                    Poll::Pending if endpoint.poll_aborted(cx) => match endpoint.last_end() {
                         Some(end) => {
                             self.sent(Sent::Event(Incoming::Ended(end)), conn)?;
                             Ok(true)
@@ -427,14 +429,14 @@ impl<E: StreamEvents> ProxyStream<E> {
         self.events.dialed(outcome.as_ref());
         match outcome {
             Ok(OpenTunnel {
-                carrier: mut leg,
+                carrier: mut endpoint,
                 conn,
                 ..
             }) => {
-                self.events.watch(&mut leg);
+                self.events.watch(&mut endpoint);
                 self.state = State::Open {
                     conn,
-                    leg,
+                    endpoint,
                     closing: false,
                 };
                 let answer = Packet::DialRsp {

@@ -5,7 +5,7 @@ use adit_core::wire::packet::{PacketType, Violation};
 
 use crate::router::{AskedAgents, OpenTunnel};
 use adit_telemetry::labels::EndReason;
-use adit_tunnel::Leg;
+use adit_tunnel::Endpoint;
 
 /// What a stream tells the world. Called inside its task: must not block.
 pub trait StreamEvents: Send {
@@ -29,8 +29,8 @@ pub trait StreamEvents: Send {
     fn dialing(&mut self, address: &str) -> AskedAgents;
     /// The dial has an outcome; for a tunnel, the agent that carries it.
     fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>);
-    /// The tunnel's leg, before its first byte.
-    fn watch(&mut self, leg: &mut Leg);
+    /// The tunnel's endpoint, before its first byte.
+    fn watch(&mut self, endpoint: &mut Endpoint);
     /// The client gave the dial up.
     fn abandoned(&mut self);
     /// The tunnel is over: bytes from and to the client, and why.

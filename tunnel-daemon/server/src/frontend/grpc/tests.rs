@@ -24,7 +24,7 @@ fn context() -> FrontendContext {
         access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     }
 }

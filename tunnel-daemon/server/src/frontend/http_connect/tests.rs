@@ -12,7 +12,7 @@ use crate::router::DialLimits;
 use adit_net::descriptors::Descriptors;
 use adit_telemetry::labels::Path;
 use adit_telemetry::{AccessLog, ServerMetrics};
-use adit_tunnel::{Conduit, Leg, Mailbox};
+use adit_tunnel::{Channel, DirtyList, Endpoint};
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
@@ -29,7 +29,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         access,
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
     let (mut client, server) = duplex(64);
@@ -86,13 +86,13 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
-    let (_conduit, client, leg) = opened(&context);
-    let (mut client, mut leg) = (client, Some(leg));
-    relay(&mut client, &mut leg).await;
-    drop((client, leg));
+    let (_channel, client, endpoint) = opened(&context);
+    let (mut client, mut endpoint) = (client, Some(endpoint));
+    relay(&mut client, &mut endpoint).await;
+    drop((client, endpoint));
     let text = metrics.scrape().text();
     for line in [
         "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
@@ -104,10 +104,10 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
 }
 
 /// A tunnel that has just opened, for a client that is gone already.
-fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Leg) {
-    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexStream>, Endpoint) {
+    let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
     let open = OpenTunnel {
-        carrier: leg,
+        carrier: endpoint,
         conn: ConnId(1),
         link: LinkId(1),
         agent: AgentId::new("a"),
@@ -124,7 +124,7 @@ fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexS
         relay: None,
         open: Some(context.metrics.http_connection()),
     };
-    (conduit, client, open.carrier)
+    (channel, client, open.carrier)
 }
 
 /// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
@@ -142,13 +142,13 @@ fn the_state_of_a_connection_stays_small() {
         metrics,
         access: Arc::new(AccessLog::new(1, suppressed)),
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         relay: None,
         limits: Arc::default(),
     };
     let (_client, server) = duplex(64);
-    let (_conduit, client, leg) = opened(&context);
-    let bytes = size_of_val(&carry(client, leg));
+    let (_channel, client, endpoint) = opened(&context);
+    let bytes = size_of_val(&serve_tunnel(client, endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(
         server,
@@ -200,7 +200,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_account::Accounts::off(),
+        accounts: adit_net::accounts::Accounts::off(),
         limits: Arc::default(),
     };
     let mut others = Unanswered::new(&context.limits);

@@ -1,4 +1,4 @@
-//! Legs that outlive their link, on paused time: what was received before a close is theirs for 30 s without progress.
+//! Endpoints that outlive their link, on paused time: what was received before a close is theirs for 30 s without progress.
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -20,22 +20,25 @@ impl World {
     }
 }
 
-/// Where the link that looked after the leg is gone by then.
+/// Where the link that looked after the endpoint is gone by then.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_closed() {
     let mut world = world(false, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     target.write_all(&pattern(50_000)).await.unwrap();
     drop(target);
     let (mut stuck, _never_read) = duplex(100);
     let start = Instant::now();
-    let pumping = timeout(FOR_EVER, pump(&mut stuck, &mut leg, Bytes::new()));
-    let (outcome, ()) = tokio::join!(pumping, world.lose_link());
+    let copying = timeout(
+        FOR_EVER,
+        copy_bidirectional(&mut stuck, &mut endpoint, Bytes::new()),
+    );
+    let (outcome, ()) = tokio::join!(copying, world.lose_link());
     let outcome = outcome.expect("it is cut");
     assert!(
-        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        matches!(outcome.end, CopyEnd::Tunnel(TunnelEnd::LingerExpired)),
         "{outcome:?}"
     );
     assert_eq!(outcome.to_socket, 100);
@@ -46,7 +49,7 @@ async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_clos
 /// Takes a hundred bytes every 15 s, for minutes, and then the rest.
 async fn a_slow_client(loses_link: bool) {
     let mut world = world(false, Isolation::default()).await;
-    let (mut leg, mut target) = world.open().await;
+    let (mut endpoint, mut target) = world.open().await;
     let sent = pattern(50_000);
     target.write_all(&sent).await.unwrap();
     drop(target);
@@ -65,13 +68,16 @@ async fn a_slow_client(loses_link: bool) {
         client.read_to_end(&mut got).await.unwrap();
         got
     };
-    let pumping = timeout(FOR_EVER, pump(&mut ours, &mut leg, Bytes::new()));
-    let (outcome, got) = tokio::join!(pumping, reading);
+    let copying = timeout(
+        FOR_EVER,
+        copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()),
+    );
+    let (outcome, got) = tokio::join!(copying, reading);
     let outcome = outcome.expect("it is over");
     assert!(
         matches!(
             outcome.end,
-            PumpEnd::Tunnel(TunnelEnd::Closed { ref error }) if error.is_empty()
+            CopyEnd::Tunnel(TunnelEnd::Closed { ref error }) if error.is_empty()
         ),
         "{outcome:?}"
     );
@@ -95,11 +101,11 @@ async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link()
 async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_seconds() {
     for (reads_after, hears) in [(25, BYTES), (35, UNREAD_BYTES)] {
         let mut world = world(true, Isolation::default()).await;
-        let (mut leg, mut target) = world.open().await;
+        let (mut endpoint, mut target) = world.open().await;
         let start = Instant::now();
         let sent = pattern(BYTES);
-        leg.send(Bytes::from(sent.clone()));
-        leg.close();
+        endpoint.send(Bytes::from(sent.clone()));
+        endpoint.close();
         world.lose_link().await;
         sleep_until(start + Duration::from_secs(reads_after)).await;
         let mut heard = Vec::new();
@@ -111,9 +117,9 @@ async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_secon
     }
 }
 
-/// What a leg says after the end of its link has nobody to read it, nor may it hold what would.
+/// What an endpoint says after the end of its link has nobody to read it, nor may it hold what would.
 #[tokio::test]
-async fn legs_that_go_after_their_link_leave_nothing_of_it() {
+async fn endpoints_that_go_after_their_link_leave_nothing_of_it() {
     let mut world = world(true, Isolation::default()).await;
     let (first, _target) = world.open().await;
     let (mut second, _other) = world.open().await;
@@ -123,11 +129,11 @@ async fn legs_that_go_after_their_link_leave_nothing_of_it() {
     drop(second);
     drop(first);
     let over = async {
-        while world.mailbox.strong_count() > 0 {
+        while world.dirty_list.strong_count() > 0 {
             tokio::task::yield_now().await;
         }
     };
     timeout(Duration::from_secs(10), over)
         .await
-        .expect("the link's mailbox goes with its last leg");
+        .expect("the link's dirty list goes with its last endpoint");
 }

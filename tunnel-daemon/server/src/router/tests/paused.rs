@@ -39,10 +39,10 @@ fn unix() -> (ByteStream, StdUnixStream) {
     (ByteStream::plain(near, PeerAddr::Unix), far)
 }
 
-/// A leg, and as many bytes as it takes before anything is read.
-fn full_leg() -> (Leg, Arc<Conduit>, Bytes) {
-    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
-    (leg, conduit, Bytes::from(vec![0; QUEUE_MAX_BYTES]))
+/// An endpoint, and as many bytes as it takes before anything is read.
+fn full_endpoint() -> (Endpoint, Arc<Channel>, Bytes) {
+    let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+    (endpoint, channel, Bytes::from(vec![0; QUEUE_MAX_BYTES]))
 }
 
 fn reset(far: std::net::TcpStream) {
@@ -65,11 +65,11 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
     let (mut near, far) = tcp().await;
     reset(far);
     until(&near, Peer::Failed);
-    let (mut leg, _conduit, first) = full_leg();
+    let (mut endpoint, _channel, first) = full_endpoint();
     let since = Instant::now();
-    let outcome = pump(&mut near, &mut leg, first).await;
+    let outcome = copy_bidirectional(&mut near, &mut endpoint, first).await;
     match &outcome.end {
-        PumpEnd::ReadFailed(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        CopyEnd::ReadFailed(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
         other => panic!("{other:?}"),
     }
     assert_eq!(since.elapsed().as_secs(), 30);
@@ -84,15 +84,15 @@ async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
     let (mut near, far) = tcp().await;
     reset(far);
     until(&near, Peer::Failed);
-    let (mut leg, conduit, first) = full_leg();
-    let mut pumping = Box::pin(pump(&mut near, &mut leg, first));
-    let paused = timeout(Duration::from_secs(29), &mut pumping).await;
+    let (mut endpoint, channel, first) = full_endpoint();
+    let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, first));
+    let paused = timeout(Duration::from_secs(29), &mut copying).await;
     assert!(paused.is_err(), "{paused:?}");
-    let taken = conduit.take_up().unwrap().len();
-    conduit.release_up(taken, 1);
-    let end = pumping.await.end;
-    assert_eq!(conduit.take_up().as_deref(), Some(UNREAD));
-    assert!(matches!(end, PumpEnd::ReadFailed(_)), "{end:?}");
+    let taken = channel.take_up().unwrap().len();
+    channel.release_up(taken, 1);
+    let end = copying.await.end;
+    assert_eq!(channel.take_up().as_deref(), Some(UNREAD));
+    assert!(matches!(end, CopyEnd::ReadFailed(_)), "{end:?}");
 }
 
 /// Limit (times): A half-closed and silent tunnel
@@ -101,10 +101,10 @@ async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
     let (mut near, far) = tcp().await;
     far.shutdown(Shutdown::Write).unwrap();
     until(&near, Peer::Silent);
-    let (mut leg, conduit, first) = full_leg();
-    let over = timeout(A_WHILE, pump(&mut near, &mut leg, first)).await;
+    let (mut endpoint, channel, first) = full_endpoint();
+    let over = timeout(A_WHILE, copy_bidirectional(&mut near, &mut endpoint, first)).await;
     assert!(over.is_err(), "{over:?}");
-    assert_eq!(conduit.leg_flags(), LEG_END_WAITS);
+    assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
 
 /// It may have closed in order, and what it said before is on its way.
@@ -112,10 +112,14 @@ async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
 async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
     let (mut near, far) = unix();
     drop(far);
-    let (mut leg, conduit, first) = full_leg();
-    let over = timeout(2 * A_WHILE, pump(&mut near, &mut leg, first)).await;
+    let (mut endpoint, channel, first) = full_endpoint();
+    let over = timeout(
+        2 * A_WHILE,
+        copy_bidirectional(&mut near, &mut endpoint, first),
+    )
+    .await;
     assert!(over.is_err(), "{over:?}");
-    assert_eq!(conduit.leg_flags(), LEG_END_WAITS);
+    assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
 
 /// A write finds it gone and takes the error along, so that there is none to be seen.
@@ -123,25 +127,27 @@ async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
 async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
     let (mut near, far) = unix();
     drop(far);
-    let (mut leg, conduit, first) = full_leg();
-    conduit.deliver(Bytes::from_static(b"for nobody"));
+    let (mut endpoint, channel, first) = full_endpoint();
+    channel.deliver(Bytes::from_static(b"for nobody"));
     let since = Instant::now();
-    let end = pump(&mut near, &mut leg, first).await.end;
-    assert!(matches!(end, PumpEnd::WriteFailed(_)), "{end:?}");
+    let end = copy_bidirectional(&mut near, &mut endpoint, first)
+        .await
+        .end;
+    assert!(matches!(end, CopyEnd::WriteFailed(_)), "{end:?}");
     assert_eq!(since.elapsed().as_secs(), 30);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_waits_is_left_alone_and_then_heard() {
     let (mut near, _far) = tcp().await;
-    let (mut leg, conduit, first) = full_leg();
-    let mut pumping = Box::pin(pump(&mut near, &mut leg, first));
-    let paused = timeout(Duration::from_secs(3600), &mut pumping).await;
+    let (mut endpoint, channel, first) = full_endpoint();
+    let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, first));
+    let paused = timeout(Duration::from_secs(3600), &mut copying).await;
     assert!(paused.is_err(), "{paused:?}");
-    assert_eq!(conduit.leg_flags(), 0);
-    let taken = conduit.take_up().unwrap().len();
-    conduit.release_up(taken, 1);
-    let on = timeout(A_WHILE, &mut pumping).await;
+    assert_eq!(channel.endpoint_flags(), 0);
+    let taken = channel.take_up().unwrap().len();
+    channel.release_up(taken, 1);
+    let on = timeout(A_WHILE, &mut copying).await;
     assert!(on.is_err(), "{on:?}");
-    assert_eq!(conduit.take_up().as_deref(), Some(UNREAD));
+    assert_eq!(channel.take_up().as_deref(), Some(UNREAD));
 }

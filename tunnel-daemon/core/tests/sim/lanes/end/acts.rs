@@ -7,7 +7,7 @@ use adit_core::session::Moment;
 
 use super::{End, QUEUE_BYTES_MAX, QUEUE_FRAMES_MAX, Stage, Verdict, Wires};
 use crate::lanes::books::{Outcome, Seen, Turn};
-use crate::lanes::leg::Wish;
+use crate::lanes::endpoint::Wish;
 use crate::record::Who;
 
 /// A RESET is answered within this time.
@@ -125,30 +125,30 @@ impl End {
     }
 
     fn act_tunnel(&mut self, turn: &mut Turn) {
-        let Stage::Tunnel(leg) = &mut self.stage else {
+        let Stage::Tunnel(endpoint) = &mut self.stage else {
             return;
         };
-        let uid = leg.uid;
+        let uid = endpoint.uid;
         while self.machine.is_sending() && self.machine.queued_frames() < QUEUE_FRAMES_MAX {
             let waiting = self.machine.queued_bytes() + self.out.len();
             let room = QUEUE_BYTES_MAX.saturating_sub(waiting);
-            let Some(bytes) = leg.next_chunk(room, turn) else {
+            let Some(bytes) = endpoint.next_chunk(room, turn) else {
                 break;
             };
             self.machine.send(bytes);
         }
-        match leg.wish(turn) {
+        match endpoint.wish(turn) {
             Some(Wish::Fin) => self.machine.fin(),
             Some(Wish::Close) => self.machine.close("done"),
             Some(Wish::Reset) => {
                 self.machine.reset("gone");
                 self.let_go(uid, turn);
             }
-            None if leg.is_unconfirmed(turn.now) => {
+            None if endpoint.is_unconfirmed(turn.now) => {
                 turn.coverage.note(Seen::Unconfirmed);
                 self.let_go(uid, turn);
             }
-            None if self.machine.is_half_closed() && leg.is_silent(turn.now) => {
+            None if self.machine.is_half_closed() && endpoint.is_silent(turn.now) => {
                 turn.coverage.note(Seen::HalfClosedSilent);
                 turn.records[uid].cut = true;
                 self.machine.reset("half-closed and silent for too long");
@@ -159,18 +159,22 @@ impl End {
     }
 
     fn act_pipe(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
-        let Stage::Pipe { leg, heard_end } = &mut self.stage else {
+        let Stage::Pipe {
+            endpoint,
+            heard_end,
+        } = &mut self.stage
+        else {
             return;
         };
         let room = QUEUE_BYTES_MAX.saturating_sub(self.out.len());
-        if let Some(bytes) = leg.next_chunk(room, turn) {
+        if let Some(bytes) = endpoint.next_chunk(room, turn) {
             self.out.extend_from_slice(&bytes);
         }
-        if matches!(leg.wish(turn), Some(Wish::Close | Wish::Reset)) {
-            turn.records[leg.uid].cut = true;
+        if matches!(endpoint.wish(turn), Some(Wish::Close | Wish::Reset)) {
+            turn.records[endpoint.uid].cut = true;
             return self.reset_connection(turn, wires);
         }
-        if leg.has_finished() && self.out.is_empty() {
+        if endpoint.has_finished() && self.out.is_empty() {
             wires.outgoing.finish(turn.now);
             if *heard_end {
                 turn.coverage.note(Seen::PipeWhole);
@@ -234,7 +238,7 @@ impl End {
                 ..
             } => Some(judged_at.map_or(*gives_up_at, |at| at.min(*gives_up_at))),
             Stage::Answering { ends_at, .. } => *ends_at,
-            Stage::Tunnel(leg) | Stage::Pipe { leg, .. } => leg.wakes_at(now),
+            Stage::Tunnel(endpoint) | Stage::Pipe { endpoint, .. } => endpoint.wakes_at(now),
             Stage::Settling { until, .. } => Some(*until),
         };
         at.filter(|at| *at > now)

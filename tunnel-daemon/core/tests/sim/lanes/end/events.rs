@@ -24,18 +24,18 @@ impl End {
             LaneEvent::Opened => self.opened(turn),
             LaneEvent::Failed { code, text } => self.refused(code, &text, turn),
             LaneEvent::Data(bytes) => match &mut self.stage {
-                Stage::Tunnel(leg) => leg.deliver(&bytes, turn),
+                Stage::Tunnel(endpoint) => endpoint.deliver(&bytes, turn),
                 stage => panic!("bytes for nobody: {stage:?}"),
             },
             LaneEvent::PeerFin => match &mut self.stage {
-                Stage::Tunnel(leg) => leg.told(turn),
+                Stage::Tunnel(endpoint) => endpoint.told(turn),
                 stage => panic!("a FIN for nobody: {stage:?}"),
             },
             LaneEvent::PeerClosed { text } => match &mut self.stage {
-                Stage::Tunnel(leg) => {
+                Stage::Tunnel(endpoint) => {
                     assert_eq!(text, "done");
-                    leg.told(turn);
-                    let uid = leg.uid;
+                    endpoint.told(turn);
+                    let uid = endpoint.uid;
                     self.let_go(uid, turn);
                 }
                 stage => panic!("a close for nobody: {stage:?}"),
@@ -119,7 +119,7 @@ impl End {
                 *uid
             }
             Stage::Answering { uid, .. } => *uid,
-            Stage::Tunnel(leg) => leg.uid,
+            Stage::Tunnel(endpoint) => endpoint.uid,
             stage => panic!("a reset for nobody: {stage:?}"),
         };
         turn.records[uid].cut = true;
@@ -129,8 +129,8 @@ impl End {
     /// The tunnel is over for the machine, and the lane clean.
     fn over(&mut self, turn: &mut Turn) {
         match &self.stage {
-            Stage::Tunnel(leg) => {
-                let uid = leg.uid;
+            Stage::Tunnel(endpoint) => {
+                let uid = endpoint.uid;
                 self.let_go(uid, turn);
             }
             // The peer has opened the next one already.

@@ -1,0 +1,449 @@
+//! The way to a server: name to addresses, TCP, an HTTP proxy in between if the environment asks for one, TLS.
+
+mod error;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::AgentId;
+use adit_core::lane;
+use adit_core::text::Excerpt;
+use adit_kube::no_proxy::is_excepted;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout_at};
+
+pub use error::ConnectorError;
+
+use adit_config::address::ServerAddress;
+use adit_config::limits;
+use adit_config::plan::ForwardProxy;
+use adit_net::accounts::{Accounts, Labels};
+use adit_net::direct;
+use adit_net::happy_eyeballs::Race;
+use adit_net::resolve::{self, Resolve, servers_of_host, servers_of_service};
+use adit_net::self_sockets::OwnSockets;
+use adit_net::socket;
+use adit_telemetry::labels::AccountRole;
+use adit_tls::handshake::{HandshakeError, connect_tls};
+use adit_tls::reload::ReloadableClientTls;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+use adit_tls::tls::server_name;
+
+/// Longest answer of a forward proxy, bytes.
+const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// Of [`limits::LINK_CONNECT_TIMEOUT`], what all addresses of a name have together: the rest is for the lookup before and the
+/// greeting behind, and for telling what was wrong with them.
+const ADDRESSES_TIME: Duration = Duration::from_secs(15);
+/// The least that one of several addresses has for TLS: a server that starts again is met by all its agents at once.
+const TLS_TIME_MIN: Duration = Duration::from_secs(5);
+
+/// Addresses remembered: more than a control plane has servers.
+const MET_MAX: usize = 64;
+
+const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
+
+/// How this agent gets to its servers.
+pub struct ServerConnector {
+    /// Names to addresses.
+    pub resolver: Arc<dyn Resolve>,
+    /// Current certificates.
+    pub tls: Arc<ReloadableClientTls>,
+    /// From the environment.
+    pub proxy: ForwardProxy,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
+    /// What a redirect of this agent leaves alone.
+    pub own_sockets: OwnSockets,
+    /// Whose connections these are.
+    pub agent: AgentId,
+    /// Servers met before.
+    pub recent_servers: RecentServers,
+}
+
+/// Addresses in the order in which links were made to them, the latest last. The one of longest ago is tried first, so that a
+/// server that comes back is met at the next attempt, and not once chance has it.
+#[derive(Debug, Default)]
+pub struct RecentServers(Mutex<Vec<SocketAddr>>);
+
+impl RecentServers {
+    /// Puts the latest last; those of which nothing is known stay in front, in their order. Priorities stay as they are.
+    fn last(&self, servers: &mut [resolve::ServerAddress]) {
+        let recent_servers = self.locked();
+        let since = |addr| recent_servers.iter().position(|other| *other == addr);
+        servers.sort_by_key(|server| (server.priority, since(server.addr).map_or(0, |at| at + 1)));
+    }
+
+    fn now(&self, addr: SocketAddr) {
+        let mut recent_servers = self.locked();
+        recent_servers.retain(|other| *other != addr);
+        if recent_servers.len() >= MET_MAX {
+            recent_servers.remove(0);
+        }
+        recent_servers.push(addr);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An encrypted connection to a server, and the `:authority` its calls use.
+pub struct Connected {
+    /// Ready for HTTP/2.
+    pub stream: ByteStream,
+    /// The bare host with a client certificate, else host and port, as gRPC-Go does.
+    pub authority: String,
+}
+
+/// What a connection to a server is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Link,
+    Lane,
+}
+
+impl ServerConnector {
+    /// Connects to one server: the first of its addresses that takes a connection and proves that it is the server.
+    /// A cancelled call leaves nothing behind.
+    ///
+    /// # Errors
+    /// See [`ConnectorError`]; of several addresses, the most telling one's.
+    pub async fn connect(&self, address: &ServerAddress) -> Result<Connected, ConnectorError> {
+        self.connect_for(address, Purpose::Link).await
+    }
+
+    /// Connects a lane to whichever server answers there; not yet bound. A cancelled call leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]. A server that knows no lanes refuses the handshake.
+    pub async fn connect_lane(
+        &self,
+        address: &ServerAddress,
+    ) -> Result<ByteStream, ConnectorError> {
+        let reached = self.connect_for(address, Purpose::Lane).await?;
+        Ok(reached.stream)
+    }
+
+    async fn connect_for(
+        &self,
+        address: &ServerAddress,
+        purpose: Purpose,
+    ) -> Result<Connected, ConnectorError> {
+        if let ServerAddress::Host { host, port } = address
+            && let Some(proxy) = self.proxy_for(host, *port)
+        {
+            let proxy = proxy_address(proxy).map_err(|why| ConnectorError::Proxy {
+                proxy: "of HTTPS_PROXY".to_owned(),
+                target: join(host, *port),
+                answer: why.to_owned(),
+            })?;
+            // The proxy resolves the name, which may mean nothing here.
+            let tcp = self.through(&proxy, &join(host, *port), purpose).await?;
+            let limit = limits::TLS_HANDSHAKE_TIMEOUT;
+            return self.secure(tcp, host, *port, purpose, limit).await;
+        }
+        let draw = |below| rand::random_range(0..below);
+        let (name, found) = match address {
+            ServerAddress::Host { host, port } => {
+                let found = servers_of_host(&*self.resolver, host, *port, draw);
+                (host, found.await)
+            }
+            ServerAddress::Srv { name } => {
+                let found = servers_of_service(&*self.resolver, name, draw);
+                (name, found.await)
+            }
+        };
+        let mut found = found.map_err(|source| ConnectorError::Resolve {
+            name: name.clone(),
+            source,
+        })?;
+        if let Purpose::Link = purpose {
+            self.recent_servers.last(&mut found);
+        }
+        let reached = self.first_of(found, purpose).await;
+        let reached = reached.map_err(|failure| {
+            failure.unwrap_or_else(|| ConnectorError::NoAddress(name.clone()))
+        })?;
+        if let (Purpose::Link, PeerAddr::Tcp(address)) = (purpose, reached.stream.peer()) {
+            self.recent_servers.now(address);
+        }
+        Ok(reached)
+    }
+
+    /// The first of these that takes a connection and finishes TLS. Connects overlap: an address that does not answer costs
+    /// the next one 300 ms. Handshakes do not, or each slow one would bother all servers; they share the time there is. Records
+    /// of a greater priority number have their turn once those before them have failed, or had their share of the time.
+    ///
+    /// # Errors
+    /// The most telling failure; none if there was nothing to try.
+    async fn first_of(
+        &self,
+        servers: Vec<resolve::ServerAddress>,
+        purpose: Purpose,
+    ) -> Result<Connected, Option<ConnectorError>> {
+        let end = Instant::now() + ADDRESSES_TIME;
+        let ranks = by_priority(servers);
+        let share = ADDRESSES_TIME / u32::try_from(ranks.len()).unwrap_or(u32::MAX).max(1);
+        let mut left: usize = ranks.iter().map(Vec::len).sum();
+        let mut told: Option<ConnectorError> = None;
+        let last = ranks.len().saturating_sub(1);
+        for (rank, servers) in ranks.into_iter().enumerate() {
+            let until = if rank == last {
+                end
+            } else {
+                Instant::now() + share
+            };
+            let behind = left - servers.len();
+            let mut race = Race::new(servers, |server: resolve::ServerAddress| {
+                self.dial(server.addr, purpose)
+            });
+            loop {
+                let next = if rank == last && told.is_none() {
+                    race.next().await
+                } else {
+                    // Before the caller's time is over, which would say nothing.
+                    timeout_at(until, race.next()).await.unwrap_or(None)
+                };
+                let Some((server, dialled)) = next else {
+                    break;
+                };
+                let failure = match dialled {
+                    Ok(tcp) => {
+                        let time = end.saturating_duration_since(Instant::now());
+                        if time.is_zero() && told.is_some() {
+                            return Err(told);
+                        }
+                        let limit = tls_time(time, left);
+                        let (host, port) = (&server.host, server.addr.port());
+                        // Boxed: it is far larger than the rest of this call.
+                        match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
+                            Ok(reached) => return Ok(reached),
+                            Err(failure) => failure,
+                        }
+                    }
+                    Err(source) => ConnectorError::Tcp {
+                        address: server.addr,
+                        source,
+                    },
+                };
+                left -= 1;
+                let address = server.addr;
+                tracing::debug!(%address, %failure, left, "an address of a server leads nowhere");
+                told = Some(match told {
+                    Some(before) => before.or_more_telling(failure),
+                    None => failure,
+                });
+            }
+            left = behind;
+        }
+        Err(told)
+    }
+
+    /// One TCP connection, which the kernel may account for.
+    async fn dial(&self, addr: SocketAddr, purpose: Purpose) -> io::Result<TcpStream> {
+        let socket = if addr.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
+        let labels = Labels {
+            role: match purpose {
+                Purpose::Link => AccountRole::Link,
+                Purpose::Lane => AccountRole::Lane,
+            },
+            agent: self.agent.as_str(),
+            destination_class: "",
+        };
+        let accounted = self.accounts.connecting(&socket, &labels);
+        direct::connect(&self.own_sockets, socket, addr)
+            .await
+            .inspect_err(|_refused| self.accounts.failed(accounted))
+    }
+
+    /// The first of a name's addresses that takes a connection; else what the last one said.
+    async fn any_of(&self, host: &str, port: u16, purpose: Purpose) -> Result<TcpStream, String> {
+        let draw = |below| rand::random_range(0..below);
+        let found = servers_of_host(&*self.resolver, host, port, draw).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let attempt = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
+        let mut race = Race::new(found, attempt);
+        let mut failure = "its name has no address".to_owned();
+        while let Some((_server, dialled)) = race.next().await {
+            match dialled {
+                Ok(tcp) => return Ok(tcp),
+                Err(error) => failure = error.to_string(),
+            }
+        }
+        Err(failure)
+    }
+
+    async fn secure(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+        port: u16,
+        purpose: Purpose,
+        limit: Duration,
+    ) -> Result<Connected, ConnectorError> {
+        let peer = tcp.peer_addr().map_err(HandshakeError::Failed)?;
+        let alpn = match purpose {
+            Purpose::Link => {
+                tune(&tcp);
+                None
+            }
+            Purpose::Lane => {
+                socket::tune_lane(&tcp);
+                Some(self.tls.spec().alpn.records_beside(lane::ALPN))
+            }
+        };
+        let name = server_name(host)?;
+        let stream = connect_tls(
+            Socket::Tcp(tcp),
+            PeerAddr::Tcp(peer),
+            &self.tls,
+            name,
+            alpn.as_ref(),
+            limit,
+        )
+        .await?;
+        let authority = if self.tls.spec().identity.is_some() {
+            bracketed(host)
+        } else {
+            join(host, port)
+        };
+        Ok(Connected { stream, authority })
+    }
+
+    /// The proxy for this server as configured, unless the exceptions name it.
+    fn proxy_for(&self, host: &str, port: u16) -> Option<&str> {
+        let proxy = self.proxy.https_proxy.as_deref()?;
+        let exceptions = self.proxy.no_proxy.as_deref().unwrap_or_default();
+        (!is_excepted(host, port, exceptions)).then_some(proxy)
+    }
+
+    async fn through(
+        &self,
+        proxy: &str,
+        target: &str,
+        purpose: Purpose,
+    ) -> Result<TcpStream, ConnectorError> {
+        let failed = |answer: String| ConnectorError::Proxy {
+            proxy: proxy.to_owned(),
+            target: target.to_owned(),
+            answer,
+        };
+        let (host, port) = proxy
+            .rsplit_once(':')
+            .ok_or_else(|| failed("no port in its address".to_owned()))?;
+        let port: u16 = port
+            .parse()
+            .map_err(|_bad| failed(format!("bad port {port:?} in its address")))?;
+        let host = host.trim_matches(['[', ']']);
+        let mut tcp = self.any_of(host, port, purpose).await.map_err(failed)?;
+        let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        tcp.write_all(request.as_bytes())
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let mut head = Vec::new();
+        // Go's programs, too, take lines without a carriage return.
+        while !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
+            // Byte by byte: nothing behind the head may be swallowed, and this happens once a connection.
+            let byte = tcp
+                .read_u8()
+                .await
+                .map_err(|error| failed(error.to_string()))?;
+            head.push(byte);
+            if head.len() > PROXY_HEAD_BYTES_MAX {
+                return Err(failed("its answer is too long".to_owned()));
+            }
+        }
+        let text = String::from_utf8_lossy(&head);
+        let line = text.lines().next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| word.starts_with("HTTP/1."))
+            && words.next() == Some("200")
+        {
+            Ok(tcp)
+        } else {
+            Err(failed(Excerpt(line).to_string()))
+        }
+    }
+}
+
+/// Those of one priority together, in order.
+fn by_priority(servers: Vec<resolve::ServerAddress>) -> Vec<Vec<resolve::ServerAddress>> {
+    let mut ranks: Vec<Vec<resolve::ServerAddress>> = Vec::new();
+    for server in servers {
+        match ranks.last_mut() {
+            Some(rank)
+                if rank
+                    .last()
+                    .is_some_and(|one| one.priority == server.priority) =>
+            {
+                rank.push(server);
+            }
+            _ => ranks.push(vec![server]),
+        }
+    }
+    ranks
+}
+
+/// Time for one of `addresses` that are left: its share, in whole seconds, and never more than one alone has.
+fn tls_time(left: Duration, addresses: usize) -> Duration {
+    let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
+    let share = Duration::from_secs((left / addresses).as_secs());
+    share.clamp(TLS_TIME_MIN, limits::TLS_HANDSHAKE_TIMEOUT)
+}
+
+fn join(host: &str, port: u16) -> String {
+    format!("{}:{port}", bracketed(host))
+}
+
+/// As RFC 3986 section 3.2.2 writes hosts.
+fn bracketed(host: &str) -> String {
+    if host.contains(':') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    }
+}
+
+fn tune(tcp: &TcpStream) {
+    if let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT) {
+        tracing::debug!(%error, "cannot tune a server connection");
+    }
+}
+
+/// `host:port` of an `http://` proxy, port 80 if it names none.
+///
+/// # Errors
+/// What is not supported; never with what was configured, since a password may be in it.
+fn proxy_address(text: &str) -> Result<String, &'static str> {
+    let rest = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+        Some(_) => return Err("only http:// proxies are supported"),
+        None => text,
+    };
+    let address = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+    // In all of it: a password may hold what would end the address.
+    if rest.contains('@') {
+        return Err("a user name or password for the proxy is not supported");
+    }
+    let has_port = match address.strip_prefix('[') {
+        Some(bracketed) => bracketed.contains("]:"),
+        None => address.contains(':'),
+    };
+    Ok(if has_port {
+        address.to_owned()
+    } else {
+        format!("{address}:80")
+    })
+}
+
+#[cfg(test)]
+mod tests;

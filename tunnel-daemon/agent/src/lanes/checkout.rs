@@ -1,0 +1,201 @@
+//! Idle lanes for tunnels that this end opens: asked for, lent, and given back.
+//!
+//! A lane that waits belongs to a task of its own, which gives it away when somebody asks. Whoever has borrowed it opens one
+//! tunnel on it; afterwards, or when it is dropped, the lane is served as before.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::session::Queued;
+use tokio::sync::{Notify, oneshot};
+
+use super::LaneKeeper;
+use super::lane_owner::Owner;
+use adit_telemetry::labels::{LaneEnd, LaneState};
+use adit_tunnel::lane::{Lane, LaneFailure};
+use adit_tunnel::{Endpoint, LaneOwner as _};
+
+/// An OPEN that the server's kernel has not acknowledged by then is taken elsewhere.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Those that wait for a lane of one link.
+#[derive(Default)]
+pub(super) struct Checkouts {
+    asking: Mutex<VecDeque<oneshot::Sender<Borrowed>>>,
+    asked: Notify,
+}
+
+impl Checkouts {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<Borrowed>>> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self) -> oneshot::Receiver<Borrowed> {
+        let (borrower, lent) = oneshot::channel();
+        let mut asking = self.lock();
+        asking.retain(|other| !other.is_closed());
+        asking.push_back(borrower);
+        drop(asking);
+        self.asked.notify_one();
+        lent
+    }
+
+    fn take(&self) -> Option<oneshot::Sender<Borrowed>> {
+        let mut asking = self.lock();
+        while let Some(borrower) = asking.pop_front() {
+            if !borrower.is_closed() {
+                if !asking.is_empty() {
+                    // One call may have stood for several.
+                    self.asked.notify_one();
+                }
+                return Some(borrower);
+            }
+        }
+        None
+    }
+
+    /// Waits for somebody who would borrow. A cancelled call has taken nobody.
+    pub(super) async fn next(&self) -> oneshot::Sender<Borrowed> {
+        loop {
+            if let Some(borrower) = self.take() {
+                return borrower;
+            }
+            self.asked.notified().await;
+        }
+    }
+}
+
+/// What became of an OPEN.
+pub enum Opened {
+    /// The tunnel.
+    Open(Endpoint),
+    /// There is none, the server says.
+    Refused(RefusalCode),
+    /// Nobody can know whether the server has seen it, but there is no tunnel: another lane may be tried.
+    Lost,
+}
+
+/// A lane for one tunnel. Dropping it gives the lane back; a tunnel that is being opened on it is given up.
+pub struct Borrowed {
+    lane: Option<Lane>,
+    keeper: LaneKeeper,
+    opening: bool,
+}
+
+impl Borrowed {
+    pub(super) fn new(lane: Lane, keeper: LaneKeeper) -> Self {
+        let lane = Some(lane);
+        Self {
+            lane,
+            keeper,
+            opening: false,
+        }
+    }
+
+    pub(super) fn give_back(mut self) -> Option<Lane> {
+        self.lane.take()
+    }
+
+    /// Opens a tunnel. A cancelled call gives it up.
+    pub async fn open(mut self, request: &OpenRequest) -> Opened {
+        let Some(lane) = &mut self.lane else {
+            return Opened::Lost;
+        };
+        lane.count_as(self.keeper.adit().lane(LaneState::Busy));
+        if lane.end().open(request, 0).is_err() {
+            return Opened::Lost;
+        }
+        self.opening = true;
+        let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane, &self.keeper)).await;
+        let answer = match soon {
+            Ok(answer) => answer,
+            Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
+                // Cut off, so that the server does not dial when the path comes back.
+                if let Some(lane) = self.lane.take() {
+                    lane.reset_connection();
+                    self.keeper.adit().lane_closed(LaneEnd::Silent);
+                    self.keeper.0.changed.notify_one();
+                }
+                return Opened::Lost;
+            }
+            Err(_elapsed) => answer(lane, &self.keeper).await,
+        };
+        self.opening = false;
+        match answer {
+            Ok(None) => self.lane.take().map_or(Opened::Lost, |lane| {
+                Opened::Open(Endpoint::on_lane(
+                    lane,
+                    Arc::new(Owner(self.keeper.clone())),
+                ))
+            }),
+            Ok(Some(code)) => Opened::Refused(code),
+            Err(failure) => {
+                self.lane = None;
+                self.keeper.lost(&failure);
+                Opened::Lost
+            }
+        }
+    }
+}
+
+/// Waits for the answer to an OPEN: `None` is a tunnel.
+async fn answer(lane: &mut Lane, keeper: &LaneKeeper) -> Result<Option<RefusalCode>, LaneFailure> {
+    loop {
+        match lane.event().await? {
+            LaneEvent::Opened => return Ok(None),
+            LaneEvent::Failed { code, .. } => return Ok(Some(code)),
+            LaneEvent::PeerReset { .. } => return Ok(Some(RefusalCode::Failed)),
+            LaneEvent::Want(_) => keeper.short(),
+            _ => (),
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            // Never what the server has opened on it, which is the keeper's to answer.
+            if self.opening {
+                lane.end().reset("the client gave up");
+            }
+            let owner = Owner(self.keeper.clone());
+            owner.take_back(lane, Queued::none(owner.budget()));
+        }
+    }
+}
+
+impl LaneKeeper {
+    /// Whether a lane is idle at the moment.
+    #[must_use]
+    pub fn has_idle(&self) -> bool {
+        self.0.idle.load(Relaxed) > 0
+    }
+
+    /// The server has said that it goes away.
+    pub fn leaves(&self) {
+        if !self.0.leaving.swap(true, Relaxed) {
+            tracing::info!(server = %self.server(), "a server goes away; it gets no connections of this node");
+        }
+    }
+
+    /// Whether it has.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.0.leaving.load(Relaxed)
+    }
+
+    /// An idle lane, or the next one; `None` when the link is gone. A dropped call asks no more.
+    pub async fn borrow(&self) -> Option<Borrowed> {
+        let mut lent = self.0.checkouts.ask();
+        // A lane that is missing is opened now, not at the next look.
+        self.0.changed.notify_one();
+        tokio::select! {
+            biased;
+            lent = &mut lent => lent.ok(),
+            () = self.0.gone.cancelled() => None,
+        }
+    }
+}

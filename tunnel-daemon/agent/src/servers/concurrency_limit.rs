@@ -1,0 +1,96 @@
+//! Turns to open a lane: few at once over all servers, and of these at most half for each of several. One that takes
+//! connections and never answers keeps nobody from the lanes of the others.
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Lanes that are opened at once, over all servers.
+const TURNS: u32 = 4;
+/// The same for each server while there are several.
+const TURNS_OF_ONE: u32 = TURNS / 2;
+
+const _: () = assert!(TURNS_OF_ONE > 0, "each server has a turn");
+
+/// The turns of one agent.
+#[derive(Debug)]
+pub(super) struct ConcurrencyLimit(Semaphore);
+
+/// What one server may have of them: a turn weighs more while there are others. Those from before weigh what they did.
+#[derive(Debug)]
+pub(super) struct Share(Semaphore);
+
+/// A turn; over when dropped.
+#[derive(Debug)]
+pub(super) struct Permit<'a> {
+    _permits: Option<[SemaphorePermit<'a>; 2]>,
+}
+
+impl Default for ConcurrencyLimit {
+    fn default() -> Self {
+        Self(Semaphore::new(TURNS as usize))
+    }
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self(Semaphore::new(TURNS as usize))
+    }
+}
+
+impl ConcurrencyLimit {
+    /// Waits for a turn of the server that `share` belongs to, of so many. A cancelled call has taken none.
+    pub(super) async fn take<'a>(&'a self, share: &'a Share, servers: usize) -> Permit<'a> {
+        let permits = if servers > 1 { TURNS / TURNS_OF_ONE } else { 1 };
+        // The share first: whoever waits for it keeps nobody else waiting.
+        let take = async {
+            let of_server = share.0.acquire_many(permits).await.ok()?;
+            Some([of_server, self.0.acquire().await.ok()?])
+        };
+        // Neither is ever closed.
+        Permit {
+            _permits: take.await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    /// As many turns as there are at the moment.
+    fn all<'a>(limit: &'a ConcurrencyLimit, share: &'a Share, servers: usize) -> Vec<Permit<'a>> {
+        std::iter::from_fn(|| limit.take(share, servers).now_or_never()).collect()
+    }
+
+    /// Limit (peers): Lanes that an agent opens at once | 4; 2 to one of several servers
+    #[test]
+    fn a_server_that_never_answers_has_half_of_the_turns_while_there_are_others() {
+        let (limit, silent, other) = (
+            ConcurrencyLimit::default(),
+            Share::default(),
+            Share::default(),
+        );
+        let held = all(&limit, &silent, 2);
+        assert_eq!(held.len(), 2);
+        for _again in 0..3 {
+            assert_eq!(all(&limit, &other, 2).len(), 2);
+        }
+        drop(held);
+        assert_eq!(all(&limit, &other, 1).len(), 4, "the only server has all");
+    }
+
+    #[test]
+    fn the_first_turn_that_an_only_server_gives_back_is_for_the_next_one() {
+        let (limit, first, second) = (
+            ConcurrencyLimit::default(),
+            Share::default(),
+            Share::default(),
+        );
+        let mut held = all(&limit, &first, 1);
+        assert_eq!(held.len(), 4);
+        held.pop();
+        assert_eq!(all(&limit, &first, 2).len(), 0);
+        assert_eq!(all(&limit, &second, 2).len(), 1);
+    }
+}

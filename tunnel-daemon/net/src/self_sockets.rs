@@ -1,0 +1,99 @@
+//! Sockets of this process, as its own redirect knows them: by the cookie of each, noted before the socket connects.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use rustix::net::sockopt::socket_cookie;
+
+/// A redirect that leaves some sockets of its own process alone.
+pub trait SocketExemptions: Send + Sync {
+    /// The socket with this cookie connects where it asks to.
+    ///
+    /// # Errors
+    /// The kernel does not take note of it.
+    fn exempt(&self, cookie: u64) -> io::Result<()>;
+}
+
+type Known = RwLock<Option<Weak<dyn SocketExemptions>>>;
+
+/// Has sockets of this process left alone by its own redirect, which may come later than they do. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct OwnSockets(Option<Arc<Known>>);
+
+impl OwnSockets {
+    /// Of a process that redirects nothing. Costs nothing.
+    #[must_use]
+    pub fn off() -> Self {
+        Self(None)
+    }
+
+    /// Of a process that has a redirect, or will have one.
+    #[must_use]
+    pub fn on() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// From now on sockets are noted for this redirect. Those that were not have called connect when this returns, so there may
+    /// be rules.
+    pub fn spared_by(&self, redirect: &Arc<dyn SocketExemptions>) {
+        if let Some(known) = &self.0 {
+            *known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(redirect));
+        }
+    }
+
+    /// What names a socket to [`Self::connecting`]; `None` where no redirect can be.
+    ///
+    /// # Errors
+    /// It is no socket.
+    pub fn cookie(&self, socket: &impl AsFd) -> io::Result<Option<u64>> {
+        match &self.0 {
+            Some(_known) => Ok(Some(socket_cookie(socket)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Notes a socket, then has it call connect, which must not block.
+    ///
+    /// # Errors
+    /// The kernel does not take note of it: it has not connected, since it might come back to ourselves.
+    pub fn connecting<T>(&self, cookie: Option<u64>, call: impl FnOnce() -> T) -> io::Result<T> {
+        let (Some(known), Some(cookie)) = (&self.0, cookie) else {
+            return Ok(call());
+        };
+        // Held over both steps: no redirect begins between them.
+        let redirect = known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(redirect) = redirect.as_ref().and_then(Weak::upgrade) {
+            redirect.exempt(cookie)?;
+        }
+        Ok(call())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn without_a_redirect_sockets_connect_as_they_are() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for (own, is_named) in [(OwnSockets::off(), false), (OwnSockets::on(), true)] {
+            let cookie = own.cookie(&socket).unwrap();
+            assert_eq!(cookie.is_some(), is_named);
+            assert_eq!(own.connecting(cookie, || 7).unwrap(), 7);
+        }
+    }
+
+    /// One that began between the note and the call would not know the socket.
+    #[test]
+    fn no_redirect_begins_while_a_socket_connects() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let own = OwnSockets::on();
+        let may_begin = || own.0.as_ref().unwrap().try_write().is_ok();
+        let cookie = own.cookie(&socket).unwrap();
+        assert!(!own.connecting(cookie, may_begin).unwrap());
+        assert!(may_begin());
+    }
+}

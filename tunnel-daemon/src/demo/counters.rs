@@ -1,0 +1,120 @@
+//! What tunnels travelled on, and what moved their bytes: from the server's own counters.
+
+use std::fmt;
+
+use super::stats::bytes;
+use super::world::World;
+
+/// Counts so far, or between two looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Counters {
+    /// Tunnels on links.
+    pub(super) link: u64,
+    /// Tunnels in frames on lanes.
+    pub(super) lane: u64,
+    /// Tunnels without frames, each on a lane of its own.
+    pub(super) raw_lane: u64,
+    /// Payload bytes of tunnels without frames that are over, and were copied.
+    pub(super) copied: u64,
+    /// The same of those that were spliced.
+    pub(super) spliced: u64,
+    /// Relay threads wait with io_uring, not epoll.
+    pub(super) uring: bool,
+}
+
+impl Counters {
+    /// Since the server started.
+    pub(super) fn of(world: &World) -> Self {
+        let opened = |path| world.series(&format!("adit_tunnels_opened_total{{path=\"{path}\"}}"));
+        let moved = |mover| world.series(&format!("adit_relay_bytes_total{{mover=\"{mover}\"}}"));
+        Self {
+            link: opened("link"),
+            lane: opened("lane"),
+            raw_lane: opened("raw-lane") + opened("ktls-lane"),
+            copied: moved("copy"),
+            spliced: moved("splice"),
+            uring: world.is_set("adit_relay_engine{engine=\"io-uring\","),
+        }
+    }
+
+    /// Tunnels on lanes of either kind.
+    pub(super) fn on_lanes(self) -> u64 {
+        self.lane + self.raw_lane
+    }
+
+    /// What came since `before`.
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            link: self.link - before.link,
+            lane: self.lane - before.lane,
+            raw_lane: self.raw_lane - before.raw_lane,
+            copied: self.copied - before.copied,
+            spliced: self.spliced - before.spliced,
+            uring: self.uring,
+        }
+    }
+
+    /// What tunnels in frames travelled on, and what moves their bytes.
+    pub(super) fn framed(self) -> String {
+        let tunnels = if self.lane == 1 { "tunnel" } else { "tunnels" };
+        format!(
+            "{} {tunnels} on lanes, {} on the link, copied by their tasks",
+            self.lane, self.link
+        )
+    }
+
+    /// The same of tunnels without frames, if there were any, and how many bytes were moved how.
+    pub(super) fn raw(self) -> Option<(String, String)> {
+        let driver = if self.uring { "io_uring" } else { "epoll" };
+        let (spliced, copied) = (bytes(self.spliced), bytes(self.copied));
+        (self.raw_lane > 0).then(|| {
+            (
+                format!("{} on raw lanes, relayed with {driver}", self.raw_lane),
+                format!("{spliced} spliced, {copied} copied"),
+            )
+        })
+    }
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.framed())?;
+        if let Some((relayed, moved)) = self.raw() {
+            write!(f, "; {relayed}: {moved}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_name_what_was_used_and_nothing_else() {
+        let framed = Counters {
+            lane: 54,
+            link: 2,
+            ..Counters::default()
+        };
+        assert_eq!(
+            framed.to_string(),
+            "54 tunnels on lanes, 2 on the link, copied by their tasks"
+        );
+        let raw = Counters {
+            raw_lane: 3,
+            spliced: 64 << 20,
+            copied: 1 << 20,
+            uring: true,
+            ..framed
+        };
+        let text = raw.since(framed).to_string();
+        assert!(
+            text.starts_with("0 tunnels on lanes, 0 on the link")
+                && text.ends_with(
+                    "3 on raw lanes, relayed with io_uring: 64.00 MiB spliced, 1.00 MiB copied"
+                ),
+            "{text}"
+        );
+    }
+}

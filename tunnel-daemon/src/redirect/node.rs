@@ -1,0 +1,309 @@
+//! Connections of this node's processes to Service addresses of the control plane, taken from under them (KEP-2025).
+//!
+//! Nothing that is missing here keeps the agent from starting: connections go where they go then.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::redirect::netns::{Namespaces, Serve};
+use crate::redirect::origin::RedirectOrigin;
+use crate::redirect::rules::{Apply, Followed};
+use crate::redirect::table::LISTENER;
+use crate::redirect::view::RedirectView;
+use crate::redirect::watch::{look_after, say_active, say_neighbours};
+use crate::redirect::{listen, not_redirected};
+use adit_agent::node::{DestinationSource, Wanted};
+use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
+use adit_net::accounts::Accounts;
+use adit_net::listen::{ListenAddr, Listener};
+use adit_net::original_dst::{OriginError, OriginSource as _};
+use adit_net::self_sockets::{OwnSockets, SocketExemptions};
+use adit_net::tasks::Tasks;
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
+use adit_telemetry::AditMetrics;
+use adit_telemetry::labels::{NodeRefusal, RedirectRefusal};
+use adit_tls::reread::Reread;
+
+/// The redirect of an agent, if it has one.
+pub(crate) struct NodeRedirect {
+    redirect: Option<Arc<Redirect>>,
+    view: Arc<RedirectView>,
+}
+
+/// What serves listeners whose connections want to go somewhere.
+pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
+
+/// What it needs of its agent.
+pub(crate) struct NodeRedirectParts<'a> {
+    pub(crate) metrics: &'a AditMetrics,
+    pub(crate) accounts: &'a Accounts,
+    pub(crate) own_sockets: &'a OwnSockets,
+    pub(crate) services: &'a Tasks,
+    pub(crate) reread: &'a Reread,
+    pub(crate) stop: &'a CancellationToken,
+    pub(crate) proxy: &'a NodeServe,
+    pub(crate) view: Arc<RedirectView>,
+}
+
+impl NodeRedirect {
+    /// None was asked for.
+    pub(crate) fn none(view: &Arc<RedirectView>) -> Self {
+        Self {
+            redirect: None,
+            view: Arc::clone(view),
+        }
+    }
+
+    /// Attaches programs to the plan's cgroup. Whatever is missing is a line in the log.
+    ///
+    /// # Errors
+    /// The file of rules, by name and line.
+    pub(crate) fn start(
+        plan: &NodeRedirectPlan,
+        parts: NodeRedirectParts<'_>,
+    ) -> anyhow::Result<Self> {
+        let mut followed = None;
+        let mut all = plan.clone();
+        if let Some(path) = &plan.file {
+            let (read, file) = Followed::load(path, RuleFileOf::Agent)?;
+            all = plan
+                .with(file)
+                .with_context(|| format!("--redirect-file {}", path.display()))?;
+            followed = Some(read);
+        }
+        let view = Arc::clone(&parts.view);
+        let redirect = match attach(plan, &all, followed, parts) {
+            Ok(redirect) => Some(redirect),
+            Err(error) => {
+                not_redirected(&error, &view);
+                None
+            }
+        };
+        Ok(Self { redirect, view })
+    }
+
+    /// Lines for `/readyz?verbose`, if there is anything to say.
+    pub(crate) fn detail(&self) -> String {
+        self.view.detail()
+    }
+
+    /// Calls go where they go from now on; connections that are open go on.
+    pub(crate) fn detach(&self) {
+        if let Some(redirect) = &self.redirect {
+            redirect.detach();
+        }
+    }
+}
+
+/// Listens, then tells the kernel: a call is never sent to a port that nobody listens on.
+fn attach(
+    plan: &NodeRedirectPlan,
+    all: &NodeRedirectPlan,
+    followed: Option<Followed>,
+    parts: NodeRedirectParts<'_>,
+) -> anyhow::Result<Arc<Redirect>> {
+    let NodeRedirectParts {
+        metrics,
+        accounts,
+        own_sockets,
+        services,
+        reread,
+        stop,
+        proxy,
+        view,
+    } = parts;
+    let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
+    let bound = listen(&redirect, 0, accounts)?;
+    let at_node = listen_at_node(&redirect, plan, accounts)?;
+    // Before there are rules: the agent connects to its servers already.
+    own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
+    let rules = rules(all);
+    redirect.replace_rules(&rules)?;
+    say_active(&plan.cgroup, rules.len(), &view);
+    let cgroup = plan.cgroup.display().to_string();
+    tracing::info!(
+        cgroup,
+        services = rules.len(),
+        "redirect to the control plane"
+    );
+    let destinations = Arc::new(ArcSwap::from_pointee(Destinations::of(all)));
+    let source = |at_node| -> Arc<dyn DestinationSource> {
+        Arc::new(Services {
+            redirect: Arc::clone(&redirect),
+            at_node,
+            destinations: Arc::clone(&destinations),
+            metrics: metrics.clone(),
+        })
+    };
+    let serve = proxy(source(false));
+    let serve_at_node = proxy(source(true));
+    for (serve, listeners) in [(&serve, bound), (&serve_at_node, at_node)] {
+        for listener in listeners {
+            services.spawn_always("node-listener", serve(listener, stop.clone()));
+        }
+    }
+    if let Some(followed) = followed {
+        view.file(followed.path());
+        let apply = apply(plan, &redirect, destinations);
+        let following = followed.follow(apply, Arc::clone(&view), reread.clone(), stop.clone());
+        services.spawn_always("redirect-file", following);
+    }
+    if let Some(netns) = &plan.netns {
+        let parts = (Arc::clone(&redirect), 0, Arc::clone(&view), serve);
+        if let Some((namespaces, helper)) =
+            Namespaces::start(netns, &plan.cgroup, parts, accounts, stop)
+        {
+            services.spawn_always("redirect-netns", namespaces.keep(helper));
+        }
+    }
+    // Only now: it looks at many cgroups, and whoever is captured meanwhile would wait.
+    say_neighbours(&redirect, &plan.cgroup, &view);
+    let looked_after = look_after(
+        Arc::clone(&redirect),
+        OnFailure::Open,
+        plan.cgroup.clone(),
+        metrics.clone(),
+        view,
+        stop.clone(),
+    );
+    services.spawn_always("redirect", looked_after);
+    Ok(redirect)
+}
+
+/// Listeners at addresses of the node, for callers whose namespace has none.
+fn listen_at_node(
+    redirect: &Redirect,
+    plan: &NodeRedirectPlan,
+    accounts: &Accounts,
+) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for ip in &plan.node_addresses {
+        let at = ListenAddr::Tcp((*ip, 0).into());
+        let listener = Listener::bind_with(&at, |socket| accounts.listening(&socket))
+            .with_context(|| format!("--redirect-node-address {ip}"))?;
+        listeners.push(listener);
+    }
+    let at = |v6: bool| {
+        let mut addresses = listeners.iter().filter_map(Listener::tcp_addr);
+        addresses.find(|address| address.is_ipv6() == v6)
+    };
+    if !listeners.is_empty() {
+        redirect.set_node_listener(LISTENER, at(false), at(true))?;
+    }
+    Ok(listeners)
+}
+
+fn rules(plan: &NodeRedirectPlan) -> Vec<RedirectRule> {
+    let services = plan.services.iter();
+    services
+        .map(|service| rule(service.address, Action::Redirect(LISTENER)))
+        .collect()
+}
+
+fn apply(
+    plan: &NodeRedirectPlan,
+    redirect: &Arc<Redirect>,
+    destinations: Arc<ArcSwap<Destinations>>,
+) -> Apply {
+    let (plan, redirect) = (plan.clone(), Arc::clone(redirect));
+    Arc::new(move |file| {
+        let all = plan.with(file).map_err(anyhow::Error::new)?;
+        let rules = rules(&all);
+        // First, so that whoever is captured by the new rules is known.
+        let before = destinations.load_full();
+        destinations.store(Arc::new(Destinations {
+            now: Destinations::of(&all).now,
+            before: before.now.clone(),
+        }));
+        match redirect.replace_rules(&rules) {
+            Ok(set) => Ok((rules.len(), set)),
+            Err(error) => {
+                destinations.store(before);
+                Err(error.into())
+            }
+        }
+    })
+}
+
+/// Destinations by the address of a Service.
+struct Destinations {
+    now: HashMap<SocketAddr, Arc<str>>,
+    /// Of the rules before: whom those had captured may come a moment later.
+    before: HashMap<SocketAddr, Arc<str>>,
+}
+
+impl Destinations {
+    fn of(plan: &NodeRedirectPlan) -> Self {
+        let services = plan.services.iter();
+        Self {
+            now: services
+                .map(|service| (service.address, service.destination.as_str().into()))
+                .collect(),
+            before: HashMap::new(),
+        }
+    }
+
+    fn of_service(&self, address: SocketAddr) -> Option<Arc<str>> {
+        let found = self.now.get(&address);
+        found.or_else(|| self.before.get(&address)).cloned()
+    }
+}
+
+fn rule(address: SocketAddr, action: Action) -> RedirectRule {
+    RedirectRule {
+        network: IpNet::from(address.ip()),
+        port: Some(address.port()),
+        action,
+    }
+}
+
+/// Where captured connections want to go.
+struct Services {
+    redirect: Arc<Redirect>,
+    /// They come to the node's address.
+    at_node: bool,
+    destinations: Arc<ArcSwap<Destinations>>,
+    metrics: AditMetrics,
+}
+
+impl Services {
+    fn origin(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        if self.at_node {
+            let found = self.redirect.origin_at_node(peer)?;
+            return found.ok_or(OriginError::Unknown);
+        }
+        RedirectOrigin(Arc::clone(&self.redirect)).origin(accepted, peer)
+    }
+}
+
+impl DestinationSource for Services {
+    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Wanted, NodeRefusal> {
+        let found = match self.origin(accepted, peer) {
+            Ok(service) => {
+                let destination = self.destinations.load().of_service(service);
+                destination.map(|destination| Wanted {
+                    destination,
+                    called: Some(service),
+                })
+            }
+            Err(error) => {
+                tracing::debug!(%peer, %error, "connection refused");
+                self.metrics.redirect().refused(match error {
+                    OriginError::Unknown => RedirectRefusal::UnknownOrigin,
+                    OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
+                    OriginError::Kernel(_) => RedirectRefusal::Kernel,
+                });
+                None
+            }
+        };
+        found.ok_or(NodeRefusal::NoDestination)
+    }
+}

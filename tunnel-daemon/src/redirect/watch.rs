@@ -1,0 +1,139 @@
+//! Looks after a redirect while it is there: its counts, who is exempt, the cgroup.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::redirect::view::RedirectView;
+use crate::status::model::RedirectOthers;
+use adit_config::plan::OnFailure;
+use adit_redirect::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
+use adit_redirect::object::KernelError;
+use adit_redirect::redirect::Redirect;
+use adit_telemetry::AditMetrics;
+use adit_tls::blocking;
+
+/// How often counts of the kernel are read, ended processes forgotten, and the cgroup looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Other programs that are listed one by one.
+const OTHERS_NAMED: usize = 16;
+
+/// Says that programs are attached to a cgroup, with so many rules in force, and where it is less than it looks like.
+pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
+    view.active(cgroup, rules);
+    if is_part_of_host(cgroup) {
+        view.part_of_host();
+        let cgroup = cgroup.display();
+        tracing::warn!(%cgroup, remedy = WHOLE_HOST, "the captured cgroup is {PART_OF_HOST}");
+    }
+}
+
+/// Says which programs of others run beside ours when captured processes connect, as of now.
+pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
+    let others = match redirect.neighbours(cgroup) {
+        Ok(found) => {
+            let unknown = found.unknown();
+            let programs = found.programs.iter().take(OTHERS_NAMED);
+            RedirectOthers {
+                count: found.programs.len() as u64,
+                programs: programs.map(ToString::to_string).collect(),
+                unknown,
+            }
+        }
+        Err(error) => RedirectOthers {
+            unknown: Some(format!("the kernel does not list them: {error}")),
+            ..RedirectOthers::default()
+        },
+    };
+    let unknown = others.unknown.as_deref();
+    if others.count > 0 {
+        tracing::info!(
+            count = others.count,
+            others = ?others.programs,
+            unknown,
+            "other programs run when captured processes connect: rules see what those before ours made of a destination"
+        );
+    } else if let Some(unknown) = unknown {
+        tracing::info!(
+            unknown,
+            "whether other programs run when captured processes connect is not known: `bpftool cgroup tree` shows them to root"
+        );
+    }
+    view.others(others);
+}
+
+/// Brings the kernel's counts to the metrics, forgets processes that ended, and says when the cgroup is gone: its programs went
+/// with it.
+pub(crate) async fn look_after(
+    redirect: Arc<Redirect>,
+    on_failure: OnFailure,
+    cgroup: PathBuf,
+    metrics: AditMetrics,
+    view: Arc<RedirectView>,
+    stop: CancellationToken,
+) {
+    let mut there = true;
+    let mut told = false;
+    loop {
+        if let Ok(calls) = redirect.calls() {
+            for (outcome, count) in calls {
+                metrics.redirect().set_calls(outcome, count);
+            }
+        }
+        let forgetting = Arc::clone(&redirect);
+        match blocking::run(move || forgetting.forget_ended()).await {
+            Ok(Ok(_count)) => (),
+            Ok(Err(error)) if !told => {
+                told = true;
+                not_forgotten(on_failure, &error);
+            }
+            Ok(Err(_again)) => (),
+            Err(error) => {
+                tracing::warn!(%error, "cannot look for exempt processes that have ended")
+            }
+        }
+        if there && !redirect.is_on(&cgroup) {
+            there = false;
+            view.missing(&format!(
+                "the cgroup {} was removed, or made anew, and the programs went with it",
+                cgroup.display()
+            ));
+            gone(on_failure, &cgroup);
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => (),
+        }
+    }
+}
+
+/// Says that exemptions outlive their processes: a stranger may go direct, which matters where nothing else does.
+fn not_forgotten(on_failure: OnFailure, error: &KernelError) {
+    match on_failure {
+        OnFailure::Open => {
+            tracing::debug!(%error, "exempt processes are not forgotten when they end")
+        }
+        OnFailure::Closed => tracing::warn!(
+            %error,
+            "exempt processes are not forgotten when they end: one that later gets the id of an agent goes direct, \
+             --redirect-on-failure=closed or not"
+        ),
+    }
+}
+
+fn gone(on_failure: OnFailure, cgroup: &Path) {
+    let cgroup = cgroup.display();
+    match on_failure {
+        OnFailure::Open => tracing::warn!(
+            %cgroup,
+            "the captured cgroup was removed, or made anew: nothing is redirected until a restart"
+        ),
+        OnFailure::Closed => tracing::error!(
+            %cgroup,
+            "the captured cgroup was removed, or made anew: calls of its processes go direct until a restart, \
+             --redirect-on-failure=closed or not"
+        ),
+    }
+}

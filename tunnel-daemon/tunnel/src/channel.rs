@@ -1,0 +1,353 @@
+//! What an endpoint and its link share: two byte queues and a few flags, no lock.
+//!
+//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its socket when it is
+//! full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets. The order of every
+//! hand-over is: write the data or flag, then make the receiver look (dirty list or waker).
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
+
+use adit_core::ids::TunnelKey;
+use adit_core::session::{ProcessBudget, QUEUE_MAX_BYTES, TunnelEnd};
+use bytes::Bytes;
+use crossbeam::queue::SegQueue;
+use futures_util::task::AtomicWaker;
+
+/// And pieces: each takes memory beside its bytes, and a peer decides how small they are.
+const ENDPOINT_QUEUE_PIECES: usize = 4096;
+
+/// Drained bytes an endpoint collects before it troubles the link; half of the smallest window.
+pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
+
+pub(super) const ENDPOINT_FIN: u8 = 1;
+pub(super) const ENDPOINT_CLOSE: u8 = 2;
+pub(super) const ENDPOINT_GONE: u8 = 4;
+/// The end of the endpoint's socket is known, and waits behind bytes that nobody takes.
+pub const ENDPOINT_END_WAITS: u8 = 8;
+
+const PEER_FIN: u8 = 1;
+const ABORT: u8 = 2;
+/// With [`ABORT`]: for a budget's sake, else for want of progress.
+const ABORT_BUDGET: u8 = 4;
+
+/// Where endpoints tell their link that they have something.
+#[derive(Default)]
+pub struct DirtyList {
+    ready: SegQueue<Arc<Channel>>,
+    waker: AtomicWaker,
+    closed: AtomicBool,
+    held_bytes: AtomicU64,
+    lingering: AtomicUsize,
+    /// How often endpoints had something, and how many of these times the link's task has dealt with.
+    told: AtomicU64,
+    seen: AtomicU64,
+    /// What is queued counts there, once the link runs.
+    budget: OnceLock<Arc<ProcessBudget>>,
+}
+
+impl DirtyList {
+    /// What endpoints queue counts in `budget` from now on.
+    pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
+        let _first = self.budget.set(Arc::clone(budget));
+    }
+
+    /// Bytes that one endpoint may queue now.
+    fn queue_share(&self) -> usize {
+        let budget = self.budget.get();
+        budget.map_or(QUEUE_MAX_BYTES, |budget| budget.queue_share())
+    }
+
+    /// Payload bytes that the link holds for its endpoints, as its task last said.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Relaxed)
+    }
+
+    /// Whether no endpoint that is gone has left anything behind that is still on its way to the peer.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        // What is seen comes first here and last in `tell`: then what lingers is of that time or later.
+        let seen = self.seen.load(Acquire);
+        seen == self.told.load(Acquire) && self.lingering.load(Acquire) == 0
+    }
+
+    /// For [`Self::tell`]; to be asked before endpoints are visited.
+    pub(super) fn generation(&self) -> u64 {
+        self.told.load(Acquire)
+    }
+
+    /// How the link stands once it has dealt with that much `generation`.
+    pub(super) fn tell(&self, held_bytes: u64, lingering: usize, generation: u64) {
+        self.held_bytes.store(held_bytes, Relaxed);
+        self.lingering.store(lingering, Release);
+        self.seen.store(generation, Release);
+    }
+
+    pub(super) fn register(&self, waker: &std::task::Waker) {
+        self.waker.register(waker);
+    }
+
+    pub(super) fn take(&self) -> Option<Arc<Channel>> {
+        self.ready.pop()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// The link is over: nobody looks any more. Each channel in here holds the dirty list that holds it.
+    pub(super) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.clear();
+    }
+
+    fn put(&self, channel: Arc<Channel>) {
+        self.ready.push(channel);
+        // Afterwards, or the link could count it as seen before it is there.
+        self.told.fetch_add(1, Release);
+        // In this order, so that either this end or the one that closes finds what was put meanwhile.
+        if self.closed.load(SeqCst) {
+            self.clear();
+        } else {
+            self.waker.wake();
+        }
+    }
+
+    fn clear(&self) {
+        while self.ready.pop().is_some() {}
+    }
+}
+
+/// Shared by one endpoint and its link.
+pub struct Channel {
+    dirty_list: Arc<DirtyList>,
+    key: OnceLock<TunnelKey>,
+    scheduled: AtomicBool,
+    // Endpoint -> link.
+    up: SegQueue<Bytes>,
+    up_bytes: AtomicUsize,
+    up_pieces: AtomicUsize,
+    up_space: AtomicWaker,
+    up_flags: AtomicU8,
+    close_text: OnceLock<String>,
+    drained: AtomicU64,
+    // Link -> endpoint.
+    down: SegQueue<Bytes>,
+    /// The link keeps something back until the endpoint has taken these.
+    kept_back: AtomicBool,
+    down_flags: AtomicU8,
+    end: OnceLock<TunnelEnd>,
+    down_waker: AtomicWaker,
+}
+
+impl Channel {
+    pub(super) fn new(dirty_list: Arc<DirtyList>) -> Arc<Self> {
+        Arc::new(Self {
+            dirty_list,
+            key: OnceLock::new(),
+            scheduled: AtomicBool::new(false),
+            up: SegQueue::new(),
+            up_bytes: AtomicUsize::new(0),
+            up_pieces: AtomicUsize::new(0),
+            up_space: AtomicWaker::new(),
+            up_flags: AtomicU8::new(0),
+            close_text: OnceLock::new(),
+            drained: AtomicU64::new(0),
+            down: SegQueue::new(),
+            kept_back: AtomicBool::new(false),
+            down_flags: AtomicU8::new(0),
+            end: OnceLock::new(),
+            down_waker: AtomicWaker::new(),
+        })
+    }
+
+    // The link's side.
+
+    pub(super) fn bind(&self, key: TunnelKey) {
+        // Bound once, by the one link task that owns the tunnel.
+        let _first = self.key.set(key);
+    }
+
+    pub(super) fn key(&self) -> Option<TunnelKey> {
+        self.key.get().copied()
+    }
+
+    /// From here on the endpoint schedules itself again when it has more. Call before looking at anything else.
+    pub(super) fn begin_visit(&self) {
+        self.scheduled.swap(false, AcqRel);
+    }
+
+    /// What the endpoint gave next. Whoever takes it owes it to the budget, in which it counts as queued.
+    pub fn take_up(&self) -> Option<Bytes> {
+        self.up.pop()
+    }
+
+    /// The peer's stream took `bytes` of this endpoint and with them the last of so many `pieces`, or they were dropped: the endpoint may
+    /// give as many again.
+    pub fn release_up(&self, bytes: usize, pieces: usize) {
+        self.up_bytes.fetch_sub(bytes, AcqRel);
+        self.up_pieces.fetch_sub(pieces, AcqRel);
+        // How much is room depends on the budget, too: an endpoint that waits looks for itself.
+        self.up_space.wake();
+    }
+
+    pub fn endpoint_flags(&self) -> u8 {
+        self.up_flags.load(Acquire)
+    }
+
+    pub(super) fn close_text(&self) -> String {
+        self.close_text.get().cloned().unwrap_or_default()
+    }
+
+    pub(super) fn drained(&self) -> u64 {
+        self.drained.load(Acquire)
+    }
+
+    pub fn deliver(&self, bytes: Bytes) {
+        self.down.push(bytes);
+        self.down_waker.wake();
+    }
+
+    /// More is for the endpoint, which gets it once it has taken what waits, and has asked.
+    pub(super) fn keep_back(&self) {
+        if !self.kept_back.swap(true, AcqRel) {
+            // It may have taken all of it meanwhile.
+            self.down_waker.wake();
+        }
+    }
+
+    /// What was kept back is about to be delivered.
+    pub(super) fn keep_no_more(&self) {
+        self.kept_back.store(false, Release);
+    }
+
+    pub(super) fn down_pieces(&self) -> usize {
+        self.down.len()
+    }
+
+    pub(super) fn peer_fin(&self) {
+        self.down_flags.fetch_or(PEER_FIN, Release);
+        self.down_waker.wake();
+    }
+
+    pub(super) fn finish(&self, end: TunnelEnd) {
+        let _first = self.end.set(end);
+        self.down_waker.wake();
+        self.up_space.wake();
+    }
+
+    pub(super) fn abort(&self, end: &TunnelEnd) {
+        let cause = if *end == TunnelEnd::Budget {
+            ABORT_BUDGET
+        } else {
+            0
+        };
+        self.down_flags.fetch_or(ABORT | cause, Release);
+        self.down_waker.wake();
+    }
+
+    // The endpoint's side.
+
+    pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
+        self.up_bytes.fetch_add(bytes.len(), AcqRel);
+        self.up_pieces.fetch_add(1, AcqRel);
+        if let Some(budget) = self.dirty_list.budget.get() {
+            budget.queue(bytes.len() as u64);
+        }
+        self.up.push(bytes);
+        self.schedule();
+    }
+
+    pub(super) fn up_has_space(&self) -> bool {
+        self.up_room() > 0 && self.up_pieces.load(Acquire) < ENDPOINT_QUEUE_PIECES
+    }
+
+    /// Where its bytes count, once its link runs.
+    pub(super) fn budget(&self) -> Option<&ProcessBudget> {
+        self.dirty_list.budget.get().map(Arc::as_ref)
+    }
+
+    /// Bytes that the endpoint may queue now.
+    pub(super) fn up_room(&self) -> usize {
+        let share = self.dirty_list.queue_share();
+        share.saturating_sub(self.up_bytes.load(Acquire))
+    }
+
+    pub(super) fn register_up(&self, waker: &std::task::Waker) {
+        self.up_space.register(waker);
+    }
+
+    pub(super) fn raise(self: &Arc<Self>, flag: u8) {
+        self.up_flags.fetch_or(flag, AcqRel);
+        self.schedule();
+    }
+
+    pub(super) fn close_with(self: &Arc<Self>, text: String) {
+        let _first = self.close_text.set(text);
+        self.raise(ENDPOINT_CLOSE);
+    }
+
+    pub(super) fn add_drained(&self, bytes: u64) {
+        self.drained.fetch_add(bytes, AcqRel);
+    }
+
+    pub(super) fn schedule(self: &Arc<Self>) {
+        if !self.scheduled.swap(true, AcqRel) {
+            self.dirty_list.put(Arc::clone(self));
+        }
+    }
+
+    pub(super) fn take_down(&self) -> Option<Bytes> {
+        self.down.pop()
+    }
+
+    /// Nothing waits any more: asks for what the link keeps back, if there is something.
+    pub(super) fn ask_for_more(self: &Arc<Self>) {
+        if self.kept_back.load(Acquire) {
+            self.schedule();
+        }
+    }
+
+    pub(super) fn down_is_empty(&self) -> bool {
+        self.down.is_empty()
+    }
+
+    pub(super) fn peer_finished(&self) -> bool {
+        self.down_flags.load(Acquire) & PEER_FIN != 0
+    }
+
+    pub(super) fn aborted(&self) -> bool {
+        self.down_flags.load(Relaxed) & ABORT != 0
+    }
+
+    pub(super) fn end(&self) -> Option<&TunnelEnd> {
+        self.end.get()
+    }
+
+    /// The end as it turned out: what an abort cut is not the clean end that was told before.
+    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
+        let end = self.end.get()?;
+        let flags = self.down_flags.load(Relaxed);
+        Some(match flags & (ABORT | ABORT_BUDGET) {
+            0 => end.clone(),
+            ABORT => TunnelEnd::LingerExpired,
+            _ => TunnelEnd::Budget,
+        })
+    }
+
+    pub(super) fn register_down(&self, waker: &std::task::Waker) {
+        self.down_waker.register(waker);
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // Its link is over, and took nothing of these any more. What it took is its own to count.
+        if let Some(budget) = self.dirty_list.budget.get() {
+            while let Some(bytes) = self.up.pop() {
+                budget.dequeue(bytes.len() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The end of a tunnel on a lane that nobody listens to any more: what waits is written, what comes is dropped, until
+//! the lane is clean.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::lane::LaneEvent;
+use futures_util::FutureExt as _;
+
+use crate::lane::{Lane, LaneFailure};
+use adit_config::limits;
+
+/// A RESET is answered within this time.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
+
+/// What the peer's kernel has acknowledged is read within this time: some megabytes at 20 KB/s.
+const TAKEN_WITHIN: Duration = Duration::from_secs(300);
+
+/// Why a lane cannot be used again.
+#[derive(Debug, thiserror::Error)]
+pub enum DrainError {
+    /// It is over.
+    #[error(transparent)]
+    Failed(#[from] LaneFailure),
+    /// The peer does not let go of the tunnel.
+    #[error("the peer does not let go of the tunnel")]
+    Silent,
+    /// The peer has not read the last bytes of the tunnel, which was over before: they are in its kernel's hands and ours, and
+    /// arrive if the connection is closed in order.
+    #[error("the peer does not read the last bytes of the tunnel")]
+    Unread,
+}
+
+/// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel is not behind it.
+///
+/// # Errors
+/// [`DrainError`]: close the lane, by a reset if the peer does not let go of it.
+pub async fn drain(lane: &mut Lane) -> Result<(), DrainError> {
+    finish(lane).await?;
+    prove(lane).await
+}
+
+/// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
+/// that it has taken may be in its buffers for long, since we do not see them move there.
+async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
+    // Mostly there is nothing left to wait for, and nothing to ask the kernel.
+    if let Some(clean) = clean(lane).now_or_never() {
+        return Ok(clean?);
+    }
+    let mut before = usize::MAX;
+    while !lane.state().is_resetting() {
+        let left = lane.unacknowledged_bytes();
+        if left >= before {
+            break;
+        }
+        before = left;
+        let patience = if before == 0 {
+            TAKEN_WITHIN
+        } else {
+            limits::LINGER_TIMEOUT
+        };
+        if let Ok(clean) = tokio::time::timeout(patience, clean(lane)).await {
+            return Ok(clean?);
+        }
+    }
+    lane.end().reset("no progress after its end");
+    tokio::time::timeout(ACKNOWLEDGED_WITHIN, clean(lane))
+        .await
+        .map_or(Err(DrainError::Silent), |clean| Ok(clean?))
+}
+
+/// Waits as long for the peer to read what it has not.
+async fn prove(lane: &mut Lane) -> Result<(), DrainError> {
+    let mut before = usize::MAX;
+    while !lane.is_proven() {
+        let patience = if before == 0 {
+            TAKEN_WITHIN
+        } else {
+            limits::LINGER_TIMEOUT
+        };
+        let proven = std::future::poll_fn(|cx| lane.poll_proven(cx));
+        if let Ok(proven) = tokio::time::timeout(patience, proven).await {
+            return Ok(proven?);
+        }
+        let left = lane.unacknowledged_bytes();
+        if left >= before {
+            return Err(DrainError::Unread);
+        }
+        before = left;
+    }
+    Ok(())
+}
+
+async fn clean(lane: &mut Lane) -> Result<(), LaneFailure> {
+    std::future::poll_fn(|cx| poll_clean(cx, lane)).await
+}
+
+fn poll_clean(cx: &mut Context<'_>, lane: &mut Lane) -> Poll<Result<(), LaneFailure>> {
+    loop {
+        let flushed = lane.poll_flush(cx)?;
+        if lane.state().is_idle() {
+            return flushed.map(Ok);
+        }
+        match lane.poll_event(cx) {
+            // The peer may have opened the next tunnel already, which is its owner's to answer.
+            Poll::Ready(Ok(LaneEvent::Idle)) if !lane.state().is_idle() => {
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(Ok(_void)) => (),
+            Poll::Ready(Err(failure)) => return Poll::Ready(Err(failure)),
+            Poll::Pending => return Poll::Pending,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::pin::pin;
+
+    use adit_core::lane::{FrameReader, LaneRole, OpenRequest};
+    use adit_relay::unacknowledged_bytes;
+    use bytes::Bytes;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// More than a peer may have left to read, and less than its kernel takes.
+    const BYTES: usize = 40_000;
+
+    async fn flush(lane: &mut Lane) {
+        let flushed = std::future::poll_fn(|cx| lane.poll_flush(cx)).await;
+        flushed.unwrap();
+    }
+
+    /// A lane whose tunnel both ends have ended, and its peer, which has not read the last bytes. Its kernel has them.
+    async fn unread() -> (Lane, Lane) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dialed = TcpStream::connect(listener.local_addr().unwrap());
+        let (dialed, accepted) = tokio::join!(dialed, listener.accept());
+        let end = |socket, role| Lane::in_clear(socket, role, FrameReader::default(), Bytes::new());
+        let mut peer = end(dialed.unwrap(), LaneRole::Agent);
+        let mut lane = end(accepted.unwrap().0, LaneRole::Server);
+        let request = OpenRequest {
+            protocol: "tcp".to_owned(),
+            address: "a:1".to_owned(),
+            raw: false,
+            origin: None,
+        };
+        lane.end().open(&request, 0).unwrap();
+        flush(&mut lane).await;
+        assert_eq!(peer.event().await.unwrap(), LaneEvent::Open(request));
+        peer.end().accept();
+        peer.end().fin();
+        flush(&mut peer).await;
+        for event in [LaneEvent::Opened, LaneEvent::PeerFin] {
+            assert_eq!(lane.event().await.unwrap(), event);
+        }
+        lane.end().send(vec![7; BYTES].into());
+        lane.end().fin();
+        flush(&mut lane).await;
+        assert!(lane.state().is_idle() && !lane.is_proven());
+        (lane, peer)
+    }
+
+    /// Settles a lane. Until its peer's kernel has what asks for an answer, paused time stands still: the task never rests,
+    /// for the kernel has a clock of its own.
+    async fn drained(lane: &mut Lane) -> Result<(), DrainError> {
+        let socket = lane.tcp().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let mut draining = pin!(drain(lane));
+        assert!(futures_util::poll!(draining.as_mut()).is_pending());
+        while unacknowledged_bytes(&socket).unwrap() > 0 {
+            tokio::task::yield_now().await;
+        }
+        draining.await
+    }
+
+    /// Limit (times): Bytes in the agent's kernel after a close | read within 5 min, else the lane is cut
+    #[tokio::test(start_paused = true)]
+    async fn last_bytes_that_a_peer_does_not_read_are_waited_for_five_minutes() {
+        let (mut lane, _peer) = unread().await;
+        let since = Instant::now();
+        let outcome = drained(&mut lane).await;
+        assert!(matches!(outcome, Err(DrainError::Unread)), "{outcome:?}");
+        // Before that, half a minute until it is asked who has them.
+        assert_eq!(since.elapsed().as_secs(), 30 + 300);
+    }
+
+    /// An answer that is missing proves nothing while bytes in front of it may be read yet.
+    ///
+    /// Limit (times): Bytes in the agent's kernel after a close
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_the_last_bytes_after_minutes_keeps_its_lane() {
+        let (mut lane, mut peer) = unread().await;
+        let reading = async {
+            tokio::time::sleep(Duration::from_secs(300)).await;
+            // From here on this task never rests, either: the answer arrives before time goes on.
+            loop {
+                let event = std::future::poll_fn(|cx| Poll::Ready(peer.poll_event(cx))).await;
+                if let Poll::Ready(Err(failure)) = event {
+                    return failure;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            outcome = drained(&mut lane) => outcome.unwrap(),
+            failure = reading => panic!("{failure}"),
+        }
+        assert!(lane.state().is_idle() && lane.is_proven());
+    }
+}

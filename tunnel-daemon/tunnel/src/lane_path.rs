@@ -1,0 +1,523 @@
+//! An endpoint's way over a lane: the lane is read and written in the task of the endpoint's own socket or stream, and only as
+//! fast as that takes bytes. TCP does the rest.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::lane::LaneEvent;
+use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
+use adit_relay::{BufferSizes, SocketBuffers};
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::endpoint::{Incoming, buffer_sizes, buffer_sizes_at_rest};
+use crate::lane::{Lane, LaneFailure};
+use crate::watch::{LaneWatch, Probe};
+use adit_config::limits;
+use adit_telemetry::tunnels::PathQuality;
+
+/// Frames an endpoint may have waiting for its lane: each takes memory beside its bytes, and who sends them decides how small they are.
+const QUEUE_FRAMES_MAX: usize = 4096;
+
+/// A close is confirmed by then, or the endpoint is told that it was not: as on a link. The lane settles without it.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where a lane goes when an endpoint needs it no more: idle, or with the end of a tunnel still on its way.
+pub trait LaneOwner: Send + Sync {
+    /// Cancelled once the lane's link is gone.
+    fn gone(&self) -> &CancellationToken;
+    /// Looks after lanes in trouble.
+    fn watch(&self) -> &LaneWatch;
+    /// How long a half-closed tunnel may be silent.
+    fn silence_max(&self) -> Duration;
+    /// Bytes held in the whole process.
+    fn budget(&self) -> &Arc<ProcessBudget>;
+    /// Takes the lane. Must not block.
+    fn take_back(&self, lane: Lane, queued: Queued);
+    /// A lane failed and was closed.
+    fn lost(&self, failure: &LaneFailure);
+    /// Agent: the server would use more lanes.
+    fn want(&self) {}
+}
+
+/// Dropping it without [`LanePath::close`] resets the tunnel.
+pub(super) struct LanePath {
+    /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
+    lane: Option<Lane>,
+    owner: Arc<dyn LaneOwner>,
+    probe: Arc<Probe>,
+    waiting: Option<Incoming>,
+    end: Option<TunnelEnd>,
+    closed: bool,
+    write_failed: bool,
+    /// The lane takes no more.
+    full: bool,
+    /// The endpoint has given something since its own socket was last to be looked at.
+    sent: bool,
+    /// That socket is to be looked at; whether something has moved before.
+    check: Option<bool>,
+    /// Its end is known, and waits behind bytes that the lane does not take.
+    end_waits: bool,
+    /// Armed while the tunnel is half-closed, and while bytes linger after its end.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes given to the endpoint that have not left yet.
+    held: u64,
+    /// Bytes that wait for the lane, as the budget knows them.
+    queued: Queued,
+    /// Something moved since the timer was set.
+    moved: bool,
+    /// Bytes on their way when it was set: fewer mean that something moved.
+    on_the_way: u32,
+    /// And when the watch last came by: they move for minutes behind a slow reader before the lane takes more.
+    on_the_way_seen: u32,
+    buffers: SocketBuffers,
+}
+
+impl LanePath {
+    pub(super) fn new(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
+        let probe = owner.watch().enter(owner.gone().clone());
+        let queued = Queued::none(owner.budget());
+        let sizes = buffer_sizes(owner.budget());
+        let mut path = Self {
+            lane: Some(lane),
+            owner,
+            probe,
+            waiting: None,
+            end: None,
+            closed: false,
+            write_failed: false,
+            full: false,
+            sent: false,
+            check: None,
+            end_waits: false,
+            timer: None,
+            held: 0,
+            queued,
+            moved: false,
+            on_the_way: 0,
+            on_the_way_seen: 0,
+            buffers: SocketBuffers::default(),
+        };
+        path.fit_buffers(sizes);
+        path
+    }
+
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let full = |path: &Self| {
+            path.room() == 0
+                || path
+                    .lane
+                    .as_ref()
+                    .is_some_and(|lane| lane.state().queued_frames() >= QUEUE_FRAMES_MAX)
+        };
+        if full(self) {
+            self.poll_flush(cx);
+        }
+        let is_full = full(self);
+        if is_full != self.full {
+            self.full = is_full;
+            self.check = None;
+            self.probe.set_full(is_full);
+        }
+        if is_full {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    }
+
+    pub(super) fn budget(&self) -> &ProcessBudget {
+        self.owner.budget()
+    }
+
+    /// Those of a link are many tunnels', and stay as they are.
+    fn fit_buffers(&mut self, sizes: BufferSizes) {
+        if sizes != self.buffers.sizes()
+            && let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
+            && let Err(error) = self.buffers.fit(socket, sizes, false)
+        {
+            tracing::debug!(%error, "the buffers of a lane stay as they are");
+        }
+    }
+
+    /// Bytes that the endpoint may give now. Of a tunnel that has ended all are taken, and dropped.
+    pub(super) fn room(&self) -> usize {
+        let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
+        self.owner.budget().queue_share().saturating_sub(queued)
+    }
+
+    /// Has the budget know how much waits for the lane.
+    fn count_queued(&mut self) {
+        if let Some(lane) = &self.lane {
+            self.queued.set(lane.queued_bytes() as u64);
+        }
+    }
+
+    /// Gives the lane back with what waits for it, which counts until it has left.
+    fn give_back(&mut self) {
+        // The next tunnel fits them anew.
+        self.fit_buffers(buffer_sizes_at_rest(self.owner.budget()));
+        if let Some(lane) = self.lane.take() {
+            let budget = self.owner.budget();
+            let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));
+            queued.set(lane.queued_bytes() as u64);
+            self.owner.take_back(lane, queued);
+        }
+    }
+
+    /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
+    pub(super) fn poll_check(&mut self) -> Poll<bool> {
+        self.check.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// A half-close that has yet to be read counts as one.
+    pub(super) fn end_waits(&mut self) {
+        self.end_waits = true;
+    }
+
+    pub(super) fn send(&mut self, bytes: Bytes) {
+        self.moved = true;
+        self.sent = true;
+        if let Some(lane) = &mut self.lane {
+            lane.end().send(bytes);
+        }
+    }
+
+    pub(super) fn fin(&mut self) {
+        self.end_waits = false;
+        if let Some(lane) = &mut self.lane {
+            lane.end().fin();
+        }
+    }
+
+    pub(super) fn close(&mut self, text: &str) {
+        if !std::mem::replace(&mut self.closed, true)
+            && let Some(lane) = &mut self.lane
+        {
+            lane.end().close(text);
+            self.timer = None;
+        }
+    }
+
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        self.fit_buffers(buffer_sizes(self.owner.budget()));
+        if let Some(lane) = &mut self.lane
+            && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
+        {
+            if self.write_failed {
+                self.fail(&error.into());
+            }
+            // Reading comes first: the peer may have answered before it stopped taking.
+            self.write_failed = true;
+            cx.waker().wake_by_ref();
+        }
+        self.count_queued();
+        self.poll_silence(cx);
+        self.poll_watch(cx);
+    }
+
+    /// How the connection of the lane does; one system call.
+    pub(super) fn quality(&self) -> Option<PathQuality> {
+        let state = adit_relay::tcp_state(self.lane.as_ref()?.tcp()?).ok()?;
+        Some(PathQuality {
+            rtt: state.rtt,
+            retransmits: state.retransmits,
+        })
+    }
+
+    /// When told to, finds out whether a lane that is not read has lost its peer, or has the endpoint ask after its own.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) {
+        self.probe.register(cx.waker());
+        if !self.probe.is_due() {
+            return;
+        }
+        if self.owner.watch().is_shutting_down() {
+            if let Some(lane) = &mut self.lane {
+                lane.end().reset("the other end shuts down");
+                self.finish(TunnelEnd::Shutdown);
+            }
+        } else if self.probe.is_troubled()
+            && let Some(failure) = self.lane.as_ref().and_then(trouble)
+        {
+            self.fail(&failure);
+        }
+        if self.full {
+            let on_the_way = bytes_on_the_way(self.lane.as_ref());
+            let moves = on_the_way < self.on_the_way_seen;
+            self.on_the_way_seen = on_the_way;
+            self.check = Some(std::mem::take(&mut self.sent) || moves);
+        }
+        cx.waker().wake_by_ref();
+    }
+
+    /// The endpoint's own socket or stream takes nothing for now.
+    pub(super) fn stalled(&self) {
+        self.probe.set_stalled(true);
+    }
+
+    pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        if let Some(waiting) = self.waiting.take() {
+            return Poll::Ready(waiting);
+        }
+        loop {
+            if let Some(end) = &self.end {
+                return Poll::Ready(Incoming::Ended(end.clone()));
+            }
+            let Some(lane) = &mut self.lane else {
+                return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
+            };
+            if self.held > 0 && self.owner.budget().is_half_full() {
+                // Short of memory a lane is read again once what it gave has left, for which the endpoint asks again.
+                return Poll::Pending;
+            }
+            match lane.poll_event(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(failure)) => self.fail(&failure),
+                Poll::Ready(Ok(event)) => match event {
+                    LaneEvent::Data(bytes) => {
+                        self.moved = true;
+                        self.held += bytes.len() as u64;
+                        self.owner.budget().hold(bytes.len() as u64);
+                        return Poll::Ready(Incoming::Data(bytes));
+                    }
+                    LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
+                    LaneEvent::PeerClosed { text } => {
+                        self.finish(TunnelEnd::Closed { error: text })
+                    }
+                    LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
+                    LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
+                    LaneEvent::Want(_) => self.owner.want(),
+                    // Nothing that concerns a tunnel that is open.
+                    LaneEvent::Open(_)
+                    | LaneEvent::Opened
+                    | LaneEvent::Failed { .. }
+                    | LaneEvent::Pong(_)
+                    | LaneEvent::Draining => (),
+                },
+            }
+        }
+    }
+
+    pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.waiting.is_none() {
+            match self.poll_recv(cx) {
+                Poll::Ready(incoming) => self.waiting = Some(incoming),
+                Poll::Pending => {
+                    self.poll_flush(cx);
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
+    }
+
+    /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
+    pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(end) = &self.end else {
+            return false;
+        };
+        if end.delivers_rest() && self.has_run_out(cx, limits::LINGER_TIMEOUT) {
+            self.end = Some(TunnelEnd::LingerExpired);
+        }
+        self.end.as_ref().is_some_and(|end| !end.delivers_rest())
+    }
+
+    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
+        self.end.clone()
+    }
+
+    pub(super) fn drained(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.moved = true;
+            self.probe.set_stalled(false);
+            self.release(bytes as u64);
+        }
+    }
+
+    fn release(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.held);
+        self.held -= bytes;
+        self.owner.budget().release(bytes);
+    }
+
+    /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
+    /// nothing. A close is confirmed soon, or not waited for.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) {
+        if self.closed && self.end.is_none() {
+            if self.has_run_out(cx, CONFIRMED_WITHIN) {
+                self.finish(TunnelEnd::Unconfirmed);
+                cx.waker().wake_by_ref();
+            }
+            return;
+        }
+        let half_closed = |lane: &Lane| self.end_waits || lane.state().is_half_closed();
+        if self.lane.as_ref().is_some_and(half_closed)
+            && self.end.is_none()
+            && self.has_run_out(cx, self.owner.silence_max())
+        {
+            if let Some(lane) = &mut self.lane {
+                lane.end().reset("half-closed and silent for too long");
+            }
+            self.finish(TunnelEnd::HalfClosedIdle);
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Whether nothing has moved for `limit`; if not, the task is woken to ask again in time.
+    fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
+        let timer = self.timer.get_or_insert_with(|| {
+            self.moved = false;
+            self.on_the_way = bytes_on_the_way(self.lane.as_ref());
+            Box::pin(tokio::time::sleep(limit))
+        });
+        while timer.as_mut().poll(cx).is_ready() {
+            let on_the_way = bytes_on_the_way(self.lane.as_ref());
+            self.moved |= on_the_way < self.on_the_way;
+            self.on_the_way = on_the_way;
+            if !std::mem::take(&mut self.moved) {
+                self.timer = None;
+                return true;
+            }
+            timer.as_mut().reset(Instant::now() + limit);
+        }
+        false
+    }
+
+    fn fail(&mut self, failure: &LaneFailure) {
+        if self.lane.take().is_some() {
+            self.owner.lost(failure);
+        }
+        self.count_queued();
+        self.timer = None;
+        self.end.get_or_insert(TunnelEnd::LaneLost);
+    }
+
+    fn finish(&mut self, end: TunnelEnd) {
+        self.timer = None;
+        self.end = Some(end);
+        self.give_back();
+    }
+}
+
+/// Bytes that the peer's kernel has not taken; of so many as the number does not hold there are none.
+fn bytes_on_the_way(lane: Option<&Lane>) -> u32 {
+    let bytes = lane.map_or(0, Lane::unacknowledged_bytes);
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Why a lane that is looked at is over: its peer is gone, or may have no tunnel any more.
+fn trouble(lane: &Lane) -> Option<LaneFailure> {
+    if lane.is_revoked() {
+        return Some(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+    }
+    lane.peer_is_gone()
+}
+
+impl Drop for LanePath {
+    fn drop(&mut self) {
+        self.release(self.held);
+        if let Some(lane) = &mut self.lane
+            && !self.closed
+        {
+            lane.end().reset("");
+        }
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::task::Waker;
+
+    use adit_core::lane::{FrameReader, LaneRole};
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A home that keeps the one lane.
+    struct Nowhere {
+        gone: CancellationToken,
+        watch: LaneWatch,
+        budget: Arc<ProcessBudget>,
+        back: Mutex<Option<(Lane, Queued)>>,
+    }
+
+    impl LaneOwner for Nowhere {
+        fn gone(&self) -> &CancellationToken {
+            &self.gone
+        }
+
+        fn watch(&self) -> &LaneWatch {
+            &self.watch
+        }
+
+        fn silence_max(&self) -> Duration {
+            Duration::from_secs(300)
+        }
+
+        fn budget(&self) -> &Arc<ProcessBudget> {
+            &self.budget
+        }
+
+        fn take_back(&self, lane: Lane, queued: Queued) {
+            *self.back.lock().unwrap() = Some((lane, queued));
+        }
+
+        fn lost(&self, _failure: &LaneFailure) {}
+    }
+
+    /// A byte in a frame of its own takes as much memory as seventy.
+    ///
+    /// Limit (memory): Bytes queued from an endpoint towards its link or lane | 256 KiB in at most 4,096 chunks
+    /// Limit (memory): Bytes queued of a client or target that has closed
+    #[tokio::test]
+    async fn an_endpoint_may_be_4096_frames_ahead_of_its_lane_however_small_they_are() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap());
+        let (near, server) = tokio::join!(near, listener.accept());
+        let (mut server, _address) = server.unwrap();
+        let frames = FrameReader::default();
+        let mut lane = Lane::in_clear(near.unwrap(), LaneRole::Agent, frames, Bytes::new());
+        let open = b"\x01\0\0\x01\0\0\0\x08\0\x03tcpa:1";
+        server.write_all(open).await.unwrap();
+        assert!(matches!(lane.event().await, Ok(LaneEvent::Open(_))));
+        lane.end().accept();
+
+        let owner = Nowhere {
+            gone: CancellationToken::new(),
+            watch: LaneWatch::default(),
+            budget: Arc::new(ProcessBudget::new(1 << 30)),
+            back: Mutex::default(),
+        };
+        let owner = Arc::new(owner);
+        let mut path = LanePath::new(lane, Arc::clone(&owner) as Arc<dyn LaneOwner>);
+        // The server reads nothing.
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut sent = 0;
+        while path.poll_ready(cx).is_ready() {
+            path.send(Bytes::from_static(b"x"));
+            sent += 1;
+            assert!(sent <= 10 << 20, "no end of it");
+        }
+        let lane = path.lane.as_ref().unwrap();
+        assert_eq!(lane.state().queued_frames(), QUEUE_FRAMES_MAX);
+        path.poll_flush(cx);
+        let waits = path.lane.as_ref().unwrap().queued_bytes() as u64;
+        path.close("");
+        drop(path);
+        // The close is one more.
+        assert!(owner.budget.queued_bytes() >= waits && waits > 0);
+        *owner.back.lock().unwrap() = None;
+        assert_eq!(owner.budget.queued_bytes(), 0);
+    }
+}

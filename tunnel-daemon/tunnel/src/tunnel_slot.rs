@@ -1,0 +1,195 @@
+//! A tunnel's place at its link: the way to its endpoint, and what is not worth handing over yet.
+//!
+//! Small pieces for an endpoint that is far behind are joined: each takes dozens of times the memory that a budget counts, and a peer
+//! decides how small they are.
+
+use std::sync::Arc;
+
+use adit_core::ids::TunnelKey;
+use adit_core::session::TunnelEnd;
+use bytes::{Bytes, BytesMut};
+use tokio::sync::oneshot;
+
+use crate::channel::Channel;
+use crate::task::DialOutcome;
+
+/// An endpoint with so many pieces waiting is far behind.
+const BEHIND_PIECES: usize = 64;
+/// For such an endpoint pieces below this are joined.
+const SMALL_CHUNK_BYTES: usize = 512;
+/// What is joined is handed over from so many bytes on.
+const JOINED_BYTES: usize = 16 * 1024;
+
+pub(super) struct TunnelSlot {
+    pub(super) key: TunnelKey,
+    pub(super) channel: Arc<Channel>,
+    /// Until the dial has an outcome.
+    pub(super) reply: Option<oneshot::Sender<DialOutcome>>,
+    /// Behind all that the endpoint has.
+    small_chunks: BytesMut,
+}
+
+impl TunnelSlot {
+    pub(super) fn new(
+        key: TunnelKey,
+        channel: Arc<Channel>,
+        reply: Option<oneshot::Sender<DialOutcome>>,
+    ) -> Self {
+        Self {
+            key,
+            channel,
+            reply,
+            small_chunks: BytesMut::new(),
+        }
+    }
+
+    /// Bytes for the endpoint.
+    pub(super) fn deliver(&mut self, bytes: Bytes) {
+        let behind =
+            || !self.small_chunks.is_empty() || self.channel.down_pieces() >= BEHIND_PIECES;
+        if bytes.len() >= SMALL_CHUNK_BYTES || !behind() {
+            self.give_small_chunks();
+            return self.channel.deliver(bytes);
+        }
+        self.small_chunks.extend_from_slice(&bytes);
+        if self.small_chunks.len() >= JOINED_BYTES {
+            self.give_small_chunks();
+        } else {
+            self.channel.keep_back();
+        }
+    }
+
+    /// The endpoint has had something to say: perhaps that it has taken all it had.
+    pub(super) fn visited(&mut self) {
+        if !self.small_chunks.is_empty() && self.channel.down_is_empty() {
+            self.give_small_chunks();
+        }
+    }
+
+    /// The peer sends no more.
+    pub(super) fn peer_fin(&mut self) {
+        self.give_small_chunks();
+        self.channel.peer_fin();
+    }
+
+    /// The tunnel is over.
+    pub(super) fn finish(&mut self, end: TunnelEnd) {
+        self.give_small_chunks();
+        self.channel.finish(end);
+    }
+
+    fn give_small_chunks(&mut self) {
+        if !self.small_chunks.is_empty() {
+            self.channel.keep_no_more();
+            let joined = std::mem::take(&mut self.small_chunks).freeze();
+            self.channel.deliver(joined);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use futures_util::poll;
+    use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+    use super::*;
+    use crate::{DirtyList, Endpoint, Incoming};
+
+    /// What a link has for an endpoint, and where the endpoint reports.
+    fn slot() -> (TunnelSlot, Endpoint, Arc<DirtyList>) {
+        let dirty_list = Arc::new(DirtyList::default());
+        let (endpoint, channel) = Endpoint::new(&dirty_list);
+        let key = TunnelKey {
+            slot: 0,
+            generation: 0,
+        };
+        (TunnelSlot::new(key, channel, None), endpoint, dirty_list)
+    }
+
+    /// What waits for the endpoint, piece by piece, and what comes behind.
+    async fn taken(endpoint: &mut Endpoint) -> (Vec<Bytes>, Option<Incoming>) {
+        let mut pieces = Vec::new();
+        loop {
+            match poll!(pin!(endpoint.recv())) {
+                Poll::Ready(Incoming::Data(bytes)) => pieces.push(bytes),
+                Poll::Ready(other) => return (pieces, Some(other)),
+                Poll::Pending => return (pieces, None),
+            }
+        }
+    }
+
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..=250).cycle().take(length).collect()
+    }
+
+    /// Limit (memory): Small chunks queued for a slow endpoint
+    #[tokio::test]
+    async fn small_chunks_for_an_endpoint_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones()
+     {
+        let (mut slot, mut endpoint, dirty_list) = slot();
+        let sent = pattern(40_000);
+        for crumb in sent.chunks(1) {
+            slot.deliver(Bytes::copy_from_slice(crumb));
+        }
+        let (mut pieces, end) = taken(&mut endpoint).await;
+        assert_eq!((pieces.len(), end), (BEHIND_PIECES + 2, None));
+        let asks = dirty_list.take().expect("the endpoint asks for the rest");
+        assert!(Arc::ptr_eq(&asks, &slot.channel));
+        slot.visited();
+        pieces.extend(taken(&mut endpoint).await.0);
+        assert_eq!(pieces.len(), BEHIND_PIECES + 3);
+        let got: Vec<u8> = pieces.concat();
+        assert!(got == sent);
+        let one = Bytes::from_static(b"y");
+        slot.deliver(one.clone());
+        assert_eq!(taken(&mut endpoint).await, (vec![one], None));
+    }
+
+    /// Between the look at what an endpoint has and the word that there is more, it may take all of it and wait.
+    #[tokio::test]
+    async fn an_endpoint_that_waits_already_asks_for_what_is_kept_back() {
+        let (slot, mut endpoint, dirty_list) = slot();
+        // Polls the endpoint only when somebody has woken it.
+        let mut waiting = FuturesUnordered::from_iter([endpoint.recv()]);
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(dirty_list.take().is_none());
+        slot.channel.keep_back();
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(dirty_list.take().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_comes_behind_small_chunks_stays_behind_them() {
+        for ends in [false, true] {
+            let (mut slot, mut endpoint, _dirty_list) = slot();
+            let sent = pattern(1000);
+            for crumb in sent.chunks(2) {
+                slot.deliver(Bytes::copy_from_slice(crumb));
+            }
+            let behind = if ends {
+                slot.finish(TunnelEnd::PeerClosing);
+                Incoming::Ended(TunnelEnd::PeerClosing)
+            } else {
+                slot.peer_fin();
+                Incoming::PeerFin
+            };
+            let (pieces, end) = taken(&mut endpoint).await;
+            let got: Vec<u8> = pieces.concat();
+            assert!(got == sent);
+            assert_eq!((pieces.len(), end), (BEHIND_PIECES + 1, Some(behind)));
+        }
+        let (mut slot, mut endpoint, _dirty_list) = slot();
+        let sent = pattern(10_000);
+        let (small_chunks, large) = sent.split_at(200);
+        for crumb in small_chunks.chunks(2) {
+            slot.deliver(Bytes::copy_from_slice(crumb));
+        }
+        slot.deliver(Bytes::copy_from_slice(large));
+        let (pieces, _none) = taken(&mut endpoint).await;
+        let got: Vec<u8> = pieces.concat();
+        assert!(got == sent && pieces.len() == BEHIND_PIECES + 2);
+    }
+}

@@ -1,0 +1,166 @@
+//! This host: what a reader needs to trust the numbers, the processors a run keeps to, and whether accounting works here.
+
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use procfs::Current as _;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::peer::Cgroup;
+use super::programs::Programs;
+use crate::steps::first_line;
+use crate::workspace::Workspace;
+
+/// Commit, machine and kernel.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Machine {
+    commit: String,
+    cores: usize,
+    processor: String,
+    kernel: String,
+}
+
+impl Machine {
+    /// This one.
+    pub(crate) fn here(workspace: &Workspace) -> Self {
+        let processors = procfs::CpuInfo::current().ok();
+        let processor = processors.and_then(|all| all.model_name(0).map(str::to_owned));
+        Self {
+            commit: workspace.commit(),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            processor: processor.unwrap_or_else(|| "unnamed processor".to_owned()),
+            kernel: first_line(Command::new("uname").arg("-sr")).unwrap_or_default(),
+        }
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            commit,
+            cores,
+            processor,
+            kernel,
+        } = self;
+        write!(f, "commit {commit}, {cores} cores of {processor}, {kernel}")
+    }
+}
+
+/// This thread, and every process it starts from here on, keeps to a few processors, until it is dropped. With one, no question
+/// waits for an idle processor to wake, which in a virtual machine takes longer than all else and differs from minute to
+/// minute. So rows of equal programs lie closer together, and small costs show.
+pub(super) struct Confined {
+    before: CpuSet,
+}
+
+impl Confined {
+    /// To the last `count` of those it may use: interrupts mostly go to the first.
+    ///
+    /// # Errors
+    /// There are fewer, or the kernel refuses.
+    pub(super) fn to(count: usize) -> anyhow::Result<Self> {
+        let before =
+            sched_getaffinity(None).context("asking for the processors of this process")?;
+        let all: Vec<usize> = (0..CpuSet::MAX_CPU)
+            .filter(|cpu| before.is_set(*cpu))
+            .collect();
+        ensure!(
+            (1..=all.len()).contains(&count),
+            "processors = {count}: this process may use {}; ask for 1 to so many",
+            all.len()
+        );
+        let mut chosen = CpuSet::new();
+        for cpu in all.iter().rev().take(count) {
+            chosen.set(*cpu);
+        }
+        sched_setaffinity(None, &chosen).context("keeping to some processors")?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        if let Err(error) = sched_setaffinity(None, &self.before) {
+            eprintln!("perf: what follows keeps to the same processors: {error}");
+        }
+    }
+}
+
+/// What keeps the cost of accounting from being measured here, if anything does: as our release build says it.
+///
+/// # Errors
+/// The build fails, or does not say.
+pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<String>> {
+    let adit = Programs::new(workspace, None)?.adit()?;
+    // Only what flags need is judged. The rest of an agent's flags has to be there, and need not hold.
+    let args = [
+        "check",
+        "--json",
+        "agent",
+        "--proxy-server-host=127.0.0.1",
+        "--ca-cert=/dev/null",
+        "--account=on",
+    ];
+    let out = Command::new(adit).args(args).output()?;
+    let refused = lacks_for_accounting(&out.stdout).context("reading adit check --json")?;
+    Ok(refused.or_else(|| Cgroup::new().err().map(|why| format!("{why:#}"))))
+}
+
+/// What `adit check --json` prints, as far as it matters here.
+#[derive(serde::Deserialize)]
+struct Checked {
+    lines: Vec<CheckedLine>,
+}
+
+#[derive(serde::Deserialize)]
+struct CheckedLine {
+    name: String,
+    verdict: String,
+    text: String,
+}
+
+fn lacks_for_accounting(checked: &[u8]) -> anyhow::Result<Option<String>> {
+    let checked: Checked = serde_json::from_slice(checked)?;
+    for needed in ["cgroup2", "ebpf"] {
+        let line = checked.lines.iter().find(|line| line.name == needed);
+        let line = line.with_context(|| format!("it says nothing of {needed}"))?;
+        ensure!(line.verdict != "info", "{needed} is not judged");
+        if line.verdict != "ok" {
+            return Ok(Some(format!("{needed}: {}", line.text)));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounting_is_measured_where_our_program_says_that_it_works() {
+        let lacks = |cgroup2: &str, ebpf: &str| {
+            let text = format!(
+                r#"{{"lines":[{{"name":"cgroup2","verdict":"{cgroup2}","text":"a"}},
+                {{"name":"ebpf","verdict":"{ebpf}","text":"no right"}}]}}"#
+            );
+            lacks_for_accounting(text.as_bytes())
+        };
+        assert_eq!(lacks("ok", "ok").unwrap(), None);
+        assert_eq!(lacks("ok", "missing").unwrap().unwrap(), "ebpf: no right");
+        // Words that are not there any more would skip the measurement for ever.
+        assert!(lacks_for_accounting(br#"{"lines":[]}"#).is_err());
+        assert!(lacks("info", "ok").is_err());
+    }
+
+    /// A test has a thread of its own, and processors belong to threads.
+    #[test]
+    fn programs_started_meanwhile_keep_to_so_many_and_later_ones_to_none() {
+        let allowed = || first_line(Command::new("nproc").env_remove("OMP_NUM_THREADS"));
+        let before = allowed();
+        let confined = Confined::to(1).unwrap();
+        assert_eq!(allowed().as_deref(), Some("1"));
+        drop(confined);
+        assert_eq!(allowed(), before);
+        assert!(Confined::to(0).is_err() && Confined::to(CpuSet::MAX_CPU + 1).is_err());
+    }
+}
