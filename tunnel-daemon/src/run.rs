@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Builder;
+#[cfg(feature = "demo")]
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
@@ -20,7 +21,7 @@ use crate::status::text::show;
 use crate::{agent, check, memory, privileges, server, status, top};
 use adit_config::limits;
 use adit_config::plan::{
-    AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
+    AgentPlan, Drain, LogDestination, LogFormat, LogPlan, ServerPlan, ShutdownPlan,
 };
 use adit_config::{Command, ConfigError, Parsed};
 use adit_redirect::namespaces;
@@ -46,7 +47,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Command::Agent(plan) => plan.log.clone(),
         #[cfg(feature = "demo")]
         Command::Demo(_) => LogPlan {
-            level: LogLevel::Warn,
+            level: Level::WARN,
             ..LogPlan::default()
         },
         Command::Status(options) => {
@@ -78,14 +79,15 @@ pub fn run(parsed: Parsed) -> ExitCode {
             };
         }
     };
-    let fail = |error: &anyhow::Error| fail_as(log_format(&log), &format!("{error:#}"));
+    let options = log_options(&log);
+    let format = options.format;
+    let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
     match &parsed.command {
         Command::Server(plan) => privileges::begin(privileges::server_loads(plan)),
         Command::Agent(plan) => privileges::begin(privileges::agent_loads(plan)),
         // The demo starts programs of others.
         _ => (),
     }
-    let options = log_options(&log);
     #[cfg(feature = "demo")]
     let options = match &parsed.command {
         Command::Demo(_) => LogOptions {
@@ -112,7 +114,6 @@ pub fn run(parsed: Parsed) -> ExitCode {
     builder
         .event_interval(POLLS_BETWEEN_EVENTS)
         .on_thread_start(privileges::give_up_here);
-    let format = log_format(&log);
     let refused = move |error: &NoThreads| {
         let _code = fail_as(format, &error.to_string());
         std::process::exit(1);
@@ -175,28 +176,14 @@ fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn log_format(plan: &LogPlan) -> log::LogFormat {
-    match plan.format {
-        LogFormat::Text => log::LogFormat::Text,
-        LogFormat::Json => log::LogFormat::Json,
-    }
-}
-
-fn severity(level: LogLevel) -> Level {
-    match level {
-        LogLevel::Error => Level::ERROR,
-        LogLevel::Warn => Level::WARN,
-        LogLevel::Info => Level::INFO,
-        LogLevel::Debug => Level::DEBUG,
-        LogLevel::Trace => Level::TRACE,
-    }
-}
-
 /// What a plan and the environment say of the log.
 pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
     LogOptions {
-        format: log_format(plan),
-        level: LevelFilter::from_level(severity(plan.level)),
+        format: match plan.format {
+            LogFormat::Text => log::LogFormat::Text,
+            LogFormat::Json => log::LogFormat::Json,
+        },
+        level: LevelFilter::from_level(plan.level),
         libraries: plan.libraries.clone(),
         destination: match &plan.destination {
             LogDestination::Stderr => log::LogDestination::Stderr,
@@ -207,7 +194,7 @@ pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
             } => log::LogDestination::File {
                 path: path.clone(),
                 bytes_max: bytes_max.unwrap_or(0),
-                also_stderr: also_stderr.map(severity),
+                also_stderr: *also_stderr,
             },
         },
         filter: std::env::var(FILTER_VARIABLE)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use adit_core::registry::Registry;
+use adit_core::registry::{Registry, Strategy};
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::join_all;
@@ -291,17 +291,16 @@ fn metrics_and_hub(
     plan: &ServerPlan,
     budget: &Arc<ProcessBudget>,
 ) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
-    let strategies = plan.strategies.iter();
-    let strategies: Vec<&'static str> = strategies.map(|strategy| strategy.name()).collect();
     let limits = DialLimits {
         pending_max: usize::try_from(plan.dial.pending_max.get())?,
         timeout: plan.dial.timeout,
         dead_after: plan.dial.link_dead_after,
     };
-    let registry = Registry::new(strategies.join(",").parse()?);
+    let registry = Registry::new(plan.strategies.clone());
     let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
     let registry = registry.with_zone(plan.agents.zone.clone());
     let hub = Hub::within(registry, limits, Arc::clone(budget));
+    let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
     Ok((ServerMetrics::new(&strategies), hub))
 }
 

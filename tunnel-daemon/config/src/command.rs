@@ -11,7 +11,11 @@ use crate::error::ConfigError;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
 use crate::plan::{AgentPlan, ForwardProxy, ServerPlan};
+use crate::units::duration;
 use crate::{flags, legacy};
+
+/// Where a server or agent is asked, unless told otherwise.
+pub(crate) const ADMIN_SOCKET: &str = "/run/adit/admin.sock";
 
 /// What the process is to do.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,37 +43,56 @@ pub enum Command {
 
 /// What `adit demo` is told.
 #[cfg(feature = "demo")]
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct DemoOptions {
-    /// Drive every frontend once, check every byte, and exit: 0 only if all was right.
+    /// Drive every frontend once, check every byte and exit; 0 only if all was right
+    #[arg(long)]
     pub once: bool,
-    /// Where certificates, sockets and configuration go; `None` is a new temporary directory.
+    /// Where certificates, sockets and configuration go [default: a new temporary directory]
+    #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Plain lines even on a terminal.
+    /// Plain lines even on a terminal
+    #[arg(long)]
     pub plain: bool,
-    /// Of both ends' lanes.
+    /// What protects the lanes between server and agents: tls, ktls or plaintext
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
     pub lane_security: LaneSecurity,
-    /// Capture a plain client by eBPF, too.
+    /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
+    #[arg(long)]
     pub redirect: bool,
 }
 
-/// What the helper of a redirect in other network namespaces is told when it starts. It does nothing else for whoever asks it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// What the helper of a redirect in other network namespaces is told when it starts. It comes from our own process: see
+/// `net::namespaces`. By position, so that they are no flags of ours.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct NetnsHelperOptions {
-    /// `SO_MARK` of the sockets; 0 is none.
+    /// `SO_MARK` of the sockets; 0 is none
     pub mark: u32,
-    /// The cgroup whose processes' namespaces are found; `None`: none are.
-    pub cgroup: Option<PathBuf>,
-    /// Files of namespaces.
+    /// The cgroup whose processes' namespaces are found; empty: none are
+    #[arg(value_parser = path)]
+    pub cgroup: OptionalPath,
+    /// Files of namespaces
     pub paths: Vec<PathBuf>,
 }
 
+/// The alias keeps clap from taking the argument for one that may be left out.
+type OptionalPath = Option<PathBuf>;
+
+#[expect(clippy::unnecessary_wraps, reason = "a parser of clap may fail")]
+fn path(text: &str) -> Result<OptionalPath, String> {
+    Ok(Some(text)
+        .filter(|text| !text.is_empty())
+        .map(PathBuf::from))
+}
+
 /// What `adit status` is told.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct StatusOptions {
-    /// Whom to ask.
+    /// Admin socket of the server or agent
+    #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
-    /// As it came.
+    /// The answer as it came, for programs
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -100,17 +123,22 @@ pub enum LinksAction {
 }
 
 /// What `adit top` is told.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct TopOptions {
-    /// Whom to ask.
+    /// Admin socket of the server or agent
+    #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
-    /// One picture, as text.
+    /// Print one picture after one interval, and exit: for scripts and pipes
+    #[arg(long)]
     pub once: bool,
-    /// One picture, as JSON.
+    /// The same picture as one JSON object, for programs
+    #[arg(long)]
     pub json: bool,
-    /// The first order.
+    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
+    #[arg(long, value_name = "ORDER", default_value = "rate")]
     pub sort: TopSort,
-    /// Between two looks.
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub interval: Duration,
 }
 

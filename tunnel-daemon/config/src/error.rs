@@ -24,6 +24,11 @@ impl ConfigError {
         }
     }
 
+    /// For `map_err`: says which flag it is about.
+    pub(crate) fn about<E: fmt::Display>(flag: &str) -> impl Fn(E) -> Self {
+        move |why| Self::new(format!("{flag}: {why}"))
+    }
+
     /// A native command line that cannot be read, in clap's words; exit code 2.
     #[must_use]
     pub fn refused(rendered: &str) -> Self {
@@ -69,6 +74,15 @@ impl ConfigError {
         self.exit_code
     }
 }
+
+/// Returns from the function with [`ConfigError::new`] of a formatted message.
+macro_rules! bail {
+    ($($message:tt)+) => {
+        return Err($crate::error::ConfigError::new(format!($($message)+)))
+    };
+}
+
+pub(crate) use bail;
 
 /// Clap's message without the usage behind it: what is wrong, what of it, and its tip.
 fn one_line(rendered: &str) -> String {

@@ -17,8 +17,8 @@ mod identifiers;
 mod legacy;
 pub mod limits;
 pub mod plan;
-pub mod strategy;
 pub mod tls_policy;
+mod units;
 mod version;
 
 #[cfg(feature = "demo")]

@@ -3,7 +3,7 @@
 //! rustls has neither TLS 1.0 / 1.1 nor CBC suites. Their names are accepted with a warning and what is
 //! possible is applied (compat 13, R17).
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 
 /// Lowest TLS version a listener accepts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -138,9 +138,7 @@ fn parse_suites(
     let mut suites = Vec::new();
     for name in names {
         let Some((_, known)) = SUITES.iter().find(|(known, _)| known == name) else {
-            return Err(ConfigError::new(format!(
-                "cipher suite {name} not supported, doesn't exist or considered as insecure"
-            )));
+            bail!("cipher suite {name} not supported, doesn't exist or considered as insecure");
         };
         match known {
             Known::Tls12(suite) if suites.contains(suite) => (),

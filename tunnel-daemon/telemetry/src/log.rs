@@ -5,7 +5,6 @@
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use rustix::fs::{Access, access};
 use tracing::Level;
@@ -23,9 +22,6 @@ use crate::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
 pub const FILTER_VARIABLE: &str = "ADIT_LOG";
-/// klog's default of `--log-file-max-size`, in megabytes.
-pub const FILE_MEGABYTES_DEFAULT: u64 = 1_800;
-
 /// How an event is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
@@ -34,20 +30,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line, fields flattened.
     Json,
-}
-
-impl FromStr for LogFormat {
-    type Err = LogError;
-
-    fn from_str(input: &str) -> Result<Self, LogError> {
-        match input {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err(LogError::BadFormat {
-                input: input.to_owned(),
-            }),
-        }
-    }
 }
 
 /// Where events go.
@@ -107,28 +89,9 @@ impl Default for LogOptions {
     }
 }
 
-/// The level that klog's `-v N` stands for. Upstream's programs default to 4, which is our `info`; 5 and up
-/// is their per-packet chatter. Below 2 upstream prints little more than failures.
-#[must_use]
-pub fn level_of_verbosity(verbosity: i32) -> LevelFilter {
-    match verbosity {
-        ..=-1 => LevelFilter::ERROR,
-        0 | 1 => LevelFilter::WARN,
-        2..=4 => LevelFilter::INFO,
-        5 => LevelFilter::DEBUG,
-        _ => LevelFilter::TRACE,
-    }
-}
-
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// No such format.
-    #[error("log format {input:?} is not known; choose text or json")]
-    BadFormat {
-        /// What was given.
-        input: String,
-    },
     /// The filter does not parse.
     #[error(
         "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit_tunnel=debug"
@@ -483,31 +446,5 @@ pub(super) mod tests {
             ..LogOptions::default()
         };
         assert!(matches!(check(&loud), Err(LogError::BadFilter { .. })));
-    }
-
-    #[test]
-    fn formats_are_known_by_name_and_others_refused() {
-        assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
-        assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
-        let error = "xml".parse::<LogFormat>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "log format \"xml\" is not known; choose text or json"
-        );
-    }
-
-    #[test]
-    fn verbosity_four_is_info_as_upstreams_default() {
-        let levels = [-1, 0, 2, 4, 5, 6, 99].map(level_of_verbosity);
-        let expected = [
-            LevelFilter::ERROR,
-            LevelFilter::WARN,
-            LevelFilter::INFO,
-            LevelFilter::INFO,
-            LevelFilter::DEBUG,
-            LevelFilter::TRACE,
-            LevelFilter::TRACE,
-        ];
-        assert_eq!(levels, expected);
     }
 }

@@ -6,19 +6,17 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
-use super::account::AccountFlags;
 use super::redirect::NamespaceFlags;
-use super::values::{
-    DataPathFlags, IsolationFlags, OperationFlags, PortSetting, duration, port_setting,
-};
+use super::values::{OperationFlags, PortSetting, port_setting};
 use crate::address::ServerAddress;
 use crate::command::id;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
-    AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, ForwardProxy, Identity,
-    KeepAlive, NodeRedirectPlan, TargetListener,
+    AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
+    ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
 };
+use crate::units::duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,117 +33,17 @@ on for 15 minutes or off.
 With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
 
 #[derive(clap::Args, Debug)]
-#[command(
-    after_help = EXAMPLES,
-    group = clap::ArgGroup::new("captures").args(["redirect_apiserver", "redirect_file"]).multiple(true)
-)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct AgentFlags {
-    /// Server to connect to: HOST, HOST:PORT or srv:NAME (targets and ports from SRV records, looked up at each connect); comma
-    /// list, repeatable, at most 64
-    #[arg(
-        long = "proxy-server-host",
-        value_name = "HOST",
-        value_delimiter = ',',
-        required = true,
-        help_heading = "Servers"
-    )]
-    proxy_server_hosts: Vec<String>,
-    /// Port of servers given without one
-    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = clap::value_parser!(u16).range(1..),
-          help_heading = "Servers")]
-    proxy_server_port: u16,
-    /// CA bundle of the servers' certificates
-    #[arg(long, value_name = "FILE", help_heading = "Servers")]
-    ca_cert: PathBuf,
-    /// Client certificate
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "agent_key",
-        help_heading = "Servers"
-    )]
-    agent_cert: Option<PathBuf>,
-    /// Key of --agent-cert
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "agent_cert",
-        help_heading = "Servers"
-    )]
-    agent_key: Option<PathBuf>,
-    /// File with a service account token, read again for each connection
-    #[arg(
-        long,
-        visible_alias = "service-account-token-path",
-        value_name = "FILE",
-        help_heading = "Servers"
-    )]
-    token_path: Option<PathBuf>,
-    /// Further ALPN protocols, offered before h2; comma list, repeatable
-    #[arg(
-        long,
-        value_name = "NAME",
-        value_delimiter = ',',
-        help_heading = "Servers"
-    )]
-    alpn_proto: Vec<String>,
-    /// First wait between looks for missing servers
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
-    sync_interval: Duration,
-    /// Longest wait between looks for missing servers
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Servers")]
-    sync_interval_cap: Duration,
-    /// Go on looking for servers when all are connected
-    #[arg(long, help_heading = "Servers")]
-    sync_forever: bool,
-    /// Count servers by their leases, and look for each that has one
-    #[arg(long, help_heading = "Servers")]
-    count_server_leases: bool,
-    /// Namespace of leases
-    #[arg(
-        long,
-        value_name = "NAMESPACE",
-        default_value = limits::LEASE_NAMESPACE,
-        help_heading = "Servers"
-    )]
-    lease_namespace: String,
-    /// Label selector of the leases that count
-    #[arg(
-        long,
-        visible_alias = "lease-label-selector",
-        value_name = "SELECTOR",
-        default_value = limits::LEASE_LABEL,
-        help_heading = "Servers"
-    )]
-    lease_label: String,
-    /// What counts beside leases: default (nothing), or max (the count that servers report, if that is larger)
-    #[arg(
-        long,
-        value_name = "SOURCE",
-        default_value = "default",
-        help_heading = "Servers"
-    )]
-    server_count_source: String,
-    /// Access to the Kubernetes API, which keeps leases [default: that of this pod]
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Servers"
-    )]
-    kubeconfig: String,
+    #[command(flatten)]
+    servers: ServerFlags,
     /// Lanes to each server at most: data connections of their own for tunnels, between Adit ends only; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes: u32,
     #[command(flatten)]
-    data_path: DataPathFlags,
+    data_path: DataPathPlan,
     #[command(flatten)]
-    account: AccountFlags,
-    /// Ping a server connection this often, busy or not; at least 30s, since Go servers end a connection that pings more often
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
-    keepalive_time: Duration,
-
+    account: AccountPlan,
     /// Unique id of this agent [default: PROXY_AGENT_ID, else random]
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     agent_id: Option<String>,
@@ -153,12 +51,11 @@ pub(super) struct AgentFlags {
     #[arg(
         long,
         value_name = "QUERY",
-        default_value = "",
+        default_value_t,
         hide_default_value = true,
         help_heading = "Identity"
     )]
     agent_identifiers: String,
-
     /// Target this agent may dial, CIDR or HOST, with :PORT or without; link-local and metadata addresses only if named;
     /// repeatable [default: all]
     #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
@@ -166,72 +63,18 @@ pub(super) struct AgentFlags {
     /// Time for a target to accept, with the lookup of its name and all its addresses
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Targets")]
     dial_timeout: Duration,
-
-    /// Listen on LOCAL_PORT for connections to DEST_HOST:DEST_PORT in the control plane, which the server dials and has to
-    /// allow; port 0 lets the kernel choose, and the log says which; repeatable, at most 64
-    #[arg(
-        long = "target",
-        value_name = "LOCAL_PORT:DEST_HOST:DEST_PORT",
-        help_heading = "Node to control plane"
-    )]
-    target_listeners: Vec<String>,
-    /// Address of the listeners of --target; an IPv6 address with or without brackets
-    #[arg(
-        long,
-        value_name = "HOST",
-        default_value = "127.0.0.1",
-        help_heading = "Node to control plane"
-    )]
-    bind_address: String,
-    /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
-    /// the server dials and has to allow; IPv6 in brackets; needs eBPF; repeatable, at most 64
-    #[arg(
-        long,
-        value_name = "SERVICE_IP:PORT=DEST_HOST:DEST_PORT",
-        requires = "redirect_cgroup",
-        help_heading = "Node to control plane"
-    )]
-    redirect_apiserver: Vec<String>,
-    /// More of these, read again whenever the file changes: one `redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT` a line
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "redirect_cgroup",
-        help_heading = "Node to control plane"
-    )]
-    redirect_file: Option<PathBuf>,
-    /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system, its root for
-    /// the whole node
-    #[arg(
-        long,
-        value_name = "PATH",
-        requires = "captures",
-        help_heading = "Node to control plane"
-    )]
-    redirect_cgroup: Option<PathBuf>,
-    #[command(flatten, next_help_heading = "Node to control plane")]
-    namespaces: NamespaceFlags,
-    /// Address of this node for callers in a network namespace without a listener of ours (yet), where no call is redirected
-    /// otherwise; one of each family; repeatable
-    #[arg(
-        long,
-        value_name = "IP",
-        requires = "redirect_cgroup",
-        help_heading = "Node to control plane"
-    )]
-    redirect_node_address: Vec<IpAddr>,
-
     #[command(flatten)]
-    isolation: IsolationFlags,
+    node: NodeFlags,
+    #[command(flatten)]
+    isolation: IsolationPlan,
     /// Warn, once for each tunnel, when the queue towards its target is full
     #[arg(long, help_heading = "Isolation")]
     warn_on_channel_limit: bool,
-
     /// Address of health checks and metrics; empty is all
     #[arg(
         long,
         value_name = "HOST",
-        default_value = "",
+        default_value_t,
         hide_default_value = true,
         help_heading = "Operation"
     )]
@@ -239,19 +82,110 @@ pub(super) struct AgentFlags {
     /// Port of health checks and metrics, or off
     #[arg(long, value_name = "PORT", default_value = "8093", value_parser = port_setting, help_heading = "Operation")]
     health_server_port: PortSetting,
-    /// Address of admin requests
-    #[arg(
-        long,
-        value_name = "HOST",
-        default_value = "127.0.0.1",
-        help_heading = "Operation"
-    )]
-    admin_bind_address: String,
     /// Port of admin requests, or off
     #[arg(long, value_name = "PORT", default_value = "8094", value_parser = port_setting, help_heading = "Operation")]
     admin_server_port: PortSetting,
     #[command(flatten)]
     operation: OperationFlags,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Servers")]
+struct ServerFlags {
+    /// Server to connect to: HOST, HOST:PORT or srv:NAME (targets and ports from SRV records, looked up at each connect); comma
+    /// list, repeatable, at most 64
+    #[arg(
+        long = "proxy-server-host",
+        value_name = "HOST",
+        value_delimiter = ',',
+        required = true
+    )]
+    proxy_server_hosts: Vec<String>,
+    /// Port of servers given without one
+    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = clap::value_parser!(u16).range(1..))]
+    proxy_server_port: u16,
+    /// CA bundle of the servers' certificates
+    #[arg(long, value_name = "FILE")]
+    ca_cert: PathBuf,
+    /// Client certificate
+    #[arg(long, value_name = "FILE", requires = "agent_key")]
+    agent_cert: Option<PathBuf>,
+    /// Key of --agent-cert
+    #[arg(long, value_name = "FILE", requires = "agent_cert")]
+    agent_key: Option<PathBuf>,
+    /// File with a service account token, read again for each connection
+    #[arg(
+        long,
+        visible_alias = "service-account-token-path",
+        value_name = "FILE"
+    )]
+    token_path: Option<PathBuf>,
+    /// Further ALPN protocols, offered before h2; comma list, repeatable
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    alpn_proto: Vec<String>,
+    /// First wait between looks for missing servers
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    sync_interval: Duration,
+    /// Longest wait between looks for missing servers
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    sync_interval_cap: Duration,
+    /// Go on looking for servers when all are connected
+    #[arg(long)]
+    sync_forever: bool,
+    /// Count servers by their leases, and look for each that has one
+    #[arg(long)]
+    count_server_leases: bool,
+    /// Namespace of leases
+    #[arg(long, value_name = "NAMESPACE", default_value = limits::LEASE_NAMESPACE)]
+    lease_namespace: String,
+    /// Label selector of the leases that count
+    #[arg(long, visible_alias = "lease-label-selector", value_name = "SELECTOR", default_value = limits::LEASE_LABEL)]
+    lease_label: String,
+    /// What counts beside leases: default (nothing), or max (the count that servers report, if that is larger)
+    #[arg(long, value_name = "SOURCE", default_value = "default")]
+    server_count_source: String,
+    /// Access to the Kubernetes API, which keeps leases [default: that of this pod]
+    #[arg(long, value_name = "FILE", default_value_t, hide_default_value = true)]
+    kubeconfig: String,
+    /// Ping a server connection this often, busy or not; at least 30s, since Go servers end a connection that pings more often
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
+    keepalive_time: Duration,
+}
+
+#[derive(clap::Args, Debug)]
+#[command(
+    next_help_heading = "Node to control plane",
+    group = clap::ArgGroup::new("captures").args(["redirect_apiserver", "redirect_file"]).multiple(true)
+)]
+struct NodeFlags {
+    /// Listen on LOCAL_PORT for connections to DEST_HOST:DEST_PORT in the control plane, which the server dials and has to
+    /// allow; port 0 lets the kernel choose, and the log says which; repeatable, at most 64
+    #[arg(long = "target", value_name = "LOCAL_PORT:DEST_HOST:DEST_PORT")]
+    target_listeners: Vec<String>,
+    /// Address of the listeners of --target; an IPv6 address with or without brackets
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    bind_address: String,
+    /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
+    /// the server dials and has to allow; IPv6 in brackets; needs eBPF; repeatable, at most 64
+    #[arg(
+        long,
+        value_name = "SERVICE_IP:PORT=DEST_HOST:DEST_PORT",
+        requires = "redirect_cgroup"
+    )]
+    redirect_apiserver: Vec<String>,
+    /// More of these, read again whenever the file changes: one `redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT` a line
+    #[arg(long, value_name = "FILE", requires = "redirect_cgroup")]
+    redirect_file: Option<PathBuf>,
+    /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system, its root for
+    /// the whole node
+    #[arg(long, value_name = "PATH", requires = "captures")]
+    redirect_cgroup: Option<PathBuf>,
+    #[command(flatten)]
+    namespaces: NamespaceFlags,
+    /// Address of this node for callers in a network namespace without a listener of ours (yet), where no call is redirected
+    /// otherwise; one of each family; repeatable
+    #[arg(long, value_name = "IP", requires = "redirect_cgroup")]
+    redirect_node_address: Vec<IpAddr>,
 }
 
 impl AgentFlags {
@@ -260,79 +194,85 @@ impl AgentFlags {
         self,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<AgentPlan, ConfigError> {
-        let parse = |host: &String| ServerAddress::parse(host, self.proxy_server_port);
-        let servers: Result<_, String> = self.proxy_server_hosts.iter().map(parse).collect();
-        let servers =
-            servers.map_err(|why| ConfigError::new(format!("--proxy-server-host: {why}")))?;
-        let target_listeners: Result<_, ConfigError> = self
-            .target_listeners
-            .iter()
-            .map(|text| TargetListener::parse(text, &self.bind_address))
-            .collect();
+        let servers = self.servers;
         let agent_id = self.agent_id.unwrap_or_else(|| id(env, "PROXY_AGENT_ID"));
-        let identity = self
-            .agent_cert
-            .zip(self.agent_key)
-            .map(|(cert, key)| Identity { cert, key });
-        let services: Result<Vec<_>, _> = self
-            .redirect_apiserver
-            .iter()
-            .map(|text| CapturedService::parse(text))
-            .collect();
-        let services = services?;
-        let redirect = self.redirect_cgroup.map(|cgroup| NodeRedirectPlan {
-            services,
-            cgroup,
-            file: self.redirect_file,
-            netns: self.namespaces.plan(),
-            node_addresses: self.redirect_node_address,
-        });
         AgentSettings {
             agent_id: AgentId::new(&agent_id),
             identifiers: self.agent_identifiers,
-            servers,
+            servers: servers.addresses()?,
+            leases: servers.leases()?,
             tls: AgentTls {
-                ca_cert: self.ca_cert,
-                identity,
-                alpn: self.alpn_proto,
+                ca_cert: servers.ca_cert,
+                identity: (servers.agent_cert.zip(servers.agent_key))
+                    .map(|(cert, key)| Identity { cert, key }),
+                alpn: servers.alpn_proto,
             },
-            token_path: self.token_path,
+            token_path: servers.token_path,
             forward_proxy: ForwardProxy::from_env(env),
-            sync_interval: self.sync_interval,
-            sync_interval_cap: self.sync_interval_cap,
-            sync_forever: self.sync_forever,
-            leases: self
-                .count_server_leases
-                .then(|| {
-                    CountPlan::of_flags(
-                        &self.lease_namespace,
-                        &self.lease_label,
-                        &self.kubeconfig,
-                        &self.server_count_source,
-                    )
-                })
-                .transpose()?,
-            keepalive: KeepAlive::every(self.keepalive_time),
+            sync_interval: servers.sync_interval,
+            sync_interval_cap: servers.sync_interval_cap,
+            sync_forever: servers.sync_forever,
+            keepalive: KeepAlive::every(servers.keepalive_time),
             warn_on_channel_limit: self.warn_on_channel_limit,
             health: self
                 .health_server_port
                 .bind("--health-server-host", &self.health_server_host)?,
-            admin: self
-                .admin_server_port
-                .bind("--admin-bind-address", &self.admin_bind_address)?,
+            admin: self.operation.admin(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(),
-            profiling: OperationFlags::profiling(),
+            profiling: Profiling::default(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
-            target_listeners: target_listeners?,
-            redirect,
-            data_path: self.data_path.plan(self.lanes),
-            account: self.account.plan(),
+            target_listeners: self.node.target_listeners()?,
+            redirect: self.node.redirect()?,
+            data_path: DataPathPlan {
+                lanes_max: self.lanes,
+                ..self.data_path
+            },
+            account: self.account,
             dial_timeout: self.dial_timeout,
-            isolation: self.isolation.plan(),
+            isolation: self.isolation,
             shutdown: self.operation.shutdown(0),
             log: self.operation.log(),
             compat: false,
         }
         .check()
+    }
+}
+
+impl ServerFlags {
+    fn addresses(&self) -> Result<Vec<ServerAddress>, ConfigError> {
+        let parse = |host: &String| ServerAddress::parse(host, self.proxy_server_port);
+        let servers: Result<_, String> = self.proxy_server_hosts.iter().map(parse).collect();
+        servers.map_err(ConfigError::about("--proxy-server-host"))
+    }
+
+    fn leases(&self) -> Result<Option<CountPlan>, ConfigError> {
+        let (namespace, label) = (&self.lease_namespace, &self.lease_label);
+        let source = &self.server_count_source;
+        self.count_server_leases
+            .then(|| CountPlan::of_flags(namespace, label, &self.kubeconfig, source))
+            .transpose()
+    }
+}
+
+impl NodeFlags {
+    fn target_listeners(&self) -> Result<Vec<TargetListener>, ConfigError> {
+        let parse = |text: &String| TargetListener::parse(text, &self.bind_address);
+        self.target_listeners.iter().map(parse).collect()
+    }
+
+    fn redirect(self) -> Result<Option<NodeRedirectPlan>, ConfigError> {
+        let parse = |text: &String| CapturedService::parse(text);
+        let services = self
+            .redirect_apiserver
+            .iter()
+            .map(parse)
+            .collect::<Result<_, _>>()?;
+        Ok(self.redirect_cgroup.map(|cgroup| NodeRedirectPlan {
+            services,
+            cgroup,
+            file: self.redirect_file,
+            netns: self.namespaces.plan(),
+            node_addresses: self.redirect_node_address,
+        }))
     }
 }

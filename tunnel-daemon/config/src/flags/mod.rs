@@ -2,7 +2,6 @@
 //!
 //! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
-mod account;
 mod agent;
 mod given;
 mod redirect;
@@ -14,23 +13,17 @@ mod tests;
 mod values;
 mod view;
 
-#[cfg(feature = "demo")]
-use std::path::PathBuf;
-
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::agent::AgentFlags;
 use self::given::Given;
-use self::redirect::NetnsHelperFlags;
 use self::server::ServerFlags;
-use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
+use self::view::{CheckFlags, LinkFlags, LinksFlags};
 #[cfg(feature = "demo")]
 use crate::command::DemoOptions;
-use crate::command::{Command, LinksAction, Parsed};
+use crate::command::{Command, LinksAction, NetnsHelperOptions, Parsed, StatusOptions, TopOptions};
 use crate::error::ConfigError;
-#[cfg(feature = "demo")]
-use crate::plan::LaneSecurity;
 use crate::version;
 
 /// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
@@ -49,11 +42,11 @@ enum Sub {
     Agent(Box<AgentFlags>),
     /// Run server, agents and sample targets in this process and drive tunnels through them
     #[cfg(feature = "demo")]
-    Demo(DemoFlags),
+    Demo(DemoOptions),
     /// Show the state of a running server or agent
-    Status(StatusFlags),
+    Status(StatusOptions),
     /// Show the open tunnels of a running server or agent, live
-    Top(TopFlags),
+    Top(TopOptions),
     /// Show the links of a running server or agent, each with what its agent has proved and claims
     Links(LinksFlags),
     /// Have a running server send new tunnels to other agents of the same kind, while there are any
@@ -66,7 +59,7 @@ enum Sub {
     Version(VersionFlags),
     /// Started by server and agent for themselves
     #[command(hide = true)]
-    NetnsHelper(NetnsHelperFlags),
+    NetnsHelper(NetnsHelperOptions),
 }
 
 #[derive(clap::Args, Debug)]
@@ -89,26 +82,6 @@ impl VersionFlags {
             OutputFormat::Json => version::json(),
         }
     }
-}
-
-#[cfg(feature = "demo")]
-#[derive(clap::Args, Debug)]
-struct DemoFlags {
-    /// Drive every frontend once, check every byte and exit; 0 only if all was right
-    #[arg(long)]
-    once: bool,
-    /// Where certificates, sockets and configuration go [default: a new temporary directory]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    /// Plain lines even on a terminal
-    #[arg(long)]
-    plain: bool,
-    /// What protects the lanes between server and agents: tls, ktls or plaintext
-    #[arg(long, value_name = "SECURITY", default_value = "tls")]
-    lane_security: LaneSecurity,
-    /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
-    #[arg(long)]
-    redirect: bool,
 }
 
 /// Reads native arguments, without the program's name.
@@ -155,21 +128,15 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
         Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
         #[cfg(feature = "demo")]
-        Sub::Demo(flags) => Command::Demo(DemoOptions {
-            once: flags.once,
-            dir: flags.dir,
-            plain: flags.plain,
-            lane_security: flags.lane_security,
-            redirect: flags.redirect,
-        }),
-        Sub::Status(flags) => Command::Status(flags.options()),
-        Sub::Top(flags) => Command::Top(flags.options()?),
+        Sub::Demo(options) => Command::Demo(options),
+        Sub::Status(options) => Command::Status(options),
+        Sub::Top(options) => Command::Top(view::check_top(options)?),
         Sub::Links(flags) => Command::Links(flags.options()),
         Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
         Sub::Check(flags) => flags.command(env)?,
         Sub::Version(flags) => Command::Print(flags.text()),
-        Sub::NetnsHelper(flags) => Command::NetnsHelper(flags.options()),
+        Sub::NetnsHelper(options) => Command::NetnsHelper(options),
     };
     Ok(Parsed { command, warnings })
 }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use crate::address::BindAddress;
-use crate::command::NetnsHelperOptions;
 use crate::plan::{
     AgentCalls, NetnsChoice, NetnsPlan, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan,
 };
@@ -20,30 +19,6 @@ pub(super) struct NamespaceFlags {
 impl NamespaceFlags {
     pub(super) fn plan(self) -> Option<NetnsPlan> {
         NetnsPlan::of(self.redirect_netns)
-    }
-}
-
-/// What the helper that opens listeners in other network namespaces is told. It comes from our own process: see
-/// `net::namespaces`. By position, so that they are no flags of ours.
-#[derive(clap::Args, Debug)]
-pub(super) struct NetnsHelperFlags {
-    /// `SO_MARK` of the sockets; 0 is none
-    mark: u32,
-    /// The cgroup whose processes' namespaces are found; empty: none are
-    cgroup: String,
-    /// Files of namespaces
-    paths: Vec<PathBuf>,
-}
-
-impl NetnsHelperFlags {
-    pub(super) fn options(self) -> NetnsHelperOptions {
-        NetnsHelperOptions {
-            mark: self.mark,
-            cgroup: Some(self.cgroup)
-                .filter(|cgroup| !cgroup.is_empty())
-                .map(PathBuf::from),
-            paths: self.paths,
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::values;
 use crate::plan::{AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
-use crate::{Command, ConfigError, Parsed, parse};
+use crate::{Command, ConfigError, Parsed, parse, units};
 
 fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
     let argv = std::iter::once("/usr/bin/adit")
@@ -221,58 +221,22 @@ fn agents_must_be_authenticated() {
 #[test]
 fn contradictions_are_refused_with_the_flags_named() {
     let unix = "--frontend=grpc=unix:/run/a.sock";
-    for (args, part) in [
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
         (vec!["--cluster-ca-cert=PEM"], "--frontend grpc=unix:"),
-        (
-            vec![unix, unix, "--cluster-ca-cert=PEM"],
-            "two frontends listen on /run/a.sock",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=/no/ca"],
-            "/no/ca: no such file",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"],
-            "--agent-budget",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"],
-            "at least",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"],
-            "--process-budget",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"],
-            "--stall-timeout",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"],
-            "--pending-dials-per-agent 1024",
-        ),
-        (
-            vec![
-                unix,
-                "--cluster-ca-cert=PEM",
-                "--health-bind-address=127.0.0.1",
-                "--health-port=8095",
-            ],
-            "127.0.0.1:8095",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"],
-            "unknown proxy strategy: x",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"],
-            "--keepalive-time",
-        ),
-        (
-            vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"],
-            "--server-id",
-        ),
-    ] {
+        (vec![unix, unix, "--cluster-ca-cert=PEM"], "two frontends listen on /run/a.sock"),
+        (vec![unix, "--cluster-ca-cert=/no/ca"], "/no/ca: no such file"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"], "--agent-budget"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"], "at least"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"], "--process-budget"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"], "--stall-timeout"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"], "--pending-dials-per-agent 1024"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--health-bind-address=127.0.0.1", "--health-port=8095"], "127.0.0.1:8095"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"], "unknown proxy strategy: x"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"], "--keepalive-time"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"], "--server-id"),
+    ];
+    for (args, part) in cases {
         let error = server(&args).unwrap_err();
         assert!(error.message().contains(part), "{args:?}: {error}");
         assert_eq!(error.exit_code(), 1);
@@ -284,29 +248,16 @@ fn contradictions_are_refused_with_the_flags_named() {
             .message()
             .contains("108 bytes")
     );
-    for (args, part) in [
-        (
-            vec!["--proxy-server-host=a", "--keepalive-time=5s"],
-            "--keepalive-time",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--sync-interval=1m"],
-            "sync interval",
-        ),
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        (vec!["--proxy-server-host=a", "--keepalive-time=5s"], "--keepalive-time"),
+        (vec!["--proxy-server-host=a", "--sync-interval=1m"], "sync interval"),
         (vec!["--proxy-server-host=a b"], "--proxy-server-host"),
-        (
-            vec!["--proxy-server-host=a", "--agent-identifiers=x=1"],
-            "unknown address type: x",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--alpn-proto="],
-            "--alpn-proto",
-        ),
-        (
-            vec!["--proxy-server-host=a", "--dial-timeout=0"],
-            "--dial-timeout",
-        ),
-    ] {
+        (vec!["--proxy-server-host=a", "--agent-identifiers=x=1"], "unknown address type: x"),
+        (vec!["--proxy-server-host=a", "--alpn-proto="], "--alpn-proto"),
+        (vec!["--proxy-server-host=a", "--dial-timeout=0"], "--dial-timeout"),
+    ];
+    for (args, part) in cases {
         assert!(
             agent(&args).unwrap_err().message().contains(part),
             "{args:?}"
@@ -382,7 +333,7 @@ fn values_name_their_form() {
         ("4 MiB", 4 << 20),
         ("2Gi", 2 << 30),
     ] {
-        assert_eq!(values::bytes(text), Ok(bytes));
+        assert_eq!(units::bytes(text), Ok(bytes));
     }
     for text in [
         "",
@@ -394,7 +345,7 @@ fn values_name_their_form() {
         "18446744073709551615GiB",
     ] {
         assert!(
-            values::bytes(text).unwrap_err().contains("is not a size"),
+            units::bytes(text).unwrap_err().contains("is not a size"),
             "{text}"
         );
     }
@@ -404,11 +355,11 @@ fn values_name_their_form() {
         ("1h30m", 5_400_000),
         ("500ms", 500),
     ] {
-        assert_eq!(values::duration(text), Ok(Duration::from_millis(duration)));
+        assert_eq!(units::duration(text), Ok(Duration::from_millis(duration)));
     }
-    assert!(values::duration("5").is_err() && values::duration("-1s").is_err());
-    assert!(values::duration("36500d").is_ok());
-    let never = values::duration("18446744073709551615s").unwrap_err();
+    assert!(units::duration("5").is_err() && units::duration("-1s").is_err());
+    assert!(units::duration("36500d").is_ok());
+    let never = units::duration("18446744073709551615s").unwrap_err();
     assert!(never.contains("a hundred years"), "{never}");
     for text in [
         "",

@@ -3,46 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adit_relay::Preference;
+use tracing::Level;
 
 use crate::address::BindAddress;
 use crate::error::ConfigError;
-use crate::limits;
-use crate::plan::{
-    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogLevel,
-    LogPlan, Profiling, ShutdownPlan,
-};
-
-/// `25s`, `5m`, `1h30m`, `0`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    match text {
-        "0" => Ok(Duration::ZERO),
-        text => match humantime::parse_duration(text) {
-            Ok(time) if time > limits::DURATION_MAX => {
-                Err("write no more than a hundred years".to_owned())
-            }
-            parsed => parsed.map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
-        },
-    }
-}
-
-/// `65536`, `64KiB`, `4MiB`, `2GiB`.
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a size: write 65536, 64KiB, 4MiB or 2GiB");
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale = match unit.trim_start() {
-        "" | "B" => 1,
-        "KiB" | "Ki" => limits::KIB,
-        "MiB" | "Mi" => limits::MIB,
-        "GiB" | "Gi" => 1024 * limits::MIB,
-        _ => return Err(bad()),
-    };
-    let number: u64 = number.parse().map_err(|_not_a_number| bad())?;
-    number.checked_mul(scale).ok_or_else(bad)
-}
+use crate::plan::{Dialect, Drain, LogDestination, LogFormat, LogPlan, ShutdownPlan};
+use crate::units::duration;
 
 /// A port, or no listener at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,13 +38,13 @@ impl PortSetting {
 }
 
 pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, ConfigError> {
-    BindAddress::new(host, port).map_err(|why| ConfigError::new(format!("{flag}: {why}")))
+    BindAddress::new(host, port).map_err(ConfigError::about(flag))
 }
 
 /// The level of this program, and libraries that are to say more.
 #[derive(Clone, Debug)]
 pub(super) struct LogLevels {
-    level: LogLevel,
+    level: Level,
     libraries: String,
 }
 
@@ -107,16 +73,15 @@ pub(super) fn log_levels(text: &str) -> Result<LogLevels, String> {
     })
 }
 
-fn log_level(text: &str) -> Option<LogLevel> {
-    [
-        LogLevel::Error,
-        LogLevel::Warn,
-        LogLevel::Info,
-        LogLevel::Debug,
-        LogLevel::Trace,
-    ]
-    .into_iter()
-    .find(|level| level.name() == text)
+fn log_level(text: &str) -> Option<Level> {
+    match text {
+        "error" => Some(Level::ERROR),
+        "warn" => Some(Level::WARN),
+        "info" => Some(Level::INFO),
+        "debug" => Some(Level::DEBUG),
+        "trace" => Some(Level::TRACE),
+        _ => None,
+    }
 }
 
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
@@ -156,69 +121,13 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
     Ok(FrontendSpec { dialect, place })
 }
 
-/// How much a slow tunnel may hold, and for how long.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Isolation")]
-pub(super) struct IsolationFlags {
-    /// Memory a tunnel owns while its reader is paused, on links to Go peers
-    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
-    tunnel_share: u64,
-    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
-    /// granted on it
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
-    agent_budget: u64,
-    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
-    /// least --agent-budget, at most half]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    process_budget: Option<u64>,
-    /// Close a tunnel that is over its share and made no progress for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    stall_timeout: Duration,
-    /// Reset a tunnel that is half-closed and silent for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    half_closed_timeout: Duration,
-}
-
-impl IsolationFlags {
-    pub(super) fn plan(&self) -> IsolationPlan {
-        IsolationPlan {
-            tunnel_share_bytes: self.tunnel_share,
-            agent_budget_bytes: self.agent_budget,
-            process_budget_bytes: self.process_budget,
-            stall_timeout: self.stall_timeout,
-            half_closed_timeout: self.half_closed_timeout,
-        }
-    }
-}
-
-/// Lanes and relay, but for the number of lanes.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Data path")]
-pub(super) struct DataPathFlags {
-    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
-    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
-    #[arg(long, value_name = "SECURITY", default_value = "tls")]
-    lane_security: LaneSecurity,
-    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
-    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
-    relay_engine: Preference,
-}
-
-impl DataPathFlags {
-    pub(super) fn plan(&self, lanes_max: u32) -> DataPathPlan {
-        DataPathPlan {
-            lanes_max,
-            lane_security: self.lane_security,
-            relay_engine: self.relay_engine,
-        }
-    }
-}
-
-/// Logs, profiling, shutdown.
+/// Configuration, shutdown, admin requests, logs.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(super) struct OperationFlags {
+    /// Address of admin requests
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    admin_bind_address: String,
     /// TOML file of flags by their names, a list where one may be repeated; what the command line or the environment (ADIT_ and
     /// the name, as ADIT_LOG_LEVEL) says wins
     #[arg(long, value_name = "FILE")]
@@ -245,6 +154,10 @@ impl OperationFlags {
         }
     }
 
+    pub(super) fn admin(&self, port: PortSetting) -> Result<Option<BindAddress>, ConfigError> {
+        port.bind("--admin-bind-address", &self.admin_bind_address)
+    }
+
     pub(super) fn admin_socket(&self) -> Option<PathBuf> {
         self.admin_socket.clone()
     }
@@ -256,10 +169,5 @@ impl OperationFlags {
             libraries: self.log_level.libraries.clone(),
             destination: LogDestination::Stderr,
         }
-    }
-
-    /// Native programs have no Go profiles to switch on.
-    pub(super) fn profiling() -> Profiling {
-        Profiling::default()
     }
 }

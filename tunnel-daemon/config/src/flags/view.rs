@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::values::duration;
 use crate::command::{
-    self, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
-    TopSort,
+    self, ADMIN_SOCKET, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions,
 };
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 
 /// Shortest and longest time between two looks of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -17,35 +15,8 @@ const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 #[derive(clap::Args, Debug)]
 pub(super) struct SocketFlag {
     /// Admin socket of the server or agent
-    #[arg(long, value_name = "PATH", default_value = "/run/adit/admin.sock")]
+    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
     admin_socket: PathBuf,
-}
-
-#[derive(clap::Args, Debug)]
-pub(super) struct StatusFlags {
-    #[command(flatten)]
-    socket: SocketFlag,
-    /// The answer as it came, for programs
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(clap::Args, Debug)]
-pub(super) struct TopFlags {
-    #[command(flatten)]
-    socket: SocketFlag,
-    /// Print one picture after one interval, and exit: for scripts and pipes
-    #[arg(long)]
-    once: bool,
-    /// The same picture as one JSON object, for programs
-    #[arg(long)]
-    json: bool,
-    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
-    #[arg(long, value_name = "ORDER", default_value = "rate")]
-    sort: TopSort,
-    /// Time between two looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
-    interval: Duration,
 }
 
 #[derive(clap::Args, Debug)]
@@ -105,15 +76,6 @@ pub(super) struct CheckFlags {
     command: Vec<String>,
 }
 
-impl StatusFlags {
-    pub(super) fn options(self) -> StatusOptions {
-        StatusOptions {
-            socket: self.socket.admin_socket,
-            json: self.json,
-        }
-    }
-}
-
 impl LinksFlags {
     pub(super) fn options(self) -> LinksOptions {
         LinksOptions {
@@ -138,25 +100,15 @@ impl LinkFlags {
     }
 }
 
-impl TopFlags {
-    /// # Errors
-    /// The interval makes no sense.
-    pub(super) fn options(self) -> Result<TopOptions, ConfigError> {
-        let (min, max) = INTERVAL;
-        if !(min..=max).contains(&self.interval) {
-            return Err(ConfigError::new(format!(
-                "--interval {:?} must be from {min:?} to {max:?}",
-                self.interval
-            )));
-        }
-        Ok(TopOptions {
-            socket: self.socket.admin_socket,
-            once: self.once,
-            json: self.json,
-            sort: self.sort,
-            interval: self.interval,
-        })
+/// # Errors
+/// The interval makes no sense.
+pub(super) fn check_top(options: TopOptions) -> Result<TopOptions, ConfigError> {
+    let (min, max) = INTERVAL;
+    if !(min..=max).contains(&options.interval) {
+        let interval = options.interval;
+        bail!("--interval {interval:?} must be from {min:?} to {max:?}");
     }
+    Ok(options)
 }
 
 impl CheckFlags {

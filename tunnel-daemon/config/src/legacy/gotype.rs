@@ -19,11 +19,6 @@ const UNITS: [(&str, i64); 8] = [
 ];
 
 impl GoDuration {
-    /// For defaults; saturates far beyond any of them.
-    pub(super) fn from_std(duration: Duration) -> Self {
-        Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
-    }
-
     /// Negative becomes zero.
     pub(super) fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
@@ -83,6 +78,13 @@ fn scaled(whole: &str, fraction: &str, unit: i64) -> Option<i128> {
     let unit = i128::from(unit);
     let part = digits(fraction)?.checked_mul(unit)? / 10_i128.checked_pow(places)?;
     digits(whole)?.checked_mul(unit)?.checked_add(part)
+}
+
+impl From<Duration> for GoDuration {
+    /// For defaults; saturates far beyond any of them.
+    fn from(duration: Duration) -> Self {
+        Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
+    }
 }
 
 fn split_while(text: &str, keep: impl Fn(char) -> bool) -> (&str, &str) {

@@ -2,75 +2,38 @@
 
 use std::path::{Path, PathBuf};
 
-use super::pflag::{Flag, Slot};
+use tracing::Level;
+
+use super::options::options;
+use super::pflag::Flag;
 use crate::limits;
-use crate::plan::{LogDestination, LogFormat, LogLevel, LogPlan};
+use crate::plan::{LogDestination, LogFormat, LogPlan};
 
-/// As typed.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct KlogOptions {
-    pub(super) verbosity: i64,
-    pub(super) logtostderr: bool,
-    pub(super) alsologtostderr: bool,
-    pub(super) stderrthreshold: i64,
-    pub(super) alsologtostderrthreshold: i64,
-    pub(super) legacy_stderr_threshold_behavior: bool,
-    pub(super) skip_headers: bool,
-    pub(super) skip_log_headers: bool,
-    pub(super) add_dir_header: bool,
-    pub(super) one_output: bool,
-    pub(super) log_dir: String,
-    pub(super) log_file: String,
-    pub(super) log_file_max_size_mib: u64,
-    pub(super) vmodule: String,
-    pub(super) log_backtrace_at: String,
-}
+const UNUSED: &str = "accepted, without effect here";
 
-impl Default for KlogOptions {
-    fn default() -> Self {
-        Self {
-            verbosity: 4,
-            logtostderr: true,
-            alsologtostderr: false,
-            stderrthreshold: 2,
-            alsologtostderrthreshold: 0,
-            legacy_stderr_threshold_behavior: true,
-            skip_headers: false,
-            skip_log_headers: false,
-            add_dir_header: false,
-            one_output: false,
-            log_dir: String::new(),
-            log_file: String::new(),
-            log_file_max_size_mib: limits::LOG_FILE_MIB_MAX,
-            vmodule: String::new(),
-            log_backtrace_at: ":0".to_owned(),
-        }
+options! {
+    KlogOptions {
+        verbosity: Int("v", "log verbosity: up to 4 info, 5 debug, 6 and more trace") = 4;
+        logtostderr: Bool("logtostderr", "log to standard error instead of files") = true;
+        alsologtostderr: Bool("alsologtostderr", "log to standard error as well as files");
+        stderrthreshold: Severity("stderrthreshold", "lines of this severity or worse also go to standard error when logging to a file") = 2;
+        alsologtostderrthreshold: Severity("alsologtostderrthreshold", UNUSED);
+        legacy_stderr_threshold_behavior: Bool("legacy-stderr-threshold-behavior", UNUSED) = true;
+        skip_headers: Bool("skip-headers", UNUSED);
+        skip_log_headers: Bool("skip-log-headers", UNUSED);
+        add_dir_header: Bool("add-dir-header", UNUSED);
+        one_output: Bool("one-output", UNUSED);
+        log_dir: Text("log-dir", "write the log into this directory (no effect with --logtostderr)");
+        log_file: Text("log-file", "write the log to this file (no effect with --logtostderr)");
+        log_file_max_size_mib: Uint("log-file-max-size", "size in MiB at which the log file is truncated; 0 is unlimited") = limits::LOG_FILE_MIB_MAX;
+        vmodule: Text("vmodule", UNUSED);
+        log_backtrace_at: Text("log-backtrace-at", UNUSED) = ":0";
     }
 }
 
 impl KlogOptions {
-    /// Every flag, bound to its field. A table: one row a flag, whatever its width.
-    #[rustfmt::skip]
-    pub(super) fn flags(&mut self) -> Vec<Flag<'_>> {
-        const UNUSED: &str = "accepted, without effect here";
-        let flags = [
-            Flag::new("v", Slot::Int(&mut self.verbosity), "log verbosity: up to 4 info, 5 debug, 6 and more trace"),
-            Flag::new("logtostderr", Slot::Bool(&mut self.logtostderr), "log to standard error instead of files"),
-            Flag::new("alsologtostderr", Slot::Bool(&mut self.alsologtostderr), "log to standard error as well as files"),
-            Flag::new("stderrthreshold", Slot::Severity(&mut self.stderrthreshold), "lines of this severity or worse also go to standard error when logging to a file"),
-            Flag::new("alsologtostderrthreshold", Slot::Severity(&mut self.alsologtostderrthreshold), UNUSED),
-            Flag::new("legacy-stderr-threshold-behavior", Slot::Bool(&mut self.legacy_stderr_threshold_behavior), UNUSED),
-            Flag::new("skip-headers", Slot::Bool(&mut self.skip_headers), UNUSED),
-            Flag::new("skip-log-headers", Slot::Bool(&mut self.skip_log_headers), UNUSED),
-            Flag::new("add-dir-header", Slot::Bool(&mut self.add_dir_header), UNUSED),
-            Flag::new("one-output", Slot::Bool(&mut self.one_output), UNUSED),
-            Flag::new("log-dir", Slot::Text(&mut self.log_dir), "write the log into this directory (no effect with --logtostderr)"),
-            Flag::new("log-file", Slot::Text(&mut self.log_file), "write the log to this file (no effect with --logtostderr)"),
-            Flag::new("log-file-max-size", Slot::Uint(&mut self.log_file_max_size_mib), "size in MiB at which the log file is truncated; 0 is unlimited"),
-            Flag::new("vmodule", Slot::Text(&mut self.vmodule), UNUSED),
-            Flag::new("log-backtrace-at", Slot::Text(&mut self.log_backtrace_at), UNUSED),
-        ];
-        flags.into_iter().map(Flag::logging).collect()
+    pub(super) fn logging_flags(&mut self) -> Vec<Flag<'_>> {
+        self.flags().into_iter().map(Flag::logging).collect()
     }
 
     /// The plan; `program` names the file in `--log-dir`.
@@ -79,9 +42,9 @@ impl KlogOptions {
             warnings.push("--vmodule is accepted without effect: use --v".to_owned());
         }
         let level = match self.verbosity {
-            ..=4 => LogLevel::Info,
-            5 => LogLevel::Debug,
-            _ => LogLevel::Trace,
+            ..=4 => Level::INFO,
+            5 => Level::DEBUG,
+            _ => Level::TRACE,
         };
         LogPlan {
             format: LogFormat::Text,
@@ -107,9 +70,9 @@ impl KlogOptions {
             (false, file, _) => PathBuf::from(file),
         };
         let also_stderr = match (self.alsologtostderr, self.stderrthreshold) {
-            (true, _) | (false, ..=0) => Some(LogLevel::Trace),
-            (false, 1) => Some(LogLevel::Warn),
-            (false, 2) => Some(LogLevel::Error),
+            (true, _) | (false, ..=0) => Some(Level::TRACE),
+            (false, 1) => Some(Level::WARN),
+            (false, 2) => Some(Level::ERROR),
             // No line of ours is fatal.
             (false, 3..) => None,
         };

@@ -2,18 +2,18 @@
 //!
 //! Nothing here is clap: Go's spelling rules, defaults and error texts are the contract.
 
-mod account;
 mod agent;
-mod data_path;
 mod gotype;
 mod klog;
 mod nearest;
+mod options;
 mod pflag;
 mod retired;
 mod selector;
 mod server;
 mod server_check;
 mod server_plan;
+mod shared;
 mod usage;
 
 #[cfg(test)]
@@ -41,13 +41,8 @@ pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, Confi
         ));
     }
     let mut warnings = outcome.warnings;
-    match options.plan(&mut warnings) {
-        Ok(plan) => Ok(Parsed {
-            command: Command::Server(Box::new(plan)),
-            warnings,
-        }),
-        Err(error) => Err(error),
-    }
+    let command = Command::Server(Box::new(options.plan(&mut warnings)?));
+    Ok(Parsed { command, warnings })
 }
 
 /// Reads the arguments of `proxy-agent`, without the program's name. `agent_id` is the default of its flag.
@@ -68,13 +63,8 @@ pub(super) fn agent(
         ));
     }
     let mut warnings = outcome.warnings;
-    match options.plan(proxy, &mut warnings) {
-        Ok(plan) => Ok(Parsed {
-            command: Command::Agent(Box::new(plan)),
-            warnings,
-        }),
-        Err(error) => Err(error),
-    }
+    let command = Command::Agent(Box::new(options.plan(proxy, &mut warnings)?));
+    Ok(Parsed { command, warnings })
 }
 
 /// The usage is made first, while the slots still hold the defaults.
@@ -85,10 +75,8 @@ fn read(
     args: &[String],
 ) -> Result<(String, Outcome), ConfigError> {
     let usage = usage::usage(program, flags);
-    match pflag::parse(flags, retired, args) {
-        Ok(outcome) => Ok((usage, outcome)),
-        Err(message) => Err(ConfigError::new(message)),
-    }
+    let outcome = pflag::parse(flags, retired, args).map_err(ConfigError::new)?;
+    Ok((usage, outcome))
 }
 
 fn help(about: &str, usage: &str) -> Parsed {

@@ -84,6 +84,10 @@ impl<'a> Flag<'a> {
             Slot::Bool(true) => Some("true".to_owned()),
             Slot::Int(number) | Slot::Severity(number) if **number != 0 => Some(number.to_string()),
             Slot::Uint(number) if **number != 0 => Some(number.to_string()),
+            Slot::Float(number) if **number != 0.0 => Some(number.to_string()),
+            Slot::List(items) | Slot::Repeated(items) if !items.is_empty() => {
+                Some(format!("{items:?}"))
+            }
             Slot::Duration(duration) if duration.0 != 0 => Some(duration.to_string()),
             _ => None,
         }

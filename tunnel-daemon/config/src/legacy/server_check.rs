@@ -1,18 +1,23 @@
 //! Validation of `proxy-server` options, in upstream's order and words (conformance item 57).
 
-use std::path::Path;
-
+use adit_core::registry::{Strategies, StrategiesError};
 use adit_kube::leases::parse_labels;
 use adit_kube::reviewer::Rate;
 
 use super::server::ServerOptions;
 use super::server_plan;
-use crate::error::ConfigError;
-use crate::files;
+use super::shared::{check_channel_size, check_exists, check_pair, check_stat};
+use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
+
+/// What validation has read.
+pub(super) struct Checked {
+    pub(super) dialect: Dialect,
+    pub(super) strategies: Strategies,
+    pub(super) tls: TlsPolicy,
+}
 
 impl ServerOptions {
     /// Checks and maps.
@@ -21,46 +26,42 @@ impl ServerOptions {
     /// The first offence, in upstream's order and words; then what upstream would only find later, and
     /// what this version refuses.
     pub(super) fn plan(&self, warnings: &mut Vec<String>) -> Result<ServerPlan, ConfigError> {
-        let tls = self.validate(warnings).map_err(|error| {
+        let checked = self.validate(warnings).map_err(|error| {
             ConfigError::new(format!("failed to validate server options with {error}"))
         })?;
-        server_plan::map(self, tls, warnings)
+        server_plan::map(self, checked, warnings)
     }
 
-    fn validate(&self, warnings: &mut Vec<String>) -> Result<TlsPolicy, ConfigError> {
+    fn validate(&self, warnings: &mut Vec<String>) -> Result<Checked, ConfigError> {
         check_pair("server", &self.server_cert, &self.server_key)?;
         check_exists("server CA cert", &self.server_ca_cert)?;
         check_pair("cluster", &self.cluster_cert, &self.cluster_key)?;
         check_exists("cluster CA cert", &self.cluster_ca_cert)?;
-        if Dialect::from_name(&self.mode).is_none() {
-            return fail(format!(
+        let Some(dialect) = Dialect::from_name(&self.mode) else {
+            bail!(
                 "mode must be set to either 'grpc' or 'http-connect' not {:?}",
                 self.mode
-            ));
-        }
+            );
+        };
         self.validate_frontend()?;
         self.validate_ports()?;
-        if self.enable_contention_profiling && !self.enable_profiling {
-            return fail(
-                "if --enable-contention-profiling is set, --enable-profiling must also be set",
-            );
-        }
+        self.shared.check_profiling()?;
         self.validate_token_auth()?;
-        if files::is_missing(Path::new(&self.kubeconfig)) && !self.kubeconfig.is_empty() {
-            let path = &self.kubeconfig;
-            return fail(format!(
-                "checking KubeconfigPath {path:?}, got stat {path}: no such file or directory"
-            ));
-        }
+        let path = &self.shared.kubeconfig;
+        check_stat(&format!("checking KubeconfigPath {path:?}"), path)?;
         if self.proxy_strategies.is_empty() {
-            return fail("ProxyStrategies cannot be empty");
+            bail!("ProxyStrategies cannot be empty");
         }
-        StrategyKind::parse_list(&self.proxy_strategies)
-            .map_err(|error| ConfigError::new(format!("invalid proxy strategies: {error}")))?;
+        let strategies = self
+            .proxy_strategies
+            .parse()
+            .map_err(|error: StrategiesError| {
+                ConfigError::new(format!("invalid proxy strategies: {error}"))
+            })?;
         check_channel_size(self.xfr_channel_size)?;
         let tls = TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?;
         match parse_labels(&self.lease_label) {
-            Err(error) if self.enable_lease_controller => return fail(error),
+            Err(error) if self.enable_lease_controller => bail!("{error}"),
             Err(error) => warnings.push(format!("--lease-label is malformed ({error}) and unused")),
             Ok(_labels) => (),
         }
@@ -69,24 +70,28 @@ impl ServerOptions {
             ("backend-dial-timeout", self.backend_dial_timeout),
         ] {
             if time.0 < 0 {
-                return fail(format!("{name} must be >= 0, got {time}"));
+                bail!("{name} must be >= 0, got {time}");
             }
         }
-        Ok(tls)
+        Ok(Checked {
+            dialect,
+            strategies,
+            tls,
+        })
     }
 
     fn validate_frontend(&self) -> Result<(), ConfigError> {
         if self.uds_name.is_empty() {
             if self.server_ca_cert.is_empty() {
-                return fail("server ca cert must be set when in TCP mode (uds-name is empty)");
+                bail!("server ca cert must be set when in TCP mode (uds-name is empty)");
             }
             return Ok(());
         }
         if self.server_port != 0 {
-            return fail(format!(
+            bail!(
                 "server port should be set to 0 not {} for UDS",
                 self.server_port
-            ));
+            );
         }
         for (name, file) in [
             ("key", &self.server_key),
@@ -94,7 +99,7 @@ impl ServerOptions {
             ("ca cert", &self.server_ca_cert),
         ] {
             if !file.is_empty() {
-                return fail(format!("server {name} should not be set for UDS"));
+                bail!("server {name} should not be set for UDS");
             }
         }
         Ok(())
@@ -111,17 +116,15 @@ impl ServerOptions {
             .into_iter()
             .find(|(_, port)| *port > limits::COMPAT_PORT_MAX)
         {
-            return fail(format!(
-                "please do not try to use ephemeral port {port} for the {name} port"
-            ));
+            bail!("please do not try to use ephemeral port {port} for the {name} port");
         }
         // A unix socket needs no port: its 0 was checked before.
         let first = usize::from(!self.uds_name.is_empty());
         let reserved = |(_, port): &(&str, i64)| *port < limits::COMPAT_PORT_MIN;
         match ports.into_iter().skip(first).find(reserved) {
-            Some((name, port)) => fail(format!(
-                "please do not try to use reserved port {port} for the {name} port"
-            )),
+            Some((name, port)) => {
+                bail!("please do not try to use reserved port {port} for the {name} port")
+            }
             None => Ok(()),
         }
     }
@@ -131,52 +134,15 @@ impl ServerOptions {
             &self.agent_namespace,
             &self.agent_service_account,
             &self.authentication_audience,
-            &self.kubeconfig,
+            &self.shared.kubeconfig,
             Rate::default(),
             AgentProof::Either,
         );
         // In upstream's order.
         let is_wanted = !matches!(tokens, Ok(None));
         if is_wanted && !self.cluster_ca_cert.is_empty() {
-            return fail("--cluster-ca-cert can not be used when agent authentication is enabled");
+            bail!("--cluster-ca-cert can not be used when agent authentication is enabled");
         }
         tokens.map(|_plan| ())
-    }
-}
-
-pub(super) fn fail<T>(message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::new(message))
-}
-
-/// A key needs its certificate and the reverse; both must exist. The key is looked at first.
-pub(super) fn check_pair(of: &str, cert: &str, key: &str) -> Result<(), ConfigError> {
-    check_exists(&format!("{of} key"), key)?;
-    if cert.is_empty() && !key.is_empty() {
-        return fail(format!(
-            "cannot have {of} cert empty when {of} key is set to {key:?}"
-        ));
-    }
-    check_exists(&format!("{of} cert"), cert)?;
-    if key.is_empty() && !cert.is_empty() {
-        return fail(format!(
-            "cannot have {of} key empty when {of} cert is set to {cert:?}"
-        ));
-    }
-    Ok(())
-}
-
-pub(super) fn check_exists(what: &str, path: &str) -> Result<(), ConfigError> {
-    if !path.is_empty() && files::is_missing(Path::new(path)) {
-        return fail(format!(
-            "error checking {what} {path}, got stat {path}: no such file or directory"
-        ));
-    }
-    Ok(())
-}
-
-pub(super) fn check_channel_size(size: i64) -> Result<(), ConfigError> {
-    match size {
-        ..=0 => fail(format!("channel size {size} must be greater than 0")),
-        _ => Ok(()),
     }
 }

@@ -8,31 +8,29 @@ use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
 use super::server::ServerOptions;
-use super::server_check::fail;
-use crate::address::BindAddress;
-use crate::error::ConfigError;
+use super::server_check::Checked;
+use super::shared::{bind, file};
+use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
-    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan, ServerPlan,
+    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan, ServerPlan,
     ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
-use crate::strategy::StrategyKind;
-use crate::tls_policy::TlsPolicy;
 
 /// Maps options that passed upstream's validation.
 pub(super) fn map(
     options: &ServerOptions,
-    tls: TlsPolicy,
+    checked: Checked,
     warnings: &mut Vec<String>,
 ) -> Result<ServerPlan, ConfigError> {
     let leases = options
         .enable_lease_controller
         .then(|| {
             PublishPlan::of_flags(
-                &options.lease_namespace,
+                &options.shared.lease_namespace,
                 &options.lease_label,
-                &options.kubeconfig,
+                &options.shared.kubeconfig,
                 &options.server_id,
             )
         })
@@ -41,12 +39,12 @@ pub(super) fn map(
         server_id: ServerId::new(&options.server_id),
         server_count: options.server_count,
         leases,
-        frontends: vec![frontend(options)?],
+        frontends: vec![frontend(options, checked.dialect)?],
         client_rules: ClientRules::default(),
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
         connect: ConnectPlan::default(),
         agents: agent_listener(options, warnings)?,
-        tls,
+        tls: checked.tls,
         health: Some(bind(
             "health",
             &options.health_bind_address,
@@ -55,15 +53,12 @@ pub(super) fn map(
         admin_socket: None,
         admin: Some(bind(
             "admin",
-            &options.admin_bind_address,
+            &options.shared.admin_bind_address,
             options.admin_port,
         )?),
         transparent: TransparentPlan::default(),
-        profiling: Profiling {
-            enabled: options.enable_profiling,
-            contention: options.enable_contention_profiling,
-        },
-        strategies: StrategyKind::parse_list(&options.proxy_strategies)?,
+        profiling: options.shared.profiling(),
+        strategies: checked.strategies,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
             timeout: Some(options.backend_dial_timeout.to_std())
@@ -71,30 +66,22 @@ pub(super) fn map(
             ..DialPlan::default()
         },
         isolation: IsolationPlan::default(),
-        account: options.account.plan()?,
+        account: options.shared.account()?,
         shutdown: ShutdownPlan {
             drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
             second_signal_exit_code: 1,
         },
-        log: options.klog.plan("proxy-server", warnings),
+        log: options.shared.klog.plan("proxy-server", warnings),
         access_log_limit: limits::ACCESS_LOG_LIMIT,
         compat: true,
     };
     settings.check()
 }
 
-fn frontend(options: &ServerOptions) -> Result<FrontendPlan, ConfigError> {
-    let Some(dialect) = Dialect::from_name(&options.mode) else {
-        return fail(format!(
-            "mode must be set to either 'grpc' or 'http-connect' not {:?}",
-            options.mode
-        ));
-    };
+fn frontend(options: &ServerOptions, dialect: Dialect) -> Result<FrontendPlan, ConfigError> {
     let listen = if options.uds_name.is_empty() {
         if options.server_cert.is_empty() {
-            return fail(
-                "a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert",
-            );
+            bail!("a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert");
         }
         FrontendListen::Tcp {
             bind: bind("server", &options.server_bind_address, options.server_port)?,
@@ -119,15 +106,13 @@ fn agent_listener(
     warnings: &mut Vec<String>,
 ) -> Result<AgentListenerPlan, ConfigError> {
     if options.cluster_cert.is_empty() {
-        return fail(
-            "the agent listener needs a certificate: give --cluster-cert and --cluster-key",
-        );
+        bail!("the agent listener needs a certificate: give --cluster-cert and --cluster-key");
     }
     let tokens = TokenPlan::of_flags(
         &options.agent_namespace,
         &options.agent_service_account,
         &options.authentication_audience,
-        &options.kubeconfig,
+        &options.shared.kubeconfig,
         Rate {
             per_second: options.kubeconfig_qps,
             burst: options.kubeconfig_burst,
@@ -135,8 +120,8 @@ fn agent_listener(
         AgentProof::Either,
     )?;
     if !options.agent_crl.is_empty() && options.cluster_ca_cert.is_empty() {
-        return fail(
-            "--agent-crl is about certificates of agents, and none is asked for: give --cluster-ca-cert",
+        bail!(
+            "--agent-crl is about certificates of agents, and none is asked for: give --cluster-ca-cert"
         );
     }
     let authenticated = !options.cluster_ca_cert.is_empty() || tokens.is_some();
@@ -163,7 +148,9 @@ fn agent_listener(
         crl: file(&options.agent_crl),
         deny: file(&options.agent_deny),
         links_per_agent_max: limits::LINKS_PER_AGENT,
-        data_path: options.data_path.plan("--lanes-per-link")?,
+        data_path: options
+            .shared
+            .data_path("--lanes-per-link", options.lanes)?,
     })
 }
 
@@ -175,24 +162,10 @@ fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
     }
 }
 
-/// Empty is none.
-fn file(path: &str) -> Option<PathBuf> {
-    Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty())
-}
-
 /// gRPC-Go takes a time that is not positive as "not set".
 fn server_keepalive(time: GoDuration) -> KeepAlive {
     match time.0 {
         ..=0 => KeepAlive::every(limits::KEEPALIVE_TIME_UNSET),
         _ => KeepAlive::every(time.to_std()),
     }
-}
-
-/// `what` names the flags in the error.
-pub(super) fn bind(what: &str, host: &str, port: i64) -> Result<BindAddress, ConfigError> {
-    let port = u16::try_from(port).map_err(|_too_large| {
-        ConfigError::new(format!("{what} port {port} must be less than 65536"))
-    })?;
-    BindAddress::new(host, port)
-        .map_err(|why| ConfigError::new(format!("{what} bind address: {why}")))
 }

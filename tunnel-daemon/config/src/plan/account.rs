@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use crate::limits;
+
 /// When to account.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AccountMode {
@@ -28,11 +30,16 @@ impl FromStr for AccountMode {
 }
 
 /// Accounting in the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[command(next_help_heading = "Accounting")]
 pub struct AccountPlan {
-    /// When.
+    /// Count bytes, round-trip time and retransmissions of connections in the kernel by eBPF: off, auto (where the host
+    /// allows it) or on (warn if it does not)
+    #[arg(long = "account", value_name = "MODE", default_value = "off")]
     pub mode: AccountMode,
-    /// Sets of labels; what is more goes to `other`.
+    /// Sets of labels (role, agent, destination class) that accounting makes series for; what is more is counted as other
+    #[arg(long = "account-series-max", value_name = "N", default_value_t = limits::ACCOUNT_SERIES,
+          value_parser = clap::value_parser!(u32).range(..=i64::from(limits::ACCOUNT_SERIES_MAX)))]
     pub series_max: u32,
 }
 

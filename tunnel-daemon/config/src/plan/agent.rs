@@ -16,7 +16,7 @@ use super::parts::{
     check_distinct, check_files, check_header_text, check_socket_path,
 };
 use crate::address::{BindAddress, ServerAddress};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::{identifiers, limits};
 
 /// How an agent proves itself to servers and knows them.
@@ -99,14 +99,6 @@ impl Deref for AgentPlan {
     }
 }
 
-impl AgentPlan {
-    /// Gives the settings back, for those who take them apart.
-    #[must_use]
-    pub fn into_settings(self) -> AgentSettings {
-        self.0
-    }
-}
-
 impl AgentSettings {
     /// Makes the plan.
     ///
@@ -114,35 +106,31 @@ impl AgentSettings {
     /// What contradicts what, a missing file, or text that cannot travel in a header.
     pub fn check(self) -> Result<AgentPlan, ConfigError> {
         if self.servers.is_empty() {
-            return Err(ConfigError::new("no server: give --proxy-server-host"));
+            bail!("no server: give --proxy-server-host");
         }
         if self.servers.len() > limits::SERVER_ADDRESSES_MAX {
             let (count, max) = (self.servers.len(), limits::SERVER_ADDRESSES_MAX);
-            return Err(ConfigError::new(format!(
-                "{count} servers in --proxy-server-host are too many: at most {max}"
-            )));
+            bail!("{count} servers in --proxy-server-host are too many: at most {max}");
         }
         check_header_text("--agent-id", self.agent_id.as_str())?;
         identifiers::check(&self.identifiers)
             .map_err(|error| ConfigError::new(format!("agent address is invalid: {error}")))?;
         for protocol in &self.tls.alpn {
             if protocol.is_empty() || protocol.len() > 255 {
-                return Err(ConfigError::new(format!(
-                    "--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes"
-                )));
+                bail!("--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes");
             }
         }
         if let Some(targets) = &self.allow_targets {
             DestinationList::allow_targets(targets)
-                .map_err(|error| ConfigError::new(format!("--allow-target: {error}")))?;
+                .map_err(ConfigError::about("--allow-target"))?;
         }
         self.check_times()?;
         self.isolation.check()?;
         if self.data_path.lane_security == LaneSecurity::Plaintext && self.token_path.is_some() {
-            return Err(ConfigError::new(
+            bail!(
                 "--lane-security=plaintext and --service-account-token-path exclude each other: who proves itself by a \
-                 token is on a network that is not trusted; drop one",
-            ));
+                 token is on a network that is not trusted; drop one"
+            );
         }
         let identity = self.tls.identity.as_ref();
         check_files([
@@ -171,27 +159,28 @@ impl AgentSettings {
 
     fn check_times(&self) -> Result<(), ConfigError> {
         if self.sync_interval > self.sync_interval_cap {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "sync interval {:?} must be less than sync interval cap {:?}",
-                self.sync_interval, self.sync_interval_cap
-            )));
+                self.sync_interval,
+                self.sync_interval_cap
+            );
         }
         if self.sync_interval < limits::INTERVAL_MIN {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--sync-interval {:?} is below {:?}",
                 self.sync_interval,
                 limits::INTERVAL_MIN
-            )));
+            );
         }
         if self.keepalive.time < limits::AGENT_KEEPALIVE_TIME_MIN {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--keepalive-time {:?} is below {:?}: servers end connections that ping more often",
                 self.keepalive.time,
                 limits::AGENT_KEEPALIVE_TIME_MIN
-            )));
+            );
         }
         if self.dial_timeout.is_zero() {
-            return Err(ConfigError::new("--dial-timeout must be greater than 0"));
+            bail!("--dial-timeout must be greater than 0");
         }
         Ok(())
     }

@@ -44,13 +44,19 @@ impl FromStr for LaneSecurity {
 }
 
 /// Lanes and relay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Data path")]
 pub struct DataPathPlan {
-    /// Lanes of one link; 0: none.
+    /// Lanes of one link; 0: none. Each program has its own flag.
+    #[arg(skip)]
     pub lanes_max: u32,
-    /// Their protection.
+    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
+    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
     pub lane_security: LaneSecurity,
-    /// What drives the relay of pairs of sockets.
+    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
+    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub relay_engine: Preference,
 }
 

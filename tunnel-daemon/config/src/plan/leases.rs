@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use adit_kube::access::Source;
 use adit_kube::leases::{LeaseScope, is_valid_id, parse_labels};
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 
 /// Which number of servers counts, where leases are counted as well as announced by servers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -56,10 +56,10 @@ impl PublishPlan {
             ))
         })?;
         if !is_valid_id(server_id) {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--server-id {server_id:?} cannot be part of the name of a lease: give one of lower-case letters, digits, '-' \
                  and '.', that begins and ends with a letter or digit"
-            )));
+            );
         }
         let pairs: Vec<String> = labels
             .iter()

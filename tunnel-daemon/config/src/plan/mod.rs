@@ -23,7 +23,7 @@ pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
-    LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+    LogFormat, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
 pub use rule_file::{RuleFile, RuleFileOf};
 pub use server::{

@@ -8,7 +8,7 @@ use adit_core::target::{Host, Target};
 use super::netns::NetnsPlan;
 use super::rule_file::RuleFile;
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::limits;
 
 /// A listener of an agent: each of its connections goes to one destination, which the server dials.
@@ -39,8 +39,7 @@ impl TargetListener {
             .parse()
             .map_err(|_not_a_port| bad("the local port is no number from 0 to 65535"))?;
         let destination = destination_of(destination).map_err(|why| bad(&why))?;
-        let bind = BindAddress::new(bind, port)
-            .map_err(|why| ConfigError::new(format!("--bind-address: {why}")))?;
+        let bind = BindAddress::new(bind, port).map_err(ConfigError::about("--bind-address"))?;
         Ok(Self { bind, destination })
     }
 }
@@ -123,9 +122,7 @@ impl NodeRedirectPlan {
         all.services.extend(file.services);
         let (count, max) = (all.services.len(), limits::NODE_LISTENERS_MAX);
         if count > max {
-            return Err(ConfigError::new(format!(
-                "{count} values of --redirect-apiserver are too many: at most {max}"
-            )));
+            bail!("{count} values of --redirect-apiserver are too many: at most {max}");
         }
         all.check()?;
         Ok(all)
@@ -136,24 +133,22 @@ impl NodeRedirectPlan {
     fn check(&self) -> Result<(), ConfigError> {
         for (number, ip) in self.node_addresses.iter().enumerate() {
             if ip.is_unspecified() || ip.is_loopback() {
-                return Err(ConfigError::new(format!(
+                bail!(
                     "--redirect-node-address {ip}: no other network namespace can reach it; give an address of this node"
-                )));
+                );
             }
             let same = |other: &IpAddr| other.is_ipv4() == ip.is_ipv4();
             if self.node_addresses.iter().skip(number + 1).any(same) {
-                return Err(ConfigError::new(
-                    "--redirect-node-address names two addresses of one family: drop one",
-                ));
+                bail!("--redirect-node-address names two addresses of one family: drop one");
             }
         }
         for (number, service) in self.services.iter().enumerate() {
             let same = |other: &CapturedService| other.address == service.address;
             if self.services.iter().skip(number + 1).any(same) {
-                return Err(ConfigError::new(format!(
+                bail!(
                     "--redirect-apiserver names {} twice: drop one",
                     service.address
-                )));
+                );
             }
         }
         Ok(())
@@ -181,31 +176,32 @@ pub(super) fn check_targets(
             continue;
         }
         if count > max {
-            return Err(ConfigError::new(format!(
-                "{count} values of {flag} are too many: at most {max}"
-            )));
+            bail!("{count} values of {flag} are too many: at most {max}");
         }
         if lanes_max == 0 {
-            return Err(ConfigError::new(format!(
-                "{flag} needs lanes, and --lanes=0 allows none: drop one"
-            )));
+            bail!("{flag} needs lanes, and --lanes=0 allows none: drop one");
         }
         if !has_proof {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "{flag} needs lanes, which servers grant only to agents that prove who they are: give --agent-cert and --agent-key, or \
                  --token-path"
-            )));
+            );
         }
     }
     redirect.map_or(Ok(()), NodeRedirectPlan::check)
 }
 
 /// What a server dials for agents.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug, Default)]
+#[command(next_help_heading = "Node to control plane")]
 pub struct DestinationsPlan {
-    /// `--allowed-destination` entries as typed, checked; empty: agents may open nothing.
+    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; needs agents that prove who they are, and lanes;
+    /// repeatable
+    /// [default: agents may open nothing]
+    #[arg(long = "allowed-destination", value_name = "DEST")]
     pub allowed: Vec<String>,
-    /// Each connection begins with a header that names its agent.
+    /// Begin each connection to such a destination with a PROXY protocol header, version 2, that names its source and agent
+    #[arg(long = "destination-proxy-header")]
     pub proxy_header: bool,
 }
 

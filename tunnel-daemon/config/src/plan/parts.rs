@@ -5,10 +5,13 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tracing::Level;
+
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::files;
 use crate::limits;
+use crate::units::{self, bytes, duration};
 
 /// Certificate and key, PEM files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,10 +47,7 @@ pub(super) fn check_files<'a>(
 ) -> Result<(), ConfigError> {
     for (flag, path) in files {
         if let Some(path) = path.filter(|path| files::is_missing(path)) {
-            return Err(ConfigError::new(format!(
-                "{flag} {}: no such file",
-                path.display()
-            )));
+            bail!("{flag} {}: no such file", path.display());
         }
     }
     Ok(())
@@ -73,33 +73,47 @@ impl KeepAlive {
     }
 }
 
+/// A limit of time; `None` is no limit. The alias keeps clap from taking the flag for an optional one.
+type TimeLimit = Option<Duration>;
+
 /// How dials wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Dials")]
 pub struct DialPlan {
-    /// From the client's request to the agent's answer; `None` waits for ever, as upstream does by default.
-    pub timeout: Option<Duration>,
-    /// Dials one agent may owe an answer to; more are refused.
+    /// Time for a dial, from request to answer; 0 is no limit. A request that could not even be sent in this time retires its
+    /// link: no dials until the agent reads again
+    #[arg(long = "dial-timeout", value_name = "TIME", default_value = "25s", value_parser = units::limit)]
+    pub timeout: TimeLimit,
+    /// Dials an agent may owe an answer to on one link
+    #[arg(
+        long = "pending-dials-per-agent",
+        value_name = "N",
+        default_value = "1024"
+    )]
     pub pending_per_agent_max: NonZeroU32,
-    /// Dials in flight over all agents; more are refused.
+    /// Dials in flight over all agents
+    #[arg(long = "pending-dials", value_name = "N", default_value = "16384")]
     pub pending_max: NonZeroU32,
-    /// A link whose agent has been silent for this long gets no dials; of an agent in Go at least 20 s.
+    /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go. Its tunnels live on
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = duration)]
     pub link_dead_after: Duration,
 }
 
 impl DialPlan {
     pub(super) fn check(self) -> Result<(), ConfigError> {
         if self.pending_per_agent_max > self.pending_max {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--pending-dials-per-agent {} must not be above --pending-dials {}",
-                self.pending_per_agent_max, self.pending_max
-            )));
+                self.pending_per_agent_max,
+                self.pending_max
+            );
         }
         if self.link_dead_after < limits::LINK_DEAD_AFTER_MIN {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--link-dead-after {:?} is below {:?}: a link is suspected after 4 s",
                 self.link_dead_after,
                 limits::LINK_DEAD_AFTER_MIN
-            )));
+            );
         }
         Ok(())
     }
@@ -120,17 +134,25 @@ impl Default for DialPlan {
 }
 
 /// What a slow tunnel may hold before others would suffer (design 5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Isolation")]
 pub struct IsolationPlan {
-    /// Bytes a tunnel owns.
+    /// Memory a tunnel owns while its reader is paused, on links to Go peers
+    #[arg(long = "tunnel-share", value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
     pub tunnel_share_bytes: u64,
-    /// Bytes held for one agent (server) or one link (agent).
+    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
+    /// granted on it
+    #[arg(long = "agent-budget", value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     pub agent_budget_bytes: u64,
-    /// Bytes held by the process; `None` is a quarter of the cgroup's memory.max, resolved at start.
+    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
+    /// least --agent-budget, at most half]
+    #[arg(long = "process-budget", value_name = "SIZE", value_parser = bytes)]
     pub process_budget_bytes: Option<u64>,
-    /// Over its share without progress for this long: closed.
+    /// Close a tunnel that is over its share and made no progress for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub stall_timeout: Duration,
-    /// Half-closed and silent for this long: reset.
+    /// Reset a tunnel that is half-closed and silent for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub half_closed_timeout: Duration,
 }
 
@@ -140,26 +162,22 @@ impl IsolationPlan {
         let process = self.process_budget_bytes.unwrap_or(u64::MAX);
         if share < limits::TUNNEL_SHARE_BYTES_MIN {
             let min = limits::TUNNEL_SHARE_BYTES_MIN;
-            return Err(ConfigError::new(format!(
-                "--tunnel-share {share} bytes must be at least {min} bytes"
-            )));
+            bail!("--tunnel-share {share} bytes must be at least {min} bytes");
         }
         if share > agent {
-            return Err(ConfigError::new(format!(
-                "--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes"
-            )));
+            bail!("--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes");
         }
         if agent > process {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--agent-budget {agent} bytes must not be above --process-budget {process} bytes"
-            )));
+            );
         }
         for (flag, time) in [
             ("--stall-timeout", self.stall_timeout),
             ("--half-closed-timeout", self.half_closed_timeout),
         ] {
             if time.is_zero() {
-                return Err(ConfigError::new(format!("{flag} must be greater than 0")));
+                bail!("{flag} must be greater than 0");
             }
         }
         Ok(())
@@ -179,30 +197,31 @@ impl Default for IsolationPlan {
 }
 
 /// What an HTTP-CONNECT client may take for its request head.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
+#[command(next_help_heading = "Frontends")]
 pub struct ConnectPlan {
-    /// From the first moment of the connection to the end of the head.
+    /// Close an http-connect client that has not sent its request head after this long
+    #[arg(long = "connect-head-timeout", value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub head_timeout: Duration,
-    /// Longer heads are refused.
+    /// Refuse longer request heads of http-connect clients, with status 431; from 1KiB to 16MiB
+    #[arg(long = "connect-head-size", value_name = "SIZE", default_value = "1MiB", value_parser = bytes)]
     pub head_bytes_max: u64,
 }
 
 impl ConnectPlan {
     pub(super) fn check(self) -> Result<(), ConfigError> {
         if self.head_timeout.is_zero() {
-            return Err(ConfigError::new(
-                "--connect-head-timeout must be greater than 0",
-            ));
+            bail!("--connect-head-timeout must be greater than 0");
         }
         let (min, max) = (
             limits::CONNECT_HEAD_BYTES_MIN,
             limits::CONNECT_HEAD_BYTES_MAX,
         );
         if !(min..=max).contains(&self.head_bytes_max) {
-            return Err(ConfigError::new(format!(
+            bail!(
                 "--connect-head-size {} bytes must be from {min} to {max} bytes",
                 self.head_bytes_max
-            )));
+            );
         }
         Ok(())
     }
@@ -235,35 +254,6 @@ pub struct ShutdownPlan {
     pub second_signal_exit_code: u8,
 }
 
-/// How much is logged.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum LogLevel {
-    /// Errors only.
-    Error,
-    /// And warnings.
-    Warn,
-    /// And what an operator wants to see.
-    Info,
-    /// And ordinary disconnects, retries, choices.
-    Debug,
-    /// And packets.
-    Trace,
-}
-
-impl LogLevel {
-    /// The name tracing's filters use.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
-}
-
 /// How a log line looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
@@ -285,7 +275,7 @@ pub enum LogDestination {
         /// Truncated when it reaches this many bytes, as klog does; `None` never.
         bytes_max: Option<u64>,
         /// Lines of this level or worse also go to standard error; `None` is none of them.
-        also_stderr: Option<LogLevel>,
+        also_stderr: Option<Level>,
     },
 }
 
@@ -295,7 +285,7 @@ pub struct LogPlan {
     /// Line format.
     pub format: LogFormat,
     /// Verbosity of this program.
-    pub level: LogLevel,
+    pub level: Level,
     /// Libraries that are to say more than warnings, as `TARGET=LEVEL` with commas between.
     pub libraries: String,
     /// Sink.
@@ -306,7 +296,7 @@ impl Default for LogPlan {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            level: LogLevel::Info,
+            level: Level::INFO,
             libraries: String::new(),
             destination: LogDestination::Stderr,
         }
@@ -366,9 +356,7 @@ pub(super) fn check_distinct<'a>(
     for (flag, bind) in all {
         let other = seen.iter().find(|(_, taken)| *taken == bind);
         if let Some((other, _)) = other.filter(|_| bind.port != 0) {
-            return Err(ConfigError::new(format!(
-                "two listeners want {bind}, by {other} and {flag}: change one of the ports"
-            )));
+            bail!("two listeners want {bind}, by {other} and {flag}: change one of the ports");
         }
         seen.push((flag, bind));
     }
@@ -380,10 +368,10 @@ pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), C
     let Some(path) = path else { return Ok(()) };
     let (bytes, max) = (path.as_os_str().len(), limits::UNIX_SOCKET_PATH_BYTES_MAX);
     if bytes == 0 || bytes > max {
-        return Err(ConfigError::new(format!(
+        bail!(
             "{flag} {}: a socket's path has 1 to {max} bytes",
             path.display()
-        )));
+        );
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use adit_core::destination::DestinationList;
 use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
+use adit_core::registry::Strategies;
 
 use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
@@ -18,9 +19,8 @@ use super::parts::{
 use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::limits;
-use crate::strategy::StrategyKind;
 use crate::tls_policy::TlsPolicy;
 
 /// What a frontend speaks.
@@ -139,8 +139,8 @@ pub struct ServerSettings {
     pub profiling: Profiling,
     /// This server publishes a lease.
     pub leases: Option<PublishPlan>,
-    /// In order; at least one.
-    pub strategies: Vec<StrategyKind>,
+    /// How an agent is chosen, in order.
+    pub strategies: Strategies,
     /// What agents may have dialled.
     pub destinations: DestinationsPlan,
     /// Dials.
@@ -171,14 +171,6 @@ impl Deref for ServerPlan {
     }
 }
 
-impl ServerPlan {
-    /// Gives the settings back, for those who take them apart.
-    #[must_use]
-    pub fn into_settings(self) -> ServerSettings {
-        self.0
-    }
-}
-
 impl ServerSettings {
     /// Makes the plan.
     ///
@@ -193,24 +185,19 @@ impl ServerSettings {
         self.connect.check()?;
         self.dial.check()?;
         self.isolation.check()?;
-        if self.strategies.is_empty() {
-            return Err(ConfigError::new("proxy strategies cannot be empty"));
-        }
         Ok(ServerPlan(self))
     }
 
     fn check_frontends(&self) -> Result<(), ConfigError> {
         self.transparent.check()?;
         if self.frontends.is_empty() && !self.transparent.is_used() {
-            return Err(ConfigError::new(
-                "no frontend: give at least one, such as --frontend grpc=unix:/run/adit/kas.sock",
-            ));
+            bail!(
+                "no frontend: give at least one, such as --frontend grpc=unix:/run/adit/kas.sock"
+            );
         }
         if self.frontends.len() > limits::FRONTENDS_MAX {
             let (count, max) = (self.frontends.len(), limits::FRONTENDS_MAX);
-            return Err(ConfigError::new(format!(
-                "{count} frontends are too many: at most {max}"
-            )));
+            bail!("{count} frontends are too many: at most {max}");
         }
         let mut paths: Vec<&PathBuf> = Vec::new();
         for frontend in &self.frontends {
@@ -218,16 +205,13 @@ impl ServerSettings {
                 FrontendListen::Unix { path, .. } => {
                     let bytes = path.as_os_str().len();
                     if bytes == 0 || bytes > limits::UNIX_SOCKET_PATH_BYTES_MAX {
-                        return Err(ConfigError::new(format!(
+                        bail!(
                             "unix socket path {path:?} has {bytes} bytes: it needs 1 to {}",
                             limits::UNIX_SOCKET_PATH_BYTES_MAX
-                        )));
+                        );
                     }
                     if paths.contains(&path) {
-                        return Err(ConfigError::new(format!(
-                            "two frontends listen on {}",
-                            path.display()
-                        )));
+                        bail!("two frontends listen on {}", path.display());
                     }
                     paths.push(path);
                 }
@@ -237,9 +221,7 @@ impl ServerSettings {
                 } => {
                     tls.check_files(["--server-cert", "--server-key", "--server-ca-cert"])?;
                     if tls.client_ca.is_none() {
-                        return Err(ConfigError::new(format!(
-                            "frontend on {bind} would take any client: give --server-ca-cert"
-                        )));
+                        bail!("frontend on {bind} would take any client: give --server-ca-cert");
                     }
                 }
                 FrontendListen::Tcp { tls: None, .. } => (),
@@ -250,10 +232,10 @@ impl ServerSettings {
         };
         if self.client_rules.name_certificates() && !self.frontends.iter().any(asks) {
             // A security flag is never accepted without effect.
-            return Err(ConfigError::new(
+            bail!(
                 "--client-allow-target with cn=, dns= or uri= goes by certificates of clients, and no frontend asks for one: give a \
-                 frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out",
-            ));
+                 frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out"
+            );
         }
         super::parts::check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
         match &self.admin_socket {
@@ -273,27 +255,27 @@ impl ServerSettings {
         let has_ca = agents.tls.client_ca.is_some();
         if !agents.grants.is_empty() && !has_ca && agents.tokens.is_none() {
             // A security flag is never accepted without effect.
-            return Err(ConfigError::new(
+            bail!(
                 "--agent-grant goes by certificates and tokens: give --cluster-ca-cert or --agent-service-account, or leave \
-                 --agent-grant out",
-            ));
+                 --agent-grant out"
+            );
         }
         if let Some(tokens) = &agents.tokens {
             if tokens.proof == AgentProof::Both && !has_ca {
-                return Err(ConfigError::new(
-                    "--agent-proof=both asks agents for certificates, too: give --cluster-ca-cert",
-                ));
+                bail!(
+                    "--agent-proof=both asks agents for certificates, too: give --cluster-ca-cert"
+                );
             }
             if agents.insecure_unauthenticated {
-                return Err(ConfigError::new(
-                    "--agent-service-account and --insecure-allow-unauthenticated-agents contradict each other: drop one",
-                ));
+                bail!(
+                    "--agent-service-account and --insecure-allow-unauthenticated-agents contradict each other: drop one"
+                );
             }
             if agents.data_path.lane_security == LaneSecurity::Plaintext {
-                return Err(ConfigError::new(
+                bail!(
                     "--lane-security=plaintext and --agent-service-account exclude each other: agents that prove themselves \
-                     by a token are on a network that is not trusted; drop one",
-                ));
+                     by a token are on a network that is not trusted; drop one"
+                );
             }
         }
         match (
@@ -323,17 +305,17 @@ impl ServerSettings {
             };
         }
         DestinationList::allowed_destinations(&self.destinations.allowed)
-            .map_err(|error| ConfigError::new(format!("--allowed-destination: {error}")))?;
+            .map_err(ConfigError::about("--allowed-destination"))?;
         if self.agents.insecure_unauthenticated {
-            return Err(ConfigError::new(
+            bail!(
                 "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may \
-                 reach goes by what they prove to be; drop one",
-            ));
+                 reach goes by what they prove to be; drop one"
+            );
         }
         if self.agents.data_path.lanes_max == 0 {
-            return Err(ConfigError::new(
-                "--allowed-destination needs lanes, and --lanes-per-link=0 allows none: drop one",
-            ));
+            bail!(
+                "--allowed-destination needs lanes, and --lanes-per-link=0 allows none: drop one"
+            );
         }
         Ok(())
     }

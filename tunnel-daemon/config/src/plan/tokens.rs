@@ -4,7 +4,7 @@ use adit_kube::access::Source;
 use adit_kube::review::ReviewPolicy;
 use adit_kube::reviewer::Rate;
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 
 /// What an agent has to prove where tokens are reviewed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -57,9 +57,7 @@ impl TokenPlan {
             };
         }
         if let Some((flag, _empty)) = flags.iter().find(|(_flag, value)| value.is_empty()) {
-            return Err(ConfigError::new(format!(
-                "{flag} cannot be empty when agent authentication is enabled"
-            )));
+            bail!("{flag} cannot be empty when agent authentication is enabled");
         }
         Ok(Some(Self {
             policy: ReviewPolicy {

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::netns::NetnsPlan;
 use super::rule_file::RuleFile;
 use crate::address::BindAddress;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, bail};
 use crate::limits;
 
 /// Calls to a network, on one port or on all.
@@ -128,15 +128,13 @@ impl RedirectPlan {
         let rules = self.targets.len() + self.excluded.len();
         if rules > limits::REDIRECT_RULES_MAX {
             let max = limits::REDIRECT_RULES_MAX;
-            return Err(ConfigError::new(format!(
+            bail!(
                 "{rules} values of --redirect and --redirect-exclude are too many: at most {max}"
-            )));
+            );
         }
         let excluded: HashSet<&RedirectTarget> = self.excluded.iter().collect();
         if let Some(both) = self.targets.iter().find(|target| excluded.contains(target)) {
-            return Err(ConfigError::new(format!(
-                "--redirect and --redirect-exclude both name {both}: drop one"
-            )));
+            bail!("--redirect and --redirect-exclude both name {both}: drop one");
         }
         Ok(())
     }

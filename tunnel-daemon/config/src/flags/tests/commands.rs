@@ -96,3 +96,22 @@ fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
     let help = run(&["check", "server", "--help"]).unwrap().command;
     assert!(matches!(help, Command::Print(text) if text.contains("--cluster-cert")));
 }
+
+#[test]
+fn the_namespace_helper_takes_an_empty_cgroup_for_none() {
+    for (cgroup, expected) in [
+        ("", None),
+        ("/sys/fs/cgroup", Some("/sys/fs/cgroup".into())),
+    ] {
+        let parsed = run(&["netns-helper", "7", cgroup, "/proc/1/ns/net"]).unwrap();
+        let Command::NetnsHelper(options) = parsed.command else {
+            panic!("not the helper")
+        };
+        assert_eq!((options.mark, options.cgroup), (7, expected));
+        assert_eq!(
+            options.paths,
+            ["/proc/1/ns/net"].map(std::path::PathBuf::from)
+        );
+    }
+    assert!(run(&["netns-helper", "7"]).is_err());
+}

@@ -131,44 +131,18 @@ fn help_is_given_whatever_the_file_says() {
 
 #[test]
 fn what_is_wrong_is_named_with_its_place() {
-    for (text, variable, expected) in [
-        (
-            "frontends = 1",
-            "",
-            ["adit.toml: ", "adit server has no flag --frontends"],
-        ),
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        ("frontends = 1", "", ["adit.toml: ", "adit server has no flag --frontends"]),
         ("config = \"x\"", "", ["adit.toml: ", "names no other file"]),
-        (
-            "frontend = 1\nfrontend = 2",
-            "",
-            ["adit.toml: line 2: ", "duplicate key"],
-        ),
-        (
-            "dial-timeout = \"soon\"",
-            "",
-            ["adit.toml: dial-timeout: ", "'soon'"],
-        ),
-        (
-            "pending-dials = 1.5",
-            "",
-            ["adit.toml: pending-dials: ", "write a text"],
-        ),
-        (
-            "pending-dials = [1]",
-            "",
-            ["adit.toml: pending-dials: ", "write a text"],
-        ),
-        (
-            "enable-lease-controller = 1",
-            "",
-            ["enable-lease-controller: ", "true or false"],
-        ),
-        (
-            "",
-            "maybe",
-            ["ADIT_ENABLE_LEASE_CONTROLLER: ", "true or false"],
-        ),
-    ] {
+        ("frontend = 1\nfrontend = 2", "", ["adit.toml: line 2: ", "duplicate key"]),
+        ("dial-timeout = \"soon\"", "", ["adit.toml: dial-timeout: ", "'soon'"]),
+        ("pending-dials = 1.5", "", ["adit.toml: pending-dials: ", "write a text"]),
+        ("pending-dials = [1]", "", ["adit.toml: pending-dials: ", "write a text"]),
+        ("enable-lease-controller = 1", "", ["enable-lease-controller: ", "true or false"]),
+        ("", "maybe", ["ADIT_ENABLE_LEASE_CONTROLLER: ", "true or false"]),
+    ];
+    for (text, variable, expected) in cases {
         let variables = [("ADIT_ENABLE_LEASE_CONTROLLER", variable)];
         let error = server(text, &variables, &[]).unwrap_err();
         for part in expected {

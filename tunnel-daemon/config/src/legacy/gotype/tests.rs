@@ -154,24 +154,14 @@ fn lists_are_one_csv_record() {
     ] {
         assert_eq!(parse_list(text).unwrap(), items, "{text}");
     }
-    for (text, message) in [
-        (
-            "a\"b",
-            "parse error on line 1, column 2: bare \" in non-quoted-field",
-        ),
-        (
-            "x,a\"b",
-            "parse error on line 1, column 4: bare \" in non-quoted-field",
-        ),
-        (
-            "\"a",
-            "parse error on line 1, column 3: extraneous or missing \" in quoted-field",
-        ),
-        (
-            "\"a\"b",
-            "parse error on line 1, column 3: extraneous or missing \" in quoted-field",
-        ),
-    ] {
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        ("a\"b", "parse error on line 1, column 2: bare \" in non-quoted-field"),
+        ("x,a\"b", "parse error on line 1, column 4: bare \" in non-quoted-field"),
+        ("\"a", "parse error on line 1, column 3: extraneous or missing \" in quoted-field"),
+        ("\"a\"b", "parse error on line 1, column 3: extraneous or missing \" in quoted-field"),
+    ];
+    for (text, message) in cases {
         assert_eq!(parse_list(text), Err(message.to_owned()), "{text}");
     }
 }

@@ -2,61 +2,34 @@
 
 use std::time::Duration;
 
-use super::{Files, agent, run};
+use super::{Files, agent, defaults_beside_shared, run};
 use crate::Command;
 use crate::address::{BindAddress, ServerAddress};
-use crate::legacy::account::AccountOptions;
 use crate::legacy::agent::AgentOptions;
-use crate::legacy::data_path::DataPathOptions;
-use crate::legacy::gotype::GoDuration;
-use crate::legacy::klog::KlogOptions;
 use crate::plan::CountSource;
 use crate::plan::Drain;
 
 /// Upstream (configuration): The agent's defaults and validation are upstream's in compat mode.
 #[test]
 fn defaults_are_upstreams_exactly() {
-    let text = |text: &str| text.to_owned();
-    let seconds = |seconds: i64| GoDuration(seconds * 1_000_000_000);
-    let expected = AgentOptions {
-        agent_cert: text(""),
-        agent_key: text(""),
-        ca_cert: text(""),
-        proxy_server_host: text("127.0.0.1"),
-        proxy_server_port: 8091,
-        alpn_proto: vec![],
-        health_server_host: text(""),
-        health_server_port: 8093,
-        admin_bind_address: text("127.0.0.1"),
-        admin_server_port: 8094,
-        enable_profiling: false,
-        enable_contention_profiling: false,
-        agent_id: text("id"),
-        agent_identifiers: text(""),
-        sync_interval: seconds(1),
-        sync_interval_cap: seconds(10),
-        probe_interval: seconds(1),
-        keepalive_time: seconds(3600),
-        service_account_token_path: text(""),
-        warn_on_channel_limit: false,
-        sync_forever: false,
-        xfr_channel_size: 150,
-        count_server_leases: false,
-        lease_namespace: text("kube-system"),
-        lease_label_selector: text("k8s-app=konnectivity-server"),
-        server_count_source: text("default"),
-        kubeconfig: text(""),
-        kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
-        allow_targets: Vec::new(),
-        data_path: DataPathOptions {
-            lanes: 4096,
-            lane_security: text("tls"),
-            relay_engine: text("auto"),
-        },
-        account: AccountOptions::default(),
-        klog: KlogOptions::default(),
-    };
-    assert_eq!(AgentOptions::new("id".to_owned()), expected);
+    assert_eq!(
+        defaults_beside_shared(&AgentOptions::new("id".to_owned()).flags()),
+        [
+            "admin-server-port=8094",
+            "agent-id=\"id\"",
+            "health-server-port=8093",
+            "keepalive-time=1h0m0s",
+            "lanes=4096",
+            "lease-label-selector=\"k8s-app=konnectivity-server\"",
+            "probe-interval=1s",
+            "proxy-server-host=\"127.0.0.1\"",
+            "proxy-server-port=8091",
+            "server-count-source=\"default\"",
+            "sync-interval-cap=10s",
+            "sync-interval=1s",
+            "xfr-channel-size=150",
+        ]
+    );
 }
 
 #[test]
@@ -114,48 +87,20 @@ fn validation_rows_of_upstream_are_refused_in_its_words() {
                 .contains("65536")
         );
     }
-    for (flags, message) in [
-        (
-            vec!["--ca-cert=/no/ca"],
-            "error checking agent CA cert /no/ca, got stat /no/ca: no such file or directory",
-        ),
-        (
-            vec!["--agent-key=/no/k"],
-            "error checking agent key /no/k, got stat /no/k: no such file or directory",
-        ),
-        (
-            vec!["--agent-cert=/no/c"],
-            "error checking agent cert /no/c, got stat /no/c: no such file or directory",
-        ),
-        (
-            vec!["--xfr-channel-size=0"],
-            "channel size 0 must be greater than 0",
-        ),
-        (
-            vec!["--enable-contention-profiling"],
-            "if --enable-contention-profiling is set, --enable-profiling must also be set",
-        ),
-        (
-            vec!["--sync-interval=11s"],
-            "sync interval 11s must be less than sync interval cap 10s",
-        ),
-        (
-            vec!["--service-account-token-path=/no/t"],
-            "error checking service account token path /no/t, got stat /no/t: no such file or directory",
-        ),
-        (
-            vec!["--agent-identifiers=uid=1"],
-            "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)",
-        ),
-        (
-            vec!["--kubeconfig=/no/kc"],
-            "error checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory",
-        ),
-        (
-            vec!["--server-count-source=both"],
-            "--server-count-source must be one of '', 'default', 'max', got both",
-        ),
-    ] {
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        (vec!["--ca-cert=/no/ca"], "error checking agent CA cert /no/ca, got stat /no/ca: no such file or directory"),
+        (vec!["--agent-key=/no/k"], "error checking agent key /no/k, got stat /no/k: no such file or directory"),
+        (vec!["--agent-cert=/no/c"], "error checking agent cert /no/c, got stat /no/c: no such file or directory"),
+        (vec!["--xfr-channel-size=0"], "channel size 0 must be greater than 0"),
+        (vec!["--enable-contention-profiling"], "if --enable-contention-profiling is set, --enable-profiling must also be set"),
+        (vec!["--sync-interval=11s"], "sync interval 11s must be less than sync interval cap 10s"),
+        (vec!["--service-account-token-path=/no/t"], "error checking service account token path /no/t, got stat /no/t: no such file or directory"),
+        (vec!["--agent-identifiers=uid=1"], "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)"),
+        (vec!["--kubeconfig=/no/kc"], "error checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory"),
+        (vec!["--server-count-source=both"], "--server-count-source must be one of '', 'default', 'max', got both"),
+    ];
+    for (flags, message) in cases {
         let error = agent(&files, &flags).unwrap_err();
         assert_eq!(
             error.message(),

@@ -57,40 +57,21 @@ fn booleans_never_take_the_next_argument() {
 #[test]
 fn bad_values_are_refused_as_pflag_does() {
     let files = Files::new();
-    for (flag, message) in [
-        (
-            "--sync-forever=yes",
-            "invalid argument \"yes\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"yes\": invalid syntax",
-        ),
-        (
-            "--sync-forever=",
-            "invalid argument \"\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"\": invalid syntax",
-        ),
-        (
-            "--proxy-server-port=x",
-            "invalid argument \"x\" for \"--proxy-server-port\" flag: strconv.ParseInt: parsing \"x\": invalid syntax",
-        ),
-        (
-            "--sync-interval=5",
-            "invalid argument \"5\" for \"--sync-interval\" flag: time: missing unit in duration \"5\"",
-        ),
-        (
-            "--v=x",
-            "invalid argument \"x\" for \"-v, --v\" flag: strconv.ParseInt: parsing \"x\": invalid syntax",
-        ),
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        ("--sync-forever=yes", "invalid argument \"yes\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"yes\": invalid syntax"),
+        ("--sync-forever=", "invalid argument \"\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"\": invalid syntax"),
+        ("--proxy-server-port=x", "invalid argument \"x\" for \"--proxy-server-port\" flag: strconv.ParseInt: parsing \"x\": invalid syntax"),
+        ("--sync-interval=5", "invalid argument \"5\" for \"--sync-interval\" flag: time: missing unit in duration \"5\""),
+        ("--v=x", "invalid argument \"x\" for \"-v, --v\" flag: strconv.ParseInt: parsing \"x\": invalid syntax"),
         ("--agent-id", "flag needs an argument: --agent-id"),
         ("-v", "flag needs an argument: 'v' in -v"),
-        (
-            "--log-file-max-size=-1",
-            "invalid argument \"-1\" for \"--log-file-max-size\" flag: parse error",
-        ),
-        (
-            "--logtostderr=yes",
-            "invalid argument \"yes\" for \"--logtostderr\" flag: parse error",
-        ),
+        ("--log-file-max-size=-1", "invalid argument \"-1\" for \"--log-file-max-size\" flag: parse error"),
+        ("--logtostderr=yes", "invalid argument \"yes\" for \"--logtostderr\" flag: parse error"),
         ("--=x", "bad flag syntax: --=x"),
         ("---x", "bad flag syntax: ---x"),
-    ] {
+    ];
+    for (flag, message) in cases {
         let error = agent(&files, &[flag]).unwrap_err();
         assert_eq!(error.message(), message);
     }
@@ -117,28 +98,15 @@ fn lists_collect_over_repeats() {
 #[test]
 fn flags_that_never_existed_name_the_nearest() {
     let files = Files::new();
-    for (flag, message) in [
-        (
-            "--proxy-server-hots=x",
-            "unknown flag: --proxy-server-hots (did you mean --proxy-server-host?)",
-        ),
-        (
-            "--agentId=x",
-            "unknown flag: --agentId (did you mean --agent-id?)",
-        ),
-        (
-            "--agent_id=x",
-            "unknown flag: --agent_id (did you mean --agent-id?)",
-        ),
-        (
-            "-agent-di=x",
-            "unknown shorthand flag: 'a' in -agent-di=x (did you mean --agent-id?)",
-        ),
-        (
-            "--insecure-allow-unauthenticated-agents",
-            "unknown flag: --insecure-allow-unauthenticated-agents",
-        ),
-    ] {
+    #[rustfmt::skip] // A table: one case a row.
+    let cases = [
+        ("--proxy-server-hots=x", "unknown flag: --proxy-server-hots (did you mean --proxy-server-host?)"),
+        ("--agentId=x", "unknown flag: --agentId (did you mean --agent-id?)"),
+        ("--agent_id=x", "unknown flag: --agent_id (did you mean --agent-id?)"),
+        ("-agent-di=x", "unknown shorthand flag: 'a' in -agent-di=x (did you mean --agent-id?)"),
+        ("--insecure-allow-unauthenticated-agents", "unknown flag: --insecure-allow-unauthenticated-agents"),
+    ];
+    for (flag, message) in cases {
         let error = agent(&files, &[flag]).unwrap_err();
         assert!(error.message().starts_with(message), "{error}");
         assert_eq!(error.exit_code(), 1);

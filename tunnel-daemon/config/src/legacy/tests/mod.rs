@@ -9,6 +9,8 @@ use std::ffi::OsString;
 
 use tempfile::TempDir;
 
+use super::pflag::Flag;
+use super::shared::SharedOptions;
 use crate::plan::{AgentPlan, ServerPlan};
 use crate::{Command, ConfigError, Parsed, parse};
 
@@ -24,6 +26,24 @@ pub(super) fn run(program: &str, args: &[&str]) -> Result<Parsed, ConfigError> {
             .map(OsString::from),
         &no_env,
     )
+}
+
+/// `name=default` of each flag whose default is not the zero of its type, sorted.
+fn defaults(flags: &[Flag<'_>]) -> Vec<String> {
+    let mut defaults: Vec<String> = flags
+        .iter()
+        .filter_map(|flag| Some(format!("{}={}", flag.name, flag.shown_default()?)))
+        .collect();
+    defaults.sort();
+    defaults
+}
+
+/// The same without the flags that both programs have.
+fn defaults_beside_shared(flags: &[Flag<'_>]) -> Vec<String> {
+    let shared = defaults(&SharedOptions::default().flags());
+    let mut defaults = defaults(flags);
+    defaults.retain(|flag| !shared.contains(flag));
+    defaults
 }
 
 /// A directory with files that exist, to name in flags.

@@ -3,87 +3,57 @@
 use std::time::Duration;
 
 use adit_core::grant::Grants;
+use adit_core::registry::Strategies;
+use tracing::Level;
 
-use super::{Files, no_env, run, server};
+use super::{Files, defaults, defaults_beside_shared, no_env, run, server};
 use crate::address::BindAddress;
-use crate::legacy::account::AccountOptions;
-use crate::legacy::data_path::DataPathOptions;
-use crate::legacy::gotype::GoDuration;
-use crate::legacy::klog::KlogOptions;
 use crate::legacy::server::ServerOptions;
-use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination, LogLevel};
-use crate::strategy::StrategyKind;
+use crate::legacy::shared::SharedOptions;
+use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination};
 use crate::tls_policy::{TlsPolicy, TlsVersion};
 use crate::{Command, parse};
-
-const HOUR: GoDuration = GoDuration(3_600_000_000_000);
 
 /// Upstream (configuration): The server's defaults and validation are upstream's in compat mode.
 #[test]
 fn defaults_are_upstreams_exactly() {
-    let text = |text: &str| text.to_owned();
-    let expected = ServerOptions {
-        server_cert: text(""),
-        server_key: text(""),
-        server_ca_cert: text(""),
-        cluster_cert: text(""),
-        cluster_key: text(""),
-        cluster_ca_cert: text(""),
-        mode: text("grpc"),
-        uds_name: text(""),
-        delete_existing_uds_file: true,
-        server_port: 8090,
-        server_bind_address: text(""),
-        agent_port: 8091,
-        agent_bind_address: text(""),
-        health_port: 8092,
-        health_bind_address: text(""),
-        admin_port: 8095,
-        admin_bind_address: text("127.0.0.1"),
-        keepalive_time: HOUR,
-        frontend_keepalive_time: HOUR,
-        enable_profiling: false,
-        enable_contention_profiling: false,
-        server_id: text("id"),
-        server_count: 1,
-        agent_namespace: text(""),
-        agent_service_account: text(""),
-        authentication_audience: text(""),
-        kubeconfig: text(""),
-        kubeconfig_qps: 0.0,
-        kubeconfig_burst: 0,
-        kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
-        proxy_strategies: text("default"),
-        cipher_suites: vec![],
-        tls_min_version: text(""),
-        xfr_channel_size: 10,
-        enable_lease_controller: false,
-        lease_namespace: text("kube-system"),
-        lease_label: text("k8s-app=konnectivity-server"),
-        graceful_shutdown_timeout: GoDuration(0),
-        backend_dial_timeout: GoDuration(0),
-        warn_on_channel_limit: true,
-        insecure_allow_unauthenticated_agents: false,
-        agent_grants: vec![],
-        zone: text(""),
-        agent_crl: text(""),
-        agent_deny: text(""),
-        data_path: DataPathOptions {
-            lanes: 4096,
-            lane_security: text("tls"),
-            relay_engine: text("auto"),
-        },
-        account: AccountOptions::default(),
-        klog: KlogOptions::default(),
-    };
-    assert_eq!(ServerOptions::new("id".to_owned()), expected);
-    assert_eq!(expected.klog.verbosity, 4);
     assert_eq!(
-        (
-            expected.klog.stderrthreshold,
-            expected.klog.log_file_max_size_mib
-        ),
-        (2, 1800)
+        defaults(&SharedOptions::default().flags()),
+        [
+            "account-series-max=100",
+            "account=\"off\"",
+            "admin-bind-address=\"127.0.0.1\"",
+            "kube-api-content-type=\"application/vnd.kubernetes.protobuf\"",
+            "lane-security=\"tls\"",
+            "lease-namespace=\"kube-system\"",
+            "legacy-stderr-threshold-behavior=true",
+            "log-backtrace-at=\":0\"",
+            "log-file-max-size=1800",
+            "logtostderr=true",
+            "relay-engine=\"auto\"",
+            "stderrthreshold=2",
+            "v=4",
+        ]
+    );
+    assert_eq!(
+        defaults_beside_shared(&ServerOptions::new("id".to_owned()).flags()),
+        [
+            "admin-port=8095",
+            "agent-port=8091",
+            "delete-existing-uds-file=true",
+            "frontend-keepalive-time=1h0m0s",
+            "health-port=8092",
+            "keepalive-time=1h0m0s",
+            "lanes-per-link=4096",
+            "lease-label=\"k8s-app=konnectivity-server\"",
+            "mode=\"grpc\"",
+            "proxy-strategies=\"default\"",
+            "server-count=1",
+            "server-id=\"id\"",
+            "server-port=8090",
+            "warn-on-channel-limit=true",
+            "xfr-channel-size=10",
+        ]
     );
 }
 
@@ -111,14 +81,14 @@ fn the_smallest_unix_server_keeps_upstreams_behaviour() {
         plan.admin,
         Some(BindAddress::new("127.0.0.1", 8095).unwrap())
     );
-    assert_eq!(plan.strategies, [StrategyKind::Default]);
+    assert_eq!(plan.strategies, Strategies::default());
     assert_eq!(plan.tls, TlsPolicy::default());
     assert_eq!(plan.dial.timeout, None);
     assert_eq!(plan.shutdown.drain, Drain::For(Duration::ZERO));
     assert_eq!(plan.shutdown.second_signal_exit_code, 1);
     assert_eq!(
         (plan.log.level, &plan.log.destination),
-        (LogLevel::Info, &LogDestination::Stderr)
+        (Level::INFO, &LogDestination::Stderr)
     );
     assert!(plan.compat);
     assert_eq!(plan.server_id.as_str().len(), 36);
@@ -170,7 +140,7 @@ fn what_upstream_accepts_is_accepted() {
     assert_eq!(plan.tls.min_version, TlsVersion::Tls13);
     assert_eq!(plan.dial.timeout, Some(Duration::from_secs(90)));
     assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(10)));
-    assert_eq!(plan.strategies.len(), 3);
+    assert_eq!(plan.strategies.to_string(), "destHost,defaultRoute,default");
     assert_eq!(plan.agents.keepalive.time, Duration::from_secs(7200));
     assert!(plan.profiling.contention);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
@@ -392,9 +362,9 @@ fn klog_flags_choose_level_and_file() {
     let files = Files::new();
     let log = |more: &[&str]| server(files.server(), more).unwrap().0.log.clone();
     for (flag, level) in [
-        ("-v=2", LogLevel::Info),
-        ("--v=5", LogLevel::Debug),
-        ("-v9", LogLevel::Trace),
+        ("-v=2", Level::INFO),
+        ("--v=5", Level::DEBUG),
+        ("-v9", Level::TRACE),
     ] {
         assert_eq!(log(&[flag]).level, level);
     }
@@ -405,7 +375,7 @@ fn klog_flags_choose_level_and_file() {
         "--log-file-max-size=0",
         "--stderrthreshold=WARNING",
     ]);
-    let also_stderr = Some(LogLevel::Warn);
+    let also_stderr = Some(Level::WARN);
     assert_eq!(
         file.destination,
         LogDestination::File {
@@ -415,8 +385,8 @@ fn klog_flags_choose_level_and_file() {
         }
     );
     for (threshold, also_stderr) in [
-        ("INFO", Some(LogLevel::Trace)),
-        ("ERROR", Some(LogLevel::Error)),
+        ("INFO", Some(Level::TRACE)),
+        ("ERROR", Some(Level::ERROR)),
         ("FATAL", None),
     ] {
         let threshold = format!("--stderrthreshold={threshold}");
@@ -427,7 +397,7 @@ fn klog_flags_choose_level_and_file() {
         );
     }
     let dir = log(&["--logtostderr=false", "--log-dir=/d", "--alsologtostderr"]);
-    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(LogLevel::Trace));
+    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(Level::TRACE));
     assert_eq!(
         dir.destination,
         LogDestination::File {
