@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use adit_net::descriptors::Descriptors;
 use adit_net::tasks::Tasks;
-use adit_server::router::Hub;
+use adit_server::router::Router;
 use adit_tunnel::LanePool;
 
 /// Descriptors kept for listeners, links, logs and the like.
@@ -47,8 +47,8 @@ fn lanes_of(descriptors: Option<u64>) -> usize {
 }
 
 /// Closes idle lanes of a server as descriptors run low.
-pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, hub: &Arc<Hub>) {
-    let (counted, pools) = (Arc::clone(descriptors), Arc::clone(hub));
+pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, router: &Arc<Router>) {
+    let (counted, pools) = (Arc::clone(descriptors), Arc::clone(router));
     let giving_up = counted.run(CLOSED_AFTER, move |lanes| {
         give_up_lanes(&pools, lanes);
     });
@@ -56,8 +56,8 @@ pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, hub: &Arc<
 }
 
 /// Closes idle lanes, of each link in proportion to what it has.
-fn give_up_lanes(hub: &Hub, lanes: usize) {
-    let pools: Vec<Arc<LanePool>> = hub
+fn give_up_lanes(router: &Router, lanes: usize) {
+    let pools: Vec<Arc<LanePool>> = router
         .links()
         .into_iter()
         .filter_map(|link| link.lanes)

@@ -34,7 +34,7 @@ use adit_net::unix::StaleFile;
 use adit_server::backend::{AgentAuthorizer, Backend};
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::{grpc, http_connect};
-use adit_server::router::Hub;
+use adit_server::router::Router;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{
     HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
@@ -281,7 +281,7 @@ impl Listening<'_> {
     pub(super) fn frontend(
         &mut self,
         plan: &FrontendPlan,
-        hub: &Arc<Hub>,
+        router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
     ) -> anyhow::Result<Option<SocketAddr>> {
@@ -313,7 +313,7 @@ impl Listening<'_> {
             .bind(&address)
             .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
-        let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
+        let (router, context, streams) = (Arc::clone(router), context.clone(), clients.clone());
         let leaving = self.stop.clone();
         let keepalive = self.plan.frontend_keepalive.time;
         match plan.dialect {
@@ -321,12 +321,12 @@ impl Listening<'_> {
                 let serve = move |stream: ByteStream| {
                     // Here and not with the first tunnel: a connection that has none ends, too.
                     context.account_grpc(&stream);
-                    fit_grpc_client(&stream, &hub);
+                    fit_grpc_client(&stream, &router);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
                     let io = AuthorityIo::new(stream, Limits::default());
-                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    let (router, context) = (Arc::clone(&router), context.clone());
                     let (streams, leaving) = (streams.clone(), leaving.clone());
-                    grpc::serve(io, hub, context, admission, keepalive, streams, leaving)
+                    grpc::serve(io, router, context, admission, keepalive, streams, leaving)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -334,8 +334,8 @@ impl Listening<'_> {
                 let heads = self.plan.connect;
                 let serve = move |stream: ByteStream| {
                     let client = stream.peer();
-                    let (hub, context) = (Arc::clone(&hub), context.clone());
-                    http_connect::serve(stream, hub, context, heads, client, leaving.clone())
+                    let (router, context) = (Arc::clone(&router), context.clone());
+                    http_connect::serve(stream, router, context, heads, client, leaving.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -402,8 +402,8 @@ impl Listening<'_> {
 
 /// Under this limit of descriptors; `None`: there is none.
 /// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
-fn fit_grpc_client(stream: &ByteStream, hub: &Hub) {
-    let Some(kib) = hub.socket_buffer_kib_max() else {
+fn fit_grpc_client(stream: &ByteStream, router: &Router) {
+    let Some(kib) = router.socket_buffer_kib_max() else {
         return stream.widen(grpc::SOCKET_BYTES);
     };
     if let Some(socket) = stream.descriptor()

@@ -1,4 +1,4 @@
-//! The server: hub, listeners, probes, and the order in which they stop.
+//! The server: router, listeners, probes, and the order in which they stop.
 
 mod gauges;
 #[cfg(test)]
@@ -45,7 +45,7 @@ use adit_net::tasks::Tasks;
 use adit_server::backend::{Admission, AgentAuthorizer, Backend, BackendSettings, LinkSettings};
 use adit_server::frontend::client_limits::ClientLimits;
 use adit_server::frontend::events::FrontendContext;
-use adit_server::router::{DialLimits, Hub, LinkHandle};
+use adit_server::router::{DialLimits, LinkHandle, Router};
 use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
 use adit_tls::reload;
 use adit_tunnel::lane::LaneRoom;
@@ -74,7 +74,7 @@ pub struct RunningServer {
     pub(super) listeners: ServerListeners,
     /// Counters.
     pub metrics: ServerMetrics,
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     lane_watch: Arc<LaneWatch>,
     relay: Option<Arc<PipeRelay>>,
     captured: Captured,
@@ -108,7 +108,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
     let here = isolation_here(&plan.isolation);
     let budget = process_budget(&here);
-    let (metrics, hub) = metrics_and_hub(plan, &budget)?;
+    let (metrics, router) = metrics_and_router(plan, &budget)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
         links: Tasks::new(AGENT_TASKS_MAX),
@@ -149,7 +149,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     settings.authorizer = authorizer.clone();
     let following = authorizer.clone().follow(
         plan.agents.deny.clone(),
-        Arc::clone(&hub),
+        Arc::clone(&router),
         tasks.links.clone(),
         adit.clone(),
         controls.reread.clone(),
@@ -188,9 +188,9 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     services.spawn_always("lane-watch", async move { watch.run().await });
     let pressure = memory_pressure::watch(Arc::clone(&budget), relay.clone());
     services.spawn_always("memory", pressure);
-    descriptors::spare(services, &descriptors, &hub);
+    descriptors::spare(services, &descriptors, &router);
     let backend = Backend::new(
-        Arc::clone(&hub),
+        Arc::clone(&router),
         settings,
         Arc::clone(&budget),
         metrics.clone(),
@@ -205,11 +205,11 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         limits: Arc::new(ClientLimits::new(plan.client_rules.clone())),
     };
     // Before agents can connect: those among the captured processes are known by that.
-    let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
+    let (captured, transparent) = listening.transparent(&router, &context, &tasks.clients)?;
     let agent_connections = backend.open_connections();
     let agents = listening.agents(agent_tls, backend, &tasks.links)?;
     let each = plan.frontends.iter();
-    let each = each.map(|frontend| listening.frontend(frontend, &hub, &context, &tasks.clients));
+    let each = each.map(|frontend| listening.frontend(frontend, &router, &context, &tasks.clients));
     let each = each.collect::<Result<Vec<_>, _>>()?;
     let frontends: Vec<SocketAddr> = each.iter().copied().flatten().collect();
     let watched = std::mem::take(&mut listening.watched);
@@ -221,14 +221,14 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let reread = controls.reread.clone();
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
     services.spawn_always("tls-files", watching);
-    let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
+    let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&router));
     services.spawn_always("gauges", gauges);
 
     let stopping = Arc::new(AtomicBool::new(false));
-    let asker = readiness(&hub, &stopping, &tasks.services, plan.compat);
+    let asker = readiness(&router, &stopping, &tasks.services, plan.compat);
     let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
     let account_line = account::line(&accounting);
-    let silent = Arc::clone(&hub);
+    let silent = Arc::clone(&router);
     let detail = Arc::new(move || {
         let silent = match silent.with_registry(Registry::silent_links) {
             0 => String::new(),
@@ -253,7 +253,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             account: accounting,
             debug: controls.debug.clone(),
         },
-        hub: Arc::clone(&hub),
+        router: Arc::clone(&router),
         metrics: adit.clone(),
     };
     let probes = Probes::start(plan, &metrics, &tasks.services, asker, detail, source)?;
@@ -274,7 +274,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         admin,
         listeners,
         metrics,
-        hub,
+        router,
         lane_watch,
         relay,
         captured,
@@ -287,10 +287,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     })
 }
 
-fn metrics_and_hub(
+fn metrics_and_router(
     plan: &ServerPlan,
     budget: &Arc<ProcessBudget>,
-) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
+) -> anyhow::Result<(ServerMetrics, Arc<Router>)> {
     let limits = DialLimits {
         pending_max: usize::try_from(plan.dial.pending_max.get())?,
         timeout: plan.dial.timeout,
@@ -299,9 +299,9 @@ fn metrics_and_hub(
     let registry = Registry::new(plan.strategies.clone());
     let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
     let registry = registry.with_zone(plan.agents.zone.clone());
-    let hub = Hub::within(registry, limits, Arc::clone(budget));
+    let router = Router::within(registry, limits, Arc::clone(budget));
     let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
-    Ok((ServerMetrics::new(&strategies), hub))
+    Ok((ServerMetrics::new(&strategies), router))
 }
 
 /// What anyone could do who should perhaps not.
@@ -370,13 +370,13 @@ fn backend_settings(
 /// Ready while the first strategy has an agent, all services run and nobody asked to stop. With native flags that agent must have been heard lately;
 /// in compat mode registration counts, as upstream: a server that is not ready hides its own service, and locks its agents out.
 fn readiness(
-    hub: &Arc<Hub>,
+    router: &Arc<Router>,
     stopping: &Arc<AtomicBool>,
     services: &Tasks,
     compat: bool,
 ) -> ReadinessAsker {
     let (asker, questions) = readiness_channel();
-    let (hub, stopping) = (Arc::clone(hub), Arc::clone(stopping));
+    let (router, stopping) = (Arc::clone(router), Arc::clone(stopping));
     let watched = services.clone();
     services.spawn_always("readiness", async move {
         questions
@@ -385,9 +385,9 @@ fn readiness(
                     Readiness::NotReady(SHUTTING_DOWN.into())
                 } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
                     ended
-                } else if !hub.with_registry(Registry::is_ready) {
+                } else if !router.with_registry(Registry::is_ready) {
                     Readiness::NotReady(NO_AGENT.into())
-                } else if !compat && !hub.with_registry(Registry::is_heard) {
+                } else if !compat && !router.with_registry(Registry::is_heard) {
                     Readiness::NotReady(ALL_SILENT.into())
                 } else {
                     Readiness::Ready
@@ -454,13 +454,13 @@ impl RunningServer {
     /// Links now.
     #[must_use]
     pub fn links(&self) -> usize {
-        self.hub.links().len()
+        self.router.links().len()
     }
 
     /// The pools of lanes of links that may have some.
     #[must_use]
     pub fn lanes(&self) -> Vec<Arc<LanePool>> {
-        let links = self.hub.links();
+        let links = self.router.links();
         links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
@@ -490,13 +490,13 @@ impl RunningServer {
         self.tasks.services.services_may_end();
         // New connections go their own way, before anything here refuses them.
         self.captured.detach();
-        self.hub.refuse_dials();
+        self.router.refuse_dials();
         self.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);
         let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
             // Clients that are gone may have left bytes that their targets are still to get.
-            clients.running() == 0 && lanes.draining() == 0 && self.hub.is_settled()
+            clients.running() == 0 && lanes.draining() == 0 && self.router.is_settled()
         })
         .await;
         let withdrawn = self
@@ -512,7 +512,7 @@ impl RunningServer {
 
     /// Tells agents that this server goes away, and waits for at most `limit` until they have closed their connections.
     async fn end_links(&self, limit: Duration) {
-        let links = self.hub.links();
+        let links = self.router.links();
         let ends = links.iter().filter_map(LinkHandle::end);
         let told = join_all(ends);
         let _busy = tokio::time::timeout(limit, told).await;
@@ -521,7 +521,7 @@ impl RunningServer {
 
     /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.
     pub async fn cut(&self, flush: Duration) {
-        self.hub.announce_shutdown();
+        self.router.announce_shutdown();
         self.lane_watch.shut_down();
         if let Some(relay) = &self.relay {
             relay.shut_down();

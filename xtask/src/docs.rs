@@ -1,6 +1,7 @@
-//! `cargo xtask docs`: writes the pages below docs/reference: some from doc comments here, the others by tests of the daemon, which
+//! `cargo xtask docs`: writes the drawing of packages, and the pages below docs/reference: some from doc comments here, the others by tests of the daemon, which
 //! compare them otherwise.
 
+pub(crate) mod packages;
 pub(crate) mod promises;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// # Errors
 /// When the package does not build, or a page cannot be written.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    packages::write(workspace)?;
     promises::write(workspace)?;
     let mut command = workspace.cargo(&[
         "test",

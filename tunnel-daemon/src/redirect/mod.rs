@@ -38,7 +38,7 @@ use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, unpin};
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::transparent;
-use adit_server::router::Hub;
+use adit_server::router::Router;
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_tls::stream::ByteStream;
 
@@ -125,13 +125,13 @@ impl Listening<'_> {
     /// That listener's address. Whatever the redirect by eBPF lacks is a line in the log.
     pub(crate) fn transparent(
         &self,
-        hub: &Arc<Hub>,
+        router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
     ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
         let plan = &self.plan.transparent;
         let view = Arc::new(RedirectView::new(self.metrics));
-        let open = |bind| self.packet_filter(bind, &view, hub, context, clients);
+        let open = |bind| self.packet_filter(bind, &view, router, context, clients);
         let bound = plan.bind.as_ref().map(open).transpose()?;
         let Some(redirect) = &plan.redirect else {
             return Ok((Captured::none(&view), bound));
@@ -142,7 +142,7 @@ impl Listening<'_> {
             view: &view,
             file,
         };
-        match self.capture(capturing, hub, context, clients) {
+        match self.capture(capturing, router, context, clients) {
             Ok((programs, listeners)) => {
                 let cgroup = redirect.cgroup.display().to_string();
                 say_neighbours(&programs, &redirect.cgroup, &view);
@@ -179,7 +179,7 @@ impl Listening<'_> {
         &self,
         bind: &BindAddress,
         view: &RedirectView,
-        hub: &Arc<Hub>,
+        router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
@@ -199,7 +199,7 @@ impl Listening<'_> {
         tracing::info!(address = %at, "transparent frontend");
         view.transparent(at, no_tproxy.as_ref());
         let origins = Arc::new(PacketFilterOrigin { listener: at });
-        let serve = self.proxy(origins, hub, context, clients);
+        let serve = self.proxy(origins, router, context, clients);
         self.services
             .spawn_always("listener", serve(listener, self.stop.clone()));
         Ok(at)
@@ -209,7 +209,7 @@ impl Listening<'_> {
     fn capture(
         &self,
         capturing: Capturing<'_>,
-        hub: &Arc<Hub>,
+        router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
     ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>)> {
@@ -250,7 +250,7 @@ impl Listening<'_> {
             maps: RedirectOrigin(Arc::clone(&redirect)),
             rules: Arc::clone(&in_force),
         });
-        let serve = self.proxy(origins, hub, context, clients);
+        let serve = self.proxy(origins, router, context, clients);
         for listener in bound {
             let serving = serve(listener, self.stop.clone());
             self.services.spawn_always("listener", serving);
@@ -288,11 +288,11 @@ impl Listening<'_> {
     fn proxy(
         &self,
         origins: Arc<impl OriginSource>,
-        hub: &Arc<Hub>,
+        router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
     ) -> Serve {
-        let (hub, context, clients) = (Arc::clone(hub), context.clone(), clients.clone());
+        let (router, context, clients) = (Arc::clone(router), context.clone(), clients.clone());
         let events = Arc::new(Counted {
             metrics: self.metrics.clone(),
             listener: ListenerLabel::Frontend,
@@ -300,12 +300,12 @@ impl Listening<'_> {
             handshakes: HandshakeLog::default(),
         });
         Arc::new(move |listener, stop| {
-            let (hub, context) = (Arc::clone(&hub), context.clone());
+            let (router, context) = (Arc::clone(&router), context.clone());
             let origins = Arc::clone(&origins);
             let serve = move |stream: ByteStream| {
-                let (hub, context) = (Arc::clone(&hub), context.clone());
+                let (router, context) = (Arc::clone(&router), context.clone());
                 let origins = Arc::clone(&origins);
-                transparent::serve(stream, hub, context, origins)
+                transparent::serve(stream, router, context, origins)
             };
             let (clients, events) = (clients.clone(), Arc::clone(&events));
             Box::pin(async move {

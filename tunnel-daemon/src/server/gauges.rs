@@ -7,11 +7,11 @@ use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 
 use crate::budgets::publish;
-use adit_server::router::Hub;
+use adit_server::router::Router;
 use adit_telemetry::{AditMetrics, DialCounts};
 
 /// Gauges that are sums of others' counts, brought up to date once a second.
-pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
+pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, router: Arc<Router>) {
     const EVERY: Duration = Duration::from_secs(1);
     /// Turns between looks after idle lanes.
     const LANES_EVERY: u64 = 30;
@@ -19,7 +19,7 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
     const LINKS_PER_GO: usize = 64;
     let mut counted = DialCounts::default();
     for turn in 1_u64.. {
-        let links = hub.links().into_iter();
+        let links = router.links().into_iter();
         for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
             if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
                 tokio::task::yield_now().await;
@@ -29,10 +29,10 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
                 lanes.ping_idle().await;
             }
         }
-        let silent = hub.with_registry(Registry::silent_links);
+        let silent = router.with_registry(Registry::silent_links);
         metrics.set_links_silent(silent);
         publish(&metrics, &budget);
-        let now = hub.dial_counts();
+        let now = router.dial_counts();
         metrics.dials(&counted, &now);
         counted = now;
         tokio::time::sleep(EVERY).await;

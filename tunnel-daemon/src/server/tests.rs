@@ -35,13 +35,13 @@ fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
     })
 }
 
-fn hub() -> Arc<Hub> {
+fn router() -> Arc<Router> {
     let dials = DialLimits {
         pending_max: 1,
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
-    Hub::new(Registry::new("default".parse().unwrap()), dials)
+    Router::new(Registry::new("default".parse().unwrap()), dials)
 }
 
 /// One agent, for all of its links.
@@ -64,8 +64,8 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     let metrics = ServerMetrics::new(&[]);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
     let pool = pool(&metrics, &budget);
-    let hub = hub();
-    let _link = hub.enter(agent(), 1, Some(Arc::clone(&pool))).unwrap();
+    let router = router();
+    let _link = router.enter(agent(), 1, Some(Arc::clone(&pool))).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dialed = TcpStream::connect(listener.local_addr().unwrap());
     let (dialed, accepted) = tokio::join!(dialed, listener.accept());
@@ -76,7 +76,7 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     pool.add(lane, pool.slot().unwrap());
 
     // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
-    let mut looks = pin!(gauges::update(metrics.adit().clone(), budget, hub));
+    let mut looks = pin!(gauges::update(metrics.adit().clone(), budget, router));
     let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
     assert!(early.is_err());
     assert_eq!(pool.idle_lanes(), 1);
@@ -92,10 +92,10 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     let metrics = ServerMetrics::new(&[]);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
     budget.hold(7);
-    let hub = hub();
+    let router = router();
     let mut links = Vec::new();
     for _link in 0..LINKS {
-        let entered = hub.enter(agent(), LINKS, Some(pool(&metrics, &budget)));
+        let entered = router.enter(agent(), LINKS, Some(pool(&metrics, &budget)));
         links.push(entered.expect("it may have as many"));
     }
     // Said behind the last of them.
@@ -103,7 +103,7 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     let mut looks = pin!(gauges::update(
         metrics.adit().clone(),
         budget,
-        Arc::clone(&hub)
+        Arc::clone(&router)
     ));
     assert!(futures_util::poll!(looks.as_mut()).is_pending());
     assert_eq!(held(), 0, "it is in the middle of them");

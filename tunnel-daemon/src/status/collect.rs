@@ -23,7 +23,7 @@ use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
 use adit_config::plan::DataPathPlan;
 use adit_net::descriptors::Descriptors as OpenDescriptors;
-use adit_server::router::{Hub, LinkHandle};
+use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::labels::{LinkEnding, Path};
 use adit_telemetry::{AditMetrics, DebugLog, OpenTunnels};
 use adit_tunnel::LanePool;
@@ -56,7 +56,7 @@ pub(crate) struct Common {
 /// A server.
 pub(crate) struct ServerSource {
     pub(crate) common: Common,
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) router: Arc<Router>,
     pub(crate) metrics: AditMetrics,
 }
 
@@ -207,7 +207,7 @@ impl Source for ServerSource {
             let unlinking = handles.into_iter().filter_map(|link| match change {
                 LinkChange::Drain => {
                     tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is drained, as the admin socket was asked to");
-                    self.hub.set_draining(link.id);
+                    self.router.set_draining(link.id);
                     None
                 }
                 LinkChange::Unlink => {
@@ -231,7 +231,7 @@ impl Source for ServerSource {
 
     fn status(&self) -> Status {
         let tally = Tally::of(&self.common.tunnels, false);
-        let mut links = self.hub.links();
+        let mut links = self.router.links();
         links.sort_by_key(|link| link.id.0);
         let all = Totals::of(
             links
@@ -241,7 +241,7 @@ impl Source for ServerSource {
         links.truncate(LINKS_MAX);
         let links = self.rows(&links, &tally);
         let mut status = self.common.status(Role::Server, &tally, links, all);
-        status.pending_dials = Some(self.hub.pending_dials() as u64);
+        status.pending_dials = Some(self.router.pending_dials() as u64);
         status
     }
 
@@ -257,7 +257,7 @@ impl Source for ServerSource {
 impl ServerSource {
     /// The links that were asked for, as rows and as they are.
     fn chosen(&self, of: &LinkQuery) -> (LinkRows, Vec<LinkHandle>) {
-        let mut links = self.hub.links();
+        let mut links = self.router.links();
         links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));
         links.sort_by_key(|link| link.id.0);
         let total = links.len() as u64;
@@ -267,7 +267,7 @@ impl ServerSource {
     }
 
     fn rows(&self, links: &[LinkHandle], tally: &Tally) -> Vec<LinkStatus> {
-        let conditions = self.hub.with_registry(|registry| {
+        let conditions = self.router.with_registry(|registry| {
             let conditions = links.iter().map(|link| registry.condition(link.id));
             conditions.collect::<Vec<_>>()
         });

@@ -9,7 +9,7 @@ mod sources;
 
 use anyhow::bail;
 
-use crate::docs::promises;
+use crate::docs::{packages, promises};
 use crate::workspace::Workspace;
 
 /// Most findings printed; more than that is one mistake repeated.
@@ -40,6 +40,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(log_fields::check(workspace)?);
     all.extend(claims::check(workspace)?);
     all.extend(promises::check(workspace)?);
+    all.extend(packages::check(workspace)?);
     Ok(all)
 }
 

@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::router::Hub;
+use crate::router::Router;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{AgentRefusal, LinkEnding};
@@ -148,7 +148,7 @@ impl AgentAuthorizer {
     pub async fn follow(
         self,
         denied: Option<PathBuf>,
-        hub: Arc<Hub>,
+        router: Arc<Router>,
         tasks: Tasks,
         metrics: AditMetrics,
         reread: Reread,
@@ -161,7 +161,7 @@ impl AgentAuthorizer {
                 self.read_again(path, &mut told).await;
             }
             let now = self.changes();
-            if checked != now && self.check_links(&hub, &tasks, &metrics).await {
+            if checked != now && self.check_links(&router, &tasks, &metrics).await {
                 checked = now;
             }
             let file_changes = async {
@@ -203,9 +203,9 @@ impl AgentAuthorizer {
     }
 
     /// Ends the links of agents that may not stay. False: some could not be ended yet.
-    async fn check_links(&self, hub: &Hub, tasks: &Tasks, metrics: &AditMetrics) -> bool {
+    async fn check_links(&self, router: &Router, tasks: &Tasks, metrics: &AditMetrics) -> bool {
         let mut all = true;
-        for (at, link) in hub.links().into_iter().enumerate() {
+        for (at, link) in router.links().into_iter().enumerate() {
             if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
                 tokio::task::yield_now().await;
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use adit_core::ids::{AgentId, ServerId};
 
 use crate::backend::admission::AdmittedAddresses;
-use crate::router::Hub;
+use crate::router::Router;
 use adit_config::plan::LaneSecurity;
 use adit_net::accounts::{Accounts, Labels};
 use adit_net::socket;
@@ -29,7 +29,7 @@ const UNBOUND_STRANGERS_MAX: usize = 128;
 
 /// Binds lanes.
 pub(super) struct LaneListener {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     server: ServerId,
     security: LaneSecurity,
     metrics: AditMetrics,
@@ -40,7 +40,7 @@ pub(super) struct LaneListener {
 
 impl LaneListener {
     pub(super) fn new(
-        hub: Arc<Hub>,
+        router: Arc<Router>,
         server: ServerId,
         security: LaneSecurity,
         metrics: AditMetrics,
@@ -48,7 +48,7 @@ impl LaneListener {
         admitted: AdmittedAddresses,
     ) -> Self {
         Self {
-            hub,
+            router,
             server,
             security,
             metrics,
@@ -77,7 +77,7 @@ impl LaneListener {
         };
         let mut place: Option<(Arc<LanePool>, Slot)> = None;
         let bound = greet_agent(stream, &self.server, self.security, |link| {
-            let found = self.hub.lanes_of(link).ok_or(BindError::NoLink)?;
+            let found = self.router.lanes_of(link).ok_or(BindError::NoLink)?;
             if !found.identity().may_bind(holder.as_deref()) {
                 return Err(BindError::NoLink);
             }
@@ -92,7 +92,7 @@ impl LaneListener {
         match bound {
             Ok((link, lane)) => {
                 if let Some(cookie) = account {
-                    let agent = self.hub.agent_of(link);
+                    let agent = self.router.agent_of(link);
                     let labels = Labels {
                         role: AccountRole::Lane,
                         agent: agent.as_ref().map_or("", AgentId::as_str),

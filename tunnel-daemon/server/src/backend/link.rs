@@ -10,7 +10,7 @@ use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, Proces
 use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
-use crate::router::{Entered, Hub};
+use crate::router::{Entered, Router};
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::{
     DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
@@ -45,9 +45,9 @@ pub(super) enum Claims {
     Unverified,
 }
 
-/// Runs a link until its stream ends; the hub forgets it then.
+/// Runs a link until its stream ends; the router forgets it then.
 pub(super) async fn run_link(
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     entered: Entered,
     claims: Claims,
     streams: LinkStreams,
@@ -91,7 +91,7 @@ pub(super) async fn run_link(
         tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
     }
     let hooks = Hooks {
-        hub: Arc::clone(&hub),
+        router: Arc::clone(&router),
         link: handle.id,
         from_agent: metrics.packets(Segment::FromAgent),
         to_agent: metrics.packets(Segment::ToAgent),
@@ -101,13 +101,13 @@ pub(super) async fn run_link(
     };
     let dirty_list = Arc::clone(&handle.dirty_list);
     let id = handle.id;
-    // The hub's own handle keeps the command queue open; ours would keep it open for ever.
+    // The router's own handle keeps the command queue open; ours would keep it open for ever.
     drop(handle);
-    publish(&hub, &metrics);
+    publish(&router, &metrics);
     let link = Link::new(config, budget, source);
     let mut driver = LinkDriver::new(link, streams, commands, dirty_list, hooks);
     let over = (&mut driver).await;
-    let is_leaving = matches!(over, LinkOver::Stopped) && hub.is_shutting_down();
+    let is_leaving = matches!(over, LinkOver::Stopped) && router.is_shutting_down();
     if is_leaving {
         driver.finish_with(grpc::status(Code::Unavailable, SHUTTING_DOWN));
     }
@@ -120,7 +120,7 @@ pub(super) async fn run_link(
         metrics.stream_error(segment, code, kind.map(Into::into));
     }
     drop(guard);
-    publish(&hub, &metrics);
+    publish(&router, &metrics);
     if over.is_orderly() {
         tracing::info!(%agent, link = id.0, "agent left");
     } else if is_leaving {
@@ -130,8 +130,8 @@ pub(super) async fn run_link(
     }
 }
 
-fn publish(hub: &Hub, metrics: &ServerMetrics) {
-    hub.with_registry(|registry| {
+fn publish(router: &Router, metrics: &ServerMetrics) {
+    router.with_registry(|registry| {
         for strategy in registry.strategies().iter() {
             metrics.set_ready_backends(strategy.name(), registry.keys(strategy));
         }
@@ -140,7 +140,7 @@ fn publish(hub: &Hub, metrics: &ServerMetrics) {
 }
 
 struct Hooks {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     link: LinkId,
     metrics: ServerMetrics,
     from_agent: PacketCounter,
@@ -166,7 +166,7 @@ impl LinkHooks for Hooks {
 
     fn peer_draining(&mut self) {
         tracing::info!(link = self.link.0, "agent is draining");
-        self.hub.set_draining(self.link);
+        self.router.set_draining(self.link);
     }
 
     fn retired(&mut self) {
@@ -175,19 +175,19 @@ impl LinkHooks for Hooks {
             "an agent took no dial within the dial timeout; it gets no more until it reads again"
         );
         self.retired = Some(self.metrics.adit().link_retired());
-        self.hub.retire(self.link);
-        publish(&self.hub, &self.metrics);
+        self.router.retire(self.link);
+        publish(&self.router, &self.metrics);
     }
 
     fn revived(&mut self) {
         tracing::info!(link = self.link.0, "a retired agent reads again");
         self.retired = None;
-        self.hub.revive(self.link);
-        publish(&self.hub, &self.metrics);
+        self.router.revive(self.link);
+        publish(&self.router, &self.metrics);
     }
 
     fn shutting_down(&self) -> bool {
-        self.hub.is_shutting_down()
+        self.router.is_shutting_down()
     }
 
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {

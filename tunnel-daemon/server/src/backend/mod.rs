@@ -1,4 +1,4 @@
-//! The agent listener: agent streams as links of the hub.
+//! The agent listener: agent streams as links of the router.
 
 mod admission;
 mod authorizer;

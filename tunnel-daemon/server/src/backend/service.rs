@@ -30,7 +30,7 @@ use crate::backend::lanes::LaneListener;
 use crate::backend::link::{Claims, LinkSettings, run_link};
 use crate::backend::link_places::{LinkPlaces, LinkQuota};
 use crate::backend::node::NodeProxy;
-use crate::router::{Entered, Hub, LinkHandle, LinkInfo};
+use crate::router::{Entered, LinkHandle, LinkInfo, Router};
 use adit_config::plan::LaneSecurity;
 use adit_net::accounts::{Accounts, Labels};
 use adit_net::grpc::{self, Code, Windows};
@@ -88,7 +88,7 @@ pub struct BackendSettings {
 
 /// Serves agent connections.
 pub struct Backend {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     settings: BackendSettings,
     budget: Arc<ProcessBudget>,
     metrics: ServerMetrics,
@@ -100,10 +100,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// A service over a hub; links run on `tasks`.
+    /// A service over a router; links run on `tasks`.
     #[must_use]
     pub fn new(
-        hub: Arc<Hub>,
+        router: Arc<Router>,
         settings: BackendSettings,
         budget: Arc<ProcessBudget>,
         metrics: ServerMetrics,
@@ -115,7 +115,7 @@ impl Backend {
         let accounts = settings.accounts.clone();
         let admitted = settings.admission.addresses().clone();
         let lanes = LaneListener::new(
-            Arc::clone(&hub),
+            Arc::clone(&router),
             server,
             security,
             counters,
@@ -126,7 +126,7 @@ impl Backend {
             lanes,
             links: LinkQuota::default(),
             open: Arc::default(),
-            hub,
+            router,
             settings,
             budget,
             metrics,
@@ -205,7 +205,7 @@ impl Backend {
     /// The agent of these links has been silent for so long; zero: it responds.
     fn tell_silence(&self, links: &ConnectionLinks, quiet: Duration) {
         for link in links.all() {
-            let Some((agent, silence)) = self.hub.set_silence(link, quiet) else {
+            let Some((agent, silence)) = self.router.set_silence(link, quiet) else {
                 continue;
             };
             let link = link.0;
@@ -421,7 +421,7 @@ impl Backend {
             withhold_bytes: withhold as usize,
         };
         let link = run_link(
-            Arc::clone(&self.hub),
+            Arc::clone(&self.router),
             entered,
             if self.settings.grants.is_empty() {
                 Claims::Unverified
@@ -476,7 +476,7 @@ impl Backend {
         };
         let links_max = self.settings.links_per_agent_max;
         let entered = self
-            .hub
+            .router
             .enter(info, links_max, pool)
             .map_err(|error| Refused {
                 reason: AgentRefusal::LinksPerAgent,

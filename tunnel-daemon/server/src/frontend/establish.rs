@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{Admission, ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
-use crate::router::Hub;
+use crate::router::Router;
 use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
@@ -96,7 +96,7 @@ impl Gone {
 pub(super) fn serve<F, S>(
     frontend: F,
     io: S,
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     context: FrontendContext,
     client: PeerAddr,
 ) -> impl Future<Output = ()> + Send + use<F, S>
@@ -106,7 +106,7 @@ where
 {
     // Boxed, one after the other: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
     let opening = Box::pin(async move {
-        let opened = establish(frontend, io, &hub, &context, client).await;
+        let opened = establish(frontend, io, &router, &context, client).await;
         opened.map(|(client, carrier)| tunnel::<F, S>(client, carrier))
     });
     async move {
@@ -120,7 +120,7 @@ where
 async fn establish<F: Frontend, S: Connection + Send>(
     mut frontend: F,
     mut io: S,
-    hub: &Arc<Hub>,
+    router: &Arc<Router>,
     context: &FrontendContext,
     client: PeerAddr,
 ) -> Option<(Client<S>, Carrier)> {
@@ -140,7 +140,7 @@ async fn establish<F: Frontend, S: Connection + Send>(
         Ok(()) => {
             let dial = DialId(rand::random::<i64>() & i64::MAX);
             // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-            let dialing = Box::pin(hub.dial_for(dial, NETWORK, &destination, pipe, &asked));
+            let dialing = Box::pin(router.dial_for(dial, NETWORK, &destination, pipe, &asked));
             let Early { bytes, unanswered } = &mut early;
             pending_dial::outcome(dialing, &mut io, bytes, unanswered).await
         }
@@ -159,7 +159,7 @@ async fn establish<F: Frontend, S: Connection + Send>(
         Some(Ok(opened)) => {
             tunnel.opened(&opened, opened.carrier.path());
             context.account(&io, opened.agent.as_str(), || {
-                rule.or_else(|| hub.class_of(&destination, opened.link))
+                rule.or_else(|| router.class_of(&destination, opened.link))
             });
             tracing::debug!(%client, target_address = destination, agent = %opened.agent, "tunnel open");
             let client = Client {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
 use crate::frontend::events::{Admission, FrontendContext, time_is_up};
-use crate::router::Hub;
+use crate::router::Router;
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::GaugeGuard;
@@ -31,7 +31,7 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 /// A cancelled call cancels the dial or resets the tunnel.
 pub fn serve<S>(
     io: S,
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     context: FrontendContext,
     plan: ConnectPlan,
     client: PeerAddr,
@@ -40,7 +40,7 @@ pub fn serve<S>(
 where
     S: Connection + Send + 'static,
 {
-    establish::serve(HttpConnect { plan, leaving }, io, hub, context, client)
+    establish::serve(HttpConnect { plan, leaving }, io, router, context, client)
 }
 
 /// The dialect of one connection.

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 
 use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
 use crate::frontend::events::{Admission, FrontendContext};
-use crate::router::Hub;
+use crate::router::Router;
 use adit_net::original_dst::{OriginError, OriginSource};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
@@ -23,7 +23,7 @@ use adit_tunnel::reset_on_close;
 /// process that is killed.
 pub fn serve(
     io: ByteStream,
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     context: FrontendContext,
     origins: Arc<impl OriginSource>,
 ) -> impl Future<Output = ()> + Send {
@@ -33,7 +33,7 @@ pub fn serve(
         client,
         metrics: context.metrics.adit().clone(),
     };
-    establish::serve(frontend, io, hub, context, client)
+    establish::serve(frontend, io, router, context, client)
 }
 
 /// The dialect of one connection.
@@ -122,7 +122,7 @@ mod tests {
     /// A captured client whose dial waits for a link that never answers.
     struct Waiting {
         client: std::net::TcpStream,
-        hub: Arc<Hub>,
+        router: Arc<Router>,
         serving: Pin<Box<dyn Future<Output = ()> + Send>>,
         _link: Entered,
     }
@@ -133,7 +133,7 @@ mod tests {
             timeout: None,
             dead_after: Duration::from_secs(8),
         };
-        let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+        let router = Router::new(Registry::new("default".parse().unwrap()), limits);
         let agent = LinkInfo {
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
@@ -142,7 +142,7 @@ mod tests {
             version: adit_core::wire::metadata::PeerVersion::default(),
             address: PeerAddr::Unix,
         };
-        let link = hub.enter(agent, 1, None).unwrap();
+        let link = router.enter(agent, 1, None).unwrap();
         let metrics = ServerMetrics::new(&["default"]);
         let suppressed = metrics.adit().access_events_suppressed();
         let context = FrontendContext {
@@ -159,15 +159,15 @@ mod tests {
         let (accepted, peer) = listener.accept().await.unwrap();
         let origins = Arc::new(To(([192, 0, 2, 1], 443).into()));
         let stream = ByteStream::Tcp(accepted, peer);
-        let serving = serve(stream, Arc::clone(&hub), context, origins);
+        let serving = serve(stream, Arc::clone(&router), context, origins);
         let mut waiting = Waiting {
             client,
-            hub,
+            router,
             serving: Box::pin(serving),
             _link: link,
         };
         assert!(futures_util::poll!(&mut waiting.serving).is_pending());
-        assert_eq!(waiting.hub.pending_dials(), 1);
+        assert_eq!(waiting.router.pending_dials(), 1);
         waiting
     }
 
@@ -186,13 +186,13 @@ mod tests {
             tokio::task::yield_now().await;
             assert!(futures_util::poll!(&mut waiting.serving).is_pending());
         }
-        assert_eq!(waiting.hub.pending_dials(), 1);
+        assert_eq!(waiting.router.pending_dials(), 1);
         let breaks_off = SockRef::from(&waiting.client).set_linger(Some(Duration::ZERO));
         breaks_off.unwrap();
         drop(waiting.client);
         let over = tokio::time::timeout(Duration::from_secs(30), waiting.serving).await;
         over.expect("the dial is called off");
-        assert_eq!(waiting.hub.pending_dials(), 0);
+        assert_eq!(waiting.router.pending_dials(), 0);
     }
 
     /// As when a server leaves whose grace is over: no target has closed that nobody has reached yet.

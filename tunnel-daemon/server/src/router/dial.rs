@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::sleep_until;
 
 use crate::router::handle::LinkHandle;
-use crate::router::route::{Hub, OpenTunnel};
+use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
 use adit_telemetry::DialCounts;
 use adit_telemetry::labels::Path;
@@ -214,7 +214,7 @@ struct Wanted<'a> {
 type Outcome = (LinkHandle, Result<OpenTunnel<Carrier>, CancelledDial>);
 type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
-impl Hub {
+impl Router {
     /// Dials `address` through a matching agent. Dropping the call cancels the dial.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ impl Hub {
         };
         self.dials.with_budget(|budget| budget.dial(moment()));
         let dialing = Dialing {
-            hub: self,
+            router: self,
             wanted,
             scope,
             asked,
@@ -403,7 +403,7 @@ impl Hub {
 
 /// A dial that runs.
 struct Dialing<'a> {
-    hub: &'a Hub,
+    router: &'a Router,
     wanted: Wanted<'a>,
     scope: Scope,
     asked: &'a AskedAgents,
@@ -418,19 +418,19 @@ struct Dialing<'a> {
 
 impl Dialing<'_> {
     async fn run(mut self) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        let hub = self.hub;
+        let router = self.router;
         let mut running: FuturesUnordered<Running<'_>> = FuturesUnordered::new();
         let mut place = None;
         let mut step = Step::Ask(Reason::First);
         loop {
-            let changed = hub.changed.notified();
+            let changed = router.changed.notified();
             let (until, listens) = match step {
                 Step::Fail(failure) => return Err(failure),
                 Step::Ask(reason) => {
                     step = match self.pick(reason) {
                         Some((handle, number)) => {
                             let (wanted, asked) = (self.wanted, self.asked);
-                            running.push(Box::pin(hub.attempt(handle, wanted, asked, number)));
+                            running.push(Box::pin(router.attempt(handle, wanted, asked, number)));
                             place = None;
                             self.check()
                         }
@@ -441,7 +441,7 @@ impl Dialing<'_> {
                 Step::Wait(until) => (until, until.is_none()),
                 Step::WaitForLink(until) => {
                     if place.is_none() {
-                        place = Some(hub.dials.place()?);
+                        place = Some(router.dials.place()?);
                     }
                     (Some(until), true)
                 }
@@ -467,17 +467,17 @@ impl Dialing<'_> {
     /// The next link to ask, which is then asked, and the number of the attempt. `None`: no agent fits, or the budget of hedges
     /// is spent.
     fn pick(&mut self, reason: Reason) -> Option<(LinkHandle, usize)> {
-        let (hub, now) = (self.hub, moment());
+        let (router, now) = (self.router, moment());
         let address = self.wanted.address;
         if reason == Reason::Slow
-            && !hub
+            && !router
                 .dials
                 .with_budget(|budget| budget.try_hedge(address, now))
         {
             return None;
         }
         let (handle, is_replaced) = self.find(reason)?;
-        hub.dials.count(reason);
+        router.dials.count(reason);
         let number = self.asked.add(&handle.info.agent);
         self.attempts.begin(handle.id, reason, now);
         self.tried.push(handle.id);
@@ -490,13 +490,13 @@ impl Dialing<'_> {
 
     /// A link that was not asked; with true an older one of an agent whose newest is provisional.
     fn find(&mut self, reason: Reason) -> Option<(LinkHandle, bool)> {
-        let hub = self.hub;
+        let router = self.router;
         let heard = matches!(reason, Reason::Slow | Reason::Silent);
         // Links that are passed over now, and perhaps not later.
         let mut passed = self.tried.clone();
         loop {
             let draw = rand::random();
-            let link = hub.with_registry(|registry| match self.handles.first() {
+            let link = router.with_registry(|registry| match self.handles.first() {
                 None => registry.pick(&self.scope, draw, &passed),
                 Some(first) => {
                     let owner = first.info.identity.owner().map(AsRef::as_ref);
@@ -505,11 +505,11 @@ impl Dialing<'_> {
             })?;
             passed.push(link);
             // A link that is just leaving is gone here before it is gone from the registry.
-            let Some(handle) = hub.handle(link) else {
+            let Some(handle) = router.handle(link) else {
                 continue;
             };
             let is_new = handle.since.elapsed() < PROVISIONAL;
-            match is_new.then(|| hub.older(&handle)).flatten() {
+            match is_new.then(|| router.older(&handle)).flatten() {
                 None => return Some((handle, false)),
                 Some(older) if self.tried.contains(&older.id) => (),
                 Some(older) => return Some((older, true)),
@@ -520,12 +520,12 @@ impl Dialing<'_> {
     fn found_none(&mut self, reason: Reason) -> Step {
         let now = moment();
         let registry = |registry: &Registry| registry.is_silent(&self.scope, now);
-        let may_come = self.hub.with_registry(registry);
+        let may_come = self.router.with_registry(registry);
         self.attempts.found_none(reason, may_come, now)
     }
 
     fn ended(&mut self, handle: &LinkHandle, cancelled: CancelledDial) -> Step {
-        let (dials, now) = (&self.hub.dials, moment());
+        let (dials, now) = (&self.router.dials, moment());
         if let DialFailure::Target(_) = cancelled.failure {
             let took = self.attempts.took(handle.id, now);
             dials.with_budget(|budget| budget.failed(self.wanted.address, took, now));

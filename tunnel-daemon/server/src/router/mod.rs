@@ -6,7 +6,7 @@ mod route;
 
 pub use dial::AskedAgents;
 pub use handle::LinkHandle;
-pub use route::{DialLimits, Entered, Hub, LinkGuard, LinkInfo, OpenTunnel, TooManyLinks};
+pub use route::{DialLimits, Entered, LinkGuard, LinkInfo, OpenTunnel, Router, TooManyLinks};
 
 #[cfg(test)]
 mod tests;

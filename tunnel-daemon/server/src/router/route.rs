@@ -81,7 +81,7 @@ pub struct OpenTunnel<C = Endpoint> {
 }
 
 /// The links of a server and the way a dial takes.
-pub struct Hub {
+pub struct Router {
     registry: Mutex<Registry>,
     links: Mutex<HashMap<LinkId, LinkHandle>>,
     next_link: AtomicU64,
@@ -97,9 +97,9 @@ pub struct Hub {
     pub(super) dials: DialState,
 }
 
-/// What a link task gets when it is entered into the hub.
+/// What a link task gets when it is entered into the router.
 pub struct Entered {
-    /// Its handle, also held by the hub.
+    /// Its handle, also held by the router.
     pub handle: LinkHandle,
     /// What others ask of it.
     pub commands: mpsc::Receiver<Command>,
@@ -117,17 +117,17 @@ pub struct TooManyLinks {
     pub links_max: usize,
 }
 
-/// Removes its link from the hub when dropped.
+/// Removes its link from the router when dropped.
 pub struct LinkGuard {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     id: LinkId,
 }
 
 impl Drop for LinkGuard {
     fn drop(&mut self) {
-        let left = locked(&self.hub.links).remove(&self.id);
-        locked(&self.hub.registry).remove(self.id, moment());
-        self.hub.changed.notify_waiters();
+        let left = locked(&self.router.links).remove(&self.id);
+        locked(&self.router.registry).remove(self.id, moment());
+        self.router.changed.notify_waiters();
         if let Some(lanes) = left.and_then(|handle| handle.lanes) {
             lanes.close();
         }
@@ -139,8 +139,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hub {
-    /// A hub without links, and without a bound on memory.
+impl Router {
+    /// A router without links, and without a bound on memory.
     #[must_use]
     pub fn new(registry: Registry, limits: DialLimits) -> Arc<Self> {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
@@ -152,7 +152,7 @@ impl Hub {
         self.budget.socket_buffer_kib_max()
     }
 
-    /// A hub without links whose tunnels share a budget.
+    /// A router without links whose tunnels share a budget.
     #[must_use]
     pub fn within(registry: Registry, limits: DialLimits, budget: Arc<ProcessBudget>) -> Arc<Self> {
         Arc::new(Self {
@@ -210,7 +210,7 @@ impl Hub {
             commands,
             standing,
             guard: LinkGuard {
-                hub: Arc::clone(self),
+                router: Arc::clone(self),
                 id,
             },
         })

@@ -113,7 +113,7 @@ fn spawn(work: impl Future<Output = ()> + Send + 'static) {
 }
 
 struct World {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     targets: Targets,
     agent: mpsc::Sender<Command>,
     budget: Arc<ProcessBudget>,
@@ -139,13 +139,13 @@ async fn world(credit: bool, isolation: Isolation) -> World {
         timeout: Some(Duration::from_secs(25)),
         dead_after: Duration::from_secs(8),
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
     let (agent_io, server_io) = duplex(1 << 20);
     let (targets_in, targets) = mpsc::channel(64);
     let (agent, agent_commands) = mpsc::channel(100);
 
-    let server_hub = Arc::clone(&hub);
+    let server_router = Arc::clone(&router);
     let server_budget = Arc::clone(&budget);
     let (entered_in, entered_out) = oneshot::channel();
     spawn(async move {
@@ -173,7 +173,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             commands,
             guard,
             standing: _,
-        } = server_hub.enter(info, usize::MAX, None).unwrap();
+        } = server_router.enter(info, usize::MAX, None).unwrap();
         let link = Link::new(
             config(Role::Server, credit, isolation),
             server_budget,
@@ -230,7 +230,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
     });
     let dirty_list = entered_out.await.unwrap();
     World {
-        hub,
+        router,
         targets,
         agent,
         budget,
@@ -241,7 +241,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
 impl World {
     async fn open(&mut self) -> (Endpoint, DuplexStream) {
         let open = self
-            .hub
+            .router
             .dial(DialId(7), "tcp", "target:1", &AskedAgents::default())
             .await
             .unwrap();
@@ -421,7 +421,7 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
 async fn a_refused_target_and_a_lost_link_are_told_at_once() {
     let world = world(true, Isolation::default()).await;
     let refused = world
-        .hub
+        .router
         .dial(DialId(1), "tcp", "refused:1", &AskedAgents::default())
         .await
         .err()
@@ -431,9 +431,9 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
         "{refused:?}"
     );
     let asked = AskedAgents::default();
-    let pending = world.hub.dial(DialId(2), "tcp", "silent:1", &asked);
+    let pending = world.router.dial(DialId(2), "tcp", "silent:1", &asked);
     let lose = async {
-        while world.hub.pending_dials() == 0 {
+        while world.router.pending_dials() == 0 {
             tokio::task::yield_now().await;
         }
         tokio::task::yield_now().await;
@@ -443,7 +443,7 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
     assert_eq!(outcome.err(), Some(DialFailure::LinkLost));
     assert_eq!(
         world
-            .hub
+            .router
             .dial(DialId(3), "tcp", "any:1", &AskedAgents::default())
             .await
             .err(),
@@ -457,14 +457,14 @@ async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
     let world = world(true, Isolation::default()).await;
     {
         let asked = AskedAgents::default();
-        let mut dial = std::pin::pin!(world.hub.dial(DialId(2), "tcp", "silent:1", &asked));
+        let mut dial = std::pin::pin!(world.router.dial(DialId(2), "tcp", "silent:1", &asked));
         let _pending = futures_util::poll!(&mut dial);
         while world.budget.granted_bytes() == 0 {
             tokio::task::yield_now().await;
         }
     }
     world.idle().await;
-    assert_eq!(world.hub.pending_dials(), 0);
+    assert_eq!(world.router.pending_dials(), 0);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::events::{Admission, FrontendContext, GrpcEvents, time_is_up};
-use crate::router::Hub;
+use crate::router::Router;
 use adit_net::grpc::{self, Windows};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::ServiceMethod;
@@ -40,7 +40,7 @@ const SEND_BUFFER_DIVISOR: usize = 8;
 /// A cancelled call closes the connection, which resets its tunnels.
 pub fn serve<S>(
     io: S,
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     context: FrontendContext,
     admission: Admission,
     keepalive: Duration,
@@ -50,7 +50,7 @@ pub fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let bound = hub.socket_buffer_kib_max();
+    let bound = router.socket_buffer_kib_max();
     let send_buffer_bytes = bound.map_or(SEND_BUFFER_BYTES, |kib| {
         usize::from(kib) * 1024 / SEND_BUFFER_DIVISOR
     });
@@ -84,7 +84,7 @@ where
                 return None;
             }
             let stream = ProxyStream::new(
-                Arc::clone(&hub),
+                Arc::clone(&router),
                 request.into_body(),
                 respond,
                 admission.clone(),

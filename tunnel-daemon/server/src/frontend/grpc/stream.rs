@@ -17,7 +17,7 @@ use super::outbound::{Outbound, Sent};
 use super::state::{Done, Idle, State};
 use super::stream_events::StreamEvents;
 use crate::frontend::events::Admission;
-use crate::router::{Hub, OpenTunnel};
+use crate::router::{OpenTunnel, Router};
 use adit_core::wire::encode::MessageBuf;
 use adit_net::grpc::{Code, code_of, status};
 use adit_telemetry::labels::EndReason;
@@ -36,7 +36,7 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 
 /// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
 pub struct ProxyStream<E: StreamEvents> {
-    hub: Arc<Hub>,
+    router: Arc<Router>,
     recv: RecvStream,
     out: Outbound,
     decoder: Decoder,
@@ -50,7 +50,7 @@ pub struct ProxyStream<E: StreamEvents> {
 impl<E: StreamEvents> ProxyStream<E> {
     /// Takes over a call that was found to be `ProxyService/Proxy`.
     pub fn new(
-        hub: Arc<Hub>,
+        router: Arc<Router>,
         recv: RecvStream,
         respond: SendResponse<MessageBuf>,
         admission: Admission,
@@ -58,7 +58,7 @@ impl<E: StreamEvents> ProxyStream<E> {
     ) -> Self {
         let out = Outbound::new(respond);
         Self {
-            hub,
+            router,
             recv,
             out,
             decoder: Decoder::default(),
@@ -352,8 +352,8 @@ impl<E: StreamEvents> ProxyStream<E> {
         if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
-        let hub = Arc::clone(&self.hub);
-        let work = Box::pin(async move { hub.dial(dial, &protocol, &address, &asked).await });
+        let router = Arc::clone(&self.router);
+        let work = Box::pin(async move { router.dial(dial, &protocol, &address, &asked).await });
         self.state = State::Dialing { dial, work };
         Ok(())
     }

@@ -39,14 +39,14 @@ async fn a_call_without_a_dial_ends_after_sixty_seconds() {
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let (near, far) = tokio::io::duplex(1 << 16);
     let tasks = Tasks::new(10);
     let never = CancellationToken::new();
     let keepalive = Duration::from_secs(3600);
     let serving = serve(
         near,
-        hub,
+        router,
         context(),
         Admission::default(),
         keepalive,

@@ -24,7 +24,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let metrics = ServerMetrics::new(&["default"]);
     let access = Arc::new(AccessLog::new(1, metrics.adit().access_events_suppressed()));
     let context = FrontendContext {
@@ -40,7 +40,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let serving = async {
         serve(
             server,
-            hub,
+            router,
             context,
             plan,
             PeerAddr::Unix,
@@ -136,7 +136,7 @@ fn the_state_of_a_connection_stays_small() {
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let metrics = ServerMetrics::new(&["default"]);
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {
@@ -153,7 +153,7 @@ fn the_state_of_a_connection_stays_small() {
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(
         server,
-        Arc::clone(&hub),
+        Arc::clone(&router),
         context.clone(),
         ConnectPlan::default(),
         PeerAddr::Unix,
@@ -165,7 +165,7 @@ fn the_state_of_a_connection_stays_small() {
     let tasks = adit_net::tasks::Tasks::new(1);
     let serving = crate::frontend::grpc::serve(
         server,
-        hub,
+        router,
         context,
         Admission::default(),
         Duration::MAX,
@@ -176,7 +176,7 @@ fn the_state_of_a_connection_stays_small() {
     assert!(bytes <= 528, "{bytes} bytes for grpc");
 }
 
-/// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a hub with a link
+/// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a router with a link
 /// is never answered.
 async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     let limits = DialLimits {
@@ -184,7 +184,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let agent = crate::router::LinkInfo {
         agent: AgentId::new("a"),
         identifiers: adit_core::wire::identifiers::Identifiers::default(),
@@ -193,7 +193,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         version: adit_core::wire::metadata::PeerVersion::default(),
         address: PeerAddr::Unix,
     };
-    let _link = is_linked.then(|| hub.enter(agent, 1, None).unwrap());
+    let _link = is_linked.then(|| router.enter(agent, 1, None).unwrap());
     let metrics = ServerMetrics::new(&["default"]);
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {
@@ -208,7 +208,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     others.count(2 * adit_config::limits::UNANSWERED_BYTES_MAX);
     let (mut client, server) = duplex(1024);
     let (plan, never) = (ConnectPlan::default(), CancellationToken::new());
-    let serving = serve(server, hub, context, plan, PeerAddr::Unix, never);
+    let serving = serve(server, router, context, plan, PeerAddr::Unix, never);
     let talking = async {
         let sent = tokio::time::timeout(Duration::from_secs(10), client.write_all(sends)).await;
         let mut answer = vec![0; 64];

@@ -15,18 +15,18 @@ use adit_tunnel::DialOutcome;
 /// Links enough that none of them is the limit.
 const LINKS: usize = 64;
 
-fn hub(pending_max: usize) -> Arc<Hub> {
+fn router(pending_max: usize) -> Arc<Router> {
     let limits = DialLimits {
         pending_max,
         timeout: None,
         dead_after: Duration::from_secs(8),
     };
     let strategies = "default".parse().expect("a known strategy");
-    Hub::new(Registry::new(strategies), limits)
+    Router::new(Registry::new(strategies), limits)
 }
 
 /// Enters a link of an agent that may have two.
-fn enter(hub: &Arc<Hub>, agent: &str) -> Entered {
+fn enter(router: &Arc<Router>, agent: &str) -> Entered {
     let info = LinkInfo {
         agent: AgentId::new(agent),
         identifiers: Identifiers::default(),
@@ -35,30 +35,30 @@ fn enter(hub: &Arc<Hub>, agent: &str) -> Entered {
         version: PeerVersion::default(),
         address: PeerAddr::Unix,
     };
-    hub.enter(info, 2, None).expect("there is room for two")
+    router.enter(info, 2, None).expect("there is room for two")
 }
 
-async fn dial(hub: &Hub, number: i64) -> Result<OpenTunnel, DialFailure> {
+async fn dial(router: &Router, number: i64) -> Result<OpenTunnel, DialFailure> {
     let asked = AskedAgents::default();
-    hub.dial(DialId(number), "tcp", "a:1", &asked).await
+    router.dial(DialId(number), "tcp", "a:1", &asked).await
 }
 
 /// Limit (peers): Pending dials
 #[tokio::test]
 async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
-    let hub = hub(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
+    let router = router(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
     // Links whose tasks never answer.
     let _silent: Vec<Entered> = (0..LINKS)
-        .map(|number| enter(&hub, &format!("agent-{number}")))
+        .map(|number| enter(&router, &format!("agent-{number}")))
         .collect();
     let mut waiting = Vec::new();
     for number in 0..16_384 {
-        let mut dial = Box::pin(dial(&hub, number));
+        let mut dial = Box::pin(dial(&router, number));
         let early = futures_util::poll!(&mut dial);
         assert!(early.is_pending(), "dial {number} is refused");
         waiting.push(dial);
     }
-    let mut refused = std::pin::pin!(dial(&hub, -1));
+    let mut refused = std::pin::pin!(dial(&router, -1));
     match futures_util::poll!(&mut refused) {
         Poll::Ready(Err(failure)) => {
             assert_eq!(failure, DialFailure::TooManyPending { per_agent: false });
@@ -66,17 +66,17 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
         Poll::Ready(Ok(_)) | Poll::Pending => panic!("one more may wait"),
     }
     waiting.pop();
-    let mut next = std::pin::pin!(dial(&hub, -2));
+    let mut next = std::pin::pin!(dial(&router, -2));
     assert!(futures_util::poll!(&mut next).is_pending(), "room for one");
 }
 
 #[tokio::test]
 async fn a_link_that_is_just_leaving_is_passed_over() {
-    let hub = hub(1000);
-    let (leaving, _staying) = (enter(&hub, "leaving"), enter(&hub, "staying"));
-    locked(&hub.links).remove(&leaving.handle.id);
+    let router = router(1000);
+    let (leaving, _staying) = (enter(&router, "leaving"), enter(&router, "staying"));
+    locked(&router.links).remove(&leaving.handle.id);
     for number in 0..64 {
-        let mut dial = Box::pin(dial(&hub, number));
+        let mut dial = Box::pin(dial(&router, number));
         let early = futures_util::poll!(&mut dial);
         assert!(early.is_pending(), "dial {number} found no agent");
     }
@@ -85,19 +85,19 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
 /// Limit (sizes): Protocol and address of a dial
 #[tokio::test]
 async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
-    let hub = hub(1000);
-    let mut entered = enter(&hub, "agent");
+    let router = router(1000);
+    let mut entered = enter(&router, "agent");
     let asked = AskedAgents::default();
     let (fits, long) = ("a".repeat(1021), "a".repeat(1022));
     for (protocol, address) in [("tcp", &long), (long.as_str(), &fits)] {
-        let mut dial = Box::pin(hub.dial(DialId(1), protocol, address, &asked));
+        let mut dial = Box::pin(router.dial(DialId(1), protocol, address, &asked));
         match futures_util::poll!(&mut dial) {
             Poll::Ready(Err(failure)) => assert_eq!(failure, DialFailure::TooLong),
             Poll::Ready(Ok(_)) | Poll::Pending => panic!("an agent is asked"),
         }
     }
     assert!(entered.commands.try_recv().is_err());
-    let mut dial = Box::pin(hub.dial(DialId(2), "tcp", &fits, &asked));
+    let mut dial = Box::pin(router.dial(DialId(2), "tcp", &fits, &asked));
     assert!(futures_util::poll!(&mut dial).is_pending());
     assert!(entered.commands.try_recv().is_ok());
 }
@@ -112,13 +112,13 @@ async fn no_tunnel_is_opened_while_memory_is_full() {
     };
     let budget = Arc::new(ProcessBudget::new(1000));
     let strategies = "default".parse().expect("a known strategy");
-    let hub = Hub::within(Registry::new(strategies), limits, Arc::clone(&budget));
-    let mut only = enter(&hub, "agent");
+    let router = Router::within(Registry::new(strategies), limits, Arc::clone(&budget));
+    let mut only = enter(&router, "agent");
     budget.hold(999);
-    let mut fits = Box::pin(dial(&hub, 1));
+    let mut fits = Box::pin(dial(&router, 1));
     assert!(futures_util::poll!(&mut fits).is_pending());
     budget.enter_kernel(1);
-    let refused = dial(&hub, 2).await.err();
+    let refused = dial(&router, 2).await.err();
     assert_eq!(refused, Some(DialFailure::NoMemory));
     assert!(given(&mut only).is_some() && given(&mut only).is_none());
 }
@@ -128,32 +128,32 @@ async fn no_tunnel_is_opened_while_memory_is_full() {
 /// Upstream (choice): For the first 0.2 s of a new link, dials go to the older link of the agent.
 #[tokio::test(start_paused = true)]
 async fn dials_go_to_the_older_link_of_an_agent_while_the_newer_is_provisional() {
-    let hub = hub(1000);
-    let mut older = enter(&hub, "agent");
-    let mut newer = enter(&hub, "agent");
-    let mut first = Box::pin(dial(&hub, 1));
+    let router = router(1000);
+    let mut older = enter(&router, "agent");
+    let mut newer = enter(&router, "agent");
+    let mut first = Box::pin(dial(&router, 1));
     assert!(futures_util::poll!(&mut first).is_pending());
     let _older = given(&mut older).expect("it is asked");
     tokio::time::advance(Duration::from_millis(150)).await;
     assert!(futures_util::poll!(&mut first).is_pending());
     assert!(newer.commands.try_recv().is_err(), "it may be closed yet");
     tokio::time::advance(Duration::from_millis(50)).await;
-    let mut second = Box::pin(dial(&hub, 2));
+    let mut second = Box::pin(dial(&router, 2));
     assert!(futures_util::poll!(&mut second).is_pending());
     let _newer = given(&mut newer).expect("it is asked");
     // The older one may be half-open: that is why there is a newer one.
     assert!(futures_util::poll!(&mut first).is_pending());
     assert!(given(&mut newer).is_some());
-    assert_eq!(hub.dial_counts().hedges, 1);
+    assert_eq!(router.dial_counts().hedges, 1);
 }
 
 /// To dials it is the only one.
 #[tokio::test(start_paused = true)]
 async fn a_link_beside_one_that_drains_takes_dials_at_once() {
-    let hub = hub(1000);
-    let (old, mut newest) = (enter(&hub, "agent"), enter(&hub, "agent"));
-    hub.set_draining(old.handle.id);
-    let mut dial = Box::pin(dial(&hub, 1));
+    let router = router(1000);
+    let (old, mut newest) = (enter(&router, "agent"), enter(&router, "agent"));
+    router.set_draining(old.handle.id);
+    let mut dial = Box::pin(dial(&router, 1));
     assert!(futures_util::poll!(&mut dial).is_pending());
     let asked = newest.commands.try_recv();
     assert!(matches!(asked, Ok(Command::Dial { .. })));
@@ -169,15 +169,15 @@ fn given(entered: &mut Entered) -> Option<oneshot::Sender<DialOutcome>> {
 
 /// Starts a dial of two agents; which of them it asked is the first.
 async fn one_of_two<'a>(
-    hub: &'a Arc<Hub>,
+    router: &'a Arc<Router>,
     asked: &'a AskedAgents,
 ) -> (
     Pin<Box<impl Future<Output = Result<OpenTunnel, DialFailure>> + use<'a>>>,
     [Entered; 2],
     oneshot::Sender<DialOutcome>,
 ) {
-    let (mut a, mut b) = (enter(hub, "a"), enter(hub, "b"));
-    let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "t:1", asked));
+    let (mut a, mut b) = (enter(router, "a"), enter(router, "b"));
+    let mut dial = Box::pin(router.dial(DialId(1), "tcp", "t:1", asked));
     assert!(futures_util::poll!(&mut dial).is_pending());
     match (given(&mut a), given(&mut b)) {
         (Some(reply), None) => (dial, [a, b], reply),
@@ -188,10 +188,10 @@ async fn one_of_two<'a>(
 
 #[tokio::test(start_paused = true)]
 async fn a_dial_that_is_not_answered_is_hedged_and_the_first_success_wins() {
-    let hub = hub(1000);
+    let router = router(1000);
     for first_wins in [false, true] {
         let asked = AskedAgents::default();
-        let (mut dial, [first, mut second], reply) = one_of_two(&hub, &asked).await;
+        let (mut dial, [first, mut second], reply) = one_of_two(&router, &asked).await;
         tokio::time::advance(Duration::from_millis(1999)).await;
         assert!(futures_util::poll!(&mut dial).is_pending());
         assert!(given(&mut second).is_none(), "too early");
@@ -213,20 +213,20 @@ async fn a_dial_that_is_not_answered_is_hedged_and_the_first_success_wins() {
         let names = [&first, &second].map(|entered| entered.handle.info.agent.to_string());
         assert_eq!(asked.names(), names.join(","));
     }
-    assert_eq!(hub.dial_counts().hedges, 2);
+    assert_eq!(router.dial_counts().hedges, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budget() {
-    let hub = hub(1000);
+    let router = router(1000);
     // The budget of this second is spent.
-    while hub
+    while router
         .dials
         .with_budget(|budget| budget.try_hedge("other:1", moment()))
     {}
     let asked = AskedAgents::default();
-    let (mut dial, [first, mut second], _reply) = one_of_two(&hub, &asked).await;
-    let silent = hub.set_silence(first.handle.id, Duration::from_secs(4));
+    let (mut dial, [first, mut second], _reply) = one_of_two(&router, &asked).await;
+    let silent = router.set_silence(first.handle.id, Duration::from_secs(4));
     assert!(matches!(silent, Some((_, Silence::Suspected))));
     // It listens for changes once it has waited for as long as an answer takes.
     tokio::time::advance(Duration::from_millis(2001)).await;
@@ -234,7 +234,7 @@ async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budg
     let reply = given(&mut second).expect("the other is asked");
     reply.send(Ok(ConnId(7))).expect("it waits");
     assert!(matches!(futures_util::poll!(&mut dial), Poll::Ready(Ok(_))));
-    let counts = hub.dial_counts();
+    let counts = router.dial_counts();
     assert_eq!(
         (counts.hedges, counts.failovers, counts.suspicions),
         (0, 1, 1)
@@ -244,15 +244,15 @@ async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budg
 /// As where a NAT forgot the connection: the agent comes back on a new one.
 #[tokio::test(start_paused = true)]
 async fn a_dial_on_the_only_link_that_is_silent_goes_to_the_link_that_comes() {
-    let hub = hub(1000);
-    let mut silent = enter(&hub, "agent");
-    let mut dial = Box::pin(dial(&hub, 1));
+    let router = router(1000);
+    let mut silent = enter(&router, "agent");
+    let mut dial = Box::pin(dial(&router, 1));
     assert!(futures_util::poll!(&mut dial).is_pending());
     let _unanswered = given(&mut silent).expect("it is asked");
     tokio::time::advance(Duration::from_secs(4)).await;
-    hub.set_silence(silent.handle.id, Duration::from_secs(4));
+    router.set_silence(silent.handle.id, Duration::from_secs(4));
     assert!(futures_util::poll!(&mut dial).is_pending());
-    let mut new = enter(&hub, "agent");
+    let mut new = enter(&router, "agent");
     assert!(futures_util::poll!(&mut dial).is_pending());
     let reply = given(&mut new).expect("it is asked at once");
     reply.send(Ok(ConnId(7))).expect("it waits");
@@ -261,41 +261,41 @@ async fn a_dial_on_the_only_link_that_is_silent_goes_to_the_link_that_comes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dial_waits_for_an_agent_only_where_the_last_link_ended_in_silence() {
-    let hub = hub(1000);
-    let only = enter(&hub, "agent");
+    let router = router(1000);
+    let only = enter(&router, "agent");
     drop(only);
-    let refused = dial(&hub, 1).await.err();
+    let refused = dial(&router, 1).await.err();
     assert_eq!(refused, Some(DialFailure::NoAgent));
 
-    let only = enter(&hub, "agent");
-    hub.set_silence(only.handle.id, Duration::from_secs(8));
+    let only = enter(&router, "agent");
+    router.set_silence(only.handle.id, Duration::from_secs(8));
     let start = Instant::now();
-    assert_eq!(dial(&hub, 2).await.err(), Some(DialFailure::TimedOut));
+    assert_eq!(dial(&router, 2).await.err(), Some(DialFailure::TimedOut));
     assert_eq!(start.elapsed().as_secs(), 10);
     drop(only);
-    let mut waits = Box::pin(dial(&hub, 3));
+    let mut waits = Box::pin(dial(&router, 3));
     assert!(futures_util::poll!(&mut waits).is_pending());
-    let mut new = enter(&hub, "agent");
+    let mut new = enter(&router, "agent");
     assert!(futures_util::poll!(&mut waits).is_pending());
     assert!(given(&mut new).is_some());
-    assert_eq!(hub.dial_counts().waited, 2);
+    assert_eq!(router.dial_counts().waited, 2);
 }
 
 /// Limit (times): A dial on a silent link
 #[tokio::test(start_paused = true)]
 async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
-    let hub = hub(16_384);
-    let only = enter(&hub, "agent");
-    hub.set_silence(only.handle.id, Duration::from_secs(8));
+    let router = router(16_384);
+    let only = enter(&router, "agent");
+    router.set_silence(only.handle.id, Duration::from_secs(8));
     let mut waiting = Vec::new();
     for number in 0..1024 {
-        let mut waits = Box::pin(dial(&hub, number));
+        let mut waits = Box::pin(dial(&router, number));
         assert!(futures_util::poll!(&mut waits).is_pending());
         waiting.push(waits);
     }
     let full = DialFailure::TooManyPending { per_agent: false };
-    assert_eq!(dial(&hub, -1).await.err(), Some(full));
-    hub.set_silence(only.handle.id, Duration::ZERO);
+    assert_eq!(dial(&router, -1).await.err(), Some(full));
+    router.set_silence(only.handle.id, Duration::ZERO);
     for waits in &mut waiting {
         assert!(futures_util::poll!(waits).is_pending());
     }
@@ -307,16 +307,17 @@ async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
 /// Limit (times): A link whose agent stays silent
 #[tokio::test(start_paused = true)]
 async fn an_agent_in_go_is_given_longer() {
-    let hub = hub(1000);
-    let adit = enter(&hub, "a");
+    let router = router(1000);
+    let adit = enter(&router, "a");
     let info = LinkInfo {
         credit: false,
         ..(*adit.handle.info).clone()
     };
-    let go = hub.enter(info, 2, None).expect("there is room");
+    let go = router.enter(info, 2, None).expect("there is room");
     let silence = |entered: &Entered, seconds| {
         let quiet = Duration::from_secs(seconds);
-        hub.set_silence(entered.handle.id, quiet)
+        router
+            .set_silence(entered.handle.id, quiet)
             .map(|(_, silence)| silence)
     };
     for entered in [&adit, &go] {
