@@ -50,7 +50,7 @@ use adit_telemetry::metrics_lease::AgentLeaseMetrics;
 use adit_tls::reload::{self, Reload, Reloadable};
 use adit_tls::tls::{Alpn, ClientTls};
 use adit_tunnel::lane::LaneRoom;
-use adit_tunnel::{LaneWatch, PipeRelay};
+use adit_tunnel::{LaneWatch, RawLaneRelay};
 
 /// Targets, dials and connections at once: far above any descriptor limit.
 const TASKS_MAX: usize = 200_000;
@@ -80,7 +80,7 @@ pub struct RunningAgent {
     dials: Arc<Dials>,
     lane_watch: Arc<LaneWatch>,
     services: Tasks,
-    relay: Option<Arc<PipeRelay>>,
+    relay: Option<Arc<RawLaneRelay>>,
     stage: Arc<AtomicU8>,
     stop: CancellationToken,
     _admin: Admin,
@@ -250,7 +250,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         data_path,
         lanes_max: context.lane_room.lanes_max(),
         engine: started_relay.engine.clone(),
-        relay: relay.as_deref().map(PipeRelay::handle),
+        relay: relay.as_deref().map(RawLaneRelay::handle),
         host: status::Common::host(plan.admin_socket.is_some(), Needs::of_agent(plan)),
         redirect: Arc::clone(&redirect),
         account: accounting,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use adit_core::session::{MemoryPressure, ProcessBudget};
 
 use crate::memory;
-use adit_tunnel::PipeRelay;
+use adit_tunnel::RawLaneRelay;
 
 /// How often the kernel is asked: thousands of tunnels need longer to fill their sockets.
 const EVERY: Duration = Duration::from_millis(100);
@@ -89,14 +89,14 @@ fn pressure(used: u64, before: MemoryPressure) -> MemoryPressure {
 }
 
 /// Tells `budget` and `relay` until dropped.
-pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<PipeRelay>>) {
+pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<RawLaneRelay>>) {
     watch_cgroup(CgroupMemory::here(), budget, relay).await;
 }
 
 async fn watch_cgroup(
     memory: Option<CgroupMemory>,
     budget: Arc<ProcessBudget>,
-    relay: Option<Arc<PipeRelay>>,
+    relay: Option<Arc<RawLaneRelay>>,
 ) {
     if memory.is_none() && relay.is_none() {
         // Nothing to watch, and a service that ended would be missed.

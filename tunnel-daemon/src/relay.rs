@@ -12,13 +12,13 @@ use crate::privileges::give_up_here;
 use adit_config::plan::{DataPathPlan, LaneSecurity};
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
-use adit_tunnel::{PipeRelay, driver_label, reason_label};
+use adit_tunnel::{RawLaneRelay, driver_label, reason_label};
 
 /// What came of the plan on this host.
 pub(super) struct Started {
     pub(super) engine: Choice,
     /// `None` when there is nothing to relay.
-    pub(super) relay: Option<Arc<PipeRelay>>,
+    pub(super) relay: Option<Arc<RawLaneRelay>>,
     /// The plan, without what this host cannot do.
     pub(super) data_path: DataPathPlan,
     /// Lines for `/readyz?verbose`.
@@ -69,7 +69,7 @@ pub(super) fn start(
         metrics.insecure_flag("lane-security=plaintext");
     }
     let choice = started.engine.clone();
-    let relay = PipeRelay::start(
+    let relay = RawLaneRelay::start(
         choice,
         tunnels_max,
         silence_max,

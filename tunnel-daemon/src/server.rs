@@ -1,6 +1,7 @@
 //! The server: router, listeners, probes, and the order in which they stop.
 
 mod gauges;
+mod idle_lanes;
 #[cfg(test)]
 mod tests;
 
@@ -49,7 +50,7 @@ use adit_server::router::{DialLimits, LinkHandle, Router};
 use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
 use adit_tls::reload;
 use adit_tunnel::lane::LaneRoom;
-use adit_tunnel::{LanePool, LaneWatch, PipeRelay};
+use adit_tunnel::{LanePool, LaneWatch, RawLaneRelay};
 
 /// Connections and streams of clients at once: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
@@ -76,7 +77,7 @@ pub struct RunningServer {
     pub metrics: ServerMetrics,
     router: Arc<Router>,
     lane_watch: Arc<LaneWatch>,
-    relay: Option<Arc<PipeRelay>>,
+    relay: Option<Arc<RawLaneRelay>>,
     captured: Captured,
     tasks: ServerTasks,
     stop: CancellationToken,
@@ -223,6 +224,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     services.spawn_always("tls-files", watching);
     let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&router));
     services.spawn_always("gauges", gauges);
+    services.spawn_always("idle-lanes", idle_lanes::keep(Arc::clone(&router)));
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&router, &stopping, &tasks.services, plan.compat);
@@ -247,7 +249,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             data_path: started_relay.data_path,
             lanes_max,
             engine: started_relay.engine.clone(),
-            relay: relay.as_deref().map(PipeRelay::handle),
+            relay: relay.as_deref().map(RawLaneRelay::handle),
             host: status::Common::host(plan.admin_socket.is_some(), Needs::of_server(plan)),
             redirect: Arc::clone(captured.view()),
             account: accounting,

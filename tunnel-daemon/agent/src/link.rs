@@ -34,7 +34,7 @@ use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFac
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{
     Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver,
-    LinkStreams, PipeRelay, serve_target,
+    LinkStreams, RawLaneRelay, serve_target,
 };
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -279,7 +279,7 @@ pub struct LinkContext {
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
     /// For tunnels on lanes in clear text; absent where no lane is.
-    pub relay: Option<Arc<PipeRelay>>,
+    pub relay: Option<Arc<RawLaneRelay>>,
 }
 
 /// A running link, as its owner holds it.

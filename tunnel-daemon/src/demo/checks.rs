@@ -300,7 +300,7 @@ impl Driver<'_> {
             ways.push(format!("agent {} -> {target}", agent.name));
         }
         Ok(used.behind(format!(
-            "frontend -> hub -> lane or link -> {}",
+            "frontend -> router -> lane or link -> {}",
             ways.join(" | ")
         )))
     }

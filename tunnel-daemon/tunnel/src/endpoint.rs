@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::channel::{Channel, DirtyList};
 use crate::clock::moment;
-use crate::lane::{Lane, Pipe};
+use crate::lane::{Lane, RawLane};
 use crate::lane_path::{LaneOwner, LanePath};
 use crate::link_path::LinkPath;
 use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
@@ -63,7 +63,7 @@ pub enum Carrier {
     /// Its bytes go through this process.
     Endpoint(Endpoint),
     /// A connection of its own, to be relayed by the kernel or a relay thread.
-    Pipe(Pipe),
+    RawLane(RawLane),
 }
 
 impl Carrier {
@@ -72,7 +72,7 @@ impl Carrier {
     pub fn path(&self) -> PathLabel {
         match self {
             Self::Endpoint(endpoint) => endpoint.path(),
-            Self::Pipe(pipe) => pipe.path(),
+            Self::RawLane(raw_lane) => raw_lane.path(),
         }
     }
 }

@@ -89,8 +89,8 @@ pub struct LanePool {
 struct Idle {
     lanes: Vec<Waiting>,
     pings: u64,
-    /// Tunnels that may still become pipes at the moment.
-    pipes: TokenBucket,
+    /// Tunnels that may still become raw lanes at the moment.
+    raw_lanes: TokenBucket,
 }
 
 /// How an attempt to open a tunnel on a lane went.
@@ -112,7 +112,11 @@ impl LanePool {
             idle: Mutex::new(Idle {
                 lanes: Vec::new(),
                 pings: 0,
-                pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now().into_std()),
+                raw_lanes: TokenBucket::new(
+                    PIPES_PER_SECOND,
+                    PIPES_BURST,
+                    Instant::now().into_std(),
+                ),
             }),
             rang: Arc::default(),
             gone: CancellationToken::new(),
@@ -237,17 +241,22 @@ impl LanePool {
         }
     }
 
-    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up. `pipe`: the client's end is a socket in clear
-    /// text, so the lane may become a pipe if it is in clear text, too.
+    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up. `raw_lane`: the client's end is a socket in clear
+    /// text, so the lane may become a raw lane if it is in clear text, too.
     pub async fn open(
         self: &Arc<Self>,
         protocol: &str,
         address: &str,
         timeout: Option<Duration>,
-        pipe: bool,
+        raw_lane: bool,
     ) -> OnLane {
         let metrics = &self.settings.metrics;
-        let Some(Taken { lane, left, pipe }) = self.take(pipe) else {
+        let Some(Taken {
+            lane,
+            left,
+            raw_lane,
+        }) = self.take(raw_lane)
+        else {
             metrics.lane_dial(LaneDial::Miss);
             return OnLane::NotSeen;
         };
@@ -262,7 +271,7 @@ impl LanePool {
         let request = OpenRequest {
             protocol: protocol.to_owned(),
             address: address.to_owned(),
-            raw: pipe,
+            raw: raw_lane,
             origin: None,
         };
         let asked = Instant::now();
@@ -281,9 +290,9 @@ impl LanePool {
         outcome
     }
 
-    /// An idle lane. `pipe`: it may become a pipe, if both ends can do that and others are left: it is not used again, and
+    /// An idle lane. `raw_lane`: it may become a raw lane, if both ends can do that and others are left: it is not used again, and
     /// dials in quick succession are better off with lanes that are.
-    fn take(self: &Arc<Self>, pipe: bool) -> Option<Taken> {
+    fn take(self: &Arc<Self>, raw_lane: bool) -> Option<Taken> {
         loop {
             let mut idle = self.lock();
             let waiting = idle.lanes.pop()?;
@@ -294,11 +303,17 @@ impl LanePool {
             };
             let mut lane = *lane;
             let now = Instant::now().into_std();
-            let pipe =
-                pipe && lane.may_be_pipe() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
-            let pipe = pipe && lane.prepare_pipe();
+            let raw_lane = raw_lane
+                && lane.may_be_raw()
+                && left >= IDLE_MIN
+                && self.lock().raw_lanes.try_take(now);
+            let raw_lane = raw_lane && lane.prepare_pipe();
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
-            return Some(Taken { lane, left, pipe });
+            return Some(Taken {
+                lane,
+                left,
+                raw_lane,
+            });
         }
     }
 
@@ -447,6 +462,6 @@ struct Taken {
     lane: Lane,
     /// Idle lanes that are left.
     left: usize,
-    /// It may become a pipe.
-    pipe: bool,
+    /// It may become a raw lane.
+    raw_lane: bool,
 }

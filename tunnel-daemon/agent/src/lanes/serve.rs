@@ -17,7 +17,7 @@ use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
 use adit_tls::stream::{Connection as _, Socket};
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Endpoint, EndpointWatch, PipeEnd, serve_target, until_answered};
+use adit_tunnel::{Endpoint, EndpointWatch, RawLaneEnd, serve_target, until_answered};
 
 /// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
@@ -52,7 +52,7 @@ impl LaneKeeper {
                 }
             };
             self.0.proved.store(true, Relaxed);
-            if request.raw && !lane.may_be_pipe() {
+            if request.raw && !lane.may_be_raw() {
                 let text = "a tunnel without frames needs a lane in clear text, or on kernel TLS";
                 lane.end().refuse(RefusalCode::Denied, text);
                 continue;
@@ -75,8 +75,8 @@ impl LaneKeeper {
                     lane.end().accept_framed();
                     return self.open(lane, socket, request.address);
                 }
-                Ok(Some(Ok(socket))) if request.raw => match lane.accept_pipe() {
-                    Ok(true) => return self.open_pipe(lane, socket, request.address),
+                Ok(Some(Ok(socket))) if request.raw => match lane.accept_raw() {
+                    Ok(true) => return self.open_raw(lane, socket, request.address),
                     Ok(false) => return self.open(lane, socket, request.address),
                     Err(failure) => return self.lost(&failure),
                 },
@@ -87,7 +87,7 @@ impl LaneKeeper {
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // Nobody waits for the answer any more.
                 Ok(None) => (),
-                // How a dial of a pipe is given up: nothing went wrong.
+                // How a dial of a raw lane is given up: nothing went wrong.
                 Err(LaneFailure::Io(error)) if request.raw && error.kind() == ConnectionReset => {
                     self.adit().lane_closed(LaneEnd::Used);
                     return self.0.changed.notify_one();
@@ -155,11 +155,11 @@ impl LaneKeeper {
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
-    fn open_pipe(&self, lane: Lane, socket: Socket, address: String) {
+    fn open_raw(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
-        let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
-            (Ok(pipe), Some(relay)) => (pipe, relay),
-            // No lane becomes a pipe without a relay. The pipe is dropped, which resets it.
+        let (raw_lane, relay) = match (lane.into_raw(self.adit()), &context.relay) {
+            (Ok(raw_lane), Some(relay)) => (raw_lane, relay),
+            // No lane becomes a raw lane without a relay. The raw lane is dropped, which resets it.
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
@@ -167,14 +167,14 @@ impl LaneKeeper {
             return tracing::debug!("a target's socket cannot be relayed");
         };
         let open = context.metrics.open_endpoint_connection();
-        let entry = context.enter(&self.0.server, &address, pipe.path());
+        let entry = context.enter(&self.0.server, &address, raw_lane.path());
         let live = entry.live();
         let keeper = Arc::downgrade(&self.0);
-        let counted = CountedTunnel::opened(self.adit(), pipe.path());
-        relay.hand_over(socket, pipe, &live, move |outcome| {
+        let counted = CountedTunnel::opened(self.adit(), raw_lane.path());
+        relay.hand_over(socket, raw_lane, &live, move |outcome| {
             drop((entry, open));
             counted.ended(outcome.end.reason_at_target());
-            if matches!(outcome.end, PipeEnd::KeysUsedUp) {
+            if matches!(outcome.end, RawLaneEnd::KeysUsedUp) {
                 tracing::warn!(
                     target_address = address,
                     "a tunnel was cut: the keys of its kernel TLS are used up; --lane-security=tls has no such limit"

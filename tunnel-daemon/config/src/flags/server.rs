@@ -124,8 +124,6 @@ struct FrontendFlags {
     /// Ping a gRPC client connection this often, busy or not; it is given up when nothing comes for 20s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     frontend_keepalive_time: Duration,
-    #[command(flatten)]
-    connect: ConnectPlan,
 }
 
 #[derive(clap::Args, Debug)]
@@ -245,7 +243,7 @@ impl ServerFlags {
                 .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
             transparent: self.transparent.plan(),
             frontend_keepalive: KeepAlive::every(frontends.frontend_keepalive_time),
-            connect: frontends.connect,
+            connect: ConnectPlan::default(),
             tls: TlsPolicy::parse(&self.tls.tls_min_version, &self.tls.cipher_suites, warnings)?,
             health: self
                 .health_port

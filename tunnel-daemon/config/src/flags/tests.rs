@@ -226,10 +226,9 @@ fn contradictions_are_refused_with_the_flags_named() {
         (vec!["--cluster-ca-cert=PEM"], "--frontend grpc=unix:"),
         (vec![unix, unix, "--cluster-ca-cert=PEM"], "two frontends listen on /run/a.sock"),
         (vec![unix, "--cluster-ca-cert=/no/ca"], "/no/ca: no such file"),
-        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"], "--agent-budget"),
-        (vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"], "at least"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--agent-budget=1MiB"], "at least"),
         (vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"], "--process-budget"),
-        (vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"], "--stall-timeout"),
+        (vec![unix, "--cluster-ca-cert=PEM", "--half-closed-timeout=0"], "--half-closed-timeout"),
         (vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"], "--pending-dials-per-agent 1024"),
         (vec![unix, "--cluster-ca-cert=PEM", "--health-bind-address=127.0.0.1", "--health-port=8095"], "127.0.0.1:8095"),
         (vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"], "unknown proxy strategy: x"),
@@ -372,30 +371,6 @@ fn values_name_their_form() {
         "grpc=tcp:a:99999",
     ] {
         assert!(values::frontend(text).is_err(), "{text}");
-    }
-}
-
-#[test]
-fn limits_of_connect_heads_are_taken_and_bounded() {
-    let with = |flags: &[&str]| {
-        let mut all = vec![
-            "--frontend=http-connect=unix:/run/a.sock",
-            "--cluster-ca-cert=PEM",
-        ];
-        all.extend(flags);
-        server(&all).map(|(plan, _)| (plan.connect.head_timeout, plan.connect.head_bytes_max))
-    };
-    assert_eq!(with(&[]).unwrap(), (Duration::from_secs(60), 1 << 20));
-    let flags = ["--connect-head-timeout=1m30s", "--connect-head-size=64KiB"];
-    assert_eq!(with(&flags).unwrap(), (Duration::from_secs(90), 64 << 10));
-    for bad in [
-        "--connect-head-timeout=0",
-        "--connect-head-size=1023",
-        "--connect-head-size=17MiB",
-    ] {
-        let error = with(&[bad]).unwrap_err();
-        let flag = bad.split('=').next().unwrap();
-        assert!(error.message().contains(flag), "{bad}");
     }
 }
 

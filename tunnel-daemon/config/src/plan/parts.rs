@@ -138,7 +138,7 @@ impl Default for DialPlan {
 #[command(next_help_heading = "Isolation")]
 pub struct IsolationPlan {
     /// Memory a tunnel owns while its reader is paused, on links to Go peers
-    #[arg(long = "tunnel-share", value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
+    #[arg(skip = limits::TUNNEL_SHARE_BYTES)]
     pub tunnel_share_bytes: u64,
     /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
     /// granted on it
@@ -149,9 +149,10 @@ pub struct IsolationPlan {
     #[arg(long = "process-budget", value_name = "SIZE", value_parser = bytes)]
     pub process_budget_bytes: Option<u64>,
     /// Close a tunnel that is over its share and made no progress for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    #[arg(skip = limits::STALL_TIMEOUT)]
     pub stall_timeout: Duration,
-    /// Reset a tunnel that is half-closed and silent for this long
+    /// Reset a tunnel that is half-closed and silent for this long: more for clients that shut their side and wait long for an
+    /// answer
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub half_closed_timeout: Duration,
 }
@@ -160,25 +161,18 @@ impl IsolationPlan {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let (share, agent) = (self.tunnel_share_bytes, self.agent_budget_bytes);
         let process = self.process_budget_bytes.unwrap_or(u64::MAX);
-        if share < limits::TUNNEL_SHARE_BYTES_MIN {
-            let min = limits::TUNNEL_SHARE_BYTES_MIN;
-            bail!("--tunnel-share {share} bytes must be at least {min} bytes");
-        }
-        if share > agent {
-            bail!("--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes");
+        if agent < share {
+            bail!(
+                "--agent-budget {agent} bytes must be at least {share} bytes: one tunnel may hold as much"
+            );
         }
         if agent > process {
             bail!(
                 "--agent-budget {agent} bytes must not be above --process-budget {process} bytes"
             );
         }
-        for (flag, time) in [
-            ("--stall-timeout", self.stall_timeout),
-            ("--half-closed-timeout", self.half_closed_timeout),
-        ] {
-            if time.is_zero() {
-                bail!("{flag} must be greater than 0");
-            }
+        if self.half_closed_timeout.is_zero() {
+            bail!("--half-closed-timeout must be greater than 0");
         }
         Ok(())
     }
@@ -197,34 +191,12 @@ impl Default for IsolationPlan {
 }
 
 /// What an HTTP-CONNECT client may take for its request head.
-#[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
-#[command(next_help_heading = "Frontends")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectPlan {
-    /// Close an http-connect client that has not sent its request head after this long
-    #[arg(long = "connect-head-timeout", value_name = "TIME", default_value = "60s", value_parser = duration)]
+    /// A client whose head takes longer is closed.
     pub head_timeout: Duration,
-    /// Refuse longer request heads of http-connect clients, with status 431; from 1KiB to 16MiB
-    #[arg(long = "connect-head-size", value_name = "SIZE", default_value = "1MiB", value_parser = bytes)]
+    /// Longer heads are refused with status 431.
     pub head_bytes_max: u64,
-}
-
-impl ConnectPlan {
-    pub(super) fn check(self) -> Result<(), ConfigError> {
-        if self.head_timeout.is_zero() {
-            bail!("--connect-head-timeout must be greater than 0");
-        }
-        let (min, max) = (
-            limits::CONNECT_HEAD_BYTES_MIN,
-            limits::CONNECT_HEAD_BYTES_MAX,
-        );
-        if !(min..=max).contains(&self.head_bytes_max) {
-            bail!(
-                "--connect-head-size {} bytes must be from {min} to {max} bytes",
-                self.head_bytes_max
-            );
-        }
-        Ok(())
-    }
 }
 
 impl Default for ConnectPlan {

@@ -14,9 +14,9 @@ use crate::router::Router;
 use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
-use adit_tunnel::lane::Pipe;
+use adit_tunnel::lane::RawLane;
 use adit_tunnel::{
-    Carrier, Closing, Endpoint, PipeRelay, close_gracefully, copy_bidirectional, reset_on_close,
+    Carrier, Closing, Endpoint, RawLaneRelay, close_gracefully, copy_bidirectional, reset_on_close,
 };
 
 /// What tunnels of these dialects are at their target.
@@ -135,12 +135,12 @@ async fn establish<F: Frontend, S: Connection + Send>(
     let mut tunnel = ClientTunnel::new(context, F::DIALECT);
     let asked = tunnel.dialing(&destination);
     let relays = context.relay.as_ref();
-    let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
+    let raw_lane = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check(NETWORK, &destination) {
         Ok(()) => {
             let dial = DialId(rand::random::<i64>() & i64::MAX);
             // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-            let dialing = Box::pin(router.dial_for(dial, NETWORK, &destination, pipe, &asked));
+            let dialing = Box::pin(router.dial_for(dial, NETWORK, &destination, raw_lane, &asked));
             let Early { bytes, unanswered } = &mut early;
             pending_dial::outcome(dialing, &mut io, bytes, unanswered).await
         }
@@ -185,7 +185,7 @@ fn tunnel<F: Frontend, S: Connection + Send + 'static>(
     }
     match carrier {
         Carrier::Endpoint(endpoint) => Box::pin(serve_tunnel::<F, S>(client, endpoint)),
-        Carrier::Pipe(pipe) => Box::pin(splice::<F, S>(client, pipe)),
+        Carrier::RawLane(raw_lane) => Box::pin(splice::<F, S>(client, raw_lane)),
     }
 }
 
@@ -229,11 +229,11 @@ async fn answered<F: Frontend, S: Connection + Send>(
 }
 
 /// From the answer to the end, by relay threads. A cancelled call resets both sockets.
-async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, pipe: Pipe) {
+async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, raw_lane: RawLane) {
     let target_speaks = async {
-        if pipe.received.is_empty() {
+        if raw_lane.received.is_empty() {
             // A failure is found again by the relay.
-            let _ready = pipe.socket.readable().await;
+            let _ready = raw_lane.socket.readable().await;
         }
     };
     let relay = client.relay.clone();
@@ -246,7 +246,7 @@ async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, pipe: 
     let Client {
         io, early, tunnel, ..
     } = &mut client;
-    // Wherever this ends early, the pipe is dropped, which resets it.
+    // Wherever this ends early, the raw lane is dropped, which resets it.
     let answered = tokio::select! {
         biased;
         () = stopped => return tunnel.cut(EndReason::Shutdown),
@@ -255,7 +255,7 @@ async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, pipe: 
     if let Err(gone) = answered {
         return gone.tell(tunnel);
     }
-    client.splice(pipe).await;
+    client.splice(raw_lane).await;
 }
 
 /// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
@@ -264,8 +264,8 @@ pub(super) struct Client<S> {
     /// What it has sent before the tunnel was open.
     pub(super) early: BytesMut,
     pub(super) tunnel: ClientTunnel,
-    /// For a tunnel that is a pipe.
-    pub(super) relay: Option<Arc<PipeRelay>>,
+    /// For a tunnel that is a raw lane.
+    pub(super) relay: Option<Arc<RawLaneRelay>>,
     /// Where open connections are counted.
     pub(super) open: Option<GaugeGuard>,
 }
@@ -295,7 +295,7 @@ impl<S: Connection> Client<S> {
     }
 
     /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.
-    pub(super) async fn splice(self, pipe: Pipe) {
+    pub(super) async fn splice(self, raw_lane: RawLane) {
         let Self {
             io,
             early,
@@ -303,12 +303,12 @@ impl<S: Connection> Client<S> {
             relay,
             open: _open,
         } = self;
-        // Without a relay nobody asks for a pipe, which resets when it is dropped.
+        // Without a relay nobody asks for a raw lane, which resets when it is dropped.
         let (Some(relay), Some(socket), Some(live)) = (relay, io.into_descriptor(), tunnel.live())
         else {
             return tunnel.cut(EndReason::RelayFailed);
         };
-        let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
+        let outcome = relay.run(socket, early.freeze(), raw_lane, &live).await;
         tracing::debug!(end = ?outcome.end, "relayed tunnel over");
         tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
         let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);

@@ -26,7 +26,7 @@ use adit_telemetry::{
 };
 use adit_tls::principal::Principal;
 use adit_tls::stream::Connection;
-use adit_tunnel::{Endpoint, EndpointWatch, PipeRelay};
+use adit_tunnel::{Endpoint, EndpointWatch, RawLaneRelay};
 
 /// Shared by all frontends of a server.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ pub struct FrontendContext {
     /// One event per tunnel.
     pub access: Arc<AccessLog>,
     /// For tunnels whose two ends are sockets in clear text; absent where no lane is.
-    pub relay: Option<Arc<PipeRelay>>,
+    pub relay: Option<Arc<RawLaneRelay>>,
     /// What clients and others share.
     pub descriptors: Arc<Descriptors>,
     /// Accounting in the kernel.

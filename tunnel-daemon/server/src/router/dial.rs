@@ -208,7 +208,7 @@ struct Wanted<'a> {
     dial: DialId,
     protocol: &'a str,
     address: &'a str,
-    pipe: bool,
+    raw_lane: bool,
 }
 
 type Outcome = (LinkHandle, Result<OpenTunnel<Carrier>, CancelledDial>);
@@ -235,11 +235,11 @@ impl Router {
                 agent: open.agent,
             }),
             // Not asked for.
-            Carrier::Pipe(_) => Err(DialFailure::LinkLost),
+            Carrier::RawLane(_) => Err(DialFailure::LinkLost),
         }
     }
 
-    /// As [`Self::dial`]; `pipe`: the client's end is a socket in clear text, so that the tunnel may do without frames.
+    /// As [`Self::dial`]; `raw_lane`: the client's end is a socket in clear text, so that the tunnel may do without frames.
     ///
     /// # Errors
     /// As [`Self::dial`].
@@ -248,7 +248,7 @@ impl Router {
         dial: DialId,
         protocol: &str,
         address: &str,
-        pipe: bool,
+        raw_lane: bool,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, DialFailure> {
         if self.refuses_dials() {
@@ -267,7 +267,7 @@ impl Router {
             dial,
             protocol,
             address,
-            pipe,
+            raw_lane,
         };
         let host = Host::of_address(address);
         let Some(scope) = self.with_registry(|registry| registry.scope(&host, moment())) else {
@@ -337,12 +337,12 @@ impl Router {
             dial,
             protocol,
             address,
-            pipe,
+            raw_lane,
         } = wanted;
         if let Some(lanes) = &handle.lanes {
             let timeout = self.limits.timeout;
             on(Path::Lane);
-            match lanes.open(protocol, address, timeout, pipe).await {
+            match lanes.open(protocol, address, timeout, raw_lane).await {
                 OnLane::Open(carrier) => {
                     let conn = self.next_lane_conn.fetch_add(1, Relaxed);
                     return Ok(opened(carrier, ConnId(conn)));

@@ -405,13 +405,16 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
 
-/// The limit is the flag's, on the head alone: an open tunnel knows nothing of it.
+/// The limit is on the head alone: an open tunnel knows nothing of it.
 ///
 /// Limit (times): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
+async fn a_slow_head_is_cut_when_its_time_is_up() {
     let (port, _target) = targets::echo().await;
-    let world = World::start(&["--connect-head-timeout=400ms"]).await;
+    let world = World::start_adjusted(&[], |_isolation, heads| {
+        heads.head_timeout = Duration::from_millis(400);
+    })
+    .await;
     let _agent = world.agent("a", &[]).await;
     world.links(1).await;
     let mut tunnel = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
@@ -425,7 +428,7 @@ async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
         assert_eq!(answer, "", "upstream says nothing");
         let kept = started.elapsed();
         assert!(kept >= Duration::from_millis(400), "cut after {kept:?}");
-        // The default is a minute: this was the flag.
+        // The default is a minute.
         assert!(kept < Duration::from_secs(30), "cut after {kept:?}");
     }
     connect::echo(&mut tunnel, b"older than the limit").await;
@@ -433,9 +436,9 @@ async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
 
 /// Limit (sizes): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_head_is_refused_at_the_size_of_the_flag() {
+async fn a_long_head_is_refused_at_its_limit() {
     let (port, _target) = targets::echo().await;
-    let world = World::start(&["--connect-head-size=1KiB"]).await;
+    let world = World::start_adjusted(&[], |_isolation, heads| heads.head_bytes_max = 1024).await;
     let _agent = world.agent("a", &[]).await;
     world.links(1).await;
     let head = |octets: usize| {

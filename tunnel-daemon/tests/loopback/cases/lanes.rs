@@ -280,12 +280,11 @@ async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
     const READERS: usize = 20;
-    let small = [
-        "--process-budget=4MiB",
-        "--agent-budget=4MiB",
-        "--tunnel-share=64KiB",
-    ];
-    let world = World::start(&small).await;
+    let small = ["--process-budget=4MiB", "--agent-budget=4MiB"];
+    let world = World::start_adjusted(&small, |isolation, _heads| {
+        isolation.tunnel_share_bytes = 64 << 10;
+    })
+    .await;
     let _agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
     let (source, _flood) = targets::source(u64::MAX).await;

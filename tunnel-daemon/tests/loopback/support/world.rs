@@ -7,7 +7,7 @@ use std::time::Duration;
 use adit::agent::{self, RunningAgent};
 use adit::demo::grpc_client::{self, GrpcTunnel};
 use adit::server::{self, RunningServer};
-use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_config::plan::{AgentPlan, ConnectPlan, IsolationPlan, ServerPlan};
 use adit_config::{Command, parse};
 use adit_tls::selfsigned::ThrowawayFiles;
 use bytes::Bytes;
@@ -16,12 +16,16 @@ use tonic::transport::Channel;
 
 use super::wait::{until, within};
 
+/// Changes limits that no flag changes.
+type Adjust = fn(&mut IsolationPlan, &mut ConnectPlan);
+
 /// One server (which tests may restart) and what it needs.
 pub(crate) struct World {
     pub(crate) files: ThrowawayFiles,
     pub(crate) dir: TempDir,
     server: Option<RunningServer>,
     flags: Vec<String>,
+    adjust: Adjust,
 }
 
 impl World {
@@ -31,8 +35,21 @@ impl World {
         Self::start_with(|_files| (), flags).await
     }
 
+    /// As [`World::start`], with limits that no flag changes.
+    pub(crate) async fn start_adjusted(flags: &[&str], adjust: Adjust) -> Self {
+        Self::start_as(|_files| (), flags, adjust).await
+    }
+
     /// As [`World::start`], once `prepare` has added to the certificates.
     pub(crate) async fn start_with(prepare: impl FnOnce(&ThrowawayFiles), flags: &[&str]) -> Self {
+        Self::start_as(prepare, flags, |_isolation, _heads| ()).await
+    }
+
+    async fn start_as(
+        prepare: impl FnOnce(&ThrowawayFiles),
+        flags: &[&str],
+        adjust: Adjust,
+    ) -> Self {
         // The last one is in no DNS: only a test's own forward proxy knows it.
         let names = ["127.0.0.1", "::1", "localhost", "server.test"].map(str::to_owned);
         let mut world = Self {
@@ -40,6 +57,7 @@ impl World {
             dir: TempDir::new().expect("a directory"),
             server: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            adjust,
         };
         prepare(&world.files);
         world.serve("0").await;
@@ -98,6 +116,7 @@ impl World {
 
     async fn serve(&mut self, port: &str) {
         let plan = server_plan(&self.server_args(port)).expect("flags are right");
+        let plan = plan.adjusted(self.adjust);
         self.server = Some(server::start(&plan).await.expect("the server starts"));
     }
 

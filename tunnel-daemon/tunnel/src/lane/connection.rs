@@ -9,7 +9,7 @@ use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use crate::lane::pipe::{Kept, LaneRights, Pipe};
+use crate::lane::raw::{Kept, LaneRights, RawLane};
 use crate::lane::room::Slot;
 use crate::lane::transport::Transport;
 use adit_net::socket;
@@ -56,7 +56,7 @@ impl From<&LaneFailure> for LaneEndLabel {
     }
 }
 
-/// How far an encrypted lane is on its way to being a pipe.
+/// How far an encrypted lane is on its way to being a raw lane.
 #[derive(Debug)]
 enum KernelUse {
     /// It cannot be one.
@@ -154,9 +154,9 @@ impl Lane {
             .is_some_and(|rights| rights.are_revoked())
     }
 
-    /// Whether a tunnel on it may be a pipe: its bytes are in clear text, or both ends' kernels can do its TLS.
+    /// Whether a tunnel on it may be a raw lane: its bytes are in clear text, or both ends' kernels can do its TLS.
     #[must_use]
-    pub fn may_be_pipe(&self) -> bool {
+    pub fn may_be_raw(&self) -> bool {
         matches!(self.transport, Transport::Clear(_))
             || matches!(self.kernel_tls, KernelUse::Agreed)
     }
@@ -177,12 +177,12 @@ impl Lane {
         }
     }
 
-    /// Answers an OPEN that asks for a pipe. False when the tunnel has frames after all, since the kernel did not take the
+    /// Answers an OPEN that asks for a raw lane. False when the tunnel has frames after all, since the kernel did not take the
     /// lane's TLS over: then nothing else has changed.
     ///
     /// # Errors
     /// The kernel took a part of it: the lane is to be dropped.
-    pub fn accept_pipe(&mut self) -> Result<bool, LaneFailure> {
+    pub fn accept_raw(&mut self) -> Result<bool, LaneFailure> {
         if let Transport::Tls(records) = &mut self.transport {
             match records.start_kernel_tls() {
                 // From here on what waits is sealed by the kernel, the answer with it.
@@ -203,7 +203,7 @@ impl Lane {
     ///
     /// # Errors
     /// The lane cannot be one, or its peer spoke out of turn; it is closed then.
-    pub fn into_pipe(mut self, metrics: &AditMetrics) -> Result<Pipe, LaneFailure> {
+    pub fn into_raw(mut self, metrics: &AditMetrics) -> Result<RawLane, LaneFailure> {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);
         }
@@ -232,7 +232,7 @@ impl Lane {
             }
         };
         self.kept.closes = Some((metrics.clone(), LaneEndLabel::Used));
-        Ok(Pipe {
+        Ok(RawLane {
             socket,
             unsent,
             received,

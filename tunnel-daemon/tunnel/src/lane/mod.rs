@@ -2,11 +2,11 @@
 
 mod bind;
 mod connection;
-mod pipe;
+mod raw;
 mod room;
 mod transport;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure};
-pub use pipe::{LaneRights, Pipe};
+pub use raw::{LaneRights, RawLane};
 pub use room::{LaneRoom, Slot};

@@ -57,8 +57,8 @@ impl Opening<'_> {
         match answer {
             Ok(Answer::Opened) => match self.lane.take() {
                 Some(lane) if lane.state().is_raw() => {
-                    match lane.into_pipe(&self.pool.settings.metrics) {
-                        Ok(pipe) => OnLane::Open(Carrier::Pipe(pipe)),
+                    match lane.into_raw(&self.pool.settings.metrics) {
+                        Ok(raw_lane) => OnLane::Open(Carrier::RawLane(raw_lane)),
                         Err(failure) => self.fail(&failure),
                     }
                 }

@@ -13,7 +13,7 @@ use adit_telemetry::{AditMetrics, GaugeGuard};
 /// A lane whose frames are over: its bytes are the tunnel's. Closing its socket resets the connection unless that is
 /// disarmed: without frames nothing else tells the peer that what it got is not the whole, when this process is killed.
 #[derive(Debug)]
-pub struct Pipe {
+pub struct RawLane {
     /// The lane's connection.
     pub socket: TcpStream,
     /// To be written before anything else: what the peer needs to know that the frames are over.
@@ -26,7 +26,7 @@ pub struct Pipe {
     pub kept: Kept,
 }
 
-impl Pipe {
+impl RawLane {
     /// What its tunnel travels on.
     #[must_use]
     pub fn path(&self) -> Path {
@@ -46,7 +46,7 @@ pub trait LaneRights: std::fmt::Debug + Send + Sync {
     fn revoke(&self);
 }
 
-/// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a pipe also how it is counted
+/// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a raw lane also how it is counted
 /// once it is no more.
 #[derive(Debug, Default)]
 pub struct Kept {

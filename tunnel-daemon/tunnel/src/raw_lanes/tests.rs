@@ -78,7 +78,7 @@ fn lengths() -> impl Iterator<Item = usize> {
 
 /// A relay, and what tunnels on it need.
 struct World {
-    relay: Arc<PipeRelay>,
+    relay: Arc<RawLaneRelay>,
     metrics: ServerMetrics,
     listener: TcpListener,
     entry: TunnelEntry,
@@ -121,7 +121,7 @@ impl World {
         let adit = metrics.adit().clone();
         let budget = Arc::new(ProcessBudget::new(1 << 30).with_socket_buffers(socket_kib));
         Self {
-            relay: PipeRelay::start(choice, 16, PATIENCE, budget, adit, || ()).unwrap(),
+            relay: RawLaneRelay::start(choice, 16, PATIENCE, budget, adit, || ()).unwrap(),
             metrics,
             listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
             entry: Arc::new(OpenTunnels::default()).enter(&facts),
@@ -146,11 +146,11 @@ impl World {
     }
 
     /// Relays a tunnel whose `near` socket sends and gets this much.
-    async fn carry(&self, near: UnixStream, early: Vec<u8>, pipe: Pipe, bytes: [usize; 2]) {
+    async fn carry(&self, near: UnixStream, early: Vec<u8>, raw_lane: RawLane, bytes: [usize; 2]) {
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
-        let outcome = self.relay.run(near, early.into(), pipe, &live).await;
-        assert!(matches!(outcome.end, PipeEnd::Finished), "{outcome:?}");
+        let outcome = self.relay.run(near, early.into(), raw_lane, &live).await;
+        assert!(matches!(outcome.end, RawLaneEnd::Finished), "{outcome:?}");
         let counted = [outcome.from_socket, outcome.to_socket];
         assert_eq!(counted, bytes.map(|bytes| bytes as u64));
     }
@@ -168,9 +168,9 @@ impl World {
                 .await
                 .unwrap();
             assert_eq!(lane.event().await.unwrap(), LaneEvent::Opened);
-            let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+            let raw_lane = lane.into_raw(self.metrics.adit()).unwrap();
             let bytes = [early + LATE_BYTES, spoken + LATE_BYTES];
-            self.carry(near, pattern(0, early), pipe, bytes).await;
+            self.carry(near, pattern(0, early), raw_lane, bytes).await;
         };
         let agent_says = [&said[cuts[1]..], &pattern(spoken, LATE_BYTES)].concat();
         let agent_hears = [&self.said.open[..], &pattern(0, early + LATE_BYTES)].concat();
@@ -191,10 +191,10 @@ impl World {
             assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
             near.readable().await.unwrap();
             lane.end().ping(1);
-            assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
-            let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+            assert!(lane.may_be_raw() && lane.accept_raw().unwrap());
+            let raw_lane = lane.into_raw(self.metrics.adit()).unwrap();
             let bytes = [spoken + LATE_BYTES, early + LATE_BYTES];
-            self.carry(near, Vec::new(), pipe, bytes).await;
+            self.carry(near, Vec::new(), raw_lane, bytes).await;
         };
         let server = async {
             server.write_all(&open[cuts[1]..]).await.unwrap();
@@ -226,12 +226,12 @@ impl World {
     }
 
     /// A lane that its agent gives away for the tunnel that the server asks for.
-    async fn agent_pipe(&self, socket: TcpStream) -> Pipe {
+    async fn agent_pipe(&self, socket: TcpStream) -> RawLane {
         let open = &self.said.open;
         let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
         assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
-        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
-        lane.into_pipe(self.metrics.adit()).unwrap()
+        assert!(lane.may_be_raw() && lane.accept_raw().unwrap());
+        lane.into_raw(self.metrics.adit()).unwrap()
     }
 
     /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
@@ -247,10 +247,10 @@ impl World {
                 .map(|fd| socket_send_buffer_size(fd).unwrap())
         };
         let before = sizes();
-        let pipe = self.agent_pipe(socket).await;
+        let raw_lane = self.agent_pipe(socket).await;
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
-        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let running = self.relay.run(near, Bytes::new(), raw_lane, &live);
         let changing = async {
             server.write_all(b"before").await.unwrap();
             target.read_exact(&mut [0; 6]).await.unwrap();
@@ -286,10 +286,10 @@ impl World {
     async fn lost_with_its_thread(&self) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
-        let pipe = self.agent_pipe(socket).await;
+        let raw_lane = self.agent_pipe(socket).await;
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
-        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let running = self.relay.run(near, Bytes::new(), raw_lane, &live);
         let failing = async {
             server.write_all(b"before").await.unwrap();
             let mut heard = [0; 6];
@@ -298,7 +298,10 @@ impl World {
             self.relay.handle.plant_fault();
         };
         let (outcome, ()) = tokio::join!(running, failing);
-        assert!(matches!(outcome.end, PipeEnd::RelayFailed), "{outcome:?}");
+        assert!(
+            matches!(outcome.end, RawLaneEnd::RelayFailed),
+            "{outcome:?}"
+        );
         let told = (outcome.end.reason(), outcome.to_socket);
         assert_eq!(told, (EndReason::RelayFailed, 6));
         let end = server.read_to_end(&mut Vec::new()).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! How a tunnel on a pipe went: why it is over, how many bytes passed, and what moved them.
+//! How a tunnel on a raw lane went: why it is over, how many bytes passed, and what moved them.
 
 use std::io;
 
@@ -7,9 +7,9 @@ use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Driver, DriverReason, EndReason, Engine};
 
-/// Why a tunnel on a pipe is over.
+/// Why a tunnel on a raw lane is over.
 #[derive(Debug)]
-pub enum PipeEnd {
+pub enum RawLaneEnd {
     /// Both ends said that they send no more, and every byte was delivered.
     Finished,
     /// The client's or target's socket failed.
@@ -30,7 +30,7 @@ pub enum PipeEnd {
     RelayWithoutEvents(io::Error),
 }
 
-impl PipeEnd {
+impl RawLaneEnd {
     /// The reason in metrics and the access log, on a server.
     #[must_use]
     pub fn reason(&self) -> EndReason {
@@ -60,13 +60,13 @@ impl PipeEnd {
 /// How a tunnel went.
 #[derive(Debug)]
 #[must_use = "an outcome carries the byte counts for metrics and the access log"]
-pub struct PipeOutcome {
+pub struct RawLaneOutcome {
     /// Bytes of the client's or target's socket that the lane took.
     pub from_socket: u64,
     /// Bytes of the lane that the client's or target's socket took.
     pub to_socket: u64,
     /// How it ended.
-    pub end: PipeEnd,
+    pub end: RawLaneEnd,
     /// What moved its bytes, the larger part.
     pub engine: Engine,
     /// What drove that.
@@ -83,7 +83,7 @@ pub(super) enum Cut {
     Shutdown,
 }
 
-impl From<Cut> for PipeEnd {
+impl From<Cut> for RawLaneEnd {
     fn from(cut: Cut) -> Self {
         match cut {
             Cut::LaneLost => Self::LaneLost,
@@ -100,7 +100,7 @@ pub(super) fn conclude(
     overhead: u64,
     cause: Option<Cut>,
     metrics: &AditMetrics,
-) -> PipeOutcome {
+) -> RawLaneOutcome {
     let Outcome {
         to_b,
         to_a,
@@ -108,27 +108,27 @@ pub(super) fn conclude(
         engine,
     } = outcome;
     let end = match end {
-        PairEnd::Finished => PipeEnd::Finished,
+        PairEnd::Finished => RawLaneEnd::Finished,
         PairEnd::Failed {
             side: Side::A,
             error,
             ..
-        } => PipeEnd::SocketFailed(error),
-        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => PipeEnd::KeysUsedUp,
+        } => RawLaneEnd::SocketFailed(error),
+        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => RawLaneEnd::KeysUsedUp,
         PairEnd::Failed { error, .. } => match error.kind() {
-            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => PipeEnd::LaneReset,
-            _ => PipeEnd::LaneLost,
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => RawLaneEnd::LaneReset,
+            _ => RawLaneEnd::LaneLost,
         },
         PairEnd::Cancelled => cause.unwrap_or(Cut::Shutdown).into(),
-        PairEnd::Stopped => PipeEnd::Shutdown,
-        PairEnd::Panicked => PipeEnd::RelayFailed,
-        PairEnd::DriverFailed { error } => PipeEnd::RelayWithoutEvents(error),
+        PairEnd::Stopped => RawLaneEnd::Shutdown,
+        PairEnd::Panicked => RawLaneEnd::RelayFailed,
+        PairEnd::DriverFailed { error } => RawLaneEnd::RelayWithoutEvents(error),
     };
     let spliced = to_a.spliced_bytes + to_b.spliced_bytes;
     let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced + overhead);
     metrics.relay_bytes(Engine::Copy).inc_by(copied);
     metrics.relay_bytes(Engine::Splice).inc_by(spliced);
-    PipeOutcome {
+    RawLaneOutcome {
         from_socket: to_b.bytes.saturating_sub(overhead),
         to_socket: to_a.bytes,
         end,

@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 
 mod outcome;
 
-pub use outcome::{PipeEnd, PipeOutcome, driver_label, reason_label};
+pub use outcome::{RawLaneEnd, RawLaneOutcome, driver_label, reason_label};
 
 use self::outcome::{Cut, conclude};
 use crate::endpoint::buffer_sizes;
-use crate::lane::{LaneRights, Pipe};
+use crate::lane::{LaneRights, RawLane};
 use adit_net::socket;
 use adit_telemetry::labels::{Driver, Engine};
 use adit_telemetry::tunnels::{PathQuality, Relayed};
@@ -34,7 +34,7 @@ use adit_telemetry::{AditMetrics, LiveTunnel};
 const EVERY: Duration = Duration::from_secs(5);
 /// Most tunnels; descriptors run out long before.
 const TUNNELS_MAX: usize = 1 << 20;
-/// As many tunnels, of those there may be, share a pipe for splicing in bulk: a sixteenth of the descriptors at most.
+/// As many tunnels, of those there may be, share a pipe of the kernel for splicing in bulk: a sixteenth of the descriptors at most.
 const TUNNELS_PER_PIPE: usize = 10;
 /// Tunnels looked at in one go: some microseconds each.
 const LOOK_TUNNELS: usize = 64;
@@ -45,8 +45,8 @@ const SOCKET: Side = Side::A;
 /// The side that is the lane.
 const LANE: Side = Side::B;
 
-/// Relays tunnels on pipes. Dropping it resets those that are left.
-pub struct PipeRelay {
+/// Relays tunnels on raw lanes. Dropping it resets those that are left.
+pub struct RawLaneRelay {
     handle: RelayHandle,
     metrics: AditMetrics,
     silence_max: Duration,
@@ -78,7 +78,7 @@ struct Watched {
     buffers: [SocketBuffers; 2],
 }
 
-impl PipeRelay {
+impl RawLaneRelay {
     /// Starts the threads, each with a call of `on_thread_start`, for at most `tunnels_max` tunnels. A half-closed one may be
     /// silent for `silence_max`. Their sockets are as large as `budget` has room for.
     ///
@@ -118,15 +118,15 @@ impl PipeRelay {
         }))
     }
 
-    /// Moves bytes between `socket` and `pipe` until the tunnel is over. `early` was read from the socket before. A
+    /// Moves bytes between `socket` and `raw_lane` until the tunnel is over. `early` was read from the socket before. A
     /// cancelled call resets both.
     pub async fn run(
         &self,
         socket: OwnedFd,
         early: Bytes,
-        pipe: Pipe,
+        raw_lane: RawLane,
         live: &LiveTunnel,
-    ) -> PipeOutcome {
+    ) -> RawLaneOutcome {
         /// Ends the tunnel with its task.
         struct CutOnDrop(Submitted, Weak<Cause>);
         impl Drop for CutOnDrop {
@@ -135,15 +135,15 @@ impl PipeRelay {
             }
         }
         let (tell, told) = oneshot::channel();
-        let submitted = self.submit(socket, early, pipe, live, move |outcome| {
+        let submitted = self.submit(socket, early, raw_lane, live, move |outcome| {
             // Nobody listens when this call was cancelled.
             let _cancelled = tell.send(outcome);
         });
         let _cut = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
-        told.await.unwrap_or_else(|_dropped| PipeOutcome {
+        told.await.unwrap_or_else(|_dropped| RawLaneOutcome {
             from_socket: live.bytes().0,
             to_socket: live.bytes().1,
-            end: PipeEnd::RelayFailed,
+            end: RawLaneEnd::RelayFailed,
             engine: Engine::Copy,
             driver: driver_label(self.handle.choice().engine),
             driver_reason: reason_label(self.handle.choice().basis),
@@ -154,28 +154,28 @@ impl PipeRelay {
     pub fn hand_over(
         &self,
         socket: OwnedFd,
-        pipe: Pipe,
+        raw_lane: RawLane,
         live: &LiveTunnel,
-        done: impl FnOnce(PipeOutcome) + Send + 'static,
+        done: impl FnOnce(RawLaneOutcome) + Send + 'static,
     ) {
-        self.submit(socket, Bytes::new(), pipe, live, done);
+        self.submit(socket, Bytes::new(), raw_lane, live, done);
     }
 
     fn submit(
         &self,
         socket: OwnedFd,
         early: Bytes,
-        pipe: Pipe,
+        raw_lane: RawLane,
         live: &LiveTunnel,
-        done: impl FnOnce(PipeOutcome) + Send + 'static,
+        done: impl FnOnce(RawLaneOutcome) + Send + 'static,
     ) -> Option<(Submitted, Weak<Cause>)> {
-        let Pipe {
+        let RawLane {
             socket: lane,
             unsent,
             received,
             tls,
             mut kept,
-        } = pipe;
+        } = raw_lane;
         let rights = kept.rights().cloned();
         let cause = Arc::new(Cause::new());
         let metrics = self.metrics.clone();
@@ -188,7 +188,7 @@ impl PipeRelay {
             drop(cause);
             if matches!(
                 outcome.end,
-                PipeEnd::LaneLost | PipeEnd::RelayFailed | PipeEnd::RelayWithoutEvents(_)
+                RawLaneEnd::LaneLost | RawLaneEnd::RelayFailed | RawLaneEnd::RelayWithoutEvents(_)
             ) {
                 kept.lost();
             }
@@ -483,7 +483,7 @@ fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
     }
 }
 
-impl fmt::Debug for PipeRelay {
+impl fmt::Debug for RawLaneRelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("PipeRelay").field(&self.handle).finish()
     }

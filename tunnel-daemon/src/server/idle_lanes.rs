@@ -1,0 +1,30 @@
+//! Idle lanes of all links: read often, pinged now and then, so that those of an agent that is gone are closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_server::router::Router;
+
+/// Time between two polls of a lane.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Polls from one ping to the next.
+const PING_EVERY_POLLS: u64 = 30;
+/// Links polled before other tasks run: some microseconds each, and a server may have ten thousand of them.
+const LINKS_PER_TURN: usize = 64;
+
+/// Polls and pings for as long as the server runs.
+pub(super) async fn keep(router: Arc<Router>) {
+    for poll in 1_u64.. {
+        let links = router.links().into_iter();
+        for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
+            if at > 0 && at.is_multiple_of(LINKS_PER_TURN) {
+                tokio::task::yield_now().await;
+            }
+            lanes.poll_idle().await;
+            if poll.is_multiple_of(PING_EVERY_POLLS) {
+                lanes.ping_idle().await;
+            }
+        }
+        tokio::time::sleep(POLL_EVERY).await;
+    }
+}
