@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use adit_config::plan::ServerPlan;
 use adit_net::tasks::Tasks;
-use adit_server::backend::Admission;
+use adit_server::backend::AgentAuthenticator;
 use adit_telemetry::ServerMetrics;
 use adit_telemetry::metrics_lease::ServerLeaseMetrics;
 use adit_telemetry::metrics_review::ReviewMetrics;
@@ -61,11 +61,11 @@ pub(super) fn admission(
     plan: &ServerPlan,
     api: Option<&Arc<Api>>,
     metrics: &ServerMetrics,
-) -> Admission {
+) -> AgentAuthenticator {
     let (Some(tokens), Some(api)) = (&plan.agents.tokens, api) else {
-        return Admission::new(None);
+        return AgentAuthenticator::new(None);
     };
     let events = Arc::<ReviewMetrics>::clone(metrics.reviews());
     let reviewer = Reviewer::new(Arc::clone(api), tokens.policy.clone(), tokens.rate, events);
-    Admission::new(Some((reviewer, tokens.proof)))
+    AgentAuthenticator::new(Some((reviewer, tokens.proof)))
 }

@@ -400,7 +400,6 @@ impl Listening<'_> {
     }
 }
 
-/// Under this limit of descriptors; `None`: there is none.
 /// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
 fn fit_grpc_client(stream: &ByteStream, router: &Router) {
     let Some(kib) = router.socket_buffer_kib_max() else {
@@ -413,6 +412,7 @@ fn fit_grpc_client(stream: &ByteStream, router: &Router) {
     }
 }
 
+/// Under this limit of descriptors; `None`: there is none.
 fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
     let share = descriptors.map_or(u64::MAX, |limit| {
         (limit / limits::LISTENER_DESCRIPTORS_DIVISOR).max(1)

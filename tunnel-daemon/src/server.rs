@@ -2,6 +2,7 @@
 
 mod gauges;
 mod idle_lanes;
+mod tenant;
 #[cfg(test)]
 mod tests;
 
@@ -10,16 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use adit_core::registry::{Registry, Strategy};
-use adit_core::session::ProcessBudget;
+use adit_core::registry::Registry;
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::tenant::Tenant;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
-use crate::budgets::{isolation, isolation_here, process_budget};
+use crate::budgets::isolation;
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
@@ -40,14 +41,13 @@ use adit_config::limits;
 use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use adit_net::accounts::Accounts;
 use adit_net::descriptors::Descriptors;
-use adit_net::self_listeners::OwnListeners;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_server::backend::{Admission, AgentAuthorizer, Backend, BackendSettings, LinkSettings};
-use adit_server::frontend::client_limits::ClientLimits;
-use adit_server::frontend::events::FrontendContext;
-use adit_server::router::{DialLimits, LinkHandle, Router};
-use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
+use adit_server::backend::{
+    AgentAuthenticator, AgentAuthorizer, Backend, BackendSettings, LinkSettings,
+};
+use adit_server::router::{LinkHandle, Router};
+use adit_telemetry::{AditMetrics, ServerMetrics};
 use adit_tls::reload;
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{LanePool, LaneWatch, RawLaneRelay};
@@ -107,9 +107,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// # Errors
 /// As there.
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
-    let here = isolation_here(&plan.isolation);
-    let budget = process_budget(&here);
-    let (metrics, router) = metrics_and_router(plan, &budget)?;
+    let tenant = Tenant::new(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
         links: Tasks::new(AGENT_TASKS_MAX),
@@ -118,7 +116,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let descriptors = Arc::new(Descriptors::of_process());
     let started = Instant::now();
     let stop = CancellationToken::new();
-    let adit = metrics.adit().clone();
+    let adit = tenant.adit().clone();
     let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
     let own_sockets = match plan.transparent.redirect {
         Some(_) => OwnSockets::on(),
@@ -136,33 +134,21 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         watched: Vec::new(),
     };
     warn_insecure_config(plan, &adit);
-    let access = Arc::new(AccessLog::new(
-        plan.access_log_limit,
-        adit.access_events_suppressed(),
-    ));
     let api = kubernetes_api(plan).await?;
-    let admission = admission(plan, api.as_ref(), &metrics);
-    let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
+    let admission = admission(plan, api.as_ref(), &tenant.metrics);
+    let mut settings =
+        backend_settings(plan, &tenant.isolation, &descriptors, &accounts, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
     let agent_tls = listening.agent_tls()?;
-    let authorizer = AgentAuthorizer::load(plan.agents.deny.as_deref(), Arc::clone(&agent_tls))?;
+    let (links, services) = (&tasks.links, &tasks.services);
+    let authorizer = tenant.authorizer(plan, &agent_tls, (links, services), controls, &stop)?;
     settings.authorizer = authorizer.clone();
-    let following = authorizer.clone().follow(
-        plan.agents.deny.clone(),
-        Arc::clone(&router),
-        tasks.links.clone(),
-        adit.clone(),
-        controls.reread.clone(),
-        stop.clone(),
-    );
-    tasks.services.spawn_always("agent-authorizer", following);
-    let own = Arc::new(OwnListeners::default());
     settings.node = node::proxy(
         &plan.destinations,
-        &own,
+        &tenant.own,
         NodeParts {
-            access: Arc::clone(&access),
+            access: Arc::clone(&tenant.access),
             metrics: adit.clone(),
             accounts: accounts.clone(),
             own_sockets: own_sockets.clone(),
@@ -176,35 +162,28 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         &plan.agents.data_path,
         settings.lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
-        &budget,
+        &tenant.budget,
         &adit,
-        &tasks.services,
+        services,
     )?;
     settings.lane_security = started_relay.data_path.lane_security;
     let relay = started_relay.relay;
     let lanes_max = settings.lane_room.lanes_max();
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
-    let services = &tasks.services;
     services.spawn_always("lane-watch", async move { watch.run().await });
-    let pressure = memory_pressure::watch(Arc::clone(&budget), relay.clone());
+    let pressure = memory_pressure::watch(Arc::clone(&tenant.budget), relay.clone());
     services.spawn_always("memory", pressure);
-    descriptors::spare(services, &descriptors, &router);
+    descriptors::spare(services, &descriptors, &tenant.router);
     let backend = Backend::new(
-        Arc::clone(&router),
+        Arc::clone(&tenant.router),
         settings,
-        Arc::clone(&budget),
-        metrics.clone(),
-        tasks.links.clone(),
+        Arc::clone(&tenant.budget),
+        tenant.metrics.clone(),
+        links.clone(),
     );
-    let context = FrontendContext {
-        metrics: metrics.clone(),
-        access,
-        relay: relay.clone(),
-        descriptors: Arc::clone(&descriptors),
-        accounts: accounts.clone(),
-        limits: Arc::new(ClientLimits::new(plan.client_rules.clone())),
-    };
+    let context = tenant.frontends(relay.as_ref(), &descriptors, &accounts);
+    let router = Arc::clone(&tenant.router);
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&router, &context, &tasks.clients)?;
     let agent_connections = backend.open_connections();
@@ -222,7 +201,11 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let reread = controls.reread.clone();
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
     services.spawn_always("tls-files", watching);
-    let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&router));
+    let gauges = gauges::update(
+        adit.clone(),
+        Arc::clone(&tenant.budget),
+        Arc::clone(&router),
+    );
     services.spawn_always("gauges", gauges);
     services.spawn_always("idle-lanes", idle_lanes::keep(Arc::clone(&router)));
 
@@ -243,8 +226,8 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             id: plan.server_id.as_str().to_owned(),
             started,
             tunnels: Arc::clone(adit.open_tunnels()),
-            budget,
-            link_budget_bytes: here.agent_budget_bytes,
+            budget: tenant.budget,
+            link_budget_bytes: tenant.isolation.agent_budget_bytes,
             descriptors,
             data_path: started_relay.data_path,
             lanes_max,
@@ -258,16 +241,16 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         router: Arc::clone(&router),
         metrics: adit.clone(),
     };
-    let probes = Probes::start(plan, &metrics, &tasks.services, asker, detail, source)?;
+    let probes = Probes::start(plan, &tenant.metrics, services, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let listeners = ServerListeners::of(plan, &each, transparent, [health, admin]);
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
     let all = others.iter().chain(captured.listeners()).copied();
-    own.set(all.chain([agents]).collect());
+    tenant.own.set(all.chain([agents]).collect());
     captured.spare(agents, others);
     // Behind all listeners: a lease tells agents to come.
-    let withdrawn = publish_lease(plan, api, &metrics, &tasks.services, leased, &stop);
+    let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &stop);
     Ok(RunningServer {
         agents,
         frontends,
@@ -275,7 +258,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         health,
         admin,
         listeners,
-        metrics,
+        metrics: tenant.metrics,
         router,
         lane_watch,
         relay,
@@ -287,23 +270,6 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         withdrawn: Mutex::new(Some(withdrawn)),
         probes,
     })
-}
-
-fn metrics_and_router(
-    plan: &ServerPlan,
-    budget: &Arc<ProcessBudget>,
-) -> anyhow::Result<(ServerMetrics, Arc<Router>)> {
-    let limits = DialLimits {
-        pending_max: usize::try_from(plan.dial.pending_max.get())?,
-        timeout: plan.dial.timeout,
-        dead_after: plan.dial.link_dead_after,
-    };
-    let registry = Registry::new(plan.strategies.clone());
-    let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
-    let registry = registry.with_zone(plan.agents.zone.clone());
-    let router = Router::within(registry, limits, Arc::clone(budget));
-    let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
-    Ok((ServerMetrics::new(&strategies), router))
 }
 
 /// What anyone could do who should perhaps not.
@@ -334,7 +300,7 @@ fn backend_settings(
     here: &IsolationPlan,
     descriptors: &Arc<Descriptors>,
     accounts: &Accounts,
-    admission: Admission,
+    admission: AgentAuthenticator,
 ) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
         server: plan.server_id.clone(),

@@ -1,6 +1,6 @@
 //! The agent: links to servers, lanes, dialling of targets, and listeners that ask a server for a tunnel.
 //!
-//! Owns which servers it is connected to and which targets may be dialled. Refuses to know clients and other agents.
+//! Owns which servers it is connected to and which targets may be dialled. Refuses to know other agents and the clients of a server.
 #![deny(unsafe_code)]
 
 pub mod connector;

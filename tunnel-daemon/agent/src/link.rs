@@ -33,7 +33,7 @@ use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{
-    Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkHooks, LinkOver,
+    Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkExit, LinkHooks,
     LinkStreams, RawLaneRelay, serve_target,
 };
 
@@ -328,7 +328,7 @@ impl Opened {
     ) -> (
         AgentLink,
         Silence,
-        impl Future<Output = LinkOver> + Send + 'static,
+        impl Future<Output = LinkExit> + Send + 'static,
     ) {
         let credit = self.server.extensions.link;
         let config = LinkConfig {

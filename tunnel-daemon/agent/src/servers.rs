@@ -32,7 +32,7 @@ use adit_telemetry::Masked;
 use adit_telemetry::guard::GaugeGuard;
 use adit_telemetry::labels::{LinkDirection, Segment};
 use adit_tunnel::lane::{Lane, bind_to_server};
-use adit_tunnel::{Command, LinkOver};
+use adit_tunnel::{Command, LinkExit};
 
 /// What the search for servers needs.
 pub struct ServersSettings {
@@ -291,7 +291,7 @@ struct Held {
 
 impl Held {
     /// Says how the link ended.
-    async fn until(self, running: impl Future<Output = LinkOver>, silence: Silence) {
+    async fn until(self, running: impl Future<Output = LinkExit>, silence: Silence) {
         let watch = silence.watch(|is_silent| {
             self.shared
                 .tell_silence(&self.server, self.serial, is_silent);
@@ -306,9 +306,9 @@ impl Held {
             }
         };
         let server = &self.server;
-        if matches!(over, LinkOver::Finished) {
+        if matches!(over, LinkExit::Finished) {
             tracing::info!(%server, "server left");
-        } else if matches!(over, LinkOver::Stopped) && self.shared.context.tasks.is_stopping() {
+        } else if matches!(over, LinkExit::Stopped) && self.shared.context.tasks.is_stopping() {
             tracing::info!(%server, "left the server");
         } else {
             tracing::info!(%server, reason = %over, "server connection ended");

@@ -1,7 +1,7 @@
 //! Sockets outside TLS: listening, accepting, dialling, name lookup, HTTP/2 glue and bounded tasks.
 //!
-//! Owns every listener and every outgoing connection, their slots and their queues. Refuses to know what a link, a lane or a
-//! tunnel is: the packages above pass it bytes and hooks.
+//! Owns listeners, dials of names and their order, descriptors and slots. Knows what a socket of a link or lane needs. Refuses to
+//! know tunnels, agents and eBPF: the packages above pass it bytes and hooks.
 #![deny(unsafe_code)]
 
 pub mod accept;

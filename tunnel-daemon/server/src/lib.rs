@@ -1,7 +1,7 @@
-//! The server: frontends for clients, the agent listener, and the router between them.
+//! The server: frontends for clients, links and lanes of agents, and the router between them.
 //!
-//! Owns admission of agents and clients and the choice of a link. Refuses to know flags, files and Kubernetes: the binary hands
-//! it settings and trait objects.
+//! Owns admission of agents and clients and the choice of a link. Takes checked plans and accepted streams. Refuses to know flags,
+//! who listens and how a target is dialled.
 #![deny(unsafe_code)]
 
 pub mod backend;

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::*;
+use adit_server::router::DialLimits;
 use adit_server::router::LinkInfo;
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
@@ -65,7 +66,9 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     let budget = Arc::new(ProcessBudget::new(1 << 30));
     let pool = pool(&metrics, &budget);
     let router = router();
-    let _link = router.enter(agent(), 1, Some(Arc::clone(&pool))).unwrap();
+    let _link = router
+        .register(agent(), 1, Some(Arc::clone(&pool)))
+        .unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dialed = TcpStream::connect(listener.local_addr().unwrap());
     let (dialed, accepted) = tokio::join!(dialed, listener.accept());
@@ -95,7 +98,7 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     let router = router();
     let mut links = Vec::new();
     for _link in 0..LINKS {
-        let entered = router.enter(agent(), LINKS, Some(pool(&metrics, &budget)));
+        let entered = router.register(agent(), LINKS, Some(pool(&metrics, &budget)));
         links.push(entered.expect("it may have as many"));
     }
     // Said behind the last of them.

@@ -1,7 +1,7 @@
 //! Byte streams, in clear text or TLS: configuration from files, reload, identities, record engine, kernel TLS.
 //!
-//! Owns keys, certificates and revocation lists, and the buffers that records are read into. Refuses to know who listens, who
-//! dials and which protocol runs inside a stream.
+//! Owns keys, certificates and revocation lists, and the buffers that records are read into. Of the protocols inside it knows the
+//! ALPN names. Refuses to know who listens and who dials.
 #![deny(unsafe_code)]
 
 pub mod agent_identity;

@@ -159,7 +159,7 @@ impl<S: Connection> Future for Copying<'_, S> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<CopyOutcome> {
         let this = self.get_mut();
         let Some(copy) = &mut this.copy else {
-            unreachable!("a pump is asked again after its end");
+            unreachable!("a copy is polled again after its end");
         };
         let outcome = ready!(copy.poll(cx, this.socket, this.endpoint));
         this.copy = None;

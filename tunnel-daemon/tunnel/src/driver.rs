@@ -25,7 +25,7 @@ use crate::channel::{
 use crate::clock::Clock;
 use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
-use crate::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+use crate::task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};
 use crate::tunnel_slot::TunnelSlot;
 
 /// HTTP/2 frames handled before other work of the link gets its turn.
@@ -87,7 +87,7 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     /// `Ok`: nothing to do until woken.
-    fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkOver> {
+    fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkExit> {
         self.dirty_list.register(cx.waker());
         let generation = self.dirty_list.generation();
         for _turn in 0..TURNS_PER_POLL {
@@ -102,7 +102,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             if !busy && self.dirty_list.is_empty() {
                 let is_due = self.finish_at.is_some_and(|at| at <= now);
                 if is_due && self.link.tunnels() == 0 {
-                    return Err(LinkOver::Replaced);
+                    return Err(LinkExit::Replaced);
                 }
                 self.tell(generation);
                 self.arm(cx);
@@ -120,7 +120,7 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     /// Reads frames until the stream is empty or the turn is over.
-    fn poll_peer(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+    fn poll_peer(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         for frame in 0..FRAMES_PER_TURN {
             self.paced = self.pace.holds(&self.link, now);
             if self.paced {
@@ -132,7 +132,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             };
             let Some(data) = polled else {
                 self.decoder.finish()?;
-                return Err(LinkOver::Finished);
+                return Err(LinkExit::Finished);
             };
             let data = data?;
             // Credit and budgets hold bytes. The window of a shared stream does so only while the link is paced.
@@ -158,7 +158,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         Ok(true)
     }
 
-    fn poll_commands(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+    fn poll_commands(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         let mut busy = false;
         while let Poll::Ready(command) = self.commands.poll_recv(cx) {
             busy = true;
@@ -175,7 +175,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                     self.finish_at
                         .get_or_insert_with(|| now.after(FINISH_AFTER));
                 }
-                Some(Command::Stop) | None => return Err(LinkOver::Stopped),
+                Some(Command::Stop) | None => return Err(LinkExit::Stopped),
             }
         }
         Ok(busy)
@@ -297,7 +297,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
     }
 
-    fn apply(&mut self, now: Moment) -> Result<(), LinkOver> {
+    fn apply(&mut self, now: Moment) -> Result<(), LinkExit> {
         while let Some(action) = self.link.poll_action() {
             match action {
                 Action::Deliver { key, bytes } => {
@@ -354,19 +354,19 @@ impl<H: LinkHooks> LinkDriver<H> {
         Ok(())
     }
 
-    fn poll_send(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+    fn poll_send(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         let mut busy = false;
         while self.link.wants_transmit() {
             if self.streams.send.capacity() == 0 {
                 self.streams.send.reserve_capacity(RESERVE_BYTES);
                 match self.streams.send.poll_capacity(cx) {
                     Poll::Ready(Some(granted)) => {
-                        granted.map_err(|error| LinkOver::Send { error, kind: None })?;
+                        granted.map_err(|error| LinkExit::Send { error, kind: None })?;
                         if self.streams.send.capacity() == 0 {
                             continue;
                         }
                     }
-                    Poll::Ready(None) => return Err(LinkOver::Finished),
+                    Poll::Ready(None) => return Err(LinkExit::Finished),
                     Poll::Pending => return Ok(busy),
                 }
             }
@@ -394,7 +394,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             self.streams
                 .send
                 .send_data(message, false)
-                .map_err(|error| LinkOver::Send {
+                .map_err(|error| LinkExit::Send {
                     error,
                     kind: Some(kind),
                 })?;
@@ -402,7 +402,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         Ok(busy)
     }
 
-    /// Ends our side of the stream, after a [`LinkOver::Stopped`]: the peer learns that nothing was cut off.
+    /// Ends our side of the stream, after a [`LinkExit::Stopped`]: the peer learns that nothing was cut off.
     pub fn finish(&mut self) {
         // A stream that is gone needs no end.
         let _gone = self.streams.send.send_data(MessageBuf::empty(), true);
@@ -469,9 +469,9 @@ impl<H: LinkHooks> LinkDriver<H> {
 }
 
 impl<H: LinkHooks> Future for LinkDriver<H> {
-    type Output = LinkOver;
+    type Output = LinkExit;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LinkOver> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LinkExit> {
         let this = self.get_mut();
         match this.run(cx) {
             Ok(()) => Poll::Pending,

@@ -1,8 +1,8 @@
-//! Tunnels between endpoints: the link's driver, channels, bidirectional copy, drain, and raw lanes.
+//! Tunnels between endpoints: the link's driver, channels, bidirectional copy, drain, lanes and their pool, and raw lanes.
 //!
 //! A link is one task that owns its session machine and its stream. An endpoint and its link share a channel: two queues without
-//! locks. Owns how bytes get from one endpoint to the other. Refuses to know which agent serves a dial, who a client is and how a
-//! target is dialled.
+//! locks. Owns how bytes get from one endpoint to the other. Refuses to know which agent serves a dial and how a target is
+//! dialled.
 #![deny(unsafe_code)]
 
 mod asked;
@@ -36,5 +36,5 @@ pub use lane_path::LaneOwner;
 pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
 pub use raw_lanes::{RawLaneEnd, RawLaneOutcome, RawLaneRelay, driver_label, reason_label};
 pub use target::{reset_on_close, serve_target};
-pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+pub use task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};
 pub use watch::LaneWatch;

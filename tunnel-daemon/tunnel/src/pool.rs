@@ -36,9 +36,9 @@ const IDLE_MIN: usize = 2;
 
 /// Pipes that one link may begin in the long run: each takes a lane with it, and a new one costs both ends about a
 /// millisecond of TLS handshake.
-const PIPES_PER_SECOND: u32 = 50;
+const RAW_LANES_PER_SECOND: u32 = 50;
 /// And at once.
-const PIPES_BURST: u32 = 100;
+const RAW_LANES_BURST: u32 = 100;
 
 /// Lanes looked at in one go: some microseconds each, during which dials do not find them.
 const IDLE_BATCH_LANES: usize = 16;
@@ -113,8 +113,8 @@ impl LanePool {
                 lanes: Vec::new(),
                 pings: 0,
                 raw_lanes: TokenBucket::new(
-                    PIPES_PER_SECOND,
-                    PIPES_BURST,
+                    RAW_LANES_PER_SECOND,
+                    RAW_LANES_BURST,
                     Instant::now().into_std(),
                 ),
             }),
@@ -307,7 +307,7 @@ impl LanePool {
                 && lane.may_be_raw()
                 && left >= IDLE_MIN
                 && self.lock().raw_lanes.try_take(now);
-            let raw_lane = raw_lane && lane.prepare_pipe();
+            let raw_lane = raw_lane && lane.prepare_raw();
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
             return Some(Taken {
                 lane,

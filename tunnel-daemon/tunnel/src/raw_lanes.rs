@@ -225,7 +225,7 @@ impl RawLaneRelay {
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
                 self.enter(submitted.clone(), watch.clone(), rights, buffers);
-                live.relayed_by(Box::new(Piped {
+                live.relayed_by(Box::new(OnRawLane {
                     submitted: submitted.clone(),
                     overhead,
                     driver: driver_label(self.handle.choice().engine),
@@ -444,14 +444,14 @@ impl Watched {
 }
 
 /// A tunnel as those see it who look at open tunnels.
-struct Piped {
+struct OnRawLane {
     submitted: Submitted,
     /// Bytes that are not the tunnel's own.
     overhead: u64,
     driver: Driver,
 }
 
-impl Relayed for Piped {
+impl Relayed for OnRawLane {
     fn bytes(&self) -> (u64, u64) {
         let progress = self.submitted.progress();
         (progress.to_b.saturating_sub(self.overhead), progress.to_a)
@@ -485,7 +485,7 @@ fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
 
 impl fmt::Debug for RawLaneRelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PipeRelay").field(&self.handle).finish()
+        f.debug_tuple("RawLaneRelay").field(&self.handle).finish()
     }
 }
 

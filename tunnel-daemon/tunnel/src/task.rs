@@ -87,7 +87,7 @@ pub trait LinkHooks: Send + 'static {
 
 /// How a link ended.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkOver {
+pub enum LinkExit {
     /// The peer finished its stream.
     #[error("the peer ended the stream")]
     Finished,
@@ -116,7 +116,7 @@ pub enum LinkOver {
     Stopped,
 }
 
-impl LinkOver {
+impl LinkExit {
     /// Whether the peer ended the link on purpose: by the end of its stream, or, as Go does, by a reset without an error.
     #[must_use]
     pub fn is_orderly(&self) -> bool {

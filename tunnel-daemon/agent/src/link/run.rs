@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::{Hooks, Running};
 use adit_net::poll_set::together;
 use adit_net::tasks::Tasks;
-use adit_tunnel::{LinkDriver, LinkOver};
+use adit_tunnel::{LinkDriver, LinkExit};
 
 /// Time for the server to answer the orderly end of a link, at each of two steps.
 const GOODBYE_MAX: Duration = Duration::from_millis(250);
@@ -22,7 +22,7 @@ pub(super) async fn run(
     mut connection: Option<Running>,
     requests: SendRequest<MessageBuf>,
     tasks: Tasks,
-) -> LinkOver {
+) -> LinkExit {
     let over = together(|cx| {
         if let Poll::Ready(over) = Pin::new(&mut driver).poll(cx) {
             return Poll::Ready(over);
@@ -37,7 +37,7 @@ pub(super) async fn run(
         Poll::Pending
     })
     .await;
-    if matches!(over, LinkOver::Stopped) {
+    if matches!(over, LinkExit::Stopped) {
         driver.finish();
         let ended = together(|cx| {
             let is_closed = match &mut connection {

@@ -131,7 +131,7 @@ async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
     let (over, ()) = timeout(Duration::from_secs(30), Box::pin(both))
         .await
         .expect("it ends");
-    assert!(matches!(over, LinkOver::Transport(_)), "{over}");
+    assert!(matches!(over, LinkExit::Transport(_)), "{over}");
 }
 
 /// One look at the stream brings more dials than a queue of commands would hold answers.

@@ -120,7 +120,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
     started.elapsed()
 }
 
-async fn fault() -> LinkOver {
+async fn fault() -> LinkExit {
     panic!("planted fault of a test")
 }
 

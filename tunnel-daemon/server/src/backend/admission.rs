@@ -28,7 +28,7 @@ const SMALL_BYTES: usize = 4 * 1024;
 const LARGE_BYTES_MAX: usize = 16 << 20;
 
 /// Decides who may link.
-pub struct Admission {
+pub struct AgentAuthenticator {
     tokens: Option<(Reviewer, AgentProof)>,
     large: LargeCallers,
     addresses: AdmittedAddresses,
@@ -43,7 +43,7 @@ pub(super) struct Refused {
     pub(super) text: String,
 }
 
-impl Admission {
+impl AgentAuthenticator {
     /// Without `tokens` certificates alone decide.
     #[must_use]
     pub fn new(tokens: Option<(Reviewer, AgentProof)>) -> Self {
@@ -294,7 +294,7 @@ mod tests {
     /// process
     #[test]
     fn callers_that_say_much_wait_within_a_budget_and_others_always() {
-        let admission = Admission::new(None);
+        let admission = AgentAuthenticator::new(None);
         let saying = |bytes| {
             let mut headers = HeaderMap::new();
             let value = HeaderValue::from_bytes(&vec![b'a'; bytes]).unwrap();

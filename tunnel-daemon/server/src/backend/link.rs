@@ -10,13 +10,13 @@ use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, Proces
 use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
-use crate::router::{Entered, Router};
+use crate::router::{RegisteredLink, Router};
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::{
     DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
 };
 use adit_telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
-use adit_tunnel::{LinkDriver, LinkHooks, LinkOver, LinkStreams};
+use adit_tunnel::{LinkDriver, LinkExit, LinkHooks, LinkStreams};
 
 /// Packets towards our own agent.
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
@@ -48,14 +48,14 @@ pub(super) enum Claims {
 /// Runs a link until its stream ends; the router forgets it then.
 pub(super) async fn run_link(
     router: Arc<Router>,
-    entered: Entered,
+    entered: RegisteredLink,
     claims: Claims,
     streams: LinkStreams,
     settings: LinkSettings,
     (budget, source): (Arc<ProcessBudget>, Arc<str>),
     metrics: ServerMetrics,
 ) {
-    let Entered {
+    let RegisteredLink {
         handle,
         commands,
         standing,
@@ -107,12 +107,12 @@ pub(super) async fn run_link(
     let link = Link::new(config, budget, source);
     let mut driver = LinkDriver::new(link, streams, commands, dirty_list, hooks);
     let over = (&mut driver).await;
-    let is_leaving = matches!(over, LinkOver::Stopped) && router.is_shutting_down();
+    let is_leaving = matches!(over, LinkExit::Stopped) && router.is_shutting_down();
     if is_leaving {
         driver.finish_with(grpc::status(Code::Unavailable, SHUTTING_DOWN));
     }
     drop(driver);
-    if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
+    if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().link_ended(LinkEnding::ControlQueue);
     }
     let (received, sent) = (Segment::FromAgent, Segment::ToAgent);

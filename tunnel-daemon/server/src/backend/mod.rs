@@ -9,7 +9,7 @@ mod link_places;
 mod node;
 mod service;
 
-pub use admission::Admission;
+pub use admission::AgentAuthenticator;
 pub use authorizer::{AgentAuthorizer, DenyFileError, check_deny_list};
 pub use link::LinkSettings;
 pub use node::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};

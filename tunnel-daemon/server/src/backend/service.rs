@@ -23,14 +23,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::admission::{Admission, LargeCaller, Refused};
+use crate::backend::admission::{AgentAuthenticator, LargeCaller, Refused};
 use crate::backend::authorizer::{AgentAuthorizer, Rights};
 use crate::backend::connection_links::{ConnectionLinks, without_links};
 use crate::backend::lanes::LaneListener;
 use crate::backend::link::{Claims, LinkSettings, run_link};
 use crate::backend::link_places::{LinkPlaces, LinkQuota};
 use crate::backend::node::NodeProxy;
-use crate::router::{Entered, LinkHandle, LinkInfo, Router};
+use crate::router::{LinkHandle, LinkInfo, RegisteredLink, Router};
 use adit_config::plan::LaneSecurity;
 use adit_net::accounts::{Accounts, Labels};
 use adit_net::grpc::{self, Code, Windows};
@@ -61,7 +61,7 @@ pub struct BackendSettings {
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
     /// Who may link.
-    pub admission: Admission,
+    pub admission: AgentAuthenticator,
     /// Servers with leases; 0 where there are none.
     pub leases: watch::Receiver<usize>,
     /// Who may stay.
@@ -448,7 +448,7 @@ impl Backend {
         hello: AgentHello,
         identity: AgentIdentity,
         peer: PeerAddr,
-    ) -> Result<(Entered, Source, LinkPlaces), Refused> {
+    ) -> Result<(RegisteredLink, Source, LinkPlaces), Refused> {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
@@ -477,7 +477,7 @@ impl Backend {
         let links_max = self.settings.links_per_agent_max;
         let entered = self
             .router
-            .enter(info, links_max, pool)
+            .register(info, links_max, pool)
             .map_err(|error| Refused {
                 reason: AgentRefusal::LinksPerAgent,
                 code: Code::ResourceExhausted,

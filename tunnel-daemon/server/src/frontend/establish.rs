@@ -8,7 +8,7 @@ use adit_core::ids::DialId;
 use bytes::BytesMut;
 
 use crate::frontend::client_limits::Unanswered;
-use crate::frontend::events::{Admission, ClientTunnel, FrontendContext};
+use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
 use crate::router::Router;
 use adit_telemetry::GaugeGuard;
@@ -37,7 +37,7 @@ pub(super) trait Frontend: Send + 'static {
         &mut self,
         io: &mut S,
         early: &mut Early,
-        admission: &Admission,
+        admission: &ClientAccess,
     ) -> impl Future<Output = Option<Request>> + Send;
 
     /// Answers a dial that has failed, and closes the connection.

@@ -47,7 +47,7 @@ pub struct FrontendContext {
 
 /// Whether the client of a new connection is served, and with which targets. A pointer, since each connection keeps one.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Admission(Option<Arc<Restriction>>);
+pub struct ClientAccess(Option<Arc<Restriction>>);
 
 /// What the client of a connection may not do.
 #[derive(PartialEq, Eq, Debug)]
@@ -61,13 +61,13 @@ enum Restriction {
 impl FrontendContext {
     /// Asked once for each connection, so that none is refused halfway. `client`: who has connected, by its certificate.
     #[must_use]
-    pub fn admit(&self, client: Option<&Principal>) -> Admission {
+    pub fn admit(&self, client: Option<&Principal>) -> ClientAccess {
         let restriction = if self.descriptors.has_room(Use::Tunnel) {
             self.limits.targets_of(client).map(Restriction::Targets)
         } else {
             Some(Restriction::NoDescriptors)
         };
-        Admission(restriction.map(Arc::new))
+        ClientAccess(restriction.map(Arc::new))
     }
 
     /// From here on it is known whose client this is, and by which rule or identifier its destination was found, if by any.
@@ -109,7 +109,7 @@ pub(super) async fn time_is_up(leaving: &CancellationToken) {
     tokio::time::sleep(limits::REFUSAL_TIMEOUT).await;
 }
 
-impl Admission {
+impl ClientAccess {
     /// Who is not welcome has little time for anything.
     #[must_use]
     pub fn at_most(&self, time: Duration) -> Duration {

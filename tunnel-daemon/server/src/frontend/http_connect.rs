@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
-use crate::frontend::events::{Admission, FrontendContext, time_is_up};
+use crate::frontend::events::{ClientAccess, FrontendContext, time_is_up};
 use crate::router::Router;
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
@@ -60,7 +60,7 @@ impl Frontend for HttpConnect {
         &mut self,
         io: &mut S,
         early: &mut Early,
-        admission: &Admission,
+        admission: &ClientAccess,
     ) -> Option<Request> {
         let head = tokio::time::timeout(
             admission.at_most(self.plan.head_timeout),

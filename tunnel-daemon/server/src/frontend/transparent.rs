@@ -9,7 +9,7 @@ use adit_core::failure::DialFailure;
 use bytes::BytesMut;
 
 use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
-use crate::frontend::events::{Admission, FrontendContext};
+use crate::frontend::events::{ClientAccess, FrontendContext};
 use crate::router::Router;
 use adit_net::original_dst::{OriginError, OriginSource};
 use adit_telemetry::AditMetrics;
@@ -50,7 +50,7 @@ impl<O: OriginSource> Frontend for Transparent<O> {
         &mut self,
         io: &mut S,
         _early: &mut Early,
-        _admission: &Admission,
+        _admission: &ClientAccess,
     ) -> Option<Request> {
         let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), self.client) else {
             return None; // Listeners of this dialect are TCP.
@@ -104,7 +104,7 @@ mod tests {
     use std::pin::Pin;
 
     use super::*;
-    use crate::router::{DialLimits, Entered, LinkInfo};
+    use crate::router::{DialLimits, LinkInfo, RegisteredLink};
     use adit_net::accounts::Accounts;
     use adit_net::descriptors::Descriptors;
     use adit_telemetry::{AccessLog, ServerMetrics};
@@ -124,7 +124,7 @@ mod tests {
         client: std::net::TcpStream,
         router: Arc<Router>,
         serving: Pin<Box<dyn Future<Output = ()> + Send>>,
-        _link: Entered,
+        _link: RegisteredLink,
     }
 
     async fn waiting() -> Waiting {
@@ -142,7 +142,7 @@ mod tests {
             version: adit_core::wire::metadata::PeerVersion::default(),
             address: PeerAddr::Unix,
         };
-        let link = router.enter(agent, 1, None).unwrap();
+        let link = router.register(agent, 1, None).unwrap();
         let metrics = ServerMetrics::new(&["default"]);
         let suppressed = metrics.adit().access_events_suppressed();
         let context = FrontendContext {

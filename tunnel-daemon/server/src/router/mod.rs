@@ -6,7 +6,9 @@ mod route;
 
 pub use dial::AskedAgents;
 pub use handle::LinkHandle;
-pub use route::{DialLimits, Entered, LinkGuard, LinkInfo, OpenTunnel, Router, TooManyLinks};
+pub use route::{
+    DialLimits, LinkGuard, LinkInfo, OpenTunnel, RegisteredLink, Router, TooManyLinks,
+};
 
 #[cfg(test)]
 mod tests;

@@ -98,7 +98,7 @@ pub struct Router {
 }
 
 /// What a link task gets when it is entered into the router.
-pub struct Entered {
+pub struct RegisteredLink {
     /// Its handle, also held by the router.
     pub handle: LinkHandle,
     /// What others ask of it.
@@ -175,12 +175,12 @@ impl Router {
     ///
     /// # Errors
     /// The principal holds that many; nothing was entered.
-    pub fn enter(
+    pub fn register(
         self: &Arc<Self>,
         info: LinkInfo,
         links_max: usize,
         lanes: Option<Arc<LanePool>>,
-    ) -> Result<Entered, TooManyLinks> {
+    ) -> Result<RegisteredLink, TooManyLinks> {
         let id = LinkId(self.next_link.fetch_add(1, Relaxed));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let handle = LinkHandle {
@@ -205,7 +205,7 @@ impl Router {
         let standing = registry.add(id, info.agent.clone(), &info.identifiers, principal);
         drop(registry);
         self.changed.notify_waiters();
-        Ok(Entered {
+        Ok(RegisteredLink {
             handle,
             commands,
             standing,

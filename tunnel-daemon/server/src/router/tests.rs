@@ -168,12 +168,12 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             version: adit_core::wire::metadata::PeerVersion::default(),
             address: adit_tls::stream::PeerAddr::Unix,
         };
-        let Entered {
+        let RegisteredLink {
             handle,
             commands,
             guard,
             standing: _,
-        } = server_router.enter(info, usize::MAX, None).unwrap();
+        } = server_router.register(info, usize::MAX, None).unwrap();
         let link = Link::new(
             config(Role::Server, credit, isolation),
             server_budget,

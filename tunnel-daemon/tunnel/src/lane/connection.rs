@@ -9,7 +9,7 @@ use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use crate::lane::raw::{Kept, LaneRights, RawLane};
+use crate::lane::raw::{LaneResources, LaneRights, RawLane};
 use crate::lane::room::Slot;
 use crate::lane::transport::Transport;
 use adit_net::socket;
@@ -75,7 +75,7 @@ pub struct Lane {
     end: LaneEnd,
     frames: FrameReader,
     out: Outbox,
-    kept: Kept,
+    kept: LaneResources,
     /// The number of a ping without an answer.
     ping: Option<u64>,
     /// Payload written since the peer was last known to have read all.
@@ -104,7 +104,7 @@ impl Lane {
             end: LaneEnd::new(role),
             frames,
             out: Outbox::default(),
-            kept: Kept::default(),
+            kept: LaneResources::default(),
             ping: None,
             unproven: 0,
             proof: PROOF,
@@ -163,7 +163,7 @@ impl Lane {
 
     /// Opener: does now what cannot be done any more once the answer is there. False when the tunnel needs frames.
     #[must_use]
-    pub fn prepare_pipe(&mut self) -> bool {
+    pub fn prepare_raw(&mut self) -> bool {
         let Transport::Tls(records) = &mut self.transport else {
             return true;
         };

@@ -23,7 +23,7 @@ pub struct RawLane {
     /// Of the connection, when the kernel does its TLS.
     pub tls: Option<KernelTls>,
     /// What the lane holds and counts as, for as long as its connection lives.
-    pub kept: Kept,
+    pub kept: LaneResources,
 }
 
 impl RawLane {
@@ -49,7 +49,7 @@ pub trait LaneRights: std::fmt::Debug + Send + Sync {
 /// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a raw lane also how it is counted
 /// once it is no more.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct LaneResources {
     /// Whether whoever holds the other end may still have tunnels; absent: it may.
     pub(super) rights: Option<Arc<dyn LaneRights>>,
     pub(super) counted: Option<GaugeGuard>,
@@ -57,7 +57,7 @@ pub struct Kept {
     pub(super) closes: Option<(AditMetrics, LaneEnd)>,
 }
 
-impl Kept {
+impl LaneResources {
     /// Whether whoever holds the other end may still have tunnels; absent: it may.
     #[must_use]
     pub fn rights(&self) -> Option<&Arc<dyn LaneRights>> {
@@ -72,7 +72,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for LaneResources {
     fn drop(&mut self) {
         if let Some((metrics, end)) = self.closes.take() {
             metrics.lane_closed(end);

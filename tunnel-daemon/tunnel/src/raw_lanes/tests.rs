@@ -163,7 +163,7 @@ impl World {
         let serving = async {
             let mut lane = Self::lane(socket, LaneRole::Server, &said, cuts);
             lane.end().open(&request(), 0).unwrap();
-            assert!(lane.prepare_pipe());
+            assert!(lane.prepare_raw());
             std::future::poll_fn(|cx| lane.poll_flush(cx))
                 .await
                 .unwrap();

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use crate::frontend::events::{Admission, FrontendContext, GrpcEvents, time_is_up};
+use crate::frontend::events::{ClientAccess, FrontendContext, GrpcEvents, time_is_up};
 use crate::router::Router;
 use adit_net::grpc::{self, Windows};
 use adit_net::tasks::Tasks;
@@ -42,7 +42,7 @@ pub fn serve<S>(
     io: S,
     router: Arc<Router>,
     context: FrontendContext,
-    admission: Admission,
+    admission: ClientAccess,
     keepalive: Duration,
     tasks: Tasks,
     leaving: CancellationToken,

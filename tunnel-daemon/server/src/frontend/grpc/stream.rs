@@ -16,7 +16,7 @@ use h2::server::SendResponse;
 use super::outbound::{Outbound, Sent};
 use super::state::{Done, Idle, State};
 use super::stream_events::StreamEvents;
-use crate::frontend::events::Admission;
+use crate::frontend::events::ClientAccess;
 use crate::router::{OpenTunnel, Router};
 use adit_core::wire::encode::MessageBuf;
 use adit_net::grpc::{Code, code_of, status};
@@ -43,7 +43,7 @@ pub struct ProxyStream<E: StreamEvents> {
     state: State,
     idle: Idle,
     rebukes: u32,
-    admission: Admission,
+    admission: ClientAccess,
     events: E,
 }
 
@@ -53,7 +53,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         router: Arc<Router>,
         recv: RecvStream,
         respond: SendResponse<MessageBuf>,
-        admission: Admission,
+        admission: ClientAccess,
         events: E,
     ) -> Self {
         let out = Outbound::new(respond);

@@ -48,7 +48,7 @@ async fn a_call_without_a_dial_ends_after_sixty_seconds() {
         near,
         router,
         context(),
-        Admission::default(),
+        ClientAccess::default(),
         keepalive,
         tasks,
         never,

@@ -167,7 +167,7 @@ fn the_state_of_a_connection_stays_small() {
         server,
         router,
         context,
-        Admission::default(),
+        ClientAccess::default(),
         Duration::MAX,
         tasks,
         CancellationToken::new(),
@@ -193,7 +193,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         version: adit_core::wire::metadata::PeerVersion::default(),
         address: PeerAddr::Unix,
     };
-    let _link = is_linked.then(|| router.enter(agent, 1, None).unwrap());
+    let _link = is_linked.then(|| router.register(agent, 1, None).unwrap());
     let metrics = ServerMetrics::new(&["default"]);
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {

@@ -26,7 +26,7 @@ fn router(pending_max: usize) -> Arc<Router> {
 }
 
 /// Enters a link of an agent that may have two.
-fn enter(router: &Arc<Router>, agent: &str) -> Entered {
+fn enter(router: &Arc<Router>, agent: &str) -> RegisteredLink {
     let info = LinkInfo {
         agent: AgentId::new(agent),
         identifiers: Identifiers::default(),
@@ -35,7 +35,9 @@ fn enter(router: &Arc<Router>, agent: &str) -> Entered {
         version: PeerVersion::default(),
         address: PeerAddr::Unix,
     };
-    router.enter(info, 2, None).expect("there is room for two")
+    router
+        .register(info, 2, None)
+        .expect("there is room for two")
 }
 
 async fn dial(router: &Router, number: i64) -> Result<OpenTunnel, DialFailure> {
@@ -48,7 +50,7 @@ async fn dial(router: &Router, number: i64) -> Result<OpenTunnel, DialFailure> {
 async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
     let router = router(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
     // Links whose tasks never answer.
-    let _silent: Vec<Entered> = (0..LINKS)
+    let _silent: Vec<RegisteredLink> = (0..LINKS)
         .map(|number| enter(&router, &format!("agent-{number}")))
         .collect();
     let mut waiting = Vec::new();
@@ -160,7 +162,7 @@ async fn a_link_beside_one_that_drains_takes_dials_at_once() {
 }
 
 /// The dial that a link was given, if it was given one.
-fn given(entered: &mut Entered) -> Option<oneshot::Sender<DialOutcome>> {
+fn given(entered: &mut RegisteredLink) -> Option<oneshot::Sender<DialOutcome>> {
     match entered.commands.try_recv() {
         Ok(Command::Dial { reply, .. }) => Some(reply),
         _ => None,
@@ -173,7 +175,7 @@ async fn one_of_two<'a>(
     asked: &'a AskedAgents,
 ) -> (
     Pin<Box<impl Future<Output = Result<OpenTunnel, DialFailure>> + use<'a>>>,
-    [Entered; 2],
+    [RegisteredLink; 2],
     oneshot::Sender<DialOutcome>,
 ) {
     let (mut a, mut b) = (enter(router, "a"), enter(router, "b"));
@@ -313,8 +315,8 @@ async fn an_agent_in_go_is_given_longer() {
         credit: false,
         ..(*adit.handle.info).clone()
     };
-    let go = router.enter(info, 2, None).expect("there is room");
-    let silence = |entered: &Entered, seconds| {
+    let go = router.register(info, 2, None).expect("there is room");
+    let silence = |entered: &RegisteredLink, seconds| {
         let quiet = Duration::from_secs(seconds);
         router
             .set_silence(entered.handle.id, quiet)
