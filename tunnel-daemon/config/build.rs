@@ -11,7 +11,8 @@ const COMMIT: &str = "ADIT_COMMIT";
 const DATE: &str = "ADIT_COMMIT_DATE";
 
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
+    // A path that is there as seen from either package that this is built for.
+    println!("cargo::rerun-if-changed=../config/build.rs");
     println!("cargo::rerun-if-env-changed={COMMIT}");
     println!("cargo::rerun-if-env-changed={DATE}");
     let given = env::var(COMMIT).ok().zip(env::var(DATE).ok());

@@ -63,7 +63,7 @@ pub struct DemoOptions {
 }
 
 /// What the helper of a redirect in other network namespaces is told when it starts. It comes from our own process: see
-/// `net::namespaces`. By position, so that they are no flags of ours.
+/// package `adit-redirect`. By position, so that they are no flags of ours.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct NetnsHelperOptions {
     /// `SO_MARK` of the sockets; 0 is none

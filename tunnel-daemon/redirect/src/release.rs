@@ -15,6 +15,8 @@ pub struct Release {
 pub(crate) const WITHOUT_PERFMON: Release = Release::new(6, 8, 0);
 
 impl Release {
+    /// `major.minor.patch`.
+    #[must_use]
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self {
             major,

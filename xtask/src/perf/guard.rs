@@ -233,6 +233,10 @@ fn measure(
     for (lanes, plan) in LANES.into_iter().zip([&settings.load, &settings.clear]) {
         let alike = peers.iter().filter(|peer| lanes_of(&peer.name) == lanes);
         let alike: Vec<&Peer> = alike.collect();
+        if alike.is_empty() {
+            // Without a commit before, or where only the other kind is measured again.
+            continue;
+        }
         pass(
             programs,
             &settings.dialects,

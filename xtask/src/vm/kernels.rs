@@ -72,8 +72,12 @@ impl Kernel {
     fn file(&self, name: &str) -> anyhow::Result<PathBuf> {
         let long = format!("{name}-{}", self.release);
         let files = WalkDir::new(&self.folder).into_iter().flatten();
-        let mut files = files.filter(|entry| entry.file_type().is_file());
-        let found = files.find(|entry| entry.file_name() == name || *entry.file_name() == *long);
+        let files: Vec<_> = files.filter(|entry| entry.file_type().is_file()).collect();
+        // Short names are common: the one with the release counts first.
+        let found = [long.as_str(), name].into_iter().find_map(|name| {
+            let mut files = files.iter();
+            files.find(|entry| entry.file_name() == name).cloned()
+        });
         let found =
             found.with_context(|| format!("the packages of {} hold no {name}", self.release))?;
         Ok(found.into_path())

@@ -140,7 +140,7 @@ pub struct IsolationPlan {
     /// Memory a tunnel owns while its reader is paused, on links to Go peers
     #[arg(skip = limits::TUNNEL_SHARE_BYTES)]
     pub tunnel_share_bytes: u64,
-    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
+    /// Memory all tunnels of one link may hold, at least 4MiB, which each tunnel has of its own; also the cap of the credit
     /// granted on it
     #[arg(long = "agent-budget", value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     pub agent_budget_bytes: u64,

@@ -32,13 +32,19 @@ pub(super) trait Frontend: Send + 'static {
         None
     }
 
-    /// Reads what the client asks for, or knows it from elsewhere. `None`: the client was refused and has its answer, or is gone.
+    /// Host and port of the target that the client asks for, read from it or known from elsewhere. `None`: the client was refused
+    /// and has its answer, or is gone.
     fn request<S: Connection + Send>(
         &mut self,
         io: &mut S,
         early: &mut Early,
         admission: &ClientAccess,
-    ) -> impl Future<Output = Option<Request>> + Send;
+    ) -> impl Future<Output = Option<String>> + Send;
+
+    /// The rule that this target matches, for accounting; without one the identifier of the agent counts.
+    fn rule(&self) -> Option<String> {
+        None
+    }
 
     /// Answers a dial that has failed, and closes the connection.
     fn refuse<S: Connection + Send>(
@@ -55,14 +61,6 @@ pub(super) trait Frontend: Send + 'static {
         early: &mut BytesMut,
         target_speaks: impl Future<Output = ()> + Send,
     ) -> impl Future<Output = Result<(), Gone>> + Send;
-}
-
-/// What a client asks for.
-pub(super) struct Request {
-    /// Host and port of the target.
-    pub(super) destination: String,
-    /// The rule that the destination matches, for accounting; without one the identifier of the agent counts.
-    pub(super) rule: Option<String>,
 }
 
 /// What a client has sent before its tunnel is open.
@@ -130,8 +128,7 @@ async fn establish<F: Frontend, S: Connection + Send>(
         bytes: BytesMut::new(),
         unanswered: Unanswered::new(&context.limits),
     };
-    let request = frontend.request(&mut io, &mut early, &admission).await?;
-    let Request { destination, rule } = request;
+    let destination = frontend.request(&mut io, &mut early, &admission).await?;
     let mut tunnel = ClientTunnel::new(context, F::DIALECT);
     let asked = tunnel.dialing(&destination);
     let relays = context.relay.as_ref();
@@ -159,7 +156,9 @@ async fn establish<F: Frontend, S: Connection + Send>(
         Some(Ok(opened)) => {
             tunnel.opened(&opened, opened.carrier.path());
             context.account(&io, opened.agent.as_str(), || {
-                rule.or_else(|| router.class_of(&destination, opened.link))
+                frontend
+                    .rule()
+                    .or_else(|| router.class_of(&destination, opened.link))
             });
             tracing::debug!(%client, target_address = destination, agent = %opened.agent, "tunnel open");
             let client = Client {

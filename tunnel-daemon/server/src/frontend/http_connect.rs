@@ -12,7 +12,7 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
+use crate::frontend::establish::{self, Early, Frontend, Gone};
 use crate::frontend::events::{ClientAccess, FrontendContext, time_is_up};
 use crate::router::Router;
 use adit_config::limits::UNANSWERED_BYTES_FREE;
@@ -61,7 +61,7 @@ impl Frontend for HttpConnect {
         io: &mut S,
         early: &mut Early,
         admission: &ClientAccess,
-    ) -> Option<Request> {
+    ) -> Option<String> {
         let head = tokio::time::timeout(
             admission.at_most(self.plan.head_timeout),
             read_head(io, early, self.plan),
@@ -72,10 +72,7 @@ impl Frontend for HttpConnect {
             head = head => head.ok()?.ok()??,
             () = time_is_up(&self.leaving) => return None,
         };
-        Some(Request {
-            destination: request.authority,
-            rule: None,
-        })
+        Some(request.authority)
     }
 
     async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {

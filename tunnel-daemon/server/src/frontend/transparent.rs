@@ -3,12 +3,13 @@
 //! A client believes it is connected to its target, so there is nothing to answer: a dial that fails resets the connection,
 //! and what the client says meanwhile waits.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use adit_core::failure::DialFailure;
 use bytes::BytesMut;
 
-use crate::frontend::establish::{self, Early, Frontend, Gone, Request};
+use crate::frontend::establish::{self, Early, Frontend, Gone};
 use crate::frontend::events::{ClientAccess, FrontendContext};
 use crate::router::Router;
 use adit_net::original_dst::{OriginError, OriginSource};
@@ -32,6 +33,7 @@ pub fn serve(
         origins,
         client,
         metrics: context.metrics.adit().clone(),
+        wanted: None,
     };
     establish::serve(frontend, io, router, context, client)
 }
@@ -41,6 +43,8 @@ struct Transparent<O> {
     origins: Arc<O>,
     client: PeerAddr,
     metrics: AditMetrics,
+    /// Once it is known.
+    wanted: Option<SocketAddr>,
 }
 
 impl<O: OriginSource> Frontend for Transparent<O> {
@@ -51,7 +55,7 @@ impl<O: OriginSource> Frontend for Transparent<O> {
         io: &mut S,
         _early: &mut Early,
         _admission: &ClientAccess,
-    ) -> Option<Request> {
+    ) -> Option<String> {
         let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), self.client) else {
             return None; // Listeners of this dialect are TCP.
         };
@@ -69,10 +73,12 @@ impl<O: OriginSource> Frontend for Transparent<O> {
                 return None;
             }
         };
-        Some(Request {
-            destination: wanted.to_string(),
-            rule: self.origins.rule(wanted),
-        })
+        self.wanted = Some(wanted);
+        Some(wanted.to_string())
+    }
+
+    fn rule(&self) -> Option<String> {
+        self.origins.rule(self.wanted?)
     }
 
     /// There is no answer; the reset says it.
@@ -91,7 +97,7 @@ impl<O: OriginSource> Frontend for Transparent<O> {
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read as _};
-    use std::net::{Shutdown, SocketAddr};
+    use std::net::Shutdown;
     use std::time::{Duration, Instant};
 
     use adit_core::ids::AgentId;
