@@ -304,7 +304,6 @@ mod tests {
         assert_eq!(numbers, (7, 8, 9));
     }
 
-    /// Limit (redirect): A redirected connection that is not accepted | closed after 10 s
     #[test]
     fn an_arrival_is_of_use_for_ten_seconds() {
         let arrival = Arrival::from_bytes([0; ARRIVAL_BYTES]);

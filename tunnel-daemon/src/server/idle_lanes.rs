@@ -15,16 +15,21 @@ const LINKS_PER_TURN: usize = 64;
 /// Polls and pings for as long as the server runs.
 pub(super) async fn keep(router: Arc<Router>) {
     for poll in 1_u64.. {
-        let links = router.links().into_iter();
-        for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
-            if at > 0 && at.is_multiple_of(LINKS_PER_TURN) {
-                tokio::task::yield_now().await;
-            }
-            lanes.poll_idle().await;
-            if poll.is_multiple_of(PING_EVERY_POLLS) {
-                lanes.ping_idle().await;
-            }
-        }
+        poll_all(&router, poll.is_multiple_of(PING_EVERY_POLLS)).await;
         tokio::time::sleep(POLL_EVERY).await;
+    }
+}
+
+/// Polls the idle lanes of all links once, and pings them.
+pub(super) async fn poll_all(router: &Router, ping: bool) {
+    let links = router.links().into_iter();
+    for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
+        if at > 0 && at.is_multiple_of(LINKS_PER_TURN) {
+            tokio::task::yield_now().await;
+        }
+        lanes.poll_idle().await;
+        if ping {
+            lanes.ping_idle().await;
+        }
     }
 }

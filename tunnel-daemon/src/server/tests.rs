@@ -79,7 +79,7 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     pool.add(lane, pool.slot().unwrap());
 
     // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
-    let mut looks = pin!(gauges::update(metrics.adit().clone(), budget, router));
+    let mut looks = pin!(idle_lanes::keep(router));
     let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
     assert!(early.is_err());
     assert_eq!(pool.idle_lanes(), 1);
@@ -94,22 +94,14 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     const LINKS: usize = 65;
     let metrics = ServerMetrics::new(&[]);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
-    budget.hold(7);
     let router = router();
     let mut links = Vec::new();
     for _link in 0..LINKS {
         let entered = router.register(agent(), LINKS, Some(pool(&metrics, &budget)));
         links.push(entered.expect("it may have as many"));
     }
-    // Said behind the last of them.
-    let held = || metrics.adit().held_bytes().get();
-    let mut looks = pin!(gauges::update(
-        metrics.adit().clone(),
-        budget,
-        Arc::clone(&router)
-    ));
-    assert!(futures_util::poll!(looks.as_mut()).is_pending());
-    assert_eq!(held(), 0, "it is in the middle of them");
-    assert!(futures_util::poll!(looks.as_mut()).is_pending());
-    assert_eq!(held(), 7);
+    let mut poll = pin!(idle_lanes::poll_all(&router, false));
+    let is_pending = futures_util::poll!(poll.as_mut()).is_pending();
+    assert!(is_pending, "it is in the middle of them");
+    assert!(futures_util::poll!(poll.as_mut()).is_ready());
 }

@@ -96,7 +96,7 @@ label! {
         NoAgent = "no_agent",
         /// The agent answered with an error.
         ErrorResponse = "error_response",
-        /// An answer came for a dial nobody waits for.
+        /// An answer to an unknown dial.
         UnrecognizedResponse = "unrecognized_response",
         /// The answer could not be written to the client.
         SendRsp = "send_rsp",
@@ -158,7 +158,7 @@ label! {
 label! {
     /// What the far end of a link is: decides credit, half-close and budgets.
     PeerKind {
-        /// Another Adit, which negotiated `adit-link`.
+        /// Adit, which negotiated `adit-link`.
         Adit = "adit",
         /// A Go agent or server.
         Go = "go",
@@ -198,11 +198,11 @@ label! {
 label! {
     /// Why a dial asked another agent.
     DialRetry {
-        /// The one before was not sent the dial.
+        /// The dial could not be sent to the agent before.
         NotSent = "not_sent",
-        /// The one before is slow to answer: a hedge.
+        /// The agent before is slow to answer: a hedged dial.
         Slow = "slow",
-        /// The one before is silent.
+        /// The agent before is silent.
         Silent = "silent",
     }
 }
@@ -220,13 +220,13 @@ label! {
 label! {
     /// A listener of ours, for errors of accept(2) and refused connections.
     Listener {
-        /// Where clients of any dialect come in.
+        /// Frontends.
         Frontend = "frontend",
-        /// Where agents come in.
+        /// The agent port.
         Agent = "agent",
-        /// Health and admin.
+        /// Health port and admin port.
         Admin = "admin",
-        /// Where an agent takes connections to the control plane.
+        /// An agent's listeners for the control plane.
         Node = "node",
     }
 }
@@ -236,15 +236,15 @@ label! {
     HandshakeFailure {
         /// Its peer said nothing in time.
         Silent = "silent",
-        /// Its peer had said nothing yet, for longer than others, and newer connections needed the room.
+        /// Closed as the oldest silent connection, to make room for newer ones.
         CrowdedOut = "crowded_out",
         /// Its peer closed it without a byte.
         Closed = "closed",
-        /// No handshake could begin in time.
+        /// No handshake slot was free in time.
         NoSlot = "no_slot",
-        /// Too many waited for a handshake, most of them of its address.
+        /// Too many connections waited for a handshake, most of them from its address.
         TooMany = "too_many",
-        /// The handshake began, its peer did not go on with it, and others needed its slot.
+        /// The handshake stalled while others waited for a slot.
         Stalled = "stalled",
         /// The handshake began and was not finished in time.
         TimedOut = "timed_out",
@@ -290,17 +290,17 @@ label! {
         NotFound = "not_found",
         /// The destination refused the connection.
         Refused = "refused",
-        /// There is no way to the destination.
+        /// There is no route to the destination.
         Unreachable = "unreachable",
         /// The destination, or the server, did not answer in time.
         TimedOut = "timed_out",
         /// The destination failed in another way.
         Failed = "failed",
-        /// As many connections, dials or tunnels as there may be, or asked for too often.
+        /// A limit on connections, dials, tunnels or their rate.
         Limit = "limit",
         /// File descriptors run low.
         Descriptors = "descriptors",
-        /// The server goes away.
+        /// The server is stopping.
         Leaving = "leaving",
         /// Agent: no server is connected.
         NoServer = "no_server",
@@ -310,9 +310,9 @@ label! {
         NoLane = "no_lane",
         /// Agent: lanes were lost before the answer, again and again.
         LaneLost = "lane_lost",
-        /// Agent: it is not known where the connection was to go.
+        /// Agent: the original destination is unknown.
         NoDestination = "no_destination",
-        /// Whoever had asked for it gave up before the answer.
+        /// The caller gave up before the answer.
         GivenUp = "given_up",
     }
 }

@@ -101,7 +101,7 @@ impl AccountMetrics {
             ),
             series: families.gauge(
                 "account_series",
-                "Sets of labels in use, without those called other",
+                "Label sets in use, without those called other",
             ),
             lost: families.counters_from_zero(
                 "account_lost_total",
@@ -136,7 +136,7 @@ impl AccountMetrics {
             ),
             open_rtt: families.float_gauge_vec(
                 "open_rtt_seconds",
-                "Mean of the smoothed round-trip times of open connections, brought up to date every 5 s; absent where none was measured",
+                "Mean of the smoothed round-trip times of open connections, updated every 5 s; absent where none was measured",
                 LABELS,
             ),
             lifetime: families.histogram_vec(

@@ -106,7 +106,7 @@ impl AditMetrics {
             ),
             of_agents: families.counters_from_zero(
                 "node_tunnel_bytes_total",
-                "Payload bytes moved through tunnels that agents asked for, by direction; open tunnels included",
+                "Payload bytes of tunnels from node to control plane, by direction; open tunnels included",
                 "direction",
             ),
         };
@@ -114,12 +114,12 @@ impl AditMetrics {
             account: AccountMetrics::register(registry),
             insecure_flags: families.gauge_vec(
                 "insecure_flags",
-                "1 for each flag in force that gives up a protection",
+                "1 for each active flag that disables a protection",
                 &["flag"],
             ),
-            held_bytes: families.gauge("held_bytes", "Payload bytes held for clients and targets that read slower than they come"),
+            held_bytes: families.gauge("held_bytes", "Payload bytes buffered for clients and targets that read slower than their peers send"),
             queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
-            kernel_bytes: families.gauge("kernel_bytes", "Bytes in socket buffers of the kernel for clients and targets that pause"),
+            kernel_bytes: families.gauge("kernel_bytes", "Bytes in kernel socket buffers of clients and targets that have stopped reading"),
             tunnels_opened: families.counters_from_zero(
                 "tunnels_opened_total",
                 "Tunnels opened, by what they travel on between server and agent",
@@ -128,18 +128,18 @@ impl AditMetrics {
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
             offences: families.counters_from_zero(
                 "protocol_offences_total",
-                "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
+                "Protocol violations by peers, by kind; each concerns one tunnel unless it ended the link",
                 "kind",
             ),
-            dial_retries: server.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
+            dial_retries: server.counters_from_zero("dial_retries_total", "Dials sent to a further agent, by reason", "reason"),
             dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
             late_dial_answers: server.counter("late_dial_answers_total", "Answers to dials that had been called off"),
-            link_suspicions: server.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
+            link_suspicions: server.counter("link_suspicions_total", "Times the agent of a link stopped answering"),
             dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
             failed_dials: FailedDials::register(&families),
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
-                "Times changed TLS files were read again, by result; failed keeps the old ones in use",
+                "Reloads of changed TLS files, by result; after a failure the old files stay in use",
                 "result",
             ),
             links: server.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
@@ -149,9 +149,9 @@ impl AditMetrics {
                 "Open agent links that get no dials because their agent reads nothing",
             ),
             lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
-            lanes_opened: families.counter("lanes_opened_total", "Lanes that were bound to a link"),
-            lanes_closed: families.counters_from_zero("lanes_closed_total", "Bound lanes that are no more, by reason", "reason"),
-            lanes_wanted: agent.gauge("lanes_wanted", "Idle lanes that this agent means to have, over all its links"),
+            lanes_opened: families.counter("lanes_opened_total", "Lanes opened and bound to a link"),
+            lanes_closed: families.counters_from_zero("lanes_closed_total", "Lanes closed, by reason", "reason"),
+            lanes_wanted: agent.gauge("lanes_wanted", "Target number of idle lanes, over all links of this agent"),
             lane_dials: server.counters_from_zero(
                 "lane_dials_total",
                 "Dials to agents with lanes, by whether a lane took them; the others went over the link",
@@ -164,12 +164,12 @@ impl AditMetrics {
             ),
             lanes_refused: server.counters_from_zero(
                 "lanes_refused_total",
-                "Connections that wanted to be lanes and were closed, by reason",
+                "Lanes refused, by reason",
                 "reason",
             ),
             relay_engine: families.gauge_vec(
                 "relay_engine",
-                "Always 1; the labels say what waits for the sockets of tunnels without frames, and why",
+                "Always 1; the labels name the event engine of raw lanes, and why it was chosen",
                 &["engine", "reason"],
             ),
             relay_tunnels: families.gauge("relay_tunnels", "Tunnels that relay threads move"),
@@ -186,20 +186,20 @@ impl AditMetrics {
                 "relay_driver_failures_total",
                 "Times epoll_wait or io_uring_enter failed in a relay thread; its tunnels were reset and it was started again",
             ),
-            node_tunnels: families.gauge("node_tunnels", "Open tunnels that agents asked for"),
+            node_tunnels: families.gauge("node_tunnels", "Open tunnels from node to control plane"),
             node_waiting: families.gauge(
                 "node_waiting",
-                "Connections to an agent's listeners that have no tunnel yet; at a server: dials for agents",
+                "Connections to an agent's listeners without a tunnel; at a server: dials for agents in progress",
             ),
-            node_opened: families.counter("node_tunnels_opened_total", "Tunnels opened that agents asked for"),
+            node_opened: families.counter("node_tunnels_opened_total", "Tunnels opened from node to control plane"),
             node_closed: families.counters_from_zero(
                 "node_tunnels_closed_total",
-                "Ends of tunnels that agents asked for, by reason",
+                "Tunnels from node to control plane that ended, by reason",
                 "reason",
             ),
             node_refusals: families.counters_from_zero(
                 "node_refusals_total",
-                "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
+                "Tunnels from node to control plane that were refused or failed to open, by reason",
                 "reason",
             ),
             accept_errors: families.counters_from_zero(
@@ -214,7 +214,7 @@ impl AditMetrics {
             ),
             handshakes_failed: server.counters_from_zero(
                 "handshakes_failed_total",
-                "Connections to listeners with TLS that came to no TLS session, by reason",
+                "TLS handshakes that failed, by reason",
                 "reason",
             ),
             claimed_identities: server.counter(

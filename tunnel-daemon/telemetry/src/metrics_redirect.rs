@@ -25,22 +25,22 @@ impl RedirectMetrics {
         let metrics = Self {
             state: families.gauges_from_zero(
                 "redirect_state",
-                "1 for what the redirect by eBPF is: off, active, or missing something; the log and /readyz?verbose say what",
+                "State of the eBPF redirect: 1 for the current state; the log and /readyz?verbose name what is missing",
                 "state",
             ),
             rules: families.gauge("redirect_rules", "Rules in the kernel, exclusions included"),
             set: families.gauge(
                 "redirect_rule_set",
-                "The how many-th set of rules since the start is in force",
+                "Generation of the active rule set; increases with every reload",
             ),
             reloads: families.counters_from_zero(
                 "redirect_reloads_total",
-                "Changes of the file of rules, by whether they are in force",
+                "Reloads of the file of rules, by result",
                 "result",
             ),
             helper: families.gauges_from_zero(
                 "redirect_netns_helper",
-                "1 for how the helper is that opens listeners in other network namespaces: off, running, missing something, or ended",
+                "State of the helper that opens listeners in other network namespaces: 1 for the current state",
                 "state",
             ),
             namespaces: families.gauges_from_zero(

@@ -23,12 +23,12 @@ impl ReviewMetrics {
         Self {
             reviews: families.counters_from_zero(
                 "token_reviews_total",
-                "Reviews of agents' tokens by the Kubernetes API, by result; overload is none, for too many waited",
+                "Token reviews of agents, by result; overload: not reviewed, because too many were waiting",
                 "result",
             ),
             seconds: families.histogram(
                 "token_review_seconds",
-                "Time of a token review, without waiting for its turn",
+                "Duration of token reviews, without the time in the queue",
                 &BUCKETS,
             ),
             in_flight: families.gauge("token_reviews_in_flight", "Token reviews that wait for the Kubernetes API"),

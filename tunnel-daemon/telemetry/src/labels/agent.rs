@@ -7,17 +7,17 @@ label! {
     AgentRefusal {
         /// Its metadata cannot be read.
         Metadata = "metadata",
-        /// Its token is missing, or is not let in.
+        /// Its token is missing or not accepted.
         Token = "token",
-        /// The Kubernetes API did not say whose its token is.
+        /// The Kubernetes API did not review its token.
         NotReviewed = "not_reviewed",
         /// The deny list names it.
         Denied = "denied",
-        /// Its certificate was let in, and is not any more.
+        /// Its certificate was accepted before and no longer is.
         Certificate = "certificate",
         /// It is not granted the id or an identifier.
         NotGranted = "not_granted",
-        /// Its owner holds as many links of that id as it may.
+        /// The number of links of this id is at its limit.
         LinksPerAgent = "links_per_agent",
         /// This process has no room for another link.
         Process = "process",
@@ -31,9 +31,9 @@ label! {
         Denied = "denied",
         /// The certificate of its agent is not accepted any more.
         Certificate = "certificate",
-        /// Somebody asked for it on the admin socket.
+        /// Closed by a request on the admin socket.
         Unlinked = "unlinked",
-        /// Its agent took no control packets: their queue ran full.
+        /// Its agent read no control packets, and their queue ran full.
         ControlQueue = "control_queue",
     }
 }
@@ -43,13 +43,13 @@ label! {
     TokenReview {
         /// The agent is let in.
         Ok = "ok",
-        /// It is not.
+        /// The agent is refused.
         Denied = "denied",
-        /// The Kubernetes API could not be asked, or its answer is of no use.
+        /// The Kubernetes API gave no valid answer.
         Error = "error",
         /// It did not answer in time.
         Timeout = "timeout",
-        /// It was not asked: too many agents waited.
+        /// Not asked: too many reviews were waiting.
         Overload = "overload",
     }
 }

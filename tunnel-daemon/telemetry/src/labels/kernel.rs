@@ -5,11 +5,11 @@ use super::Label;
 label! {
     /// What the redirect by eBPF is.
     RedirectState {
-        /// Not asked for.
+        /// Not configured.
         Off = "off",
         /// Programs are attached.
         Active = "active",
-        /// Asked for, and something is missing.
+        /// Configured, but something it needs is missing.
         Missing = "missing",
     }
 }
@@ -17,13 +17,13 @@ label! {
 label! {
     /// How the helper is that opens listeners in other network namespaces.
     NetnsHelperState {
-        /// Not asked for.
+        /// Not configured.
         Off = "off",
-        /// It works.
+        /// The helper runs.
         Running = "running",
-        /// Asked for, and it lacks something.
+        /// Configured, but the helper lacks something it needs.
         Missing = "missing",
-        /// It has ended, or does not answer.
+        /// The helper has ended, or does not answer.
         Ended = "ended",
     }
 }
@@ -33,9 +33,9 @@ label! {
     NetnsState {
         /// It has a listener.
         Captured = "captured",
-        /// It has none: it cannot be entered or listened in.
+        /// It cannot be entered, or a listener cannot be opened in it.
         Failed = "failed",
-        /// It is one more than there may be.
+        /// The number of namespaces is at its limit.
         OverLimit = "over_limit",
     }
 }
@@ -59,11 +59,11 @@ label! {
 label! {
     /// Why a connection to a transparent listener was closed.
     RedirectRefusal {
-        /// Nothing tells where it wanted to go, or it waited too long.
+        /// Its original destination is unknown, or is known no more.
         UnknownOrigin = "unknown_origin",
-        /// It wanted to go to the listener itself.
+        /// Its destination is the listener itself.
         OwnAddress = "own_address",
-        /// The kernel refused to tell.
+        /// The kernel did not tell the original destination.
         Kernel = "kernel",
     }
 }
@@ -73,7 +73,7 @@ label! {
     AccountLoss {
         /// The ring buffer was full.
         RingFull = "ring_full",
-        /// It ended before it was known what it is, or its entry had to make room.
+        /// It ended before it had labels, or its entry was evicted.
         Unknown = "unknown",
     }
 }

@@ -5,9 +5,9 @@ use super::Label;
 label! {
     /// What a lane does.
     LaneState {
-        /// Waits for a tunnel.
+        /// Free for a tunnel.
         Idle = "idle",
-        /// Carries one.
+        /// Carries a tunnel.
         Busy = "busy",
     }
 }
@@ -15,11 +15,11 @@ label! {
 label! {
     /// How a dial to an agent with lanes went.
     LaneDial {
-        /// A lane took it.
+        /// The dial went over a lane.
         Hit = "hit",
-        /// No lane was idle: it went over the link.
+        /// No lane was idle; the dial went over the link.
         Miss = "miss",
-        /// The lane did not get it across: it went over the link.
+        /// The dial was not acknowledged on the lane, and went over the link.
         Unacknowledged = "unacknowledged",
     }
 }
@@ -27,7 +27,7 @@ label! {
 label! {
     /// Why a lane is no more.
     LaneEnd {
-        /// Nobody needed it.
+        /// Closed while idle, because there were more than needed.
         Drained = "drained",
         /// Its connection failed or was closed.
         Lost = "lost",
@@ -37,7 +37,7 @@ label! {
         Silent = "silent",
         /// Its link is gone.
         LinkGone = "link_gone",
-        /// It carried a tunnel without frames, after which there is no other.
+        /// It was a raw lane, which carries one tunnel.
         Used = "used",
         /// Given up while idle, because file descriptors run low.
         Descriptors = "descriptors",
@@ -47,11 +47,11 @@ label! {
 label! {
     /// Why a connection did not become a lane.
     LaneRefusal {
-        /// No link of that number takes lanes of this peer.
+        /// No link of this peer has that number.
         NoLink = "no_link",
         /// The proof is wrong.
         Proof = "proof",
-        /// The link, or this process, has as many lanes as it may.
+        /// The number of lanes of the link or the process is at its limit.
         Full = "full",
         /// Too many connections wait to be bound.
         Unbound = "unbound",

@@ -27,7 +27,7 @@ label! {
         CreditViolation = "credit_violation",
         /// A packet larger than the protocol allows.
         Oversize = "oversize",
-        /// Another breach of the protocol, counted by kind as an offence.
+        /// Another protocol violation; adit_protocol_offences_total has the kind.
         ProtocolError = "protocol_error",
         /// Bytes lingering after a close made no progress.
         LingerExpired = "linger_expired",

@@ -107,7 +107,7 @@ fn refused_when_late(v6: Option<SocketAddr>, rule: &str, asked: &str) {
     assert_eq!(client.call(asked).unwrap().peer, asked);
 }
 
-/// Limit (redirect): A redirected connection that is not accepted
+/// Limit (redirect): A redirected connection that is not accepted | closed after 10 s
 #[test]
 fn a_connection_that_is_accepted_after_ten_seconds_is_refused() {
     if ready("connections that are accepted late") {
