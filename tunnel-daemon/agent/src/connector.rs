@@ -42,7 +42,7 @@ const ADDRESSES_TIME: Duration = Duration::from_secs(15);
 const TLS_TIME_MIN: Duration = Duration::from_secs(5);
 
 /// Addresses remembered: more than a control plane has servers.
-const MET_MAX: usize = 64;
+const RECENT_MAX: usize = 64;
 
 const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
 
@@ -80,7 +80,7 @@ impl RecentServers {
     fn now(&self, addr: SocketAddr) {
         let mut recent_servers = self.locked();
         recent_servers.retain(|other| *other != addr);
-        if recent_servers.len() >= MET_MAX {
+        if recent_servers.len() >= RECENT_MAX {
             recent_servers.remove(0);
         }
         recent_servers.push(addr);

@@ -54,7 +54,7 @@ pub const LEASE_NAMESPACE: &str = "kube-system";
 pub const LEASE_LABEL: &str = "k8s-app=konnectivity-server";
 /// Time for TCP and TLS to a server, all addresses together.
 pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream (compat 2.2).
+/// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream.
 pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time a gRPC client's call may be without a dial or a tunnel, before its first dial or after its last one: such a call may hold
 /// 16 KiB of a message, and 400,000 of them take every place. Go clients dial at once and end the call with its tunnel.
@@ -93,11 +93,11 @@ pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
 
 /// Dial deadline of the native server: under the Go client's own, so the client learns the cause.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
-/// Time an agent gives a target to accept, all addresses together (compat 6.8).
+/// Time an agent gives a target to accept, all addresses together.
 pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Grace of the native programs: under Kubernetes' 30 s between SIGTERM and SIGKILL.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
-/// Idle time before an HTTP/2 ping, both programs (compat 2.3).
+/// Idle time before an HTTP/2 ping, both programs.
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
 /// A link whose agent has been silent for this long gets no dials.
 pub const LINK_DEAD_AFTER: Duration = Duration::from_secs(8);
@@ -138,11 +138,11 @@ pub const PENDING_DIALS: u32 = 16_384;
 
 // --- Bytes --------------------------------------------------------------------------------------
 
-/// What a tunnel owns of its agent's budget, bytes (design 5).
+/// What a tunnel owns of its agent's budget, bytes.
 pub const TUNNEL_SHARE_BYTES: u64 = 4 * MIB;
 /// Smallest share: one packet of each direction with room to coalesce the next.
 pub const TUNNEL_SHARE_BYTES_MIN: u64 = 64 * KIB;
-/// Bytes held for one agent, all tunnels together (design 5).
+/// Bytes held for one agent, all tunnels together.
 pub const AGENT_BUDGET_BYTES: u64 = 64 * MIB;
 /// Share of the cgroup's memory.max that is the process budget when no flag says otherwise: 1 / this.
 pub const PROCESS_BUDGET_DIVISOR: u64 = 4;
@@ -158,7 +158,7 @@ pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
 pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
 /// Longest file of `--config`.
 pub const CONFIG_FILE_BYTES_MAX: u64 = MIB;
-/// Over its own share without progress for this long: closed (design 5).
+/// Over its own share without progress for this long: closed.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Half-closed and not a byte for this long: reset.
 pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
@@ -189,7 +189,7 @@ pub const SERVER_ADMIN_PORT: u16 = 8095;
 pub const AGENT_HEALTH_PORT: u16 = 8093;
 /// Admin port of an agent.
 pub const AGENT_ADMIN_PORT: u16 = 8094;
-/// umask around the creation of a frontend's unix socket (compat 13).
+/// umask around the creation of a frontend's unix socket.
 pub const UNIX_SOCKET_UMASK: u32 = 0o007;
 /// The mode that umask leaves.
 pub const UNIX_SOCKET_MODE: u32 = 0o770;

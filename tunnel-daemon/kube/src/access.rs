@@ -189,7 +189,7 @@ impl Api {
 /// Reads files in a thread that may block. The program that calls has started those threads with its runtime.
 #[expect(
     clippy::disallowed_methods,
-    reason = "this crate is below net::blocking, and uses the same threads"
+    reason = "this crate is below adit_tls::blocking, and uses the same threads"
 )]
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()

@@ -78,12 +78,12 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     let lane = Lane::in_clear(socket, LaneRole::Server, frames, Bytes::new());
     pool.add(lane, pool.slot().unwrap());
 
-    // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
-    let mut looks = pin!(idle_lanes::keep(router));
-    let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
+    // The first poll is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
+    let mut keeping = pin!(idle_lanes::keep(router));
+    let early = timeout(Duration::from_millis(58_500), keeping.as_mut()).await;
     assert!(early.is_err());
     assert_eq!(pool.idle_lanes(), 1);
-    let late = timeout(Duration::from_secs(1), looks.as_mut()).await;
+    let late = timeout(Duration::from_secs(1), keeping.as_mut()).await;
     assert!(late.is_err());
     assert_eq!(pool.idle_lanes(), 0);
 }

@@ -108,7 +108,8 @@ fn exec_on_a_terminal(cluster: &Cluster) {
         "--",
         "sh",
         "-c",
-        "tty && stty size",
+        // kubectl sends the size beside the start of the program, and it may come later.
+        "tty; n=0; while [ \"$(stty size)\" = \"0 0\" ] && [ $n -lt 2000 ]; do n=$((n + 1)); done; stty size",
     ]);
     let words: Vec<String> = std::iter::once(kubectl.get_program())
         .chain(kubectl.get_args())

@@ -444,7 +444,7 @@ mod tests {
 
     use super::*;
 
-    /// A home that keeps the one lane.
+    /// An owner that keeps the one lane.
     struct Nowhere {
         gone: CancellationToken,
         watch: LaneWatch,

@@ -80,8 +80,8 @@ pub struct LanePool {
     slots: Arc<Semaphore>,
     dials: Semaphore,
     idle: Mutex<Idle>,
-    /// Some idle lane's bell rang.
-    rang: Arc<Notify>,
+    /// Some idle lane has become readable.
+    became_readable: Arc<Notify>,
     /// The link is gone: no lane comes back.
     gone: CancellationToken,
 }
@@ -118,7 +118,7 @@ impl LanePool {
                     Instant::now().into_std(),
                 ),
             }),
-            rang: Arc::default(),
+            became_readable: Arc::default(),
             gone: CancellationToken::new(),
             settings,
         })
@@ -210,7 +210,7 @@ impl LanePool {
     /// The lane, asked for a sign of life, unless it owes one.
     fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
         if !waiting.lane.ping(number) {
-            // A process that was stopped for a while looks after its lanes before it hears what came meanwhile.
+            // A process that was stopped for a while checks its lanes before it reads what came meanwhile.
             if waiting.lane.has_unread() {
                 return Some(waiting);
             }
@@ -229,9 +229,9 @@ impl LanePool {
     fn put_back(&self, lanes: Vec<Waiting>) {
         let mut idle = self.lock();
         if !self.gone.is_cancelled() {
-            if lanes.iter().any(Waiting::has_rung) {
-                // Whoever answers bells may have looked before they were here.
-                self.rang.notify_one();
+            if lanes.iter().any(Waiting::is_readable) {
+                // The task of readable lanes may have checked before they were here.
+                self.became_readable.notify_one();
             }
             return idle.lanes.extend(lanes);
         }
@@ -379,7 +379,7 @@ impl fmt::Debug for LanePool {
     }
 }
 
-/// The home of a pool's lanes, as their endpoints know it.
+/// The owner of a pool's lanes, as their endpoints know it.
 #[derive(Clone)]
 struct Owner(Arc<LanePool>);
 

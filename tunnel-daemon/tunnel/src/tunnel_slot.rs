@@ -131,8 +131,8 @@ mod tests {
      {
         let (mut slot, mut endpoint, dirty_list) = slot();
         let sent = pattern(40_000);
-        for crumb in sent.chunks(1) {
-            slot.deliver(Bytes::copy_from_slice(crumb));
+        for chunk in sent.chunks(1) {
+            slot.deliver(Bytes::copy_from_slice(chunk));
         }
         let (mut pieces, end) = taken(&mut endpoint).await;
         assert_eq!((pieces.len(), end), (BEHIND_PIECES + 2, None));
@@ -166,8 +166,8 @@ mod tests {
         for ends in [false, true] {
             let (mut slot, mut endpoint, _dirty_list) = slot();
             let sent = pattern(1000);
-            for crumb in sent.chunks(2) {
-                slot.deliver(Bytes::copy_from_slice(crumb));
+            for chunk in sent.chunks(2) {
+                slot.deliver(Bytes::copy_from_slice(chunk));
             }
             let behind = if ends {
                 slot.finish(TunnelEnd::PeerClosing);
@@ -184,8 +184,8 @@ mod tests {
         let (mut slot, mut endpoint, _dirty_list) = slot();
         let sent = pattern(10_000);
         let (small_chunks, large) = sent.split_at(200);
-        for crumb in small_chunks.chunks(2) {
-            slot.deliver(Bytes::copy_from_slice(crumb));
+        for chunk in small_chunks.chunks(2) {
+            slot.deliver(Bytes::copy_from_slice(chunk));
         }
         slot.deliver(Bytes::copy_from_slice(large));
         let (pieces, _none) = taken(&mut endpoint).await;

@@ -1,5 +1,5 @@
 //! Lines of text: sources begin with a module doc, have a bounded length and no loose end without an issue; nothing of one
-//! machine is in the tree; only `net::direct` connects.
+//! machine is in the tree; only `adit_net::direct` connects.
 
 use crate::workspace::Workspace;
 
@@ -32,7 +32,7 @@ const REGISTRIES: &[&str] = &[
 /// The only package source a lock file may name.
 const PUBLIC_SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Beginnings of paths of sources that may connect without `net::direct`, which goes past a redirect of our own: that module, one
+/// Beginnings of paths of sources that may connect without `adit_net::direct`, which goes past a redirect of our own: that module, one
 /// that asks for a route, clients of the demo, and the relay's probe of kernel TLS. A connection of others may come back to
 /// ourselves.
 const CONNECTS: &[&str] = &[
@@ -83,7 +83,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
             } else if has_loose_end(line) {
                 "unfinished work without an issue: write MARK(#number)"
             } else if connects.contains(&number) {
-                "it connects by itself, and not by `net::direct`"
+                "it connects by itself, and not by `adit_net::direct`"
             } else {
                 continue;
             };

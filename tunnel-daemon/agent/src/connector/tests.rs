@@ -303,15 +303,15 @@ async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
         host: SERVER.to_owned(),
         port,
     };
-    let mut recent_servers = Vec::new();
+    let mut reached_servers = Vec::new();
     for _ in 0..2 * servers.len() {
         let reached = timeout(SOON, connector.connect(&host)).await.unwrap();
-        recent_servers.push(reached.unwrap().stream.peer().to_string());
+        reached_servers.push(reached.unwrap().stream.peer().to_string());
     }
-    let (first, again) = recent_servers.split_at(servers.len());
+    let (first, again) = reached_servers.split_at(servers.len());
     let different: HashSet<&String> = first.iter().collect();
-    assert_eq!(different.len(), servers.len(), "{recent_servers:?}");
-    // The one met longest ago comes first: so does one that was away.
+    assert_eq!(different.len(), servers.len(), "{reached_servers:?}");
+    // The one reached longest ago comes first: so does one that was away.
     assert_eq!(first, again);
 }
 

@@ -11,7 +11,7 @@ use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{DrainError, LaneOwner, LaneWatch, drain};
 
-/// The home of a keeper's lanes, as their endpoints know it.
+/// The owner of a keeper's lanes, as their endpoints know it.
 pub(super) struct Owner(pub(super) LaneKeeper);
 
 impl LaneOwner for Owner {

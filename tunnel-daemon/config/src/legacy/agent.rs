@@ -1,4 +1,4 @@
-//! The flags of upstream's `proxy-agent` (compat 9): defaults, validation in upstream's order and words,
+//! The flags of upstream's `proxy-agent`: defaults, validation in upstream's order and words,
 //! and the plan they mean.
 
 use std::path::PathBuf;

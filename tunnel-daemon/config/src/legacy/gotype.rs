@@ -194,7 +194,7 @@ pub(super) fn parse_float(text: &str) -> Result<f32, String> {
 }
 
 /// One CSV record, as pflag's string slices are read. `[]` and the empty text are empty lists: upstream
-/// takes the former as one item, which only its own test harness passes and nobody means (compat 9).
+/// takes the former as one item, which only its own test harness passes and nobody means.
 pub(super) fn parse_list(text: &str) -> Result<Vec<String>, String> {
     if text.is_empty() || text == "[]" {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! The flags of Go's logging library, which manifests pass (compat 10), and the log plan they mean.
+//! The flags of Go's logging library, which manifests pass, and the log plan they mean.
 
 use std::path::{Path, PathBuf};
 

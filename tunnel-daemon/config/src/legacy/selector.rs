@@ -1,4 +1,4 @@
-//! Checks the grammar of a Kubernetes label selector, as `--lease-label-selector` must parse (compat 9).
+//! Checks the grammar of a Kubernetes label selector, as `--lease-label-selector` must parse.
 //!
 //! Only a check: the API server selects.
 

@@ -1,4 +1,4 @@
-//! The flags of upstream's `proxy-server` (compat 8) and their defaults.
+//! The flags of upstream's `proxy-server` and their defaults.
 
 use super::options::options;
 use super::shared::SharedOptions;

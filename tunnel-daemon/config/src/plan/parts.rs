@@ -133,7 +133,7 @@ impl Default for DialPlan {
     }
 }
 
-/// What a slow tunnel may hold before others would suffer (design 5).
+/// What a slow tunnel may hold before others would suffer.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
 #[command(next_help_heading = "Isolation")]
 pub struct IsolationPlan {
@@ -284,7 +284,7 @@ pub struct Profiling {
     pub contention: bool,
 }
 
-/// Proxy for the connection from agent to server, as the environment says (compat 6.6); raw text. `Debug` shows no proxy: a
+/// Proxy for the connection from agent to server, as the environment says; raw text. `Debug` shows no proxy: a
 /// password may be in it.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ForwardProxy {

@@ -489,8 +489,8 @@ impl Backend {
         }
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
-            let bells = Arc::clone(lanes).serve_ready();
-            let _full = self.tasks.spawn("lane-bells", bells);
+            let serving = Arc::clone(lanes).serve_ready();
+            let _full = self.tasks.spawn("readable-lanes", serving);
         }
         Ok((entered, source, places))
     }

@@ -42,7 +42,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     metric(processes.health, LINKS, 2.0).await;
     serves(&processes, &target).await;
     stop(&one).await;
-    // How soon is a matter of `net::grpc`, whose tests have a time of their own.
+    // How soon is a matter of `adit_net::grpc`, whose tests have a time of their own.
     metric(processes.health, SILENT, 1.0).await;
     let ready = ask(processes.health, "/readyz?verbose").await;
     assert!(

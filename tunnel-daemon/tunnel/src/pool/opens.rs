@@ -1,7 +1,7 @@
 //! Tunnels that agents open: how an OPEN on an idle lane is noticed, and who answers it.
 //!
-//! No task waits for an idle lane. Where agents may open tunnels, each has a bell, which its socket rings when there is
-//! something to read, and one task for the whole pool answers them.
+//! No task waits for an idle lane. Where agents may open tunnels, the waker of each lane marks it readable, and one task for the
+//! whole pool serves those that are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -97,7 +97,7 @@ impl Drop for AgentOpen {
 /// Rung by an idle lane's socket.
 pub(super) struct ReadReady {
     is_ready: AtomicBool,
-    rang: Arc<Notify>,
+    became_readable: Arc<Notify>,
 }
 
 impl Wake for ReadReady {
@@ -107,7 +107,7 @@ impl Wake for ReadReady {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.is_ready.store(true, Relaxed);
-        self.rang.notify_one();
+        self.became_readable.notify_one();
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// The waker to poll it with: nobody's, or its bell's. What rang it before is forgotten.
+    /// The waker to poll it with: none, or the one that marks it readable. An earlier mark is cleared.
     pub(super) fn waker(&self) -> Waker {
         self.ready.as_ref().map_or_else(
             || Waker::noop().clone(),
@@ -130,7 +130,7 @@ impl Waiting {
         )
     }
 
-    pub(super) fn has_rung(&self) -> bool {
+    pub(super) fn is_readable(&self) -> bool {
         let is_ready = |ready: &Arc<ReadReady>| ready.is_ready.load(Relaxed);
         self.ready.as_ref().is_some_and(is_ready)
     }
@@ -143,7 +143,7 @@ impl LanePool {
         let ready = self.settings.opens.as_ref().map(|_| {
             Arc::new(ReadReady {
                 is_ready: AtomicBool::new(false),
-                rang: Arc::clone(&self.rang),
+                became_readable: Arc::clone(&self.became_readable),
             })
         });
         let lane = Box::new(lane);
@@ -160,34 +160,34 @@ impl LanePool {
         }
     }
 
-    /// Answers bells until the link is gone. Of use only where agents may open tunnels.
+    /// Serves readable lanes until the link is gone. Of use only where agents may open tunnels.
     pub async fn serve_ready(self: Arc<Self>) {
         let gone = self.gone.clone();
         while gone
-            .run_until_cancelled(self.rang.notified())
+            .run_until_cancelled(self.became_readable.notified())
             .await
             .is_some()
         {
             // Without the budget of a task, which would make lanes look as if they had nothing to say.
-            tokio::task::unconstrained(async { self.answer_rung() }).await;
+            tokio::task::unconstrained(async { self.serve_batch() }).await;
             tokio::task::yield_now().await;
         }
     }
 
-    /// Of as many lanes as are looked at in one go: an agent may have thousands, and much to say on each.
-    fn answer_rung(self: &Arc<Self>) {
+    /// Serves one batch of readable lanes: an agent may have thousands, and much to say on each.
+    fn serve_batch(self: &Arc<Self>) {
         let mut idle = self.lock();
-        let is_ready: Vec<Waiting> = idle
+        let readable: Vec<Waiting> = idle
             .lanes
-            .extract_if(.., |waiting| waiting.has_rung())
+            .extract_if(.., |waiting| waiting.is_readable())
             .take(IDLE_BATCH_LANES)
             .collect();
         drop(idle);
-        if is_ready.len() == IDLE_BATCH_LANES {
+        if readable.len() == IDLE_BATCH_LANES {
             // There may be more of them.
-            self.rang.notify_one();
+            self.became_readable.notify_one();
         }
-        let usable = is_ready
+        let usable = readable
             .into_iter()
             .filter_map(|waiting| self.usable(waiting))
             .collect();
@@ -239,7 +239,7 @@ mod tests {
 
     fn is_ready(pool: &LanePool) -> usize {
         let idle = pool.lock();
-        idle.lanes.iter().filter(|lane| lane.has_rung()).count()
+        idle.lanes.iter().filter(|lane| lane.is_readable()).count()
     }
 
     /// Others have their turn between two goes, whatever an agent says on all its lanes at once.
@@ -261,7 +261,7 @@ mod tests {
             waiting.ready.as_ref().unwrap().wake_by_ref();
         }
         assert_eq!(is_ready(&pool), LANES);
-        pool.answer_rung();
+        pool.serve_batch();
         assert_eq!(is_ready(&pool), LANES - IDLE_BATCH_LANES);
 
         let all = async {
