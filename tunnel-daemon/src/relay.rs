@@ -12,7 +12,7 @@ use crate::privileges::give_up_here;
 use adit_config::plan::{DataPathPlan, LaneSecurity};
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
-use adit_tunnel::{RawLaneRelay, driver_label, reason_label};
+use adit_tunnel::RawLaneRelay;
 
 /// What came of the plan on this host.
 pub(super) struct Started {
@@ -25,7 +25,7 @@ pub(super) struct Started {
     pub(super) detail: String,
 }
 
-/// Finds the engine and says so in log and metrics. Relay threads run where tunnels may do without frames; there is nothing
+/// Chooses the event engine and logs the choice. Relay threads run where tunnels may do without frames; there is nothing
 /// for them to move elsewhere.
 ///
 /// # Errors
@@ -39,7 +39,6 @@ pub(super) fn start(
     services: &Tasks,
 ) -> anyhow::Result<Started> {
     let engine = probe(plan.relay_engine)?;
-    metrics.relay_engine(driver_label(engine.engine), reason_label(engine.basis));
     let (data_path, tls_detail) = possible(*plan);
     let used = data_path.lane_security != LaneSecurity::Tls && plan.lanes_max > 0;
     tracing::info!(

@@ -264,7 +264,6 @@ impl LaneKeeper {
     fn add(&self, mut lane: Lane, slot: Slot, needed: bool) {
         lane.hold(slot);
         self.0.context.lane_room.descriptors().opened();
-        self.adit().lane_opened();
         if !needed {
             lane.end().drain();
         }

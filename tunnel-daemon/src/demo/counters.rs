@@ -33,7 +33,7 @@ impl Counters {
             raw_lane: opened("raw-lane") + opened("ktls-lane"),
             copied: moved("copy"),
             spliced: moved("splice"),
-            uring: world.is_set("adit_relay_engine{engine=\"io-uring\","),
+            uring: world.has("adit_relay_tunnels{driver=\"io-uring\"}"),
         }
     }
 

@@ -152,12 +152,11 @@ impl World {
         series(&self.server.metrics.scrape().text(), name)
     }
 
-    /// Whether a series with this beginning, as `/metrics` shows it, is 1.
+    /// Whether the server exports this series, whatever its value.
     #[must_use]
-    pub(super) fn is_set(&self, beginning: &str) -> bool {
+    pub(super) fn has(&self, series: &str) -> bool {
         let text = self.server.metrics.scrape().text();
-        let mut lines = text.lines();
-        lines.any(|line| line.starts_with(beginning) && line.ends_with(" 1"))
+        text.lines().any(|line| line.starts_with(series))
     }
 
     /// Whether both ends say that their lanes go on in clear text.

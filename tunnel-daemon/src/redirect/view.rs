@@ -83,7 +83,7 @@ impl RedirectView {
 
     /// How many rules are in force, and the how many-th set that is.
     pub(crate) fn rules(&self, rules: usize, set: u64) {
-        self.metrics.redirect().set_rules(rules, set);
+        self.metrics.redirect().set_rules(rules);
         self.change(|now| {
             (now.rules, now.set) = (rules as u64, set);
         });

@@ -138,7 +138,7 @@ mod tests {
     fn links() -> Links {
         let mut links = status().links;
         links.truncate(2);
-        links[0].principal = Some(format!("\"CN=\x1b[2J{}\" []", "x".repeat(200)));
+        links[0].principal = Some(format!("CN=\x1b[2J{}", "x".repeat(200)));
         links[1].principal = None;
         Links {
             api: 1,

@@ -14,9 +14,9 @@ use crate::failed_dials::{FailedDial, FailedDials};
 use crate::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use crate::guard::{AmountGuard, GaugeGuard};
 use crate::labels::{
-    AgentRefusal, DialCap, DialRetry, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
-    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Offence, Path,
-    PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, DialRetry, Driver, Engine, HandshakeFailure, LaneDial, LaneEnd,
+    LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Offence, Path, PeerKind,
+    ReloadResult, TunnelEnd,
 };
 use crate::metrics_account::AccountMetrics;
 use crate::metrics_redirect::RedirectMetrics;
@@ -56,14 +56,12 @@ struct Inner {
     links_by_version: LinksByVersion,
     links_retired: IntGauge,
     lanes: Gauges<LaneState>,
-    lanes_opened: IntCounter,
     lanes_closed: Counters<LaneEnd>,
     lanes_wanted: IntGauge,
     lane_dials: Counters<LaneDial>,
     lane_answer: Histogram,
     lanes_refused: Counters<LaneRefusal>,
-    relay_engine: IntGaugeVec,
-    relay_tunnels: IntGauge,
+    relay_tunnels: Gauges<Driver>,
     relay_bytes: Counters<Engine>,
     relay_panics: IntCounter,
     relay_driver_failures: IntCounter,
@@ -149,7 +147,6 @@ impl AditMetrics {
                 "Open agent links that get no dials because their agent reads nothing",
             ),
             lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
-            lanes_opened: families.counter("lanes_opened_total", "Lanes opened and bound to a link"),
             lanes_closed: families.counters_from_zero("lanes_closed_total", "Lanes closed, by reason", "reason"),
             lanes_wanted: agent.gauge("lanes_wanted", "Target number of idle lanes, over all links of this agent"),
             lane_dials: server.counters_from_zero(
@@ -167,12 +164,11 @@ impl AditMetrics {
                 "Lanes refused, by reason",
                 "reason",
             ),
-            relay_engine: families.gauge_vec(
-                "relay_engine",
-                "Always 1; the labels name the event engine of raw lanes, and why it was chosen",
-                &["engine", "reason"],
+            relay_tunnels: families.gauges(
+                "relay_tunnels",
+                "Tunnels that relay threads move, by their event engine; the log names the reason of its choice",
+                "driver",
             ),
-            relay_tunnels: families.gauge("relay_tunnels", "Tunnels that relay threads move"),
             relay_bytes: families.counters_from_zero(
                 "relay_bytes_total",
                 "Payload bytes that relay threads moved, both directions, by how; counted when a tunnel ends",
@@ -348,11 +344,6 @@ impl AditMetrics {
         GaugeGuard::new(self.0.lanes.of(state))
     }
 
-    /// A lane was bound.
-    pub fn lane_opened(&self) {
-        self.0.lanes_opened.inc();
-    }
-
     /// A bound lane is no more.
     pub fn lane_closed(&self, why: LaneEnd) {
         self.0.lanes_closed.of(why).inc();
@@ -378,25 +369,19 @@ impl AditMetrics {
         self.0.lanes_refused.of(why).inc();
     }
 
-    /// What waits for the sockets of tunnels without frames, and why.
-    pub fn relay_engine(&self, driver: Driver, reason: DriverReason) {
-        let labels = [driver.as_str(), reason.as_str()];
-        self.0.relay_engine.with_label_values(&labels).set(1);
-    }
-
     /// Counter of payload bytes moved by relay threads.
     #[must_use]
     pub fn relay_bytes(&self, mover: Engine) -> &IntCounter {
         self.0.relay_bytes.of(mover)
     }
 
-    /// What the relay counts itself: numbers since its start, but for the tunnels there are.
-    pub fn relay(&self, tunnels: u64, [panics, driver_failures]: [u64; 2]) {
+    /// What the relay counts itself: tunnels open now, and failures since its start.
+    pub fn relay(&self, driver: Driver, tunnels: u64, [panics, driver_failures]: [u64; 2]) {
         let up_to = |counter: &IntCounter, now: u64| {
             counter.inc_by(now.saturating_sub(counter.get()));
         };
         let tunnels = i64::try_from(tunnels).unwrap_or(i64::MAX);
-        self.0.relay_tunnels.set(tunnels);
+        self.0.relay_tunnels.of(driver).set(tunnels);
         up_to(&self.0.relay_panics, panics);
         up_to(&self.0.relay_driver_failures, driver_failures);
     }

@@ -12,7 +12,6 @@ use crate::labels::{
 pub struct RedirectMetrics {
     state: Gauges<RedirectState>,
     rules: IntGauge,
-    set: IntGauge,
     reloads: Counters<ReloadResult>,
     helper: Gauges<NetnsHelperState>,
     namespaces: Gauges<NetnsState>,
@@ -29,10 +28,6 @@ impl RedirectMetrics {
                 "state",
             ),
             rules: families.gauge("redirect_rules", "Rules in the kernel, exclusions included"),
-            set: families.gauge(
-                "redirect_rule_set",
-                "Generation of the active rule set; increases with every reload",
-            ),
             reloads: families.counters_from_zero(
                 "redirect_reloads_total",
                 "Reloads of the file of rules, by result",
@@ -78,10 +73,9 @@ impl RedirectMetrics {
         }
     }
 
-    /// Rules in force, and the how many-th set they are.
-    pub fn set_rules(&self, count: usize, set: u64) {
+    /// Rules in force.
+    pub fn set_rules(&self, count: usize) {
         self.rules.set(i64::try_from(count).unwrap_or(i64::MAX));
-        self.set.set(i64::try_from(set).unwrap_or(i64::MAX));
     }
 
     /// The file of rules changed.

@@ -7,8 +7,8 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packets::PacketType;
 
 use crate::labels::{
-    AccountRole, ClientDialect, DialCap, Driver, DriverReason, EndpointDialFailure, LinkDirection,
-    LinkEnding, Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, Driver, EndpointDialFailure, LinkDirection, LinkEnding,
+    Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
 
@@ -350,32 +350,21 @@ fn own_families_start_at_zero_and_count() {
     assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
 }
 
-#[test]
-fn the_relay_engine_is_one_series_with_its_reason() {
-    let metrics = AgentMetrics::new();
-    let adit = metrics.adit();
-    adit.relay_engine(Driver::Epoll, DriverReason::Forbidden);
-    let (samples, _) = parse(&metrics.scrape());
-    let mut told = samples
-        .iter()
-        .filter(|(series, _)| series.starts_with("adit_relay_engine"));
-    let (series, value) = told.next().unwrap();
-    let expected = "adit_relay_engine{engine=\"epoll\",reason=\"forbidden\"}";
-    assert_eq!((series.as_str(), *value), (expected, 1.0));
-    assert_eq!(told.next(), None);
-}
-
-/// Numbers since its start, told again and again, and the tunnels there are.
+/// Failures since its start are counters, its open tunnels a gauge of its event engine.
 #[test]
 fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
     let metrics = ServerMetrics::new(&[]);
     let read = || {
-        ["tunnels", "thread_panics_total", "driver_failures_total"]
-            .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
+        [
+            "tunnels{driver=\"epoll\"}",
+            "thread_panics_total",
+            "driver_failures_total",
+        ]
+        .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
     };
-    assert_eq!(read(), [0.0; 3].map(Some));
+    assert_eq!(read(), [None, Some(0.0), Some(0.0)]);
     for (tunnels, counts) in [(3, [1, 2]), (3, [1, 2]), (2, [1, 4])] {
-        metrics.adit().relay(tunnels, counts);
+        metrics.adit().relay(Driver::Epoll, tunnels, counts);
         let [panics, failures] = counts.map(|count| count as f64);
         let told = [tunnels as f64, panics, failures];
         assert_eq!(read(), told.map(Some));

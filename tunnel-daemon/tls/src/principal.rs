@@ -67,14 +67,26 @@ impl Principal {
         }
     }
 
-    /// Names the holder, to compare and to log: the same for another certificate of the same holder, also across renewals,
-    /// unless it has no name and another key. Quoted, so that no name reads like a list of others.
+    /// Names the holder, to compare and to log, as `CN=agent-1 names=dns:a.example,ip:10.0.0.1`. Certificates of one holder
+    /// have the same text across renewals, unless they have no name and another key. Two holders never have the same text:
+    /// `=` is escaped in the subject, space and comma in the names.
     #[must_use]
     pub fn holder(&self) -> String {
-        let mut text = format!("{:?} {:?}", self.subject, self.names);
+        let mut text = self.subject.clone();
+        let mut part = |name: &str, value: &str| {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(name);
+            text.push_str(value);
+        };
+        if !self.names.is_empty() {
+            let names: Vec<String> = self.names.iter().map(|name| escaped_name(name)).collect();
+            part("names=", &names.join(","));
+        }
         if let Some(rest) = &self.rest_sha256 {
-            text.push_str(" sha256:");
-            text.extend(rest.iter().map(|byte| format!("{byte:02x}")));
+            let hex: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+            part("sha256=", &hex);
         }
         text
     }
@@ -131,11 +143,36 @@ fn escape(value: &str, text: &mut String) {
     for (at, character) in value.char_indices() {
         let special = matches!(character, ',' | '+' | '"' | '\\' | '<' | '>' | ';' | '=')
             || (at == 0 && matches!(character, '#' | ' '));
+        if character.is_control() {
+            escape_bytes(character, text);
+            continue;
+        }
         if special {
             text.push('\\');
         }
         text.push(character);
     }
+}
+
+/// As RFC 4514 writes what is not printed: a backslash and two digits for each byte.
+fn escape_bytes(character: char, text: &mut String) {
+    let mut bytes = [0; 4];
+    for byte in character.encode_utf8(&mut bytes).bytes() {
+        text.push_str(&format!("\\{byte:02X}"));
+    }
+}
+
+/// An alternative name in a list with commas.
+fn escaped_name(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for character in name.chars() {
+        if character.is_control() || matches!(character, ' ' | ',' | '\\') {
+            escape_bytes(character, &mut text);
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }
 
 fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
@@ -222,6 +259,29 @@ mod tests {
         let tricky = principal(&ca, "a, O=b+C=\"d\"", &[]);
         assert_eq!(tricky.subject, "CN=a\\, O\\=b\\+C\\=\\\"d\\\"");
         assert_eq!(principal(&ca, "#0c01", &[]).subject, "CN=\\#0c01");
+        assert_eq!(principal(&ca, "a\nb", &[]).subject, "CN=a\\0Ab");
+    }
+
+    #[test]
+    fn holders_are_readable_and_never_alike() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let holder = |common_name, names: &[&str]| principal(&ca, common_name, names).holder();
+        assert_eq!(holder("agent-1", &[]), "CN=agent-1");
+        assert_eq!(
+            holder("agent-1", &["a.example", "10.0.0.1"]),
+            "CN=agent-1 names=dns:a.example,ip:10.0.0.1"
+        );
+        // A common name that looks like names, or like a hash, is escaped.
+        assert_eq!(holder("a names=dns:b", &[]), "CN=a names\\=dns:b");
+        assert_eq!(holder("a sha256=00", &[]), "CN=a sha256\\=00");
+        let uri = |uri: &str| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+            let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+            Principal::from_der(certificate.der()).unwrap().holder()
+        };
+        assert_eq!(uri("x:a,dns:b c"), "names=uri:x:a\\2Cdns:b\\20c");
     }
 
     #[test]

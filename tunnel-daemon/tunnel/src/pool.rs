@@ -161,7 +161,6 @@ impl LanePool {
         if let Some(rights) = &self.settings.rights {
             lane.depend_on(Arc::clone(rights));
         }
-        self.settings.metrics.lane_opened();
         self.keep(lane);
     }
 

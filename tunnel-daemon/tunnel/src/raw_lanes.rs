@@ -104,7 +104,7 @@ impl RawLaneRelay {
         let pipes = (config.pairs_max / TUNNELS_PER_PIPE).max(1);
         config.pipe_budget_bytes = config.pipe_budget_bytes.min(pipes * config.pipe_bytes);
         let threads = Relay::start(&config)?;
-        Ok(Arc::new(Self {
+        let relay = Arc::new(Self {
             handle: threads.handle(),
             metrics,
             silence_max,
@@ -115,7 +115,9 @@ impl RawLaneRelay {
             tunnels_max: config.pairs_max,
             driver_failures: AtomicU64::new(0),
             _threads: threads,
-        }))
+        });
+        relay.publish();
+        Ok(relay)
     }
 
     /// Moves bytes between `socket` and `raw_lane` until the tunnel is over. `early` was read from the socket before. A
@@ -345,7 +347,8 @@ impl RawLaneRelay {
     fn publish(&self) {
         let stats = self.handle.stats();
         let counts = [stats.thread_panics, stats.driver_failures];
-        self.metrics.relay(stats.active_pairs, counts);
+        let driver = driver_label(self.handle.choice().engine);
+        self.metrics.relay(driver, stats.active_pairs, counts);
         let told = self
             .driver_failures
             .swap(stats.driver_failures, Ordering::Relaxed);

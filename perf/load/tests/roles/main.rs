@@ -179,11 +179,14 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
     // The server knows no other agents.
     assert!(values[&format!("agents_{AGENTS}_dial_p50_us")] > 0.0);
     let text = server.metrics.scrape().text();
-    let opened = text
+    let lanes: f64 = text
         .lines()
-        .find_map(|line| line.strip_prefix("adit_lanes_opened_total "))
-        .unwrap();
-    assert!(opened.parse::<f64>().unwrap() >= 2.0 * AGENTS as f64);
+        .filter(|line| {
+            line.starts_with("adit_lanes{") || line.starts_with("adit_lanes_closed_total{")
+        })
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum();
+    assert!(lanes >= 2.0 * AGENTS as f64);
     runtime.block_on(server.stop(Some(Duration::ZERO)));
 }
 

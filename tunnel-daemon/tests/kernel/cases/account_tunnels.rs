@@ -279,9 +279,9 @@ async fn the_kernel_counts_what_relays_move(engine: &str) {
         Instant::now(),
     );
     let (server, agent) = (world.server.metrics.scrape(), world.agent.metrics.scrape());
-    let driver = format!(r#"adit_relay_engine{{engine="{engine}",reason="asked"}}"#);
+    let driver = format!(r#"adit_relay_tunnels{{driver="{engine}"}}"#);
     for scrape in [&server, &agent] {
-        assert_eq!(sample(scrape, &driver), Some(1));
+        assert_eq!(sample(scrape, &driver), Some(0));
     }
     // With fewer the next one would keep its frames.
     let idle = || sample(&server, r#"adit_lanes{state="idle"}"#) >= Some(3);

@@ -268,12 +268,12 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
         // The handshakes of another agent, of its link and of its lanes, at the time it is now.
         let (links, opened) = (
             server.metric("adit_links{peer=\"adit\"}"),
-            server.metric("adit_lanes_opened_total"),
+            server.lanes_opened(),
         );
         agents.push(another_agent(&world, &server, &agent_flags, agents.len()));
         server.until("one link more, and its lanes", |server| {
             server.metric("adit_links{peer=\"adit\"}") == links + 1.0
-                && server.metric("adit_lanes_opened_total") > opened
+                && server.lanes_opened() > opened
         });
     }
 

@@ -151,7 +151,7 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
         let flags = [cgroup.as_str(), &flag, account];
         let (agent, health) = world.probed_agent_by(command, &server, Some(nodes.path()), &flags);
         let mut client = Client::start(Some(nodes.path()));
-        let lanes = || server.metric("adit_lanes_opened_total");
+        let lanes = || server.lanes_opened();
         // Those before may have been opened before its programs were there.
         server.until("a lane beyond the first ones", || {
             let seen = client.call(proxy.at).unwrap();

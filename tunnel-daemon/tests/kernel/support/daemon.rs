@@ -15,7 +15,7 @@ use rustix::thread::{
 };
 
 use super::confined::{self, Profile, Rights};
-use super::world::get;
+use super::world::{get, lanes_opened};
 
 /// Far beyond what anything here takes, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -138,6 +138,11 @@ impl Daemon {
         found
             .next()
             .map_or(0.0, |(_, value)| value.parse().expect("a number"))
+    }
+
+    /// Lanes that were bound since the start.
+    pub(crate) fn lanes_opened(&self) -> f64 {
+        lanes_opened(&self.get("/metrics"))
     }
 
     /// Waits for something.

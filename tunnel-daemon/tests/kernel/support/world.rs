@@ -199,6 +199,11 @@ impl ServerProcess {
         sample(self.health, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
+    /// Lanes that were bound since the start: those that are open, and those that were closed.
+    pub(crate) fn lanes_opened(&self) -> f64 {
+        lanes_opened(&get(self.health, "/metrics"))
+    }
+
     /// Waits for a value of a series.
     pub(crate) fn metric_is(&self, series: &str, value: f64) {
         self.until(&format!("{series} = {value}"), || {
@@ -229,6 +234,18 @@ pub(crate) fn sample(health: SocketAddr, series: &str) -> Option<f64> {
         .filter_map(|line| line.rsplit_once(' '))
         .find(|(name, _)| *name == series)
         .and_then(|(_, value)| value.parse().ok())
+}
+
+/// Lanes that were bound since the start, by the text of a scrape: those that are open, and those that were closed.
+pub(crate) fn lanes_opened(text: &str) -> f64 {
+    let is_lane = |name: &str| {
+        name.starts_with("adit_lanes{") || name.starts_with("adit_lanes_closed_total{")
+    };
+    text.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter(|(name, _)| is_lane(name))
+        .map(|(_, value)| value.parse::<f64>().expect("a number"))
+        .sum()
 }
 
 /// What a port answers, head included.

@@ -13,8 +13,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::processes::Processes;
+use crate::support::lanes::opened;
 use crate::support::process::{
-    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, sum, value,
+    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::within;
@@ -125,23 +126,23 @@ impl Pair {
         }
     }
 
-    /// Each lane that was bound is idle or was counted when it went.
+    /// Server and agent count as many open lanes, and as many that were ever bound.
     pub(super) async fn assert_lanes_add_up(&self) {
-        for health in [self.processes.health, self.agent_health] {
-            within("lanes to add up", async {
-                loop {
+        within("lanes to add up", async {
+            loop {
+                let lanes = async |health| {
                     let text = scrape(health).await;
-                    let closed = sum(&text, "adit_lanes_closed_total");
                     let of = |series| sample(&text, series).expect("a series");
-                    if of("adit_lanes_opened_total") - closed == of(IDLE) + of(BUSY) {
-                        return;
-                    }
-                    // Some are opened or given up at this moment.
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    (of(IDLE) + of(BUSY), opened(&text))
+                };
+                if lanes(self.processes.health).await == lanes(self.agent_health).await {
+                    return;
                 }
-            })
-            .await;
-        }
+                // Some are opened or given up at this moment.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
     }
 
     /// `count` tunnels on lanes, half of them in each dialect.

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::lanes::{IDLE, value as at_server, warm};
+use crate::support::lanes::{IDLE, opened, value as at_server, warm};
 use crate::support::node::{self, OPEN, OPENED, assert_quiet, connect, echo};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
@@ -281,7 +281,7 @@ async fn tunnels_of_both_ends_take_turns_on_one_lane() {
         drop(stream);
         assert_quiet(&world, &agent).await;
     }
-    assert_eq!(at_server(&world, "adit_lanes_opened_total"), 1.0);
+    assert_eq!(opened(&world.server().metrics.scrape().text()), 1.0);
 }
 
 /// The binary header, with the source that the agent saw and its id.

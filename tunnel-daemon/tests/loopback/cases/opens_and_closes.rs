@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
 use super::lane_processes::{Pair, nightly};
-use crate::support::lanes::HITS;
+use crate::support::lanes::{HITS, opened};
 use crate::support::process::{
     metric, named_program, not_one_descriptor_left, scrape, settled_fds, sum, sum_is, value,
 };
@@ -343,7 +343,7 @@ async fn splice(pair: &Pair, site: &Site) -> usize {
 async fn assert_on_lanes(pair: &Pair, way: Way, opens: usize) {
     let health = pair.processes.health;
     let (pipes, used) = (value(health, PIPES).await, value(health, USED).await);
-    let lanes = value(health, "adit_lanes_opened_total").await;
+    let lanes = opened(&scrape(health).await);
     if way.has_pipes() {
         assert!(pipes >= PIPES_MIN, "{pipes} pipes");
     } else {

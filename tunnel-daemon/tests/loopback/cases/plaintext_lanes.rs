@@ -47,8 +47,8 @@ async fn bytes_arrive_whole_with_either_engine() {
             continue;
         }
         let (world, agent) = plain(&[&format!("--relay-engine={engine}")]).await;
-        let series = format!("adit_relay_engine{{engine=\"{engine}\",reason=\"asked\"}}");
-        assert_eq!(value(&world, &series), 1.0);
+        let series = format!("adit_relay_tunnels{{driver=\"{engine}\"}}");
+        assert_eq!(value(&world, &series), 0.0);
         let (port, _target) = targets::echo().await;
         let target = format!("127.0.0.1:{port}");
         let mut stream = connect::open(&world.connect(), &target).await;

@@ -64,13 +64,20 @@ async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Proces
         let ready = ask(health, "/readyz?verbose").await;
         let told = format!("[+]relay-engine {name}: {}\n", choice.reason);
         assert!(ready.contains(" 200 ") && ready.contains(&told), "{ready}");
-        let (text, why) = (scrape(health).await, word(choice.basis));
-        let series = text
+        let text = scrape(health).await;
+        let series: Vec<&str> = text
             .lines()
-            .filter(|line| line.starts_with("adit_relay_engine"));
-        let series: Vec<&str> = series.collect();
-        let expected = format!("adit_relay_engine{{engine=\"{name}\",reason=\"{why}\"}} 1");
-        assert_eq!(series, [expected]);
+            .filter(|line| line.starts_with("adit_relay_tunnels"))
+            .collect();
+        let expected = format!("adit_relay_tunnels{{driver=\"{name}\"}} 0");
+        assert_eq!(
+            series,
+            if used {
+                vec![expected.as_str()]
+            } else {
+                vec![]
+            }
+        );
     }
     (processes, agent)
 }

@@ -12,6 +12,18 @@ pub(crate) const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
 /// Dials that found none.
 pub(crate) const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
 
+/// Lanes that were bound since the start, by the text of a scrape: those that are open, and those that were closed.
+pub(crate) fn opened(text: &str) -> f64 {
+    let lanes = |line: &&str| {
+        line.starts_with("adit_lanes{") || line.starts_with("adit_lanes_closed_total{")
+    };
+    text.lines()
+        .filter(lanes)
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(_, value)| value.parse::<f64>().expect("a number"))
+        .sum()
+}
+
 /// A series that has to be there.
 pub(crate) fn value(world: &World, series: &str) -> f64 {
     let text = world.server().metrics.scrape().text();

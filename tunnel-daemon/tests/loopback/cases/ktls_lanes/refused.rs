@@ -18,12 +18,11 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::{FRAMED, KTLS, PIPED, is_possible, over};
-use crate::support::lanes::{IDLE, value, warm};
+use crate::support::lanes::{IDLE, opened, value, warm};
 use crate::support::wait::until;
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-const BOUND: &str = "adit_lanes_opened_total";
 const LOST: &str = "adit_lanes_closed_total{reason=\"lost\"}";
 /// Said and heard when a tunnel is there, and once all are.
 const FIRST_BYTES: usize = 20_000;
@@ -104,7 +103,7 @@ async fn a_tunnel_whose_socket_the_kernel_refuses_has_frames_beside_others_that_
     let hosts = [1, 2, 3].map(|host| format!("127.0.0.{host}:{port}"));
     for whose in [Refused::Agents, Refused::Servers] {
         let (world, _agent, sockets) = watched().await;
-        let bound = value(&world, BOUND);
+        let bound = opened(&world.server().metrics.scrape().text());
         let before: HashSet<SocketAddr> = connections(&world, whose).into_keys().collect();
         let (mut streams, mut paths) = (Vec::new(), Vec::new());
         for (number, target) in hosts.iter().enumerate() {
@@ -114,7 +113,8 @@ async fn a_tunnel_whose_socket_the_kernel_refuses_has_frames_beside_others_that_
             // Each tunnel has a lane of its own, another comes in its place, and the latest is used first.
             let lanes = bound + streams.len() as f64;
             until("a lane in place of the one used", || {
-                value(&world, BOUND) >= lanes && value(&world, IDLE) >= 4.0
+                opened(&world.server().metrics.scrape().text()) >= lanes
+                    && value(&world, IDLE) >= 4.0
             })
             .await;
             if number == 0 {
