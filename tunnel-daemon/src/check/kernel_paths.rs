@@ -19,9 +19,10 @@ use adit_config::plan::{
     AccountMode, AccountPlan, AgentPlan, NetnsPlan, NodeRedirectPlan, OnFailure, RedirectPlan,
     RuleFile, RuleFileOf, ServerPlan,
 };
+use adit_net::capabilities::effective;
+use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_net::interfaces::local_addresses;
 use adit_redirect::caps::{self, HostCaps};
-use adit_redirect::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_redirect::pins::bpffs_mount;
 
 /// Lines about a server's.
@@ -203,7 +204,7 @@ fn node_address(ip: IpAddr, here: &[IpAddr]) -> Capability {
 /// What this process may do.
 fn may() -> CapabilitySet {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    caps::effective(&status).unwrap_or(CapabilitySet::empty())
+    effective(&status).unwrap_or(CapabilitySet::empty())
 }
 
 /// A listener for rules of a packet filter takes those of one kind without any privilege; `None`: of both.

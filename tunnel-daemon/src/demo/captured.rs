@@ -14,8 +14,8 @@ use super::targets::GREETING;
 use super::world::World;
 use crate::redirect::missing;
 use crate::run::wait_until;
+use adit_net::cgroup;
 use adit_redirect::caps::HostCaps;
-use adit_redirect::cgroup;
 
 /// For the tunnel to end behind its client.
 const END_PATIENCE: Duration = Duration::from_secs(5);

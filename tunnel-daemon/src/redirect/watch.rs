@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::redirect::view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
-use adit_redirect::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
+use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_redirect::object::KernelError;
 use adit_redirect::redirect::Redirect;
 use adit_telemetry::AditMetrics;
