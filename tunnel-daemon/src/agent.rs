@@ -28,7 +28,7 @@ use crate::node::{NodeSide, NodeSideParts};
 use crate::probes::{
     Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
 };
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, AgentSource};
@@ -268,7 +268,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         own_sockets: &own_sockets,
         reread,
         services: &services,
-        view: redirect,
+        view: &redirect,
     };
     let node = NodeSide::start(plan, parts)?;
     let node = Arc::new(node);

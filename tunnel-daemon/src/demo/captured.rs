@@ -12,10 +12,9 @@ use super::checks::OPEN_TUNNELS;
 use super::counters::Counters;
 use super::targets::GREETING;
 use super::world::World;
-use crate::redirect::missing;
+use crate::ebpf::lacks;
 use crate::run::wait_until;
 use adit_net::cgroup;
-use adit_redirect::caps::HostCaps;
 
 /// For the tunnel to end behind its client.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -57,10 +56,7 @@ impl Drop for Captured {
 /// A captured `curl` without any setting gets the web page, and the kernel says that it redirected it.
 pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<String> {
     if world.series("adit_redirect_state{state=\"active\"}") != 1 {
-        bail!(
-            "this host does not allow the redirect: {}",
-            missing(&HostCaps::probe())
-        );
+        bail!("this host does not allow the redirect: {}", lacks());
     }
     let (redirected, before) = (world.server.redirected(), Counters::of(world));
     let output = Command::new("sh")

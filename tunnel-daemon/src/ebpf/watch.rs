@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
 use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
