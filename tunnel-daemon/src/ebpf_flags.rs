@@ -1,8 +1,13 @@
 //! Flags that need eBPF, by the names under which messages know them.
 
+use crate::ebpf::NOT_BUILT;
+use adit_config::ConfigError;
 use adit_config::plan::{
     AccountMode, AccountPlan, AgentPlan, NodeRedirectPlan, RedirectPlan, ServerPlan,
 };
+
+/// What to do where [`NOT_BUILT`] says that there is none.
+pub(crate) const REMEDY: &str = "use a binary built with the cargo feature ebpf, or drop the flag";
 
 /// The first flag of a server that needs it; `None`: no flag does.
 pub(crate) fn of_server(plan: &ServerPlan) -> Option<&'static str> {
@@ -21,7 +26,7 @@ pub(crate) fn of_agent(plan: &AgentPlan) -> Option<&'static str> {
 }
 
 /// The flag that asks for a server's redirect.
-fn of_redirect(plan: &RedirectPlan) -> &'static str {
+pub(crate) fn of_redirect(plan: &RedirectPlan) -> &'static str {
     if plan.targets.is_empty() {
         "--redirect-file"
     } else {
@@ -30,7 +35,7 @@ fn of_redirect(plan: &RedirectPlan) -> &'static str {
 }
 
 /// The flag that asks for an agent's.
-fn of_node_redirect(plan: &NodeRedirectPlan) -> &'static str {
+pub(crate) fn of_node_redirect(plan: &NodeRedirectPlan) -> &'static str {
     if plan.services.is_empty() {
         "--redirect-file"
     } else {
@@ -39,8 +44,29 @@ fn of_node_redirect(plan: &NodeRedirectPlan) -> &'static str {
 }
 
 /// The flag that asks for accounting; `None`: nobody does.
-fn of_account(plan: AccountPlan) -> Option<&'static str> {
+pub(crate) fn of_account(plan: AccountPlan) -> Option<&'static str> {
     (plan.mode != AccountMode::Off).then_some("--account")
+}
+
+/// # Errors
+/// A flag of this server needs eBPF, and this binary is built without.
+pub(crate) fn check_server(plan: &ServerPlan) -> Result<(), ConfigError> {
+    of_server(plan).map_or(Ok(()), check)
+}
+
+/// # Errors
+/// A flag of this agent needs eBPF, and this binary is built without.
+pub(crate) fn check_agent(plan: &AgentPlan) -> Result<(), ConfigError> {
+    of_agent(plan).map_or(Ok(()), check)
+}
+
+/// # Errors
+/// This binary is built without eBPF, which a flag needs.
+pub(crate) fn check(flag: &str) -> Result<(), ConfigError> {
+    match NOT_BUILT {
+        Some(why) => Err(ConfigError::new(format!("{flag}: {why}; {REMEDY}"))),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub mod controls;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod descriptors;
+#[cfg_attr(not(feature = "ebpf"), path = "no_ebpf.rs")]
 mod ebpf;
 mod ebpf_flags;
 mod kubernetes;
@@ -20,6 +21,10 @@ mod memory_pressure;
 mod node;
 mod privileges;
 pub mod probes;
+#[cfg_attr(
+    not(any(feature = "ebpf", test)),
+    expect(dead_code, reason = "the redirect alone writes most of it")
+)]
 mod redirect_view;
 mod relay;
 pub mod run;

@@ -93,6 +93,10 @@ pub(super) fn proxy(
 pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
 
 /// What an agent's listeners for its node share with the rest of it.
+#[cfg_attr(
+    not(feature = "ebpf"),
+    expect(dead_code, reason = "the redirect alone uses some fields")
+)]
 pub(crate) struct NodeSideParts<'a> {
     pub(crate) servers: &'a Servers,
     pub(crate) metrics: &'a AditMetrics,

@@ -25,6 +25,7 @@ use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
 use crate::ebpf::Captured;
+use crate::ebpf_flags;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::spelling::ServerListeners;
 use crate::listeners::{CountedReloads, Listening, serve_probes};
@@ -108,6 +109,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// # Errors
 /// As there.
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
+    ebpf_flags::check_server(plan)?;
     let tenant = Tenant::new(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),

@@ -13,6 +13,7 @@ use super::counters::Counters;
 use super::targets::GREETING;
 use super::world::World;
 use crate::ebpf::lacks;
+use crate::ebpf_flags;
 use crate::run::wait_until;
 use adit_net::cgroup;
 
@@ -26,8 +27,9 @@ impl Captured {
     /// Makes it.
     ///
     /// # Errors
-    /// There is no cgroup2 here, or it may not be written to.
+    /// There is no cgroup2 here, or it may not be written to; or there is no redirect in this binary.
     pub(super) fn make() -> anyhow::Result<Self> {
+        ebpf_flags::check("--redirect")?;
         let own = cgroup::own().map_err(anyhow::Error::msg)?;
         let path = own.join(format!("adit-demo-{}", std::process::id()));
         fs::create_dir(&path)

@@ -1,4 +1,6 @@
 //! What takes eBPF: the redirect of a server and of an agent, accounting, and probes of what the host allows.
+//!
+//! A build without the cargo feature `ebpf` has `no_ebpf.rs` in its place.
 
 mod capture;
 pub(crate) mod check;
@@ -24,6 +26,9 @@ use adit_telemetry::AditMetrics;
 pub(crate) use self::capture::Captured;
 pub(crate) use self::node::NodeRedirect;
 pub(crate) use adit_redirect::caps::maps_need_capability;
+
+/// Why this binary has none of it; `None`: it has all.
+pub(crate) const NOT_BUILT: Option<&str> = None;
 
 /// Begins to account; the id of the program, too.
 ///
