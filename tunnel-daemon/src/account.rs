@@ -1,9 +1,7 @@
 //! Accounting in the kernel: whether it is there, why not, and who reads its numbers.
 
+use crate::ebpf;
 use crate::status::model::AccountStatus;
-use std::sync::Arc;
-
-use adit_account::Options;
 use adit_config::plan::{AccountMode, AccountPlan};
 use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
@@ -27,15 +25,11 @@ pub(super) fn start(
     if plan.mode == AccountMode::Off {
         return (Accounts::off(), status("off", None));
     }
-    let series_max = usize::try_from(plan.series_max).unwrap_or(usize::MAX);
-    let options = Options::with_series_max(series_max);
-    match adit_account::start(options, metrics.account().clone()) {
-        Ok((table, reader)) => {
-            services.spawn_always("account", reader.run());
-            let program = table.program().unwrap_or_default();
+    match ebpf::account(plan, metrics, services) {
+        Ok((accounts, program)) => {
             tracing::info!(program, "the kernel accounts for connections");
             let reason = format!("eBPF program {program}");
-            (Accounts::new(Arc::new(table)), status("on", Some(reason)))
+            (accounts, status("on", Some(reason)))
         }
         Err(error) => {
             if plan.mode == AccountMode::On {

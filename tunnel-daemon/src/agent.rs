@@ -21,6 +21,7 @@ use crate::budgets::{isolation, isolation_here, keep_published, process_budget};
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
+use crate::ebpf_flags;
 use crate::listeners::spelling::AgentListeners;
 use crate::listeners::{CountedReloads, Watched, serve_probes};
 use crate::memory_pressure;
@@ -28,7 +29,7 @@ use crate::node::{NodeSide, NodeSideParts};
 use crate::probes::{
     Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
 };
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, AgentSource};
@@ -99,6 +100,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
 /// # Errors
 /// As there.
 pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<RunningAgent> {
+    ebpf_flags::check_agent(plan)?;
     let started = Instant::now();
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
@@ -268,7 +270,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         own_sockets: &own_sockets,
         reread,
         services: &services,
-        view: redirect,
+        view: &redirect,
     };
     let node = NodeSide::start(plan, parts)?;
     let node = Arc::new(node);

@@ -11,6 +11,9 @@ pub mod controls;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod descriptors;
+#[cfg_attr(not(feature = "ebpf"), path = "no_ebpf.rs")]
+mod ebpf;
+mod ebpf_flags;
 mod kubernetes;
 mod listeners;
 mod memory;
@@ -18,10 +21,15 @@ mod memory_pressure;
 mod node;
 mod privileges;
 pub mod probes;
-mod redirect;
+#[cfg_attr(
+    not(any(feature = "ebpf", test)),
+    expect(dead_code, reason = "the redirect alone writes most of it")
+)]
+mod redirect_view;
 mod relay;
 pub mod run;
 pub mod server;
 pub mod signals;
 pub mod status;
 mod top;
+mod transparent;

@@ -199,6 +199,10 @@ pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> Se
 pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
 
 /// Where listeners put what outlives the function that made them.
+#[cfg_attr(
+    not(feature = "ebpf"),
+    expect(dead_code, reason = "the redirect alone uses some fields")
+)]
 pub(super) struct Listening<'a> {
     pub(super) plan: &'a ServerPlan,
     pub(super) services: &'a Tasks,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use adit_redirect::mounts::{self, Mount};
+use adit_net::mounts::{self, Mount};
 
 /// Assumed where nothing can be read, bytes.
 const FALLBACK_BYTES: u64 = 4 << 30;

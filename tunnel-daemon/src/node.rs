@@ -8,9 +8,10 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
+use crate::ebpf::NodeRedirect;
 use crate::listeners::{Counted, HandshakeLog, listen_addr};
-use crate::redirect::node::{NodeRedirect, NodeRedirectParts, NodeServe};
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
+use crate::transparent::Serve;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};
@@ -88,16 +89,23 @@ pub(super) fn proxy(
     })))
 }
 
+/// What serves listeners whose connections want to go somewhere.
+pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
+
 /// What an agent's listeners for its node share with the rest of it.
-pub(super) struct NodeSideParts<'a> {
-    pub(super) servers: &'a Servers,
-    pub(super) metrics: &'a AditMetrics,
-    pub(super) descriptors: &'a Arc<Descriptors>,
-    pub(super) accounts: &'a Accounts,
-    pub(super) own_sockets: &'a OwnSockets,
-    pub(super) reread: &'a Reread,
-    pub(super) services: &'a Tasks,
-    pub(super) view: Arc<RedirectView>,
+#[cfg_attr(
+    not(feature = "ebpf"),
+    expect(dead_code, reason = "the redirect alone uses some fields")
+)]
+pub(crate) struct NodeSideParts<'a> {
+    pub(crate) servers: &'a Servers,
+    pub(crate) metrics: &'a AditMetrics,
+    pub(crate) descriptors: &'a Arc<Descriptors>,
+    pub(crate) accounts: &'a Accounts,
+    pub(crate) own_sockets: &'a OwnSockets,
+    pub(crate) reread: &'a Reread,
+    pub(crate) services: &'a Tasks,
+    pub(crate) view: &'a Arc<RedirectView>,
 }
 
 /// The listeners of an agent for its node.
@@ -108,6 +116,7 @@ pub(super) struct NodeSide {
     /// Their connections.
     pub(super) connections: Tasks,
     redirect: NodeRedirect,
+    view: Arc<RedirectView>,
     stop: CancellationToken,
 }
 
@@ -122,10 +131,9 @@ impl NodeSide {
             metrics,
             descriptors,
             accounts,
-            own_sockets,
-            reread,
             services,
             view,
+            ..
         } = parts;
         let proxy = AgentDoor::new(
             servers.lanes(),
@@ -138,7 +146,8 @@ impl NodeSide {
             proxy,
             addresses: Vec::new(),
             connections: Tasks::new(TASKS_MAX),
-            redirect: NodeRedirect::none(&view),
+            redirect: NodeRedirect::none(),
+            view: Arc::clone(view),
             stop: CancellationToken::new(),
         };
         let events = Arc::new(Counted {
@@ -165,17 +174,7 @@ impl NodeSide {
             services.spawn_always("node-listener", serving);
         };
         if let Some(plan) = &plan.redirect {
-            let parts = NodeRedirectParts {
-                metrics,
-                accounts,
-                own_sockets,
-                services,
-                reread,
-                stop: &side.stop,
-                proxy: &proxy,
-                view,
-            };
-            side.redirect = NodeRedirect::start(plan, parts)?;
+            side.redirect = NodeRedirect::start(plan, &parts, &proxy, &side.stop)?;
         }
         for target in &plan.target_listeners {
             let bind = listen_addr(&target.bind)?;
@@ -205,7 +204,7 @@ impl NodeSide {
 
     /// Lines for `/readyz?verbose`.
     pub(super) fn detail(&self) -> String {
-        let redirect = self.redirect.detail();
+        let redirect = self.view.detail();
         if self.addresses.is_empty() && redirect.is_empty() {
             return String::new();
         }

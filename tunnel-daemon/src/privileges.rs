@@ -15,9 +15,8 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
+use crate::ebpf::maps_need_capability;
 use crate::run::wait_until;
-use adit_config::plan::{AccountMode, AgentPlan, ServerPlan};
-use adit_redirect::caps::maps_need_capability;
 
 /// How long threads that were just made may take to begin.
 const BEGIN_MAX: Duration = Duration::from_secs(5);
@@ -31,16 +30,6 @@ const KEPT: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
 
 /// What threads keep; nothing is given up while there is no such set.
 static KEEP: OnceLock<CapabilitySet> = OnceLock::new();
-
-/// Whether a server is to load programs.
-pub(super) fn server_loads(plan: &ServerPlan) -> bool {
-    plan.account.mode != AccountMode::Off || plan.transparent.redirect.is_some()
-}
-
-/// Whether an agent is.
-pub(super) fn agent_loads(plan: &AgentPlan) -> bool {
-    plan.account.mode != AccountMode::Off || plan.redirect.is_some()
-}
 
 /// From now on threads that begin give up what they do not need. Before any other thread is there.
 pub(super) fn begin(loads_programs: bool) {

@@ -18,13 +18,12 @@ use crate::demo;
 use crate::listeners::spelling::list;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{agent, check, memory, privileges, server, status, top};
+use crate::{agent, check, ebpf, ebpf_flags, memory, privileges, server, status, top};
 use adit_config::limits;
 use adit_config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogPlan, ServerPlan, ShutdownPlan,
 };
 use adit_config::{Command, ConfigError, Parsed};
-use adit_redirect::namespaces;
 use adit_telemetry::LogOptions;
 use adit_telemetry::log::{self, FILTER_VARIABLE};
 use adit_telemetry::{COMMIT, VERSION};
@@ -67,7 +66,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
             if let Err(error) = outlive_requests() {
                 return fail(&anyhow::Error::new(error).context("cannot take signals over"));
             }
-            return match namespaces::helper::run(options) {
+            return match ebpf::netns_helper(options) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(why) => fail(&anyhow::anyhow!(why)),
             };
@@ -83,8 +82,8 @@ pub fn run(parsed: Parsed) -> ExitCode {
     let format = options.format;
     let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
     match &parsed.command {
-        Command::Server(plan) => privileges::begin(privileges::server_loads(plan)),
-        Command::Agent(plan) => privileges::begin(privileges::agent_loads(plan)),
+        Command::Server(plan) => privileges::begin(ebpf_flags::of_server(plan).is_some()),
+        Command::Agent(plan) => privileges::begin(ebpf_flags::of_agent(plan).is_some()),
         // The demo starts programs of others.
         _ => (),
     }

@@ -24,6 +24,8 @@ use crate::budgets::isolation;
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
+use crate::ebpf::Captured;
+use crate::ebpf_flags;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::spelling::ServerListeners;
 use crate::listeners::{CountedReloads, Listening, serve_probes};
@@ -33,7 +35,7 @@ use crate::probes::{
     ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, SHUTTING_DOWN,
     readiness_channel,
 };
-use crate::redirect::Captured;
+use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::run::wait_until;
 use crate::status::{self, ServerSource};
@@ -107,6 +109,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// # Errors
 /// As there.
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
+    ebpf_flags::check_server(plan)?;
     let tenant = Tenant::new(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
@@ -185,7 +188,9 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let context = tenant.frontends(relay.as_ref(), &descriptors, &accounts);
     let router = Arc::clone(&tenant.router);
     // Before agents can connect: those among the captured processes are known by that.
-    let (captured, transparent) = listening.transparent(&router, &context, &tasks.clients)?;
+    let view = Arc::new(RedirectView::new(&adit));
+    let (captured, transparent) =
+        listening.transparent(&view, &router, &context, &tasks.clients)?;
     let agent_connections = backend.open_connections();
     let agents = listening.agents(agent_tls, backend, &tasks.links)?;
     let each = plan.frontends.iter();
@@ -211,15 +216,15 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&router, &stopping, &tasks.services, plan.compat);
-    let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
+    let relaying = started_relay.detail;
     let account_line = account::line(&accounting);
-    let silent = Arc::clone(&router);
+    let (silent, redirect) = (Arc::clone(&router), Arc::clone(&view));
     let detail = Arc::new(move || {
         let silent = match silent.with_registry(Registry::silent_links) {
             0 => String::new(),
             links => format!("[-]links {links} silent: new dials avoid them\n"),
         };
-        format!("{silent}{relaying}{}{account_line}", view.detail())
+        format!("{silent}{relaying}{}{account_line}", redirect.detail())
     });
     let source = ServerSource {
         common: status::Common {
@@ -234,7 +239,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             engine: started_relay.engine.clone(),
             relay: relay.as_deref().map(RawLaneRelay::handle),
             host: status::Common::host(plan.admin_socket.is_some(), Needs::of_server(plan)),
-            redirect: Arc::clone(captured.view()),
+            redirect: view,
             account: accounting,
             debug: controls.debug.clone(),
         },

@@ -98,15 +98,17 @@ const STEPS: &[Step] = &[
     Step(
         "clippy without features",
         Night(Part::A),
+        Call(feature_sets),
+    ),
+    Step(
+        "unit tests without features",
+        Night(Part::A),
         Cargo(&[
-            "clippy",
+            "test",
             "--quiet",
             "--package=adit",
             "--no-default-features",
-            "--bins",
-            "--",
-            "-D",
-            "warnings",
+            "--lib",
         ]),
     ),
     Step("doc", Night(Part::A), Call(doc)),
@@ -194,6 +196,16 @@ fn fmt(workspace: &Workspace) -> anyhow::Result<Outcome> {
 /// The demo takes seconds; one that hangs is not waited for as long as for a build.
 fn demo(workspace: &Workspace) -> anyhow::Result<Outcome> {
     run_command(&mut workspace.cargo(DEMO), DEMO_LIMIT).map(|()| Outcome::Done)
+}
+
+/// The binary without its cargo features, and with each of them alone.
+fn feature_sets(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    for features in ["--features=", "--features=demo", "--features=ebpf"] {
+        let mut clippy = workspace.cargo(&["clippy", "--quiet", "--package=adit"]);
+        clippy.args(["--no-default-features", features, "--bins"]);
+        run_command(clippy.args(["--", "-D", "warnings"]), BUILD)?;
+    }
+    Ok(Outcome::Done)
 }
 
 /// Documentation, and the examples in it.

@@ -1,13 +1,16 @@
 //! Sockets outside TLS: listening, accepting, dialling, name lookup, HTTP/2 glue and bounded tasks.
 //!
-//! Owns listeners, dials of names and their order, descriptors and slots. Knows what a socket of a link or lane needs. Refuses to
-//! know tunnels, agents and eBPF: the packages above pass it bytes and hooks.
+//! Owns listeners, dials of names and their order, descriptors and slots. Knows what a socket of a link or lane needs. Reads what
+//! the host tells of itself: kernel, mounts, cgroups, capabilities. Refuses to know tunnels, agents and eBPF programs: the
+//! packages above pass it bytes and hooks.
 #![deny(unsafe_code)]
 
 pub mod accept;
 pub mod accounts;
 pub mod authority;
 mod call_pace;
+pub mod capabilities;
+pub mod cgroup;
 pub mod descriptors;
 pub mod dial;
 pub mod direct;
@@ -16,9 +19,11 @@ pub mod handshakes;
 pub mod happy_eyeballs;
 pub mod interfaces;
 pub mod listen;
+pub mod mounts;
 pub mod original_dst;
 pub mod peer;
 pub mod poll_set;
+pub mod release;
 pub mod resolve;
 pub mod self_listeners;
 pub mod self_sockets;

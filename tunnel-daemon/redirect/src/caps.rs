@@ -5,15 +5,15 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 
 use aya::maps::{MapData, MapType};
 use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
-use crate::mounts;
-use crate::release::{Release, WITHOUT_PERFMON};
+use adit_net::capabilities::{effective, lacking};
+use adit_net::cgroup::cgroup2_mount;
+use adit_net::release::Release;
 
 /// One thing a host has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,32 +108,6 @@ fn capabilities(status: &str, release: Option<Release>) -> Capability {
     Capability::Missing(format!("{lacking} missing: run with it"))
 }
 
-/// The effective capabilities of `/proc/PID/status`; `None`: it names none.
-pub fn effective(status: &str) -> Option<CapabilitySet> {
-    let bits = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    let bits = u64::from_str_radix(bits.trim(), 16).ok()?;
-    Some(CapabilitySet::from_bits_retain(bits))
-}
-
-/// What loading and attaching programs takes on a kernel, on the newest if none is named, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
-/// CAP_NET_ADMIN, which marking sockets asks for by itself.
-pub fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {
-    // The verifier of older kernels takes pointers of ours only from who may watch the system's performance.
-    let perfmon = release.is_some_and(|release| release < WITHOUT_PERFMON);
-    let covered = effective.contains(CapabilitySet::SYS_ADMIN);
-    [
-        (CapabilitySet::BPF, "CAP_BPF", !covered),
-        (CapabilitySet::PERFMON, "CAP_PERFMON", perfmon && !covered),
-        (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", true),
-    ]
-    .into_iter()
-    .filter(|(capability, _, needed)| *needed && !effective.contains(*capability))
-    .map(|(_, name, _)| name)
-    .collect()
-}
-
 fn bpf() -> Capability {
     for (kind, name) in [
         (ProgramType::CgroupSockAddr, "cgroup socket address"),
@@ -173,17 +147,6 @@ fn ring_buffer() -> Capability {
         Ok(false) => Capability::Missing("the kernel is older than 5.8".to_owned()),
         Err(error) => Capability::Missing(format!("bpf(2) refused ({})", deepest(&error))),
     }
-}
-
-/// Where cgroup2 is mounted; on hosts with both versions that is beside the old one.
-///
-/// # Errors
-/// It is mounted nowhere; the text says what to do.
-pub fn cgroup2_mount() -> Result<PathBuf, String> {
-    let first = mounts::of_kind("cgroup2")?.into_iter().next();
-    first.map(|mount| mount.point).ok_or_else(|| {
-        "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned()
-    })
 }
 
 /// Whether this kernel refuses CAP_BPF's work on maps that are open already to whoever has lost it. Kernels before 5.19 do

@@ -6,12 +6,10 @@
 
 pub mod attach;
 pub mod caps;
-pub mod cgroup;
 mod command;
 mod generations;
 pub mod load_probe;
 pub mod maps;
-pub mod mounts;
 pub mod namespaces;
 pub mod netns;
 pub mod object;
@@ -19,4 +17,3 @@ pub mod other_programs;
 pub mod pins;
 pub mod processes;
 pub mod redirect;
-pub mod release;

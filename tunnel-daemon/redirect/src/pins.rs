@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
 
-use crate::{command, mounts};
+use crate::command;
+use adit_net::mounts;
 
 /// What names of folders begin with; the inode of their cgroup follows.
 const PREFIX: &str = "adit-redirect-";

@@ -11,8 +11,9 @@ use super::{Needs, degraded, judged, missing, ok};
 use crate::budgets::socket_buffer_kib_max;
 use crate::memory::{self, MemoryLimit};
 use crate::status::model::Capability;
-use adit_redirect::caps;
-use adit_redirect::release::Release;
+use adit_net::capabilities;
+use adit_net::cgroup::cgroup2_mount;
+use adit_net::release::Release;
 
 /// The relay's floor on io_uring, and that of everything measured.
 const FLOOR: Release = Release::new(6, 1, 0);
@@ -57,10 +58,10 @@ impl Facts {
         Self {
             release: text("/proc/sys/kernel/osrelease"),
             btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
-            cgroup2: caps::cgroup2_mount()
+            cgroup2: cgroup2_mount()
                 .ok()
                 .map(|mount| mount.display().to_string()),
-            capabilities: caps::effective(&status),
+            capabilities: capabilities::effective(&status),
             seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
             ring: adit_relay::probe(Preference::IoUring)
                 .map(|_choice| ())
@@ -164,7 +165,7 @@ fn capabilities(facts: &Facts) -> Capability {
             "mount /proc",
         );
     };
-    let lacking = caps::lacking(effective, facts.release());
+    let lacking = capabilities::lacking(effective, facts.release());
     if lacking.is_empty() {
         return ok(NAME, "what eBPF takes, or more");
     }

@@ -4,7 +4,7 @@
 
 mod certificates;
 mod host;
-mod kernel_paths;
+pub(crate) mod kernel_paths;
 mod kubernetes;
 mod places;
 mod report;
@@ -16,14 +16,13 @@ use std::time::{Duration, SystemTime};
 use adit_relay::Preference;
 
 use self::report::Report;
+use crate::ebpf::check::Host;
+use crate::ebpf_flags;
 use crate::run::log_options;
 use crate::status::model::{Capability, Verdict};
 use crate::status::text::show;
-use adit_config::plan::{
-    AccountMode, AccountPlan, AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPlan,
-};
+use adit_config::plan::{AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPlan};
 use adit_config::{CheckGiven, CheckOptions};
-use adit_redirect::caps::{self, HostCaps};
 use adit_telemetry::log;
 
 /// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
@@ -43,7 +42,7 @@ const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     crate::descriptors::raise_limit();
     let now = SystemTime::now();
-    let host = HostCaps::probe().with_programs();
+    let host = Host::probe_programs();
     let needs = match &options.given {
         CheckGiven::Nothing | CheckGiven::Refused(_) => Needs::default(),
         CheckGiven::Server(plan, _) => Needs::of_server(plan),
@@ -98,14 +97,14 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
 
 /// What is needed of the host, and whether the host allows it, as `adit status` shows it.
 pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
-    let mut lines = lines_of(&HostCaps::probe(), needs);
+    let mut lines = lines_of(&Host::probe(), needs);
     lines.retain(|line| line.verdict != Verdict::Info);
     lines
 }
 
-fn lines_of(host: &HostCaps, needs: Needs) -> Vec<Capability> {
+fn lines_of(host: &Host, needs: Needs) -> Vec<Capability> {
     let mut lines = host::lines(&host::Facts::gather(), needs);
-    lines.push(judged(needs.ebpf, ebpf(host)));
+    lines.push(judged(needs.ebpf, host.loading()));
     lines
 }
 
@@ -124,42 +123,23 @@ pub(crate) struct Needs {
 
 impl Needs {
     pub(crate) fn of_server(plan: &ServerPlan) -> Self {
-        let redirects = plan.transparent.redirect.is_some();
-        Self::of(&plan.agents.data_path, plan.account, redirects)
+        let ebpf = ebpf_flags::of_server(plan).is_some();
+        Self::of(&plan.agents.data_path, ebpf)
     }
 
     pub(crate) fn of_agent(plan: &AgentPlan) -> Self {
-        Self::of(&plan.data_path, plan.account, plan.redirect.is_some())
+        Self::of(&plan.data_path, ebpf_flags::of_agent(plan).is_some())
     }
 
-    fn of(data_path: &DataPathPlan, account: AccountPlan, redirects: bool) -> Self {
+    fn of(data_path: &DataPathPlan, ebpf: bool) -> Self {
         let relay = data_path.lanes_max > 0 && data_path.lane_security != LaneSecurity::Tls;
         Self {
-            ebpf: redirects || account.mode != AccountMode::Off,
+            ebpf,
             relay,
             io_uring: data_path.relay_engine == Preference::IoUring,
             kernel_tls: relay && data_path.lane_security == LaneSecurity::Ktls,
         }
     }
-}
-
-/// Whether programs can be loaded: the first thing that is missing, with its remedy.
-fn ebpf(host: &HostCaps) -> Capability {
-    const NAME: &str = "ebpf";
-    // Programs of ours do without type information.
-    let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
-    let needed = needed.chain([("bpf", &host.account_program)]);
-    for (what, capability) in needed {
-        if let caps::Capability::Missing(why) = capability {
-            return degraded(
-                NAME,
-                format!("{what}: {why}"),
-                "of use for --redirect and --account only; all else works without",
-            );
-        }
-    }
-    let how = host.bpf.reason();
-    ok(NAME, format!("{how}: --redirect and --account"))
 }
 
 fn configuration(warnings: &[String]) -> Vec<Capability> {
@@ -212,7 +192,7 @@ fn line(
     }
 }
 
-fn ok(name: &str, text: impl Into<String>) -> Capability {
+pub(crate) fn ok(name: &str, text: impl Into<String>) -> Capability {
     line(name, Verdict::Ok, text, None)
 }
 
@@ -230,11 +210,19 @@ fn info(line: Capability) -> Capability {
     }
 }
 
-fn degraded(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+pub(crate) fn degraded(
+    name: &str,
+    text: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Capability {
     line(name, Verdict::Degraded, text, Some(remedy.into()))
 }
 
-fn missing(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+pub(crate) fn missing(
+    name: &str,
+    text: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Capability {
     line(name, Verdict::Missing, text, Some(remedy.into()))
 }
 
@@ -276,25 +264,20 @@ mod tests {
 
     #[test]
     fn only_what_the_flags_need_is_judged() {
-        let off = AccountPlan::default();
-        let auto = AccountPlan {
-            mode: AccountMode::Auto,
-            ..off
-        };
         let tls = data_path(LaneSecurity::Tls, Preference::Auto);
-        assert_eq!(Needs::of(&tls, off, false), Needs::default());
-        assert!(Needs::of(&tls, auto, false).ebpf && Needs::of(&tls, off, true).ebpf);
+        assert_eq!(Needs::of(&tls, false), Needs::default());
+        assert!(Needs::of(&tls, true).ebpf);
         let plaintext = data_path(LaneSecurity::Plaintext, Preference::IoUring);
-        let needs = Needs::of(&plaintext, off, false);
+        let needs = Needs::of(&plaintext, false);
         assert!(needs.relay && needs.io_uring && !needs.kernel_tls);
         let ktls = data_path(LaneSecurity::Ktls, Preference::Auto);
-        let needs = Needs::of(&ktls, off, false);
+        let needs = Needs::of(&ktls, false);
         assert!(needs.relay && needs.kernel_tls && !needs.io_uring);
         let bare = DataPathPlan {
             lanes_max: 0,
             ..ktls
         };
-        assert_eq!(Needs::of(&bare, off, false), Needs::default());
+        assert_eq!(Needs::of(&bare, false), Needs::default());
     }
 
     #[test]

@@ -12,10 +12,10 @@ use super::checks::OPEN_TUNNELS;
 use super::counters::Counters;
 use super::targets::GREETING;
 use super::world::World;
-use crate::redirect::missing;
+use crate::ebpf::lacks;
+use crate::ebpf_flags;
 use crate::run::wait_until;
-use adit_redirect::caps::HostCaps;
-use adit_redirect::cgroup;
+use adit_net::cgroup;
 
 /// For the tunnel to end behind its client.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -27,8 +27,9 @@ impl Captured {
     /// Makes it.
     ///
     /// # Errors
-    /// There is no cgroup2 here, or it may not be written to.
+    /// There is no cgroup2 here, or it may not be written to; or there is no redirect in this binary.
     pub(super) fn make() -> anyhow::Result<Self> {
+        ebpf_flags::check("--redirect")?;
         let own = cgroup::own().map_err(anyhow::Error::msg)?;
         let path = own.join(format!("adit-demo-{}", std::process::id()));
         fs::create_dir(&path)
@@ -57,10 +58,7 @@ impl Drop for Captured {
 /// A captured `curl` without any setting gets the web page, and the kernel says that it redirected it.
 pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<String> {
     if world.series("adit_redirect_state{state=\"active\"}") != 1 {
-        bail!(
-            "this host does not allow the redirect: {}",
-            missing(&HostCaps::probe())
-        );
+        bail!("this host does not allow the redirect: {}", lacks());
     }
     let (redirected, before) = (world.server.redirected(), Counters::of(world));
     let output = Command::new("sh")

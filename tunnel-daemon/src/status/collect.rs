@@ -18,7 +18,7 @@ use super::model::{
 };
 use crate::check;
 use crate::privileges::{held_by_any_thread, names};
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
 use adit_config::plan::DataPathPlan;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 
-use adit_redirect::caps::cgroup2_mount;
+use adit_net::cgroup::cgroup2_mount;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

@@ -37,6 +37,17 @@ fn is_part(mounts: &[Mount], at: &Path, inode: u64) -> bool {
     inode != ROOT && mounts.iter().any(|mount| mount.point == at)
 }
 
+/// Where cgroup2 is mounted; on hosts with both versions that is beside the old one.
+///
+/// # Errors
+/// It is mounted nowhere; the text says what to do.
+pub fn cgroup2_mount() -> Result<PathBuf, String> {
+    let first = mounts::of_kind(CGROUP2)?.into_iter().next();
+    first.map(|mount| mount.point).ok_or_else(|| {
+        "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned()
+    })
+}
+
 /// The folder of our own cgroup. On hosts with both versions of cgroups that is the one of version 2.
 ///
 /// # Errors

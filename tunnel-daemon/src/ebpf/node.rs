@@ -12,54 +12,31 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect::netns::{Namespaces, Serve};
-use crate::redirect::origin::RedirectOrigin;
-use crate::redirect::rules::{Apply, Followed};
-use crate::redirect::table::LISTENER;
-use crate::redirect::view::RedirectView;
-use crate::redirect::watch::{look_after, say_active, say_neighbours};
-use crate::redirect::{listen, not_redirected};
+use super::capture::{listen, not_redirected};
+use super::netns::Namespaces;
+use super::origin::RedirectOrigin;
+use super::rules::{Apply, Followed};
+use super::table::LISTENER;
+use super::watch::{look_after, say_active, say_neighbours};
+use crate::node::{NodeServe, NodeSideParts};
 use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use adit_net::accounts::Accounts;
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::original_dst::{OriginError, OriginSource as _};
-use adit_net::self_sockets::{OwnSockets, SocketExemptions};
-use adit_net::tasks::Tasks;
+use adit_net::self_sockets::SocketExemptions;
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{NodeRefusal, RedirectRefusal};
-use adit_tls::reread::Reread;
 
 /// The redirect of an agent, if it has one.
-pub(crate) struct NodeRedirect {
-    redirect: Option<Arc<Redirect>>,
-    view: Arc<RedirectView>,
-}
-
-/// What serves listeners whose connections want to go somewhere.
-pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
-
-/// What it needs of its agent.
-pub(crate) struct NodeRedirectParts<'a> {
-    pub(crate) metrics: &'a AditMetrics,
-    pub(crate) accounts: &'a Accounts,
-    pub(crate) own_sockets: &'a OwnSockets,
-    pub(crate) services: &'a Tasks,
-    pub(crate) reread: &'a Reread,
-    pub(crate) stop: &'a CancellationToken,
-    pub(crate) proxy: &'a NodeServe,
-    pub(crate) view: Arc<RedirectView>,
-}
+pub(crate) struct NodeRedirect(Option<Arc<Redirect>>);
 
 impl NodeRedirect {
     /// None was asked for.
-    pub(crate) fn none(view: &Arc<RedirectView>) -> Self {
-        Self {
-            redirect: None,
-            view: Arc::clone(view),
-        }
+    pub(crate) fn none() -> Self {
+        Self(None)
     }
 
     /// Attaches programs to the plan's cgroup. Whatever is missing is a line in the log.
@@ -68,7 +45,9 @@ impl NodeRedirect {
     /// The file of rules, by name and line.
     pub(crate) fn start(
         plan: &NodeRedirectPlan,
-        parts: NodeRedirectParts<'_>,
+        parts: &NodeSideParts<'_>,
+        proxy: &NodeServe,
+        stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
         let mut followed = None;
         let mut all = plan.clone();
@@ -79,25 +58,18 @@ impl NodeRedirect {
                 .with_context(|| format!("--redirect-file {}", path.display()))?;
             followed = Some(read);
         }
-        let view = Arc::clone(&parts.view);
-        let redirect = match attach(plan, &all, followed, parts) {
-            Ok(redirect) => Some(redirect),
+        match attach(plan, &all, followed, parts, proxy, stop) {
+            Ok(redirect) => Ok(Self(Some(redirect))),
             Err(error) => {
-                not_redirected(&error, &view);
-                None
+                not_redirected(&error, parts.view);
+                Ok(Self::none())
             }
-        };
-        Ok(Self { redirect, view })
-    }
-
-    /// Lines for `/readyz?verbose`, if there is anything to say.
-    pub(crate) fn detail(&self) -> String {
-        self.view.detail()
+        }
     }
 
     /// Calls go where they go from now on; connections that are open go on.
     pub(crate) fn detach(&self) {
-        if let Some(redirect) = &self.redirect {
+        if let Some(redirect) = &self.0 {
             redirect.detach();
         }
     }
@@ -108,18 +80,19 @@ fn attach(
     plan: &NodeRedirectPlan,
     all: &NodeRedirectPlan,
     followed: Option<Followed>,
-    parts: NodeRedirectParts<'_>,
+    parts: &NodeSideParts<'_>,
+    proxy: &NodeServe,
+    stop: &CancellationToken,
 ) -> anyhow::Result<Arc<Redirect>> {
-    let NodeRedirectParts {
+    let NodeSideParts {
         metrics,
         accounts,
         own_sockets,
         services,
         reread,
-        stop,
-        proxy,
         view,
-    } = parts;
+        ..
+    } = *parts;
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
     let bound = listen(&redirect, 0, accounts)?;
     let at_node = listen_at_node(&redirect, plan, accounts)?;
@@ -127,7 +100,7 @@ fn attach(
     own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
-    say_active(&plan.cgroup, rules.len(), &view);
+    say_active(&plan.cgroup, rules.len(), view);
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(
         cgroup,
@@ -153,11 +126,11 @@ fn attach(
     if let Some(followed) = followed {
         view.file(followed.path());
         let apply = apply(plan, &redirect, destinations);
-        let following = followed.follow(apply, Arc::clone(&view), reread.clone(), stop.clone());
+        let following = followed.follow(apply, Arc::clone(view), reread.clone(), stop.clone());
         services.spawn_always("redirect-file", following);
     }
     if let Some(netns) = &plan.netns {
-        let parts = (Arc::clone(&redirect), 0, Arc::clone(&view), serve);
+        let parts = (Arc::clone(&redirect), 0, Arc::clone(view), serve);
         if let Some((namespaces, helper)) =
             Namespaces::start(netns, &plan.cgroup, parts, accounts, stop)
         {
@@ -165,13 +138,13 @@ fn attach(
         }
     }
     // Only now: it looks at many cgroups, and whoever is captured meanwhile would wait.
-    say_neighbours(&redirect, &plan.cgroup, &view);
+    say_neighbours(&redirect, &plan.cgroup, view);
     let looked_after = look_after(
         Arc::clone(&redirect),
         OnFailure::Open,
         plan.cgroup.clone(),
         metrics.clone(),
-        view,
+        Arc::clone(view),
         stop.clone(),
     );
     services.spawn_always("redirect", looked_after);

@@ -1,14 +1,6 @@
-//! The transparent frontend put together: listeners, programs in the kernel, rules, state in log and metrics.
+//! The redirect of a server put together: listeners, programs in the kernel, rules, state in log and metrics.
 //!
 //! Nothing that is missing here keeps the server from starting.
-
-pub(crate) mod netns;
-pub(crate) mod node;
-pub(crate) mod origin;
-pub(crate) mod rules;
-pub(crate) mod table;
-pub(crate) mod view;
-pub(crate) mod watch;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -17,30 +9,24 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use socket2::SockRef;
 
-use crate::listeners::{Counted, HandshakeLog, Listening, listen_addr, socket_addr};
-use crate::redirect::netns::{Namespaces, Serve};
-use crate::redirect::origin::{RedirectOrigin, RuleOrigin};
-use crate::redirect::rules::{Apply, Followed};
-use crate::redirect::table::{LISTENER, at_agents, own_rules, rules};
-use crate::redirect::view::RedirectView;
-use crate::redirect::watch::{look_after, say_active, say_neighbours};
-use adit_config::address::BindAddress;
+use super::lacks;
+use super::netns::Namespaces;
+use super::origin::{RedirectOrigin, RuleOrigin};
+use super::rules::{Apply, Followed};
+use super::table::{LISTENER, at_agents, own_rules, rules};
+use super::watch::{look_after, say_active, say_neighbours};
+use crate::listeners::{Listening, socket_addr};
+use crate::redirect_view::RedirectView;
 use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
-use adit_net::accept::accept_loop;
 use adit_net::accounts::Accounts;
 use adit_net::interfaces::local_addresses;
 use adit_net::listen::{ListenAddr, Listener};
-use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
 use adit_net::self_sockets::SocketExemptions;
 use adit_net::tasks::Tasks;
-use adit_redirect::caps::HostCaps;
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, unpin};
 use adit_server::frontend::events::FrontendContext;
-use adit_server::frontend::transparent;
 use adit_server::router::Router;
-use adit_telemetry::labels::Listener as ListenerLabel;
-use adit_tls::stream::ByteStream;
 
 /// The redirect of a server, if it has one.
 pub(crate) struct Captured {
@@ -48,17 +34,15 @@ pub(crate) struct Captured {
     /// What becomes of calls to the agent port.
     at_agents: Action,
     listeners: Vec<SocketAddr>,
-    view: Arc<RedirectView>,
 }
 
 impl Captured {
-    /// None, or none yet.
-    fn none(view: &Arc<RedirectView>) -> Self {
+    /// None was asked for, or this host does not allow it.
+    pub(crate) fn none() -> Self {
         Self {
             redirect: None,
             at_agents: Action::Leave,
             listeners: Vec::new(),
-            view: Arc::clone(view),
         }
     }
 
@@ -78,11 +62,6 @@ impl Captured {
             .flatten()
             .find(|(outcome, _)| *outcome == "redirected");
         redirected.map_or(0, |(_, count)| count)
-    }
-
-    /// What it is now.
-    pub(crate) fn view(&self) -> &Arc<RedirectView> {
-        &self.view
     }
 
     /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls `agents` may be part of
@@ -119,90 +98,45 @@ fn own_mark(random: u32) -> Mark {
 }
 
 impl Listening<'_> {
-    /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
+    /// Attaches what a plan asks for. Whatever this host lacks is a line in the log.
     ///
     /// # Errors
-    /// That listener's address. Whatever the redirect by eBPF lacks is a line in the log.
-    pub(crate) fn transparent(
+    /// The file of rules, by name and line.
+    pub(crate) fn redirect(
         &self,
+        plan: &RedirectPlan,
+        view: &Arc<RedirectView>,
         router: &Arc<Router>,
         context: &FrontendContext,
         clients: &Tasks,
-    ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
-        let plan = &self.plan.transparent;
-        let view = Arc::new(RedirectView::new(self.metrics));
-        let open = |bind| self.packet_filter(bind, &view, router, context, clients);
-        let bound = plan.bind.as_ref().map(open).transpose()?;
-        let Some(redirect) = &plan.redirect else {
-            return Ok((Captured::none(&view), bound));
-        };
-        let file = Rules::load(redirect)?;
-        let capturing = Capturing {
-            plan: redirect,
-            view: &view,
-            file,
-        };
+    ) -> anyhow::Result<Captured> {
+        let file = Rules::load(plan)?;
+        let capturing = Capturing { plan, view, file };
         match self.capture(capturing, router, context, clients) {
             Ok((programs, listeners)) => {
-                let cgroup = redirect.cgroup.display().to_string();
-                say_neighbours(&programs, &redirect.cgroup, &view);
+                let cgroup = plan.cgroup.display().to_string();
+                say_neighbours(&programs, &plan.cgroup, view);
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 let looked_after = look_after(
                     Arc::clone(&programs),
-                    redirect.on_failure,
-                    redirect.cgroup.clone(),
+                    plan.on_failure,
+                    plan.cgroup.clone(),
                     self.metrics.clone(),
-                    Arc::clone(&view),
+                    Arc::clone(view),
                     self.stop.clone(),
                 );
                 self.services.spawn_always("redirect", looked_after);
-                let captured = Captured {
+                Ok(Captured {
                     redirect: Some(programs),
-                    at_agents: at_agents(redirect),
+                    at_agents: at_agents(plan),
                     listeners,
-                    view,
-                };
-                Ok((captured, bound))
+                })
             }
             Err(error) => {
-                not_redirected(&error, &view);
-                Ok((Captured::none(&view), bound))
+                not_redirected(&error, view);
+                Ok(Captured::none())
             }
         }
-    }
-
-    /// Listens for what a packet filter's rules lead here; where that is.
-    ///
-    /// # Errors
-    /// The address.
-    fn packet_filter(
-        &self,
-        bind: &BindAddress,
-        view: &RedirectView,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
-    ) -> anyhow::Result<SocketAddr> {
-        let listener = self
-            .bind(&listen_addr(bind)?)
-            .context("transparent frontend")?;
-        let at = listener
-            .tcp_addr()
-            .context("the transparent listener has no address")?;
-        let mut no_tproxy = None;
-        if let Listener::Tcp(socket) = &listener
-            && let Err(error) = accept_any_address(socket, at.is_ipv6())
-        {
-            tracing::info!(%error, "TPROXY rules cannot lead to the transparent listener, which needs CAP_NET_ADMIN; REDIRECT rules can");
-            no_tproxy = Some(error);
-        }
-        tracing::info!(address = %at, "transparent frontend");
-        view.transparent(at, no_tproxy.as_ref());
-        let origins = Arc::new(PacketFilterOrigin { listener: at });
-        let serve = self.proxy(origins, router, context, clients);
-        self.services
-            .spawn_always("listener", serve(listener, self.stop.clone()));
-        Ok(at)
     }
 
     /// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.
@@ -283,37 +217,6 @@ impl Listening<'_> {
         }
         Ok((redirect, listeners))
     }
-
-    /// What serves a transparent listener.
-    fn proxy(
-        &self,
-        origins: Arc<impl OriginSource>,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
-    ) -> Serve {
-        let (router, context, clients) = (Arc::clone(router), context.clone(), clients.clone());
-        let events = Arc::new(Counted {
-            metrics: self.metrics.clone(),
-            listener: ListenerLabel::Frontend,
-            descriptors: Arc::clone(self.descriptors),
-            handshakes: HandshakeLog::default(),
-        });
-        Arc::new(move |listener, stop| {
-            let (router, context) = (Arc::clone(&router), context.clone());
-            let origins = Arc::clone(&origins);
-            let serve = move |stream: ByteStream| {
-                let (router, context) = (Arc::clone(&router), context.clone());
-                let origins = Arc::clone(&origins);
-                transparent::serve(stream, router, context, origins)
-            };
-            let (clients, events) = (clients.clone(), Arc::clone(&events));
-            Box::pin(async move {
-                // The listener closes when the loop gives it back.
-                drop(accept_loop(listener, None, clients, events, stop, serve).await);
-            })
-        })
-    }
 }
 
 /// What is to be captured.
@@ -354,7 +257,7 @@ pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     let why = format!("{error:#}");
     tracing::warn!(
         why,
-        host = missing(&HostCaps::probe()),
+        host = lacks(),
         "nothing is redirected: connections go where they go"
     );
     view.missing(&why);
@@ -387,20 +290,6 @@ pub(crate) fn listen(
         redirect.set_marked_listener(LISTENER, socket, v4.tcp_addr(), v6_at, mark)?;
     }
     Ok([Some(v4), v6].into_iter().flatten().collect())
-}
-
-/// Everything this host lacks, in one line.
-pub(crate) fn missing(caps: &HostCaps) -> String {
-    let missing: Vec<String> = caps
-        .rows()
-        .into_iter()
-        .filter(|(_, capability)| !capability.is_ready())
-        .map(|(name, capability)| format!("{name}: {}", capability.reason()))
-        .collect();
-    if missing.is_empty() {
-        return "lacks nothing that is known to be needed".to_owned();
-    }
-    missing.join("; ")
 }
 
 #[cfg(test)]

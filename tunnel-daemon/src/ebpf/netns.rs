@@ -13,10 +13,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect::Mark;
-use crate::redirect::table::LISTENER;
-use crate::redirect::view::RedirectView;
+use super::capture::Mark;
+use super::table::LISTENER;
+use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectNamespaces;
+use crate::transparent::Serve;
 use adit_config::NetnsHelperOptions;
 use adit_config::limits;
 use adit_config::plan::NetnsPlan;
@@ -32,10 +33,6 @@ use adit_tls::blocking::{self, BlockingError};
 
 /// Between two looks: how long a new namespace may go without a listener, and one that ended be kept by ours.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Serves a listener until the token is cancelled.
-pub(crate) type Serve =
-    Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The helper, and what it has seen.
 type Looked = (Helper, Result<Look, HelperError>);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use adit_config::limits;
 use adit_config::plan::{RuleFile, RuleFileOf};
 use adit_tls::blocking;

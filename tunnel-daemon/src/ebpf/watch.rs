@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::redirect::view::RedirectView;
+use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
-use adit_redirect::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
+use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_redirect::object::KernelError;
 use adit_redirect::redirect::Redirect;
 use adit_telemetry::AditMetrics;

@@ -26,7 +26,7 @@ impl Release {
     }
 
     /// That of the running kernel; `None` without /proc.
-    pub(crate) fn running() -> Option<Self> {
+    pub fn running() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
     }
 

@@ -1,0 +1,31 @@
+//! Capabilities of this process, and those that the kernel asks of a process that loads programs into it.
+
+use rustix::thread::CapabilitySet;
+
+use crate::release::{Release, WITHOUT_PERFMON};
+
+/// The effective capabilities of `/proc/PID/status`; `None`: it names none.
+pub fn effective(status: &str) -> Option<CapabilitySet> {
+    let bits = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    let bits = u64::from_str_radix(bits.trim(), 16).ok()?;
+    Some(CapabilitySet::from_bits_retain(bits))
+}
+
+/// What loading and attaching programs takes on a kernel, on the newest if none is named, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
+/// CAP_NET_ADMIN, which marking sockets asks for by itself.
+pub fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {
+    // The verifier of older kernels takes pointers of ours only from who may watch the system's performance.
+    let perfmon = release.is_some_and(|release| release < WITHOUT_PERFMON);
+    let covered = effective.contains(CapabilitySet::SYS_ADMIN);
+    [
+        (CapabilitySet::BPF, "CAP_BPF", !covered),
+        (CapabilitySet::PERFMON, "CAP_PERFMON", perfmon && !covered),
+        (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", true),
+    ]
+    .into_iter()
+    .filter(|(capability, _, needed)| *needed && !effective.contains(*capability))
+    .map(|(_, name, _)| name)
+    .collect()
+}

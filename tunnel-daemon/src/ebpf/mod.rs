@@ -1,0 +1,71 @@
+//! What takes eBPF: the redirect of a server and of an agent, accounting, and probes of what the host allows.
+//!
+//! A build without the cargo feature `ebpf` has `no_ebpf.rs` in its place.
+
+mod capture;
+pub(crate) mod check;
+mod netns;
+mod node;
+mod origin;
+mod rules;
+mod table;
+mod watch;
+
+use std::sync::Arc;
+
+use adit_account::Options;
+use adit_config::NetnsHelperOptions;
+use adit_config::plan::AccountPlan;
+use adit_net::accounts::Accounts;
+use adit_net::tasks::Tasks;
+use adit_redirect::caps::HostCaps;
+use adit_redirect::namespaces;
+use adit_redirect::object::KernelError;
+use adit_telemetry::AditMetrics;
+
+pub(crate) use self::capture::Captured;
+pub(crate) use self::node::NodeRedirect;
+pub(crate) use adit_redirect::caps::maps_need_capability;
+
+/// Why this binary has none of it; `None`: it has all.
+pub(crate) const NOT_BUILT: Option<&str> = None;
+
+/// Begins to account; the id of the program, too.
+///
+/// # Errors
+/// What this host does not allow.
+pub(crate) fn account(
+    plan: AccountPlan,
+    metrics: &AditMetrics,
+    services: &Tasks,
+) -> Result<(Accounts, u32), KernelError> {
+    let series_max = usize::try_from(plan.series_max).unwrap_or(usize::MAX);
+    let options = Options::with_series_max(series_max);
+    let (table, reader) = adit_account::start(options, metrics.account().clone())?;
+    services.spawn_always("account", reader.run());
+    let program = table.program().unwrap_or_default();
+    Ok((Accounts::new(Arc::new(table)), program))
+}
+
+/// Runs the helper of a redirect in other network namespaces.
+///
+/// # Errors
+/// Why it cannot go on.
+pub(crate) fn netns_helper(options: &NetnsHelperOptions) -> Result<(), String> {
+    namespaces::helper::run(options)
+}
+
+/// Everything this host lacks, in one line.
+pub(crate) fn lacks() -> String {
+    let caps = HostCaps::probe();
+    let missing: Vec<String> = caps
+        .rows()
+        .into_iter()
+        .filter(|(_, capability)| !capability.is_ready())
+        .map(|(name, capability)| format!("{name}: {}", capability.reason()))
+        .collect();
+    if missing.is_empty() {
+        return "lacks nothing that is known to be needed".to_owned();
+    }
+    missing.join("; ")
+}

@@ -1,0 +1,114 @@
+//! The transparent frontend: connections that a packet filter's rules or the redirect lead here.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+use crate::ebpf::Captured;
+use crate::listeners::{Counted, HandshakeLog, Listening, listen_addr};
+use crate::redirect_view::RedirectView;
+use adit_config::address::BindAddress;
+use adit_net::accept::accept_loop;
+use adit_net::listen::Listener;
+use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
+use adit_net::tasks::Tasks;
+use adit_server::frontend::events::FrontendContext;
+use adit_server::frontend::transparent;
+use adit_server::router::Router;
+use adit_telemetry::labels::Listener as ListenerLabel;
+use adit_tls::stream::ByteStream;
+
+/// Serves a listener until the token is cancelled.
+pub(crate) type Serve =
+    Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
+
+impl Listening<'_> {
+    /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
+    ///
+    /// # Errors
+    /// That listener's address, or the redirect's file of rules. Whatever the redirect lacks otherwise is a line in the log.
+    pub(crate) fn transparent(
+        &self,
+        view: &Arc<RedirectView>,
+        router: &Arc<Router>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
+        let plan = &self.plan.transparent;
+        let open = |bind| self.packet_filter(bind, view, router, context, clients);
+        let bound = plan.bind.as_ref().map(open).transpose()?;
+        let captured = match &plan.redirect {
+            Some(redirect) => self.redirect(redirect, view, router, context, clients)?,
+            None => Captured::none(),
+        };
+        Ok((captured, bound))
+    }
+
+    /// Listens for what a packet filter's rules lead here; where that is.
+    ///
+    /// # Errors
+    /// The address.
+    fn packet_filter(
+        &self,
+        bind: &BindAddress,
+        view: &RedirectView,
+        router: &Arc<Router>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        let listener = self
+            .bind(&listen_addr(bind)?)
+            .context("transparent frontend")?;
+        let at = listener
+            .tcp_addr()
+            .context("the transparent listener has no address")?;
+        let mut no_tproxy = None;
+        if let Listener::Tcp(socket) = &listener
+            && let Err(error) = accept_any_address(socket, at.is_ipv6())
+        {
+            tracing::info!(%error, "TPROXY rules cannot lead to the transparent listener, which needs CAP_NET_ADMIN; REDIRECT rules can");
+            no_tproxy = Some(error);
+        }
+        tracing::info!(address = %at, "transparent frontend");
+        view.transparent(at, no_tproxy.as_ref());
+        let origins = Arc::new(PacketFilterOrigin { listener: at });
+        let serve = self.proxy(origins, router, context, clients);
+        self.services
+            .spawn_always("listener", serve(listener, self.stop.clone()));
+        Ok(at)
+    }
+
+    /// What serves a transparent listener.
+    pub(crate) fn proxy(
+        &self,
+        origins: Arc<impl OriginSource>,
+        router: &Arc<Router>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> Serve {
+        let (router, context, clients) = (Arc::clone(router), context.clone(), clients.clone());
+        let events = Arc::new(Counted {
+            metrics: self.metrics.clone(),
+            listener: ListenerLabel::Frontend,
+            descriptors: Arc::clone(self.descriptors),
+            handshakes: HandshakeLog::default(),
+        });
+        Arc::new(move |listener, stop| {
+            let (router, context) = (Arc::clone(&router), context.clone());
+            let origins = Arc::clone(&origins);
+            let serve = move |stream: ByteStream| {
+                let (router, context) = (Arc::clone(&router), context.clone());
+                let origins = Arc::clone(&origins);
+                transparent::serve(stream, router, context, origins)
+            };
+            let (clients, events) = (clients.clone(), Arc::clone(&events));
+            Box::pin(async move {
+                // The listener closes when the loop gives it back.
+                drop(accept_loop(listener, None, clients, events, stop, serve).await);
+            })
+        })
+    }
+}
