@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use crate::budgets::{isolation, isolation_here, keep_published, process_budget};
+use crate::certificates::CertificateEvents;
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
 use crate::ebpf_flags;
 use crate::listeners::spelling::AgentListeners;
-use crate::listeners::{CountedReloads, Watched, serve_probes};
+use crate::listeners::{Watched, serve_probes};
 use crate::memory_pressure;
 use crate::node::{NodeSide, NodeSideParts};
 use crate::probes::{
@@ -131,10 +132,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         alpn: Alpn::grpc(&plan.tls.alpn),
     })?;
     let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
-    let events = Arc::new(CountedReloads {
-        metrics: metrics.adit().clone(),
-        authorizer: None,
-    });
+    let events = Arc::new(CertificateEvents::new(metrics.adit().clone(), None));
     services.spawn_always(
         "tls-files",
         reload::watch(

@@ -60,8 +60,9 @@ pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
         .then_some(share.max(limits::SOCKET_BUFFER_KIB_MIN))
 }
 
-/// Tells how much of the budget is in use.
+/// Tells how much there is, and how much is in use.
 pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
+    metrics.set_process_budget(budget.max_bytes());
     metrics.set_memory(
         budget.held_bytes(),
         budget.queued_bytes(),

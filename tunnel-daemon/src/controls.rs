@@ -6,7 +6,9 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::service_manager;
 use crate::signals::is_hangup_ignored;
+use adit_net::inherited::InheritedSockets;
 use adit_telemetry::DebugLog;
 use adit_tls::reread::Reread;
 
@@ -17,6 +19,8 @@ pub struct Controls {
     pub reread: Reread,
     /// The log's level.
     pub debug: DebugLog,
+    /// Sockets that the service manager opened.
+    pub inherited: InheritedSockets,
 }
 
 /// Signals that ask for something else than an end. They end no process from here on.
@@ -55,7 +59,9 @@ impl Requests {
             tokio::select! {
                 _ = hung_up => {
                     tracing::info!("SIGHUP received: reading files again");
+                    service_manager::reloading();
                     controls.reread.ask();
+                    service_manager::ready();
                 }
                 _ = self.user1.recv() => {
                     if let Err(error) = controls.debug.toggle("SIGUSR1") {

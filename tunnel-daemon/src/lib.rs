@@ -6,6 +6,7 @@ pub mod admin;
 pub mod agent;
 mod answer_deadline;
 mod budgets;
+mod certificates;
 pub mod check;
 pub mod controls;
 #[cfg(feature = "demo")]
@@ -19,6 +20,7 @@ mod listeners;
 mod memory;
 mod memory_pressure;
 mod node;
+mod pki;
 mod privileges;
 pub mod probes;
 #[cfg_attr(
@@ -29,6 +31,7 @@ mod redirect_view;
 mod relay;
 pub mod run;
 pub mod server;
+mod service_manager;
 pub mod signals;
 pub mod status;
 mod top;

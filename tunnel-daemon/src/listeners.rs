@@ -16,6 +16,7 @@ use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{AdminListener, AdminThread};
+use crate::certificates::AGENT_LISTENER;
 use crate::probes::HttpService;
 use adit_config::address::{BindAddress, BindHost};
 use adit_config::limits;
@@ -26,26 +27,25 @@ use adit_net::accounts::Accounts;
 use adit_net::authority::AuthorityIo;
 use adit_net::descriptors::{Descriptors, Use};
 use adit_net::handshakes::{HandshakeLimits, NoTurn};
+use adit_net::inherited::InheritedSockets;
 use adit_net::listen::{ListenAddr, ListenError, Listener};
 use adit_net::self_sockets::OwnSockets;
 use adit_net::socket;
 use adit_net::tasks::{Overloaded, Tasks};
 use adit_net::unix::StaleFile;
-use adit_server::backend::{AgentAuthorizer, Backend};
+use adit_server::backend::Backend;
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::{grpc, http_connect};
 use adit_server::router::Router;
 use adit_telemetry::AditMetrics;
-use adit_telemetry::labels::{
-    HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
-};
+use adit_telemetry::labels::{HandshakeFailure, Label as _, Listener as ListenerLabel};
 use adit_telemetry::rate::TokenBucket;
 use adit_tls::agent_identity::Certificate;
 use adit_tls::handshake::HandshakeError;
-use adit_tls::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
+use adit_tls::reload::{Reload, Reloadable, ReloadableServerTls};
 use adit_tls::reread::Reread;
 use adit_tls::stream::{ByteStream, Connection as _, PeerAddr};
-use adit_tls::tls::{Alpn, ServerTls, TlsError};
+use adit_tls::tls::{Alpn, ServerTls};
 
 /// Failed handshakes that a listener logs, each second and at once.
 const HANDSHAKES_LOGGED_PER_SECOND: u32 = 1;
@@ -152,36 +152,6 @@ impl AcceptEvents for Counted {
     }
 }
 
-/// Counts and logs what comes of new TLS files.
-pub(super) struct CountedReloads {
-    pub(super) metrics: AditMetrics,
-    /// Judges agents anew when what their listener uses changes.
-    pub(super) authorizer: Option<AgentAuthorizer>,
-}
-
-/// As logs name it.
-const AGENT_LISTENER: &str = "agent listener";
-
-impl ReloadEvents for CountedReloads {
-    fn loaded(&self, name: &'static str) {
-        tracing::info!(files = name, "new TLS files are in use");
-        self.metrics.tls_reload(ReloadResult::Ok);
-        if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
-            authorizer.tls_changed();
-        }
-    }
-
-    fn restored(&self, name: &'static str) {
-        tracing::info!(files = name, "TLS files are again as they were when loaded");
-        self.metrics.tls_reload(ReloadResult::Ok);
-    }
-
-    fn failed(&self, name: &'static str, error: &TlsError) {
-        tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
-        self.metrics.tls_reload(ReloadResult::Failed);
-    }
-}
-
 /// A listener whose clients show a certificate where there is a CA for them.
 pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
     ServerTls {
@@ -212,6 +182,7 @@ pub(super) struct Listening<'a> {
     pub(super) descriptors: &'a Arc<Descriptors>,
     pub(super) accounts: &'a Accounts,
     pub(super) own_sockets: &'a OwnSockets,
+    pub(super) inherited: &'a InheritedSockets,
     pub(super) watched: Watched,
 }
 
@@ -347,8 +318,17 @@ impl Listening<'_> {
         Ok(local)
     }
 
-    /// Binds; the kernel may account for what is accepted there.
+    /// Takes over the socket that the service manager opened at this address, or binds one. The kernel may account for what is
+    /// accepted there.
     pub(super) fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
+        let inherited = self
+            .inherited
+            .take(address, |socket| self.accounts.listening(&socket))
+            .map_err(|cause| ListenError::inherited(address, cause))?;
+        if let Some(listener) = inherited {
+            tracing::info!(%address, "listening on a socket of the service manager");
+            return Ok(listener);
+        }
         Listener::bind_with(address, |socket| self.accounts.listening(&socket))
     }
 

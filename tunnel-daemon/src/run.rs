@@ -18,12 +18,15 @@ use crate::demo;
 use crate::listeners::spelling::list;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{agent, check, ebpf, ebpf_flags, memory, privileges, server, status, top};
+use crate::{
+    agent, check, ebpf, ebpf_flags, memory, pki, privileges, server, service_manager, status, top,
+};
 use adit_config::limits;
 use adit_config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogPlan, ServerPlan, ShutdownPlan,
 };
 use adit_config::{Command, ConfigError, Parsed};
+use adit_net::inherited::InheritedSockets;
 use adit_telemetry::LogOptions;
 use adit_telemetry::log::{self, FILTER_VARIABLE};
 use adit_telemetry::{COMMIT, VERSION};
@@ -61,6 +64,18 @@ pub fn run(parsed: Parsed) -> ExitCode {
                 let _degraded = fail(&error);
                 ExitCode::from(check::MISSING)
             });
+        }
+        Command::Man(options) => {
+            return match adit_config::write_man_pages(&options.dir) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    let folder = options.dir.display();
+                    fail(&anyhow::Error::new(error).context(format!("cannot write to {folder}")))
+                }
+            };
+        }
+        Command::Pki(options) => {
+            return pki::run(options).unwrap_or_else(|error| fail(&error));
         }
         Command::NetnsHelper(options) => {
             if let Err(error) = outlive_requests() {
@@ -121,8 +136,17 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
+    let inherited = match InheritedSockets::from_env() {
+        Ok(inherited) => inherited,
+        Err(error) => {
+            let error = anyhow::Error::new(error)
+                .context("a socket that the service manager passed cannot be used");
+            return fail(&error);
+        }
+    };
     let controls = Controls {
         debug: lines.debug_log(),
+        inherited,
         ..Controls::default()
     };
     let outcome = runtime.block_on(async {
@@ -138,6 +162,8 @@ pub fn run(parsed: Parsed) -> ExitCode {
             | Command::Top(_)
             | Command::Links(_)
             | Command::Check(_)
+            | Command::Pki(_)
+            | Command::Man(_)
             | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
         }
     });
@@ -218,6 +244,13 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     let mut signals = Signals::new()?;
     let server = server::start_with(plan, controls).await?;
     privileges::finish().await;
+    let left = controls.inherited.left();
+    anyhow::ensure!(
+        left.is_empty(),
+        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend or --agent-bind at each, or \
+         remove its socket unit",
+        left.join(", ")
+    );
     let listeners = &server.listeners;
     tracing::info!(
         version = VERSION,
@@ -231,8 +264,10 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
         admin_socket = listeners.admin_socket,
         "server is up"
     );
+    service_manager::ready();
     signals.next().await;
     tracing::info!("signal received: shutting down");
+    service_manager::stopping();
     let grace = match plan.shutdown.drain {
         Drain::For(grace) => Some(grace),
         Drain::UntilSecondSignal => None,
@@ -265,6 +300,7 @@ async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<Exit
         admin_socket = listeners.admin_socket,
         "agent started"
     );
+    service_manager::ready();
     let up = async {
         let server = agent.first_server().await;
         tracing::info!(id = %plan.agent_id, %server, "agent is up");
@@ -275,6 +311,7 @@ async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<Exit
         () = up => (),
     }
     tracing::info!("signal received: draining");
+    service_manager::stopping();
     agent.drain();
     let drained = async {
         match plan.shutdown.drain {

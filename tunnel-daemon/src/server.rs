@@ -21,6 +21,7 @@ use self::tenant::Tenant;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use crate::budgets::isolation;
+use crate::certificates::CertificateEvents;
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
@@ -28,7 +29,7 @@ use crate::ebpf::Captured;
 use crate::ebpf_flags;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::spelling::ServerListeners;
-use crate::listeners::{CountedReloads, Listening, serve_probes};
+use crate::listeners::{Listening, serve_probes};
 use crate::memory_pressure;
 use crate::node::{self, NodeParts};
 use crate::probes::{
@@ -134,6 +135,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         descriptors: &descriptors,
         accounts: &accounts,
         own_sockets: &own_sockets,
+        inherited: &controls.inherited,
         watched: Vec::new(),
     };
     warn_insecure_config(plan, &adit);
@@ -199,10 +201,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let frontends: Vec<SocketAddr> = each.iter().copied().flatten().collect();
     let watched = std::mem::take(&mut listening.watched);
     drop(listening);
-    let events = Arc::new(CountedReloads {
-        metrics: adit.clone(),
-        authorizer: Some(authorizer),
-    });
+    let events = Arc::new(CertificateEvents::new(adit.clone(), Some(authorizer)));
     let reread = controls.reread.clone();
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
     services.spawn_always("tls-files", watching);

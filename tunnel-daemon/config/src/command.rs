@@ -8,6 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::error::ConfigError;
+use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
 use crate::plan::{AgentPlan, ForwardProxy, ServerPlan};
@@ -35,6 +36,10 @@ pub enum Command {
     Links(LinksOptions),
     /// Say what this host and a command line allow.
     Check(CheckOptions),
+    /// Make or show certificates.
+    Pki(PkiOptions),
+    /// Write manual pages.
+    Man(ManOptions),
     /// Open listeners in other network namespaces, for a server or an agent that started this.
     NetnsHelper(NetnsHelperOptions),
     /// Print this to standard output and exit 0: help or version.
@@ -60,6 +65,14 @@ pub struct DemoOptions {
     /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
     #[arg(long)]
     pub redirect: bool,
+}
+
+/// What `adit man` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct ManOptions {
+    /// Where the pages go
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// What the helper of a redirect in other network namespaces is told when it starts. It comes from our own process: see

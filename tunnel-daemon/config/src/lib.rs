@@ -16,6 +16,7 @@ mod generated_page;
 mod identifiers;
 mod legacy;
 pub mod limits;
+mod pki;
 pub mod plan;
 pub mod tls_policy;
 mod units;
@@ -24,7 +25,9 @@ mod version;
 #[cfg(feature = "demo")]
 pub use command::DemoOptions;
 pub use command::{
-    CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, NetnsHelperOptions, Parsed,
-    StatusOptions, TopOptions, TopSort, parse,
+    CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, ManOptions, NetnsHelperOptions,
+    Parsed, StatusOptions, TopOptions, TopSort, parse,
 };
 pub use error::ConfigError;
+pub use flags::write_man_pages;
+pub use pki::{PkiAgent, PkiClient, PkiInit, PkiOptions, PkiServer, PkiShow, PkiSigning};

@@ -9,6 +9,20 @@ macro_rules! upstream {
     };
 }
 
+/// Of a build with the feature `fips`.
+#[cfg(feature = "fips")]
+macro_rules! cryptography {
+    () => {
+        "; FIPS cryptography"
+    };
+}
+#[cfg(not(feature = "fips"))]
+macro_rules! cryptography {
+    () => {
+        ""
+    };
+}
+
 /// One line, without the program's name.
 pub(super) const TEXT: &str = concat!(
     env!("CARGO_PKG_VERSION"),
@@ -16,6 +30,7 @@ pub(super) const TEXT: &str = concat!(
     env!("ADIT_COMMIT_TEXT"),
     "; matches Konnectivity ",
     upstream!(),
+    cryptography!(),
     ")"
 );
 
@@ -29,6 +44,8 @@ struct Version {
     commit_date: Option<&'static str>,
     /// A tag of kubernetes-sigs/apiserver-network-proxy.
     upstream: &'static str,
+    /// Whether the cryptography is that of the FIPS build of aws-lc.
+    fips: bool,
 }
 
 /// One JSON object in a line.
@@ -39,8 +56,9 @@ pub(super) fn json() -> String {
         commit: known(env!("ADIT_COMMIT")),
         commit_date: known(env!("ADIT_COMMIT_DATE")),
         upstream: upstream!(),
+        fips: cfg!(feature = "fips"),
     };
-    // Four texts have no reason to fail.
+    // Four texts and a truth value have no reason to fail.
     let object = serde_json::to_string(&version).unwrap_or_default();
     format!("{object}\n")
 }
@@ -58,12 +76,18 @@ mod tests {
             "{TEXT}"
         );
         assert!(
-            TEXT.ends_with(concat!("matches Konnectivity ", upstream!(), ")")),
+            TEXT.ends_with(concat!(
+                "matches Konnectivity ",
+                upstream!(),
+                cryptography!(),
+                ")"
+            )),
             "{TEXT}"
         );
         let json: serde_json::Value = serde_json::from_str(&json()).unwrap();
         assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
         assert_eq!(json["upstream"], upstream!());
+        assert_eq!(json["fips"], cfg!(feature = "fips"));
         match json["commit"].as_str() {
             Some(commit) => {
                 assert!(TEXT.contains(&format!("commit {commit} of ")), "{TEXT}");

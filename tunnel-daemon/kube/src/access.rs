@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::sha256::Sha256;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -365,12 +365,12 @@ async fn fingerprint_of(files: &[PathBuf]) -> Option<[u8; 32]> {
 }
 
 fn fingerprint(files: &[PathBuf]) -> Result<[u8; 32], (&Path, std::io::Error)> {
-    let mut hash = Sha256::new();
+    let mut hash = Sha256::default();
     for path in files {
         let content = std::fs::read(path).map_err(|error| (path.as_path(), error))?;
         hash.update(Sha256::digest(content));
     }
-    Ok(hash.finalize().into())
+    Ok(hash.finish())
 }
 
 /// An error with its causes, each said once.

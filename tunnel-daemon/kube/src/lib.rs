@@ -10,5 +10,6 @@ pub mod no_proxy;
 pub mod request;
 pub mod review;
 pub mod reviewer;
+pub mod sha256;
 pub mod token;
 mod turns;

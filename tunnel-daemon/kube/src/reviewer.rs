@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::sha256::Sha256;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use http::Method;
 use k8s_openapi::api::authentication::v1::TokenReview;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use crate::access::Api;
@@ -173,10 +173,10 @@ impl Tables {
 
 impl Inner {
     fn key(&self, token: &Token) -> Key {
-        let mut hash = Sha256::new();
+        let mut hash = Sha256::default();
         hash.update(token.digest());
         hash.update(self.api.generation().to_be_bytes());
-        hash.finalize().into()
+        hash.finish()
     }
 
     async fn ask(&self, token: &Token, caller: Caller) -> Answer {

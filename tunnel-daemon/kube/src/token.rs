@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::sha256::Sha256;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 /// Clocks of the API server and of this host may differ by so much; the API server allows as much.
@@ -70,7 +70,7 @@ impl Token {
 
     /// Tells tokens apart without keeping them.
     pub(crate) fn digest(&self) -> [u8; 32] {
-        Sha256::digest(self.0.as_bytes()).into()
+        Sha256::digest(self.0.as_bytes())
     }
 
     /// `None` when it is no JWT: three parts, of which the second is JSON, of 16 KiB together at most.

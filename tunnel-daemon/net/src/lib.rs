@@ -17,6 +17,7 @@ pub mod direct;
 pub mod grpc;
 pub mod handshakes;
 pub mod happy_eyeballs;
+pub mod inherited;
 pub mod interfaces;
 pub mod listen;
 pub mod mounts;

@@ -79,6 +79,16 @@ impl ListenError {
         }
     }
 
+    /// A socket that a service manager passed.
+    #[must_use]
+    pub fn inherited(address: &ListenAddr, cause: io::Error) -> Self {
+        Self {
+            address: address.to_string(),
+            cause,
+            remedy: "correct the socket unit of the service manager",
+        }
+    }
+
     /// What the system said.
     #[must_use]
     pub fn cause(&self) -> &io::Error {

@@ -132,6 +132,18 @@ impl UnixListening {
             .map_err(|cause| ListenError::unix(path, cause))
     }
 
+    /// Serves a socket that a service manager opened, whose file stays. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The runtime cannot watch it.
+    pub fn inherited(socket: StdListener, path: PathBuf) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            file: SocketFile { path, own: None },
+            listener: UnixListener::from_std(socket)?,
+        })
+    }
+
     /// The socket's file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -180,8 +192,8 @@ fn set_mode(path: &Path, mode: SocketMode) -> io::Result<()> {
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    device: u64,
-    inode: u64,
+    /// Device and inode; `None`: the file belongs to a service manager.
+    own: Option<(u64, u64)>,
 }
 
 impl SocketFile {
@@ -189,14 +201,12 @@ impl SocketFile {
         let metadata = fs::symlink_metadata(path)?;
         Ok(Self {
             path: path.to_owned(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
+            own: Some((metadata.dev(), metadata.ino())),
         })
     }
 
     fn is_still_ours(&self) -> bool {
-        fs::symlink_metadata(&self.path)
-            .is_ok_and(|now| (now.dev(), now.ino()) == (self.device, self.inode))
+        fs::symlink_metadata(&self.path).is_ok_and(|now| self.own == Some((now.dev(), now.ino())))
     }
 }
 

@@ -273,6 +273,8 @@ mod tests {
 
     fn inspected(not_before: SystemTime, not_after: SystemTime) -> Inspected {
         Inspected {
+            issuer: String::new(),
+            sha256: [0; 32],
             subject: "CN=server".to_owned(),
             names: Vec::new(),
             not_before,

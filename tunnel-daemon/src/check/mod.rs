@@ -105,7 +105,27 @@ pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
 fn lines_of(host: &Host, needs: Needs) -> Vec<Capability> {
     let mut lines = host::lines(&host::Facts::gather(), needs);
     lines.push(judged(needs.ebpf, host.loading()));
+    lines.extend(fips());
     lines
+}
+
+/// In a build that is to have certified cryptography only.
+fn fips() -> Option<Capability> {
+    const NAME: &str = "fips";
+    cfg!(feature = "fips").then(|| {
+        if adit_tls::cipher::is_fips() {
+            ok(
+                NAME,
+                "TLS, digests and keys are of the FIPS build of aws-lc",
+            )
+        } else {
+            missing(
+                NAME,
+                "TLS would use cryptography outside the FIPS build of aws-lc",
+                "build with the feature fips and without other features of rustls",
+            )
+        }
+    })
 }
 
 /// What flags take from the host. What they do not take is told and not judged.

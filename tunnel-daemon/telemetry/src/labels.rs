@@ -352,6 +352,16 @@ label! {
 }
 
 label! {
+    /// What a file of certificates is for.
+    CertificateKind {
+        /// Shown to peers.
+        Certificate = "certificate",
+        /// Verifies peers.
+        Ca = "ca",
+    }
+}
+
+label! {
     /// What waits for a tunnel's sockets.
     Driver {
         /// The task of its client or target.

@@ -14,9 +14,9 @@ use crate::failed_dials::{FailedDial, FailedDials};
 use crate::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use crate::guard::{AmountGuard, GaugeGuard};
 use crate::labels::{
-    AgentRefusal, DialCap, DialRetry, Driver, Engine, HandshakeFailure, LaneDial, LaneEnd,
-    LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Offence, Path, PeerKind,
-    ReloadResult, TunnelEnd,
+    AgentRefusal, CertificateKind, DialCap, DialRetry, Driver, Engine, HandshakeFailure,
+    Label as _, LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal,
+    Offence, Path, PeerKind, ReloadResult, TunnelEnd,
 };
 use crate::metrics_account::AccountMetrics;
 use crate::metrics_redirect::RedirectMetrics;
@@ -41,6 +41,7 @@ struct Inner {
     insecure_flags: IntGaugeVec,
     held_bytes: IntGauge,
     queued_bytes: IntGauge,
+    process_budget: IntGauge,
     kernel_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
@@ -51,6 +52,7 @@ struct Inner {
     link_suspicions: IntCounter,
     dials_refused: Counters<DialCap>,
     failed_dials: FailedDials,
+    certificate_expiry: IntGaugeVec,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
     links_by_version: LinksByVersion,
@@ -117,6 +119,7 @@ impl AditMetrics {
             ),
             held_bytes: families.gauge("held_bytes", "Payload bytes buffered for clients and targets that read slower than their peers send"),
             queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
+            process_budget: families.gauge("process_budget_bytes", "Payload bytes that may be buffered for clients and targets that read slower than their peers send (--process-budget)"),
             kernel_bytes: families.gauge("kernel_bytes", "Bytes in kernel socket buffers of clients and targets that have stopped reading"),
             tunnels_opened: families.counters_from_zero(
                 "tunnels_opened_total",
@@ -135,6 +138,11 @@ impl AditMetrics {
             link_suspicions: server.counter("link_suspicions_total", "Times the agent of a link stopped answering"),
             dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
             failed_dials: FailedDials::register(&families),
+            certificate_expiry: families.gauge_vec(
+                "certificate_expiry_timestamp_seconds",
+                "Seconds since 1970 at which what is in use of a file expires: of a certificate the first of its chain, of a CA file the last",
+                &["file", "kind"],
+            ),
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
                 "Reloads of changed TLS files, by result; after a failure the old files stay in use",
@@ -248,6 +256,12 @@ impl AditMetrics {
         &self.0.held_bytes
     }
 
+    /// The memory for tunnels, bytes.
+    pub fn set_process_budget(&self, bytes: u64) {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.0.process_budget.set(bytes);
+    }
+
     /// What of the memory for tunnels is in use, bytes: held, queued, in the kernel.
     pub fn set_memory(&self, held: u64, queued: u64, kernel: u64) {
         let gauges = [
@@ -317,6 +331,13 @@ impl AditMetrics {
     /// A dial failed: counted, and logged within the rate limit. Once for each dial of a client, however many agents it asked.
     pub fn dial_failed(&self, dial: &FailedDial<'_>) {
         self.0.failed_dials.record(dial);
+    }
+
+    /// What is in use of a file expires then, in seconds since 1970.
+    pub fn certificate_expiry(&self, file: &str, kind: CertificateKind, seconds: u64) {
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let gauge = &self.0.certificate_expiry;
+        gauge.with_label_values(&[file, kind.as_str()]).set(seconds);
     }
 
     /// Changed TLS files were read.

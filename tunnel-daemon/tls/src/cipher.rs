@@ -48,6 +48,11 @@ const TLS12_SUITES: &[(CipherSuite, SupportedCipherSuite)] = &[
     ),
 ];
 
+/// FIPS has no ChaCha20.
+fn is_allowed(suite: &SupportedCipherSuite) -> bool {
+    !cfg!(feature = "fips") || suite.fips()
+}
+
 /// aws-lc-rs with the suites of `policy`, preferred first.
 pub(super) fn provider(policy: &TlsPolicy) -> Arc<CryptoProvider> {
     let wanted = |suite: &CipherSuite| {
@@ -60,11 +65,18 @@ pub(super) fn provider(policy: &TlsPolicy) -> Arc<CryptoProvider> {
         .iter()
         .filter(|(name, _)| wanted(name))
         .map(|(_, suite)| *suite);
-    let cipher_suites = TLS13_SUITES.iter().copied().chain(tls12).collect();
+    let suites = TLS13_SUITES.iter().copied().chain(tls12);
+    let cipher_suites = suites.filter(is_allowed).collect();
     Arc::new(CryptoProvider {
         cipher_suites,
         ..aws_lc_rs::default_provider()
     })
+}
+
+/// Whether all cryptography of TLS is that of a module with a FIPS 140-3 certificate: true in a build with the feature `fips`.
+#[must_use]
+pub fn is_fips() -> bool {
+    provider(&TlsPolicy::default()).fips()
 }
 
 static BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];

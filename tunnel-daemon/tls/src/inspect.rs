@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use x509_parser::x509::X509Version;
 
 use crate::{
     ca, crl,
-    principal::Principal,
+    principal::{Principal, distinguished_name},
     tls::{TlsError, TlsFiles},
 };
 
@@ -21,6 +21,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 pub struct Inspected {
     /// Whom it names.
     pub subject: String,
+    /// Whom it names as its issuer.
+    pub issuer: String,
     /// Its alternative names.
     pub names: Vec<String>,
     /// Valid from then.
@@ -35,6 +37,8 @@ pub struct Inspected {
     pub may_serve: bool,
     /// As [`Self::may_serve`], with `clientAuth`.
     pub may_dial: bool,
+    /// SHA-256 of the certificate (DER).
+    pub sha256: [u8; 32],
 }
 
 /// What the holder of a certificate is in a handshake.
@@ -110,6 +114,46 @@ impl Inspected {
     }
 }
 
+/// The end of what a file in use has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expiry {
+    /// The file.
+    pub path: PathBuf,
+    /// Its certificates are authorities.
+    pub is_ca: bool,
+    /// When the first certificate of a chain expires, or the last of several authorities: the others may be left from a change.
+    pub not_after: SystemTime,
+    /// Of the certificate that expires then.
+    pub lifetime: Duration,
+}
+
+impl Expiry {
+    /// Of the certificates in a file; `None` when there are none.
+    pub(super) fn of(path: &Path, bytes: &[u8]) -> Option<Self> {
+        let all: Vec<Inspected> = ca::certificates(bytes)
+            .filter_map(|der| inspect(&der))
+            .collect();
+        let is_ca = all.first()?.is_ca;
+        let end = |one: &&Inspected| one.not_after;
+        let that = if is_ca {
+            all.iter().max_by_key(end)
+        } else {
+            all.iter().min_by_key(end)
+        };
+        let Inspected {
+            not_before,
+            not_after,
+            ..
+        } = that?;
+        Some(Self {
+            path: path.to_owned(),
+            is_ca,
+            not_after: *not_after,
+            lifetime: not_after.duration_since(*not_before).unwrap_or_default(),
+        })
+    }
+}
+
 /// The certificates of a PEM file, in order; those that cannot be read are left out, since whoever loads the file names them.
 ///
 /// # Errors
@@ -152,6 +196,7 @@ pub(super) fn inspect(der: &[u8]) -> Option<Inspected> {
     });
     Some(Inspected {
         subject: holder.subject,
+        issuer: distinguished_name(certificate.issuer()),
         names: holder.names,
         not_before: time(validity.not_before.timestamp()),
         not_after: time(validity.not_after.timestamp()),
@@ -159,6 +204,7 @@ pub(super) fn inspect(der: &[u8]) -> Option<Inspected> {
         is_version_3: certificate.version() == X509Version::V3,
         may_serve,
         may_dial,
+        sha256: holder.certificate_sha256,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use adit_core::grant::Names;
-use sha2::{Digest, Sha256};
+use adit_kube::sha256::Sha256;
 use x509_parser::{
     extensions::GeneralName,
     objects::{oid_registry, oid2abbrev},
@@ -54,7 +54,7 @@ impl Principal {
                 .collect(),
             rest_sha256: rest_sha256(&certificate, &names),
             names,
-            certificate_sha256: Sha256::digest(der).into(),
+            certificate_sha256: Sha256::digest(der),
         })
     }
 
@@ -109,7 +109,8 @@ impl fmt::Display for Principal {
     }
 }
 
-fn distinguished_name(name: &X509Name<'_>) -> String {
+/// As [`Principal::subject`].
+pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
     let mut text = String::new();
     for relative in name.iter() {
         for (nth, attribute) in relative.iter().enumerate() {
@@ -199,11 +200,12 @@ fn rest_sha256(certificate: &X509Certificate<'_>, names: &[String]) -> Option<[u
     if !are_all_read {
         let extensions = certificate.iter_extensions();
         let alternative = extensions.filter(|one| one.oid == OID_X509_EXT_SUBJECT_ALT_NAME);
-        let hash = alternative.fold(Sha256::new(), |hash, one| hash.chain_update(one.value));
-        return Some(hash.finalize().into());
+        let mut hash = Sha256::default();
+        alternative.for_each(|one| hash.update(one.value));
+        return Some(hash.finish());
     }
     let is_nameless = names.is_empty() && certificate.subject().iter().next().is_none();
-    is_nameless.then(|| Sha256::digest(certificate.public_key().raw).into())
+    is_nameless.then(|| Sha256::digest(certificate.public_key().raw))
 }
 
 fn alternative_name(name: &GeneralName<'_>) -> Option<String> {

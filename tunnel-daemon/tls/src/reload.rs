@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::changes::Changes;
 use crate::blocking;
+use crate::inspect::Expiry;
 use crate::reread::Reread;
 #[cfg(test)]
 use crate::tls::ServerSide;
@@ -33,8 +34,23 @@ pub type ReloadableClientTls = Reloadable<ClientTls>;
 pub struct Reloadable<S: TlsSpec> {
     spec: S,
     current: ArcSwap<S::Config>,
-    /// Which contents `current` was built from. Held during a reload, so that two cannot swap out of order.
-    loaded: Mutex<[u8; 32]>,
+    /// What `current` was built from. Held during a reload, so that two cannot swap out of order.
+    loaded: Mutex<Loaded>,
+}
+
+/// Contents of files that a configuration was built from.
+struct Loaded {
+    fingerprint: [u8; 32],
+    expiries: Vec<Expiry>,
+}
+
+impl From<&TlsFiles> for Loaded {
+    fn from(files: &TlsFiles) -> Self {
+        Self {
+            fingerprint: files.fingerprint(),
+            expiries: files.expiries(),
+        }
+    }
 }
 
 /// What a reload did.
@@ -52,11 +68,11 @@ impl<S: TlsSpec> Reloadable<S> {
     /// # Errors
     /// Whatever is wrong with the files; a start should fail on it.
     pub fn load(spec: S) -> Result<Arc<Self>, TlsError> {
-        let (config, fingerprint) = build_settled(&spec, TlsFiles::read(&spec.paths())?)?;
+        let (config, loaded) = build_settled(&spec, TlsFiles::read(&spec.paths())?)?;
         Ok(Arc::new(Self {
             spec,
             current: ArcSwap::from_pointee(config),
-            loaded: Mutex::new(fingerprint),
+            loaded: Mutex::new(loaded),
         }))
     }
 
@@ -119,6 +135,9 @@ pub trait Reload: Send + Sync + 'static {
     /// # Errors
     /// Something is wrong with the files; what was in use stays in use.
     fn reload_now(&self) -> Result<Reloaded, TlsError>;
+
+    /// When the certificates in use expire.
+    fn expiries(&self) -> Vec<Expiry>;
 }
 
 impl<S: TlsSpec> Reload for Reloadable<S> {
@@ -130,29 +149,33 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
         // The fingerprint is written last, so a panic in between left it true.
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let files = TlsFiles::read(&self.spec.paths())?;
-        if *loaded == files.fingerprint() {
+        if loaded.fingerprint == files.fingerprint() {
             return Ok(Reloaded::Unchanged);
         }
-        let (mut config, fingerprint) = build_settled(&self.spec, files)?;
+        let (mut config, built_from) = build_settled(&self.spec, files)?;
         self.spec.inherit(&mut config, &self.current.load());
         self.current.store(Arc::new(config));
-        *loaded = fingerprint;
+        *loaded = built_from;
         Ok(Reloaded::Replaced)
+    }
+
+    fn expiries(&self) -> Vec<Expiry> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.expiries.clone()
     }
 }
 
 /// Builds from `files`; if that fails and the files have changed since they were read, once more from what they hold
 /// now: a swap between the reads of a certificate and its key looks like a pair that does not match.
-fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, [u8; 32]), TlsError> {
-    let fingerprint = files.fingerprint();
+fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, Loaded), TlsError> {
     match spec.build(&files) {
-        Ok(config) => Ok((config, fingerprint)),
+        Ok(config) => Ok((config, Loaded::from(&files))),
         Err(error) => {
             let again = TlsFiles::read(&spec.paths())?;
-            if again.fingerprint() == fingerprint {
+            if again.fingerprint() == files.fingerprint() {
                 return Err(error);
             }
-            Ok((spec.build(&again)?, again.fingerprint()))
+            Ok((spec.build(&again)?, Loaded::from(&again)))
         }
     }
 }
@@ -165,6 +188,8 @@ pub trait ReloadEvents: Send + Sync {
     fn restored(&self, name: &'static str);
     /// Files changed but cannot be used; the old ones stay in use.
     fn failed(&self, name: &'static str, error: &TlsError);
+    /// When the certificates in use expire: at each check, not once per change.
+    fn expiries(&self, expiries: &[Expiry]);
 }
 
 /// Follows the files of `targets` until `stop`. The directories are watched rather than the files, because files are
@@ -194,6 +219,7 @@ pub async fn watch(
     loop {
         for target in &mut followed {
             target.check(&*events).await;
+            events.expiries(&target.target.expiries());
         }
         tokio::select! {
             () = stop.cancelled() => return,

@@ -18,7 +18,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 /// How long the certificates are valid.
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Validity starts in the past, so that a peer whose clock is a little behind accepts them.
-const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
 /// Why certificates could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ impl ThrowawayCa {
             names: common_name.to_owned(),
             cause,
         };
-        let mut params = parameters(common_name, &[]).map_err(failed)?;
+        let mut params = throwaway(common_name, &[]).map_err(failed)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().map_err(failed)?;
@@ -101,7 +101,7 @@ impl ThrowawayCa {
             names: names.join(", "),
             cause,
         };
-        let mut params = parameters(common_name, names).map_err(failed)?;
+        let mut params = throwaway(common_name, names).map_err(failed)?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![match usage {
             Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
@@ -160,15 +160,28 @@ impl ThrowawayCa {
 }
 
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-fn parameters(common_name: &str, names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+fn throwaway(common_name: &str, names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+    let now = SystemTime::now();
+    parameters(common_name, names, now - CLOCK_SKEW, now + LIFETIME)
+}
+
+/// Of a certificate with this subject and these alternative names: host names and IP addresses.
+///
+/// # Errors
+/// A name is neither.
+pub(crate) fn parameters(
+    common_name: &str,
+    names: &[String],
+    not_before: SystemTime,
+    not_after: SystemTime,
+) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = DistinguishedName::new();
     params
         .distinguished_name
         .push(DnType::CommonName, common_name);
-    let now = SystemTime::now();
-    params.not_before = (now - CLOCK_SKEW).into();
-    params.not_after = (now + LIFETIME).into();
+    params.not_before = not_before.into();
+    params.not_after = not_after.into();
     Ok(params)
 }
 

@@ -13,7 +13,6 @@ use rustls::{
     ClientConfig, ServerConfig, crypto::CryptoProvider, server::danger::ClientCertVerifier,
 };
 use rustls_pki_types::ServerName;
-use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 pub use crate::tls_error::TlsError;
@@ -21,10 +20,11 @@ use crate::{
     ca,
     cipher::{aes_in_hardware, provider, versions},
     crl, identity,
-    inspect::Role,
+    inspect::{Expiry, Role},
     verifier,
 };
 use adit_config::tls_policy::TlsPolicy;
+use adit_kube::sha256::Sha256;
 
 /// ALPN name of HTTP/2, which gRPC needs.
 pub const ALPN_H2: &[u8] = b"h2";
@@ -302,13 +302,21 @@ impl TlsFiles {
 
     /// As [`Self::fingerprint`], of some files.
     fn fingerprint_of(&self, counts: impl Fn(&PathBuf) -> bool) -> [u8; 32] {
-        let mut hash = Sha256::new();
+        let mut hash = Sha256::default();
         for (path, bytes) in self.0.iter().filter(|(path, _bytes)| counts(path)) {
             hash.update(path.as_os_str().as_encoded_bytes());
             hash.update([0]);
             hash.update(Sha256::digest(bytes));
         }
-        hash.finalize().into()
+        hash.finish()
+    }
+
+    /// When the certificates in them expire.
+    pub(super) fn expiries(&self) -> Vec<Expiry> {
+        let files = self.0.iter();
+        files
+            .filter_map(|(path, bytes)| Expiry::of(path, bytes))
+            .collect()
     }
 
     /// A file's path, for error texts, and its content.

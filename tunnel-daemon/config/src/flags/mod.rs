@@ -13,6 +13,9 @@ mod tests;
 mod values;
 mod view;
 
+use std::io;
+use std::path::Path;
+
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
@@ -22,8 +25,11 @@ use self::server::ServerFlags;
 use self::view::{CheckFlags, LinkFlags, LinksFlags};
 #[cfg(feature = "demo")]
 use crate::command::DemoOptions;
-use crate::command::{Command, LinksAction, NetnsHelperOptions, Parsed, StatusOptions, TopOptions};
+use crate::command::{
+    Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed, StatusOptions, TopOptions,
+};
 use crate::error::ConfigError;
+use crate::pki::PkiOptions;
 use crate::version;
 
 /// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
@@ -55,8 +61,16 @@ enum Sub {
     Unlink(LinkFlags),
     /// Say what this host and these flags allow, and what is missing
     Check(CheckFlags),
+    /// Make the certificates of an installation, or show what is in some
+    #[command(subcommand)]
+    Pki(PkiOptions),
     /// Say which version, commit and upstream release this is
     Version(VersionFlags),
+    /// Print what makes a shell complete commands and flags: adit completion bash > /etc/bash_completion.d/adit
+    Completion(CompletionFlags),
+    /// Write manual pages into a folder
+    #[command(hide = true)]
+    Man(ManOptions),
     /// Started by server and agent for themselves
     #[command(hide = true)]
     NetnsHelper(NetnsHelperOptions),
@@ -67,6 +81,29 @@ struct VersionFlags {
     /// text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     output: OutputFormat,
+}
+
+#[derive(clap::Args, Debug)]
+struct CompletionFlags {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    shell: clap_complete::Shell,
+}
+
+impl CompletionFlags {
+    fn text(&self) -> String {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "adit", &mut script);
+        String::from_utf8_lossy(&script).into_owned()
+    }
+}
+
+/// Writes a manual page (section 1) for `adit` and for each command into a folder that exists.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_man_pages(folder: &Path) -> io::Result<()> {
+    clap_mangen::generate_to(Cli::command(), folder)
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -135,7 +172,10 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
         Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
         Sub::Check(flags) => flags.command(env)?,
+        Sub::Pki(options) => Command::Pki(options),
         Sub::Version(flags) => Command::Print(flags.text()),
+        Sub::Completion(flags) => Command::Print(flags.text()),
+        Sub::Man(options) => Command::Man(options),
         Sub::NetnsHelper(options) => Command::NetnsHelper(options),
     };
     Ok(Parsed { command, warnings })

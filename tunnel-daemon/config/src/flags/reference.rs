@@ -40,12 +40,17 @@ fn default(arg: &Arg, told: Option<String>) -> String {
     }
 }
 
-fn row(arg: &Arg) -> Option<String> {
-    let long = arg.get_long()?;
+/// Of a flag, or of an argument that has its place.
+fn row(arg: &Arg) -> String {
     let value = match arg.get_value_names() {
-        Some([name, ..]) if arg.get_action().takes_values() => format!(" {name}"),
-        _ => String::new(),
+        Some([name, ..]) if arg.get_action().takes_values() => name.as_str(),
+        _ => "",
     };
+    let spelling = match arg.get_long() {
+        Some(long) => format!("--{long} {value}"),
+        None => value.to_owned(),
+    };
+    let spelling = spelling.trim_end();
     let (text, told) = meaning(arg);
     let also = arg.get_visible_aliases().unwrap_or_default();
     let also: String = also
@@ -53,22 +58,16 @@ fn row(arg: &Arg) -> Option<String> {
         .map(|name| format!("; also `--{name}`"))
         .collect();
     let default = default(arg, told);
-    Some(format!(
-        "| `--{long}{value}` | {default} | {}{also} |\n",
-        cell(&text)
-    ))
+    format!("| `{spelling}` | {default} | {}{also} |\n", cell(&text))
 }
 
-fn section(command: &Command) -> String {
+/// A command, and those below it, by its whole name.
+fn section(name: &str, command: &Command) -> String {
     let about = command.get_about().map(ToString::to_string);
-    let mut text = format!(
-        "\n## adit {}\n\n{}.\n",
-        command.get_name(),
-        about.unwrap_or_default()
-    );
+    let mut text = format!("\n## {name}\n\n{}.\n", about.unwrap_or_default());
     let mut groups: Vec<(&str, String)> = Vec::new();
     for arg in command.get_arguments().filter(|arg| arg.get_id() != "help") {
-        let Some(row) = row(arg) else { continue };
+        let row = row(arg);
         let heading = arg.get_help_heading().unwrap_or_default();
         match groups.iter_mut().find(|(known, _rows)| *known == heading) {
             Some((_known, rows)) => rows.push_str(&row),
@@ -82,6 +81,9 @@ fn section(command: &Command) -> String {
         text.push_str("\n| flag | default | meaning |\n| --- | --- | --- |\n");
         text.push_str(&rows);
     }
+    for below in command.get_subcommands() {
+        text.push_str(&section(&format!("{name} {}", below.get_name()), below));
+    }
     text
 }
 
@@ -90,7 +92,7 @@ fn page_of_flags_is_current() {
     let mut text = INTRODUCTION.to_owned();
     for command in Cli::command().get_subcommands() {
         if !command.is_hide_set() {
-            text.push_str(&section(command));
+            text.push_str(&section(&format!("adit {}", command.get_name()), command));
         }
     }
     is_current("flags.md", &text);

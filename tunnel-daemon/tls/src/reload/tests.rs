@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    inspect,
     selfsigned::{Issued, ThrowawayCa, Usage},
     tls::Alpn,
 };
@@ -99,6 +100,42 @@ fn emptied_client_ca_never_replaces_a_full_one() {
     assert!(Arc::ptr_eq(&before, &tls.current()));
 }
 
+/// Broken files on the disk change nothing about the certificates in use.
+#[test]
+fn expiry_is_that_of_the_certificates_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let signer = ThrowawayCa::new("test").unwrap();
+    let mut pair = signer
+        .issue(Usage::Server, "server", &["localhost".to_owned()])
+        .unwrap();
+    pair.cert_pem.push_str(&signer.cert_pem());
+    write_pair(directory.path(), &pair);
+    fs::write(at("ca.crt"), signer.cert_pem()).unwrap();
+    let tls = Reloadable::load(ServerTls {
+        client_ca: Some(at("ca.crt")),
+        ..load(directory.path()).spec().clone()
+    })
+    .unwrap();
+    let before = tls.expiries();
+    let read: Vec<_> = before
+        .iter()
+        .map(|one| (one.path.clone(), one.is_ca, one.not_after))
+        .collect();
+    let ends = |name: &str| {
+        let all = inspect::certificates(&at(name)).unwrap();
+        all.iter().map(|one| one.not_after).min().unwrap()
+    };
+    let expected = [
+        (at("ca.crt"), true, ends("ca.crt")),
+        (at("tls.crt"), false, ends("tls.crt")),
+    ];
+    assert_eq!(read, expected);
+    fs::write(at("tls.crt"), "").unwrap();
+    assert!(tls.reload_now().is_err());
+    assert_eq!(tls.expiries(), before);
+}
+
 /// What the watcher reports, as text.
 struct Reports(mpsc::Sender<String>);
 
@@ -114,6 +151,8 @@ impl ReloadEvents for Reports {
     fn failed(&self, name: &'static str, _error: &TlsError) {
         self.0.try_send(format!("{name} failed")).unwrap();
     }
+
+    fn expiries(&self, _expiries: &[Expiry]) {}
 }
 
 /// A running watcher, which the drop of the guard stops.
@@ -160,6 +199,10 @@ struct Counted(mpsc::Sender<()>);
 
 impl Reload for Counted {
     fn paths(&self) -> Vec<&Path> {
+        Vec::new()
+    }
+
+    fn expiries(&self) -> Vec<Expiry> {
         Vec::new()
     }
 

@@ -1,0 +1,95 @@
+//! What `adit pki` is told.
+
+use std::path::PathBuf;
+
+/// Days that authorities are valid: ten years.
+const AUTHORITY_DAYS: &str = "3650";
+/// Days that certificates are valid: a year, as those of kubeadm.
+const CERTIFICATE_DAYS: &str = "365";
+/// A hundred years; later dates are beyond what some programs read.
+const DAYS_MAX: i64 = 36_500;
+
+/// What to make or show.
+#[derive(clap::Subcommand, Clone, PartialEq, Eq, Debug)]
+pub enum PkiOptions {
+    /// Make two authorities: one for agents, one for clients
+    Init(PkiInit),
+    /// Make a server's two certificates: one for agents, one for clients
+    Server(PkiServer),
+    /// Make the certificate of an agent
+    Agent(PkiAgent),
+    /// Make the certificate of a client, such as kube-apiserver
+    Client(PkiClient),
+    /// Show what is in certificates
+    Show(PkiShow),
+}
+
+/// What `adit pki init` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiInit {
+    /// Where the authorities go: agents-ca and clients-ca, each as .crt and .key
+    #[arg(long, value_name = "DIR", default_value = "pki")]
+    pub dir: PathBuf,
+    /// How long they are valid
+    #[arg(long, value_name = "DAYS", default_value = AUTHORITY_DAYS, value_parser = days())]
+    pub days: u32,
+}
+
+/// What all commands that sign are told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiSigning {
+    /// Where the authorities are, and where the files go
+    #[arg(long, value_name = "DIR", default_value = "pki")]
+    pub dir: PathBuf,
+    /// How long the certificate is valid; at most as long as its authority
+    #[arg(long, value_name = "DAYS", default_value = CERTIFICATE_DAYS, value_parser = days())]
+    pub days: u32,
+}
+
+/// What `adit pki server` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiServer {
+    /// Where, and for how long.
+    #[command(flatten)]
+    pub signing: PkiSigning,
+    /// How the files are called: FILE.crt and .key for clients, FILE-cluster.crt and .key for agents
+    #[arg(long, value_name = "FILE", default_value = "server")]
+    pub file: String,
+    /// Host names and addresses that agents and clients call
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+/// What `adit pki agent` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiAgent {
+    /// Where, and for how long.
+    #[command(flatten)]
+    pub signing: PkiSigning,
+    /// Its common name, which grants and deny lists know as cn; the files are agent-ID.crt and .key
+    #[arg(value_name = "ID")]
+    pub id: String,
+}
+
+/// What `adit pki client` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiClient {
+    /// Where, and for how long.
+    #[command(flatten)]
+    pub signing: PkiSigning,
+    /// Its common name, which --client-allow-target knows as cn; the files are client-NAME.crt and .key
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+/// What `adit pki show` is told.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+pub struct PkiShow {
+    /// Files of certificates, PEM
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+}
+
+fn days() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=DAYS_MAX)
+}

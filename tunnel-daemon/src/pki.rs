@@ -1,0 +1,265 @@
+//! `adit pki`: certificates of an installation.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use adit_config::{PkiOptions, PkiServer, PkiSigning};
+use adit_tls::inspect::{self, Inspected};
+use adit_tls::pki::{self, Authority, Wanted, Written};
+use adit_tls::selfsigned::Usage;
+use anyhow::Context as _;
+
+use crate::status::text::{clean, show};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Seconds of the end of year 9999: the last that RFC 3339 can write, and the end of a certificate that has none (RFC 5280).
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// Makes or shows what the command line asks for.
+///
+/// # Errors
+/// Nothing was made: a file exists, an authority is missing, a name is not possible. Or a file is not to be shown.
+pub(crate) fn run(options: &PkiOptions) -> anyhow::Result<ExitCode> {
+    let text = match options {
+        PkiOptions::Init(init) => {
+            let written = pki::init(&init.dir, init.days)?;
+            let next = format!(
+                "keep the keys off the cluster; next: adit pki server --dir {} NAME...\n",
+                init.dir.display()
+            );
+            format!("{}{next}", listed(&written))
+        }
+        PkiOptions::Server(server) => {
+            let written = issue(&server.signing, &of_server(server))?;
+            format!("{}{}", listed(&written), server_flags(server))
+        }
+        PkiOptions::Agent(agent) => {
+            let stem = format!("agent-{}", agent.id);
+            let wanted = client(&stem, Authority::Agents, &agent.id);
+            let written = issue(&agent.signing, &[wanted])?;
+            let dir = &agent.signing.dir;
+            format!(
+                "{}flags of the agent:\n  --ca-cert={} --agent-cert={} --agent-key={}\n",
+                listed(&written),
+                file(dir, Authority::Agents.stem(), "crt"),
+                file(dir, &stem, "crt"),
+                file(dir, &stem, "key"),
+            )
+        }
+        PkiOptions::Client(client_options) => {
+            let stem = format!("client-{}", client_options.name);
+            let wanted = client(&stem, Authority::Clients, &client_options.name);
+            let written = issue(&client_options.signing, &[wanted])?;
+            let ca = file(
+                &client_options.signing.dir,
+                Authority::Clients.stem(),
+                "crt",
+            );
+            format!(
+                "{}the client verifies the server by {ca}\n",
+                listed(&written)
+            )
+        }
+        PkiOptions::Show(options) => {
+            let mut text = String::new();
+            for path in &options.files {
+                text.push_str(&shown_file(path)?);
+            }
+            text
+        }
+    };
+    show(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn issue(signing: &PkiSigning, wanted: &[Wanted]) -> anyhow::Result<Vec<Written>> {
+    Ok(pki::issue(&signing.dir, signing.days, wanted)?)
+}
+
+fn client(stem: &str, authority: Authority, common_name: &str) -> Wanted {
+    Wanted {
+        stem: stem.to_owned(),
+        authority,
+        usage: Usage::Client,
+        common_name: common_name.to_owned(),
+        names: Vec::new(),
+    }
+}
+
+fn of_server(server: &PkiServer) -> [Wanted; 2] {
+    let wanted = |stem: String, authority| Wanted {
+        stem,
+        authority,
+        usage: Usage::Server,
+        common_name: "adit-server".to_owned(),
+        names: server.names.clone(),
+    };
+    [
+        wanted(cluster_stem(server), Authority::Agents),
+        wanted(server.file.clone(), Authority::Clients),
+    ]
+}
+
+fn cluster_stem(server: &PkiServer) -> String {
+    format!("{}-cluster", server.file)
+}
+
+fn server_flags(server: &PkiServer) -> String {
+    let dir = &server.signing.dir;
+    let mut text = "flags of the server, towards agents, then towards clients on TCP:\n".to_owned();
+    let sides = [
+        ("cluster", cluster_stem(server), Authority::Agents),
+        ("server", server.file.clone(), Authority::Clients),
+    ];
+    for (flag, stem, authority) in sides {
+        text.push_str(&format!(
+            "  --{flag}-cert={} --{flag}-key={} --{flag}-ca-cert={}\n",
+            file(dir, &stem, "crt"),
+            file(dir, &stem, "key"),
+            file(dir, authority.stem(), "crt"),
+        ));
+    }
+    text
+}
+
+fn file(dir: &Path, stem: &str, ending: &str) -> String {
+    dir.join(format!("{stem}.{ending}")).display().to_string()
+}
+
+fn listed(written: &[Written]) -> String {
+    let mut text = String::new();
+    for file in written {
+        let until = file.not_after.map_or_else(
+            || ", readable for this user alone".to_owned(),
+            |end| format!(", valid until {}", time(end)),
+        );
+        text.push_str(&format!("wrote {}{until}\n", file.path.display()));
+    }
+    text
+}
+
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn shown_file(path: &Path) -> anyhow::Result<String> {
+    let certificates =
+        inspect::certificates(path).with_context(|| format!("cannot read {}", path.display()))?;
+    anyhow::ensure!(
+        !certificates.is_empty(),
+        "{} has no certificate that can be read: give a PEM file of certificates",
+        path.display()
+    );
+    let mut text = String::new();
+    for one in &certificates {
+        let _infallible = write!(
+            text,
+            "{}\n{}\n",
+            path.display(),
+            shown(one, SystemTime::now())
+        );
+    }
+    Ok(text)
+}
+
+/// One line for each property.
+fn shown(one: &Inspected, now: SystemTime) -> String {
+    let subject = if one.subject.is_empty() {
+        "none"
+    } else {
+        &one.subject
+    };
+    let names = if one.names.is_empty() {
+        "none".to_owned()
+    } else {
+        one.names.join(", ")
+    };
+    let use_ = match (one.is_ca, one.may_serve, one.may_dial) {
+        (true, ..) => "authority",
+        (false, true, true) => "server, client",
+        (false, true, false) => "server",
+        (false, false, true) => "client",
+        (false, false, false) => "neither server nor client",
+    };
+    let left = match days_left(one.not_after, now) {
+        left @ 0.. => left.to_string(),
+        _past => "expired".to_owned(),
+    };
+    let hash: String = one
+        .sha256
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let validity = format!("{} to {}", time(one.not_before), time(one.not_after));
+    let lines = [
+        ("subject", subject),
+        ("issuer", &one.issuer),
+        ("names", &names),
+        ("use", use_),
+        ("valid", &validity),
+        ("days left", &left),
+        ("sha256", &hash),
+    ];
+    let line = |(name, value): (&str, &str)| format!("  {name:<10} {}\n", clean(value, usize::MAX));
+    lines.map(line).concat()
+}
+
+/// Whole days; below zero when the end is past.
+fn days_left(end: SystemTime, now: SystemTime) -> i64 {
+    let days = |span: Duration| i64::try_from(span.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX);
+    match end.duration_since(now) {
+        Ok(left) => days(left),
+        Err(past) => -days(past.duration()) - 1,
+    }
+}
+
+/// As RFC 3339, to the second.
+fn time(at: SystemTime) -> humantime::Rfc3339Timestamp {
+    let last = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND);
+    humantime::format_rfc3339_seconds(at.min(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_whole_and_below_zero_once_expired() {
+        let end = SystemTime::UNIX_EPOCH + 10 * DAY;
+        let at =
+            |seconds: u64| days_left(end, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        let day = DAY.as_secs();
+        assert_eq!(at(0), 10);
+        assert_eq!(at(9 * day), 1);
+        assert_eq!(at(9 * day + 1), 0);
+        assert_eq!(at(10 * day), 0);
+        assert_eq!(at(10 * day + 1), -1);
+    }
+
+    #[test]
+    fn a_certificate_is_shown_line_by_line_and_moves_no_cursor() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::init(dir.path(), 30).unwrap();
+        let wanted = client("agent-\u{61}", Authority::Agents, "a");
+        pki::issue(dir.path(), 9, &[wanted]).unwrap();
+        let path = dir.path().join("agent-a.crt");
+        let text = shown_file(&path).unwrap();
+        for line in [
+            "  subject    CN=a\n",
+            "  issuer     CN=Adit agents CA\n",
+            "  names      none\n",
+            "  use        client\n",
+            "  days left  8\n",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        let mut one = inspect::certificates(&path).unwrap().remove(0);
+        one.names = vec!["dns:\x1b[2J".to_owned()];
+        assert!(!shown(&one, one.not_before).contains('\x1b'));
+        let key = dir.path().join("agent-a.key");
+        let error = shown_file(&key).unwrap_err().to_string();
+        assert!(
+            error.ends_with("give a PEM file of certificates"),
+            "{error}"
+        );
+    }
+}

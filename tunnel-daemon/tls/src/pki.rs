@@ -1,0 +1,563 @@
+//! Certificate authorities and certificates of an installation, as files: what `adit pki` makes and shows.
+//!
+//! There are two authorities. One for both would let each agent open tunnels into the networks of other agents: its certificate
+//! would be a client's. Each signs end-entity certificates only (path length 0). A server has a certificate of each: one for
+//! agents, one for clients.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+use crate::inspect;
+use crate::selfsigned::{CLOCK_SKEW, Issued, Usage, parameters};
+
+/// Seconds of a day.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Mode of keys: their owner alone reads them.
+const KEY_MODE: u32 = 0o600;
+/// Mode of certificates, which are public.
+const CERTIFICATE_MODE: u32 = 0o644;
+/// Longest common name of X.509 (RFC 5280, `ub-common-name`).
+const COMMON_NAME_MAX: usize = 64;
+
+/// Why nothing was made.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A file of that name exists.
+    #[error("{} exists and is not replaced: remove it, or give another --dir", .path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file or folder cannot be written.
+    #[error("cannot write {}: {cause}", .path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// A file of an authority cannot be read.
+    #[error("cannot read {}: {cause}: make the authorities with adit pki init, or give their folder with --dir", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// A file of an authority is none, or does not belong to the other one.
+    #[error("{}: {why}: replace it by the one that adit pki init made", .path.display())]
+    Authority {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The authority signs nothing any more.
+    #[error("the authority {} has expired: make new ones with adit pki init in another --dir", .path.display())]
+    Expired {
+        /// The certificate of the authority.
+        path: PathBuf,
+    },
+    /// A name that cannot stand in a certificate, or in the name of a file.
+    #[error("{name:?} {why}")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong, and what to give.
+        why: &'static str,
+    },
+    /// The generator of keys or certificates failed.
+    #[error("cannot make a certificate for {name}: {cause}")]
+    Generate {
+        /// Whom it was for.
+        name: String,
+        /// What the generator said.
+        cause: rcgen::Error,
+    },
+}
+
+/// Whose certificates an authority signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authority {
+    /// Of agents, and of servers towards agents.
+    Agents,
+    /// Of clients such as kube-apiserver, and of servers towards clients.
+    Clients,
+}
+
+impl Authority {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Agents, Self::Clients];
+
+    /// The name of its files without their endings.
+    #[must_use]
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::Agents => "agents-ca",
+            Self::Clients => "clients-ca",
+        }
+    }
+
+    fn common_name(self) -> &'static str {
+        match self {
+            Self::Agents => "Adit agents CA",
+            Self::Clients => "Adit clients CA",
+        }
+    }
+}
+
+/// A certificate to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The name of its files without their endings.
+    pub stem: String,
+    /// Who signs it.
+    pub authority: Authority,
+    /// What for.
+    pub usage: Usage,
+    /// The common name of its subject.
+    pub common_name: String,
+    /// Host names and IP addresses of its subject.
+    pub names: Vec<String>,
+}
+
+/// A file that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where.
+    pub path: PathBuf,
+    /// Whether it is a key, which only its owner may read.
+    pub is_key: bool,
+    /// The end of a certificate's time.
+    pub not_after: Option<SystemTime>,
+}
+
+/// Makes both authorities in `folder`, which is made as well if it is not there, with mode 0700.
+///
+/// # Errors
+/// A file exists or cannot be written.
+pub fn init(folder: &Path, days: u32) -> Result<Vec<Written>, PkiError> {
+    let mut files = Vec::new();
+    for authority in Authority::ALL {
+        let name = authority.common_name();
+        let failed = |cause| PkiError::Generate {
+            name: name.to_owned(),
+            cause,
+        };
+        let (not_before, not_after) = validity(days, None);
+        let mut params = parameters(name, &[], not_before, not_after).map_err(failed)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().map_err(failed)?;
+        let key_pem = key.serialize_pem();
+        let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
+        let pair = Issued {
+            cert_pem: issuer.pem(),
+            key_pem,
+        };
+        files.extend(pair_files(folder, authority.stem(), pair, not_after));
+    }
+    let made = DirBuilder::new().mode(0o700).recursive(true).create(folder);
+    made.map_err(|cause| PkiError::Write {
+        path: folder.to_owned(),
+        cause,
+    })?;
+    write_new(files)
+}
+
+/// Makes certificates with the authorities in `folder`, all or none. None is valid longer than its authority.
+///
+/// # Errors
+/// A name is not possible, an authority is missing or has expired, a file exists or cannot be written.
+pub fn issue(folder: &Path, days: u32, wanted: &[Wanted]) -> Result<Vec<Written>, PkiError> {
+    let mut files = Vec::new();
+    for one in wanted {
+        check_common_name(&one.common_name)?;
+        check_stem(&one.stem)?;
+        one.names.iter().try_for_each(|name| check_name(name))?;
+        let signer = Signer::open(folder, one.authority)?;
+        let (not_before, not_after) = validity(days, Some(signer.not_after));
+        let failed = |cause| PkiError::Generate {
+            name: one.common_name.clone(),
+            cause,
+        };
+        let mut params =
+            parameters(&one.common_name, &one.names, not_before, not_after).map_err(failed)?;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![match one.usage {
+            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().map_err(failed)?;
+        let certificate = params.signed_by(&key, &signer.issuer).map_err(failed)?;
+        let pair = Issued {
+            cert_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+        };
+        files.extend(pair_files(folder, &one.stem, pair, not_after));
+    }
+    write_new(files)
+}
+
+/// An authority that was read.
+struct Signer {
+    issuer: Issuer<'static, KeyPair>,
+    not_after: SystemTime,
+}
+
+impl Signer {
+    #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+    fn open(folder: &Path, authority: Authority) -> Result<Self, PkiError> {
+        let [cert_path, key_path] = paths(folder, authority.stem());
+        let read = |path: &Path| {
+            fs::read_to_string(path).map_err(|cause| PkiError::Read {
+                path: path.to_owned(),
+                cause,
+            })
+        };
+        let (cert, key) = (read(&cert_path)?, read(&key_path)?);
+        let wrong = |path: &Path, why: &str| PkiError::Authority {
+            path: path.to_owned(),
+            why: why.to_owned(),
+        };
+        let key = KeyPair::from_pem(&key).map_err(|_cause| wrong(&key_path, "no private key"))?;
+        let no_certificate = || wrong(&cert_path, "no certificate");
+        let der = crate::ca::certificates(cert.as_bytes())
+            .next()
+            .ok_or_else(no_certificate)?;
+        let (_rest, parsed) =
+            x509_parser::parse_x509_certificate(&der).map_err(|_cause| no_certificate())?;
+        let inspected = inspect::inspect(&der).ok_or_else(no_certificate)?;
+        if !inspected.is_ca {
+            return Err(wrong(&cert_path, "not the certificate of an authority"));
+        }
+        if parsed.public_key().raw != rcgen::PublicKeyData::subject_public_key_info(&key) {
+            return Err(wrong(&key_path, "not the key of the certificate beside it"));
+        }
+        if inspected.not_after <= SystemTime::now() {
+            return Err(PkiError::Expired { path: cert_path });
+        }
+        let issuer = Issuer::from_ca_cert_der(&der, key)
+            .map_err(|cause| wrong(&cert_path, &cause.to_string()))?;
+        Ok(Self {
+            issuer,
+            not_after: inspected.not_after,
+        })
+    }
+}
+
+/// From when to when, at most up to `end`.
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn validity(days: u32, end: Option<SystemTime>) -> (SystemTime, SystemTime) {
+    let now = SystemTime::now();
+    let not_after = now + DAY * days;
+    let not_after = end.map_or(not_after, |end| not_after.min(end));
+    (now - CLOCK_SKEW, not_after)
+}
+
+fn check_common_name(name: &str) -> Result<(), PkiError> {
+    let why = if name.is_empty() || name.chars().count() > COMMON_NAME_MAX {
+        "is no common name: give one of 1 to 64 characters"
+    } else if name.chars().any(char::is_control) {
+        "has a control character: leave it out"
+    } else {
+        return Ok(());
+    };
+    Err(PkiError::Name {
+        name: name.to_owned(),
+        why,
+    })
+}
+
+fn check_stem(stem: &str) -> Result<(), PkiError> {
+    let is_allowed =
+        |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '@');
+    if stem.chars().all(is_allowed) {
+        return Ok(());
+    }
+    Err(PkiError::Name {
+        name: stem.to_owned(),
+        why: "names its files: give letters, digits and . - _ : @ only",
+    })
+}
+
+/// A name or address that peers dial. `CertificateParams` takes each text that is ASCII for a DNS name.
+fn check_name(name: &str) -> Result<(), PkiError> {
+    let host = name.strip_prefix("*.").unwrap_or(name);
+    if rustls_pki_types::ServerName::try_from(host).is_ok() {
+        return Ok(());
+    }
+    Err(PkiError::Name {
+        name: name.to_owned(),
+        why: "is no host name or address: give what agents or clients call, without a port",
+    })
+}
+
+fn paths(folder: &Path, stem: &str) -> [PathBuf; 2] {
+    ["crt", "key"].map(|ending| folder.join(format!("{stem}.{ending}")))
+}
+
+fn pair_files(
+    folder: &Path,
+    stem: &str,
+    pair: Issued,
+    not_after: SystemTime,
+) -> [(Written, String); 2] {
+    let [cert, key] = paths(folder, stem);
+    let written = |path, is_key, not_after| Written {
+        path,
+        is_key,
+        not_after,
+    };
+    [
+        (written(key, true, None), pair.key_pem),
+        (written(cert, false, Some(not_after)), pair.cert_pem),
+    ]
+}
+
+/// Writes files that must not be there yet: all, or none.
+fn write_new(files: Vec<(Written, String)>) -> Result<Vec<Written>, PkiError> {
+    // Before the first is written, so that usually none has to be removed.
+    for (file, _) in &files {
+        if fs::symlink_metadata(&file.path).is_ok() {
+            return Err(PkiError::Exists {
+                path: file.path.clone(),
+            });
+        }
+    }
+    let mut written: Vec<Written> = Vec::new();
+    for (file, text) in files {
+        if let Err(cause) = write(&file, &text) {
+            for made in written {
+                // What fails here is said by the error below.
+                let _ignored = fs::remove_file(&made.path);
+            }
+            return Err(match cause.kind() {
+                io::ErrorKind::AlreadyExists => PkiError::Exists { path: file.path },
+                _ => PkiError::Write {
+                    path: file.path,
+                    cause,
+                },
+            });
+        }
+        written.push(file);
+    }
+    Ok(written)
+}
+
+fn write(file: &Written, text: &str) -> io::Result<()> {
+    let mode = if file.is_key {
+        KEY_MODE
+    } else {
+        CERTIFICATE_MODE
+    };
+    let mut options = OpenOptions::new();
+    let mut open = options
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&file.path)?;
+    let outcome = open
+        .write_all(text.as_bytes())
+        .and_then(|()| File::sync_all(&open));
+    if outcome.is_err() {
+        let _ignored = fs::remove_file(&file.path);
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use rustls_pki_types::pem::PemObject as _;
+    use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+
+    use super::*;
+    use crate::inspect::{Flaw, Inspected, Role, certificates};
+
+    fn wanted(stem: &str, authority: Authority, usage: Usage, names: &[&str]) -> Wanted {
+        Wanted {
+            stem: stem.to_owned(),
+            authority,
+            usage,
+            common_name: stem.to_owned(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn agent(stem: &str) -> Wanted {
+        wanted(stem, Authority::Agents, Usage::Client, &[])
+    }
+
+    fn only(path: &Path) -> Inspected {
+        let mut all = certificates(path).unwrap();
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    }
+
+    /// The limits that rule 52 sets: two authorities, path length 0, keys for their owner alone.
+    #[test]
+    fn authorities_sign_end_entities_only_and_keys_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("pki");
+        let written = init(&folder, 10).unwrap();
+        assert_eq!(written.len(), 4);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&folder), 0o700);
+        for file in &written {
+            assert_eq!(mode(&file.path), if file.is_key { 0o600 } else { 0o644 });
+        }
+        for authority in Authority::ALL {
+            let [path, _key] = paths(&folder, authority.stem());
+            let pem = fs::read(&path).unwrap();
+            let der = CertificateDer::from_pem_slice(&pem).unwrap();
+            let (_rest, ca) = x509_parser::parse_x509_certificate(&der).unwrap();
+            let constraints = ca.basic_constraints().unwrap().unwrap().value;
+            assert_eq!(
+                (constraints.ca, constraints.path_len_constraint),
+                (true, Some(0))
+            );
+            let usage = ca.key_usage().unwrap().unwrap().value;
+            assert!(usage.key_cert_sign() && usage.crl_sign() && !usage.digital_signature());
+        }
+        let keys = Authority::ALL.map(|one| fs::read(&paths(&folder, one.stem())[1]).unwrap());
+        assert_ne!(keys[0], keys[1]);
+    }
+
+    #[test]
+    fn leaves_are_for_one_side_and_verified_by_their_own_authority_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let names = ["server.example", "192.0.2.1", "::1"];
+        let all = [
+            wanted("server-cluster", Authority::Agents, Usage::Server, &names),
+            wanted("server", Authority::Clients, Usage::Server, &names),
+            agent("agent-a"),
+            wanted("client-b", Authority::Clients, Usage::Client, &[]),
+        ];
+        issue(dir.path(), 5, &all).unwrap();
+        for one in &all {
+            let [path, _key] = paths(dir.path(), &one.stem);
+            let leaf = only(&path);
+            let (role, other, flaw) = match one.usage {
+                Usage::Server => (Role::Server, Role::Client, Flaw::NotForClients),
+                Usage::Client => (Role::Client, Role::Server, Flaw::NotForServers),
+            };
+            assert_eq!(leaf.flaws(role), []);
+            assert!(leaf.flaws(other).contains(&flaw), "{}", one.stem);
+            let is_trusted_by = |authority: Authority| {
+                let ca = fs::read(&paths(dir.path(), authority.stem())[0]).unwrap();
+                let ca = CertificateDer::from_pem_slice(&ca).unwrap();
+                let der = CertificateDer::from_pem_slice(&fs::read(&path).unwrap()).unwrap();
+                let anchor = webpki::anchor_from_trusted_cert(&ca).unwrap();
+                let usage = match one.usage {
+                    Usage::Server => webpki::KeyUsage::server_auth(),
+                    Usage::Client => webpki::KeyUsage::client_auth(),
+                };
+                let end = webpki::EndEntityCert::try_from(&der).unwrap();
+                for name in &one.names {
+                    let name = ServerName::try_from(name.as_str()).unwrap();
+                    end.verify_is_valid_for_subject_name(&name).unwrap();
+                }
+                end.verify_for_usage(
+                    webpki::ALL_VERIFICATION_ALGS,
+                    &[anchor],
+                    &[],
+                    UnixTime::now(),
+                    usage,
+                    None,
+                    None,
+                )
+                .is_ok()
+            };
+            let trusted = Authority::ALL.map(is_trusted_by);
+            let expected = Authority::ALL.map(|authority| authority == one.authority);
+            assert_eq!(trusted, expected, "{}", one.stem);
+        }
+    }
+
+    #[test]
+    fn nothing_is_replaced_and_what_was_begun_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let before = fs::read(dir.path().join("agents-ca.key")).unwrap();
+        let error = init(dir.path(), 10).unwrap_err();
+        assert!(
+            error.to_string().ends_with("or give another --dir"),
+            "{error}"
+        );
+        assert_eq!(fs::read(dir.path().join("agents-ca.key")).unwrap(), before);
+        // A link to nowhere is a file, too.
+        std::os::unix::fs::symlink("/nowhere", dir.path().join("b.crt")).unwrap();
+        let error = issue(dir.path(), 5, &[agent("a"), agent("b")]).unwrap_err();
+        assert!(matches!(error, PkiError::Exists { path } if path.ends_with("b.crt")));
+        assert!(!dir.path().join("a.key").exists() && !dir.path().join("a.crt").exists());
+    }
+
+    #[test]
+    fn no_certificate_outlives_its_authority() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 2).unwrap();
+        let written = issue(dir.path(), 365, &[agent("a")]).unwrap();
+        let ends: Vec<SystemTime> = written.iter().filter_map(|file| file.not_after).collect();
+        assert_eq!(ends, [only(&dir.path().join("agents-ca.crt")).not_after]);
+        assert_eq!(only(&dir.path().join("a.crt")).not_after, ends[0]);
+    }
+
+    #[test]
+    fn faults_of_authorities_name_the_file_and_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let fault = |dir: &Path| issue(dir, 5, &[agent("a")]).unwrap_err().to_string();
+        assert!(fault(dir.path()).contains("agents-ca.crt: No such file"));
+        init(dir.path(), 10).unwrap();
+        let [cert, key] = paths(dir.path(), "agents-ca");
+        let [_, other] = paths(dir.path(), "clients-ca");
+        fs::copy(other, &key).unwrap();
+        assert!(fault(dir.path()).contains("agents-ca.key: not the key of the certificate"));
+        fs::write(&key, "x").unwrap();
+        assert!(fault(dir.path()).contains("agents-ca.key: no private key"));
+        fs::write(&cert, "x").unwrap();
+        let expired = tempfile::tempdir().unwrap();
+        init(expired.path(), 0).unwrap();
+        assert!(fault(expired.path()).contains("has expired: make new ones"));
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_refused_before_anything_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let long = "a".repeat(65);
+        let server = |name: &str| wanted("server", Authority::Agents, Usage::Server, &[name]);
+        for (wanted, told) in [
+            (agent("../a"), "names its files"),
+            (agent("a b"), "names its files"),
+            (agent(""), "is no common name"),
+            (agent(&long), "is no common name"),
+            (agent("a\n"), "has a control character"),
+            (server("server.example:8132"), "is no host name or address"),
+            (
+                server("https://server.example"),
+                "is no host name or address",
+            ),
+            (server(""), "is no host name or address"),
+        ] {
+            let error = issue(dir.path(), 5, std::slice::from_ref(&wanted)).unwrap_err();
+            assert!(error.to_string().contains(told), "{wanted:?}: {error}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+        issue(dir.path(), 5, &[server("*.server.example")]).unwrap();
+    }
+}

@@ -1,0 +1,240 @@
+//! `cargo xtask pages`: the commands of install pages, run as they stand there in a blank Debian.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::steps::{Outcome, run_command};
+use crate::workspace::Workspace;
+
+/// Pages with commands for one machine, and the artefacts that a reader has when he begins: in the folder where the commands
+/// start, or as the program.
+const PAGES: &[(&str, Start)] = &[
+    ("docs/getting-started.md", Start::Program),
+    ("docs/install/systemd.md", Start::Package),
+];
+
+/// What is there at the start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// `adit` on the path.
+    Program,
+    /// The Debian package in the folder.
+    Package,
+}
+
+/// The distribution, and what a server of it has that a minimal installation lacks.
+const SUITE: &str = "bookworm";
+const PACKAGES: &str = "--include=systemd,systemd-sysv,dbus,curl,python3-minimal,procps";
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// Longest time to install it, and to run a page.
+const INSTALL: Duration = Duration::from_secs(15 * 60);
+const RUN: Duration = Duration::from_secs(5 * 60);
+/// Where a page runs, in its machine.
+const FOLDER: &str = "root/page";
+
+/// Runs the pages, each in a machine of its own.
+///
+/// # Errors
+/// A command of a page fails, or a page has none.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    for program in ["debootstrap", "systemd-nspawn"] {
+        if Command::new(program).arg("--version").output().is_err() {
+            return Ok(Outcome::Skipped(format!("{program} is not installed")));
+        }
+    }
+    let package = package(workspace)?;
+    let base = base(workspace)?;
+    for (page, start) in PAGES {
+        let text = workspace
+            .text(page)?
+            .with_context(|| format!("no page {page}"))?;
+        let blocks = blocks(&text);
+        ensure!(!blocks.is_empty(), "{page} has no commands");
+        println!("pages: {page}, {} blocks", blocks.len());
+        let name = Path::new(page).file_stem().unwrap_or_default();
+        let machine = workspace.target().join("pages").join(name);
+        copy(&base, &machine)?;
+        prepare(&machine, &blocks, *start, &package)?;
+        boot(&machine).with_context(|| page.to_string())?;
+        fs::remove_dir_all(&machine)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// How a block is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    /// To its end.
+    Foreground,
+    /// In a terminal of its own, as long as the page lasts.
+    Background,
+}
+
+/// The blocks of a page that are marked `sh`, or `sh background`. `sh elsewhere` is for other machines.
+fn blocks(text: &str) -> Vec<(How, String)> {
+    let mut found = Vec::new();
+    let mut open: Option<(Option<How>, String)> = None;
+    for line in text.lines() {
+        match (&mut open, line.strip_prefix("```")) {
+            (None, Some(kind)) => {
+                let how = match kind.trim() {
+                    "sh" => Some(How::Foreground),
+                    "sh background" => Some(How::Background),
+                    _ => None,
+                };
+                open = Some((how, String::new()));
+            }
+            (Some(_), Some(_)) => {
+                if let Some((Some(how), block)) = open.take() {
+                    found.push((how, block));
+                }
+            }
+            (Some((_, block)), None) => {
+                block.push_str(line);
+                block.push('\n');
+            }
+            (None, None) => (),
+        }
+    }
+    found
+}
+
+/// Installs the blank system, once.
+fn base(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let folder = workspace.target().join("pages");
+    fs::create_dir_all(&folder)?;
+    let (base, partial) = (folder.join("base"), folder.join("base.partial"));
+    if base.exists() {
+        return Ok(base);
+    }
+    if partial.exists() {
+        fs::remove_dir_all(&partial)?;
+    }
+    let mut debootstrap = Command::new("debootstrap");
+    debootstrap
+        .args(["--variant=minbase", PACKAGES, SUITE])
+        .arg(&partial)
+        .arg(MIRROR);
+    run_command(&mut debootstrap, INSTALL)?;
+    fs::rename(&partial, &base)?;
+    Ok(base)
+}
+
+/// The package that `cargo xtask dist` made.
+fn package(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let folder = workspace.target().join("dist");
+    let files = fs::read_dir(&folder)
+        .with_context(|| format!("read {}: run cargo xtask dist first", folder.display()))?;
+    for file in files {
+        let path = file?.path();
+        if path.extension().is_some_and(|ending| ending == "deb") {
+            return Ok(path);
+        }
+    }
+    bail!(
+        "{} has no package: run cargo xtask dist first",
+        folder.display()
+    )
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to)?;
+    }
+    run_command(
+        Command::new("cp")
+            .args(["-a", "--reflink=auto"])
+            .args([from, to]),
+        INSTALL,
+    )
+}
+
+/// Puts the commands into the machine, with a service that runs them and ends the machine.
+fn prepare(
+    machine: &Path,
+    blocks: &[(How, String)],
+    start: Start,
+    package: &Path,
+) -> anyhow::Result<()> {
+    let folder = machine.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    let name = package.file_name().context("a package has a name")?;
+    fs::copy(package, folder.join(name))?;
+    let mut script = String::from("cd /root/page\npwd >cwd\n");
+    if start == Start::Program {
+        let _infallible = writeln!(script, "dpkg --install ./{}", name.display());
+    }
+    let mut is_served = false;
+    for (number, (how, block)) in blocks.iter().enumerate() {
+        let file = format!("{number:02}.sh");
+        let text = format!("set -x\ncd \"$(cat /root/page/cwd)\"\n{block}\npwd >/root/page/cwd\n");
+        fs::write(folder.join(&file), text)?;
+        let run = format!("bash -euo pipefail /root/page/{file}");
+        let line = match how {
+            How::Background => {
+                is_served = true;
+                format!("{run} &")
+            }
+            // What runs in the background takes a moment to listen.
+            How::Foreground if is_served => {
+                format!("for try in $(seq 40); do {run} && break; test $try != 40; sleep 0.5; done")
+            }
+            How::Foreground => run,
+        };
+        let _infallible = writeln!(script, "echo '--- block {number}'\n{line}");
+    }
+    script.push_str("echo 0 >/root/page/rc\n");
+    fs::write(folder.join("run.sh"), script)?;
+    let unit = "[Unit]\nAfter=network.target dbus.service\n[Service]\nType=oneshot\nEnvironment=HOME=/root DEBIAN_FRONTEND=noninteractive\n\
+                ExecStart=/bin/bash -c 'exec bash -euo pipefail /root/page/run.sh >/root/page/log 2>&1'\n\
+                ExecStopPost=/bin/systemctl poweroff --force --no-block\n[Install]\nWantedBy=multi-user.target\n";
+    fs::write(machine.join("etc/systemd/system/page.service"), unit)?;
+    let wants = machine.join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants)?;
+    std::os::unix::fs::symlink("../page.service", wants.join("page.service"))?;
+    Ok(())
+}
+
+fn boot(machine: &Path) -> anyhow::Result<()> {
+    let mut nspawn = Command::new("systemd-nspawn");
+    nspawn
+        .args([
+            "--quiet",
+            "--boot",
+            "--register=no",
+            "--keep-unit",
+            "--console=pipe",
+        ])
+        .args(["--private-network", "--directory"])
+        .arg(machine);
+    let booted = run_command(&mut nspawn, RUN);
+    let folder = machine.join(FOLDER);
+    let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
+    if fs::read_to_string(folder.join("rc")).is_ok_and(|code| code.trim() == "0") {
+        return Ok(());
+    }
+    let tail: Vec<&str> = log.lines().rev().take(30).collect();
+    let tail: Vec<&str> = tail.into_iter().rev().collect();
+    booted?;
+    bail!("a command fails:\n{}", tail.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_for_this_machine_are_found_in_order() {
+        let page = "a\n```sh\none\ntwo\n```\n```sh background\nthree\n```\n```text\nno\n```\n```sh elsewhere\nno\n```\n";
+        let expected = [
+            (How::Foreground, "one\ntwo\n".to_owned()),
+            (How::Background, "three\n".to_owned()),
+        ];
+        assert_eq!(blocks(page), expected);
+    }
+}
