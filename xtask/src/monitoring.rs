@@ -36,11 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Upstream's names that public rules use, beside our own. KKP has one alert or recording rule on each.
+/// What public rules ask of upstream's server, here of the one with upstream's command line. KKP has a rule on each of these
+/// metrics, and an alert below two agents.
 const UPSTREAM: &[&str] = &[
-    "konnectivity_network_proxy_server_ready_backend_connections",
-    "sum(rate(konnectivity_network_proxy_server_dial_failure_count[15s])) by (reason)",
-    "sum(konnectivity_network_proxy_server_full_receive_channels)",
+    r#"konnectivity_network_proxy_server_ready_backend_connections{job="konnectivity-server"} == 2"#,
+    r#"sum(rate(konnectivity_network_proxy_server_dial_failure_count{job="konnectivity-server"}[15s])) by (reason) > 0"#,
+    r#"sum(konnectivity_network_proxy_server_full_receive_channels{job="konnectivity-server"})"#,
 ];
 
 /// Metrics that are not there yet. Dashboard and alerts may name them.

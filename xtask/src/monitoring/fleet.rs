@@ -29,6 +29,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A flag that gives up a protection, so that its metric has a series.
 const INSECURE: &str = "--lane-security=plaintext";
 
+/// The job of the server with upstream's command line.
+const COMPAT: &str = "konnectivity-server";
+
 /// Processes of one kind, and where Prometheus scrapes them.
 pub(super) struct Job {
     pub(super) name: &'static str,
@@ -69,7 +72,7 @@ impl Fleet {
         };
         let mut processes = Vec::new();
         let (mut frontends, mut calls) = (Vec::new(), Vec::new());
-        let mut servers = Vec::new();
+        let mut jobs = Vec::new();
         for name in ["native", "compat"] {
             let frontend = folder.join(format!("{name}.sock"));
             let (agents, health, admin) = (free_port()?, free_port()?, free_port()?);
@@ -103,7 +106,14 @@ impl Fleet {
             calls.push(format!("--proxy-server-host=127.0.0.1:{agents}"));
             // The health port of the one, the admin port of the other, as KKP scrapes it.
             let scraped = if name == "compat" { admin } else { health };
-            servers.push(format!("127.0.0.1:{scraped}"));
+            jobs.push(Job {
+                name: if name == "compat" {
+                    COMPAT
+                } else {
+                    "adit-server"
+                },
+                targets: vec![format!("127.0.0.1:{scraped}")],
+            });
         }
         let mut agents = Vec::new();
         for name in ["north", "south"] {
@@ -123,18 +133,13 @@ impl Fleet {
             processes.push(spawn(name, &args)?);
             agents.push(format!("127.0.0.1:{health}"));
         }
+        jobs.push(Job {
+            name: "adit-agent",
+            targets: agents,
+        });
         Ok(Self {
             frontends,
-            jobs: vec![
-                Job {
-                    name: "adit-server",
-                    targets: servers,
-                },
-                Job {
-                    name: "adit-agent",
-                    targets: agents,
-                },
-            ],
+            jobs,
             processes,
         })
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 /// Sent and echoed on each tunnel.
-const PAYLOAD: [u8; 64 << 10] = [7; 64 << 10];
+static PAYLOAD: [u8; 64 << 10] = [7; 64 << 10];
 /// Between two rounds.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for a byte.
