@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 use crate::steps::{self, Outcome, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{e2e, fuzz, miri, perf, run_line, test, vm};
+use crate::{e2e, fuzz, miri, monitoring, perf, run_line, test, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -94,6 +94,8 @@ const STEPS: &[Step] = &[
     Step("build --release", Gate, RELEASE),
     Step("demo --once", Gate, Call(demo)),
     Step("vm", Night(Part::A), Call(kernels)),
+    // Behind the virtual machines, for which the program was built.
+    Step("monitoring", Night(Part::A), Call(monitoring::run)),
     Step("codegen --check", Night(Part::A), Call(generated)),
     Step(
         "clippy without features",

@@ -10,6 +10,7 @@ mod ebpf;
 mod fuzz;
 mod loom;
 mod miri;
+mod monitoring;
 mod pages;
 mod perf;
 mod setup;
@@ -65,6 +66,8 @@ enum Command {
     Static,
     /// Run our server as the egress of a real API server, with agents that it knows by its tokens (needs Go).
     E2e,
+    /// Run every query of alerts and dashboard against a Prometheus that scrapes servers and agents (needs `prometheus`).
+    Monitoring,
     /// Run the commands of install pages in a blank Debian (after `dist`).
     Pages,
     /// Boot distribution kernels in virtual machines and run our programs and tests there.
@@ -98,6 +101,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
         Command::Miri => miri::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
         Command::E2e => e2e::run(workspace).and_then(Outcome::expect_done),
+        Command::Monitoring => monitoring::run(workspace).and_then(Outcome::expect_done),
         Command::Pages => pages::run(workspace).and_then(Outcome::expect_done),
         Command::Static => static_binary::run(workspace),
         Command::Vm(args) => vm::run(workspace, &args),

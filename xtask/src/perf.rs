@@ -28,6 +28,8 @@ pub(crate) use guard::commit_before;
 pub(crate) use host::why_not_accounted;
 use host::{Confined, Machine};
 use peer::Peer;
+pub(crate) use peer::http_get;
+pub(crate) use process::free_port;
 use programs::Programs;
 pub(crate) use programs::go_toolchain;
 use results::{Entry, Results, State};

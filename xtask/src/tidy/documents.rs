@@ -88,6 +88,11 @@ impl Page {
     }
 }
 
+/// What GitHub calls the headings of a document.
+pub(super) fn anchors(text: &str) -> Vec<String> {
+    Page::of(text).anchors
+}
+
 /// GitHub's name of a heading: lower case, without punctuation, dashes for spaces.
 fn slug(heading: &str) -> String {
     let dashed = heading.to_lowercase().replace(' ', "-");

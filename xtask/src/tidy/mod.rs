@@ -5,6 +5,7 @@ mod dependencies;
 mod documents;
 mod ebpf;
 mod log_fields;
+mod monitoring;
 mod sources;
 
 use anyhow::bail;
@@ -39,6 +40,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(ebpf::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
     all.extend(claims::check(workspace)?);
+    all.extend(monitoring::check(workspace)?);
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);
     Ok(all)

@@ -1,0 +1,179 @@
+//! `cargo xtask monitoring`: the alerts pass their tests, and every query of alerts and dashboard finds its series in a Prometheus
+//! that scrapes servers and agents.
+
+mod fleet;
+mod load;
+mod prometheus;
+pub(crate) mod queries;
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::steps::{MINUTES_5, Outcome, first_line, run_command, seconds};
+use crate::workspace::Workspace;
+use fleet::Fleet;
+use load::Load;
+use prometheus::Prometheus;
+use queries::{Query, selectors};
+
+/// Where dashboard and alerts are.
+pub(crate) const FOLDER: &str = "deploy/monitoring";
+/// The rules, and their tests.
+pub(crate) const ALERTS: &str = "alerts.yaml";
+pub(crate) const ALERTS_TEST: &str = "alerts_test.yaml";
+/// The dashboard.
+pub(crate) const DASHBOARD: &str = "dashboard.json";
+
+/// Longest time to build the program.
+const BUILD: Duration = Duration::from_secs(20 * 60);
+/// Longest time for `promtool`.
+const PROMTOOL: Duration = Duration::from_secs(20);
+/// Until every query has its series, from the start of the first process.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// What public rules ask of upstream's server, here of the one with upstream's command line. KKP has a rule on each of these
+/// metrics, and an alert below two agents.
+const UPSTREAM: &[&str] = &[
+    r#"konnectivity_network_proxy_server_ready_backend_connections{job="konnectivity-server"} == 2"#,
+    r#"sum(rate(konnectivity_network_proxy_server_dial_failure_count{job="konnectivity-server"}[15s])) by (reason) > 0"#,
+    r#"sum(konnectivity_network_proxy_server_full_receive_channels{job="konnectivity-server"})"#,
+];
+
+/// Metrics that are not there yet. Dashboard and alerts may name them.
+pub(crate) const PLANNED: &[&str] = &["adit_certificate_expiry_timestamp_seconds"];
+/// Metrics without series in this fleet, and why. Queries that use them are only parsed.
+pub(crate) const ABSENT: &[(&str, &str)] = &[
+    ("konnectivity_network_proxy_agent_lease_lists_total", LEASES),
+    (
+        "konnectivity_network_proxy_agent_lease_watches_total",
+        LEASES,
+    ),
+    (
+        "konnectivity_network_proxy_server_lease_delete_total",
+        LEASES,
+    ),
+    ("konnectivity_network_proxy_server_lease_list_total", LEASES),
+];
+const LEASES: &str = "there is no Kubernetes API";
+
+/// Tests the rules, then runs all queries.
+///
+/// # Errors
+/// A rule or its test is wrong, or a query fails or finds nothing.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    for program in ["promtool", "prometheus"] {
+        if first_line(Command::new(program).arg("--version")).is_none() {
+            return Ok(Outcome::Skipped(format!(
+                "no {program} on PATH: Debian's package `prometheus` has it"
+            )));
+        }
+    }
+    let folder = workspace.path(FOLDER);
+    for (what, file) in [("check", ALERTS), ("test", ALERTS_TEST)] {
+        let mut promtool = Command::new("promtool");
+        promtool.current_dir(&folder).args([what, "rules", file]);
+        run_command(&mut promtool, PROMTOOL)?;
+    }
+    let program = build(workspace)?;
+
+    let started = Instant::now();
+    let scratch = tempfile::tempdir()?;
+    let mut fleet = Fleet::start(&program, scratch.path())?;
+    let load = Load::start(fleet.frontends())?;
+    let alerts = folder.join(ALERTS);
+    let prometheus = Prometheus::start(scratch.path(), &alerts, fleet.jobs())?;
+    let dashboard = workspace
+        .text(&format!("{FOLDER}/{DASHBOARD}"))?
+        .context("the dashboard is text")?;
+    let mut left = queries::of_dashboard(&dashboard)?;
+    let on_dashboard = left.len();
+    // The rules as Prometheus has read them.
+    left.extend(prometheus.rules(started + PATIENCE)?);
+    let rules = left.len() - on_dashboard;
+    let upstream = UPSTREAM.iter().map(|expression| Query {
+        place: "a public rule on upstream's metrics".to_owned(),
+        expression: (*expression).to_owned(),
+        must_match: true,
+    });
+    left.extend(upstream);
+    let missing = settle(&prometheus, left, started + PATIENCE)?;
+    fleet.check()?;
+    load.check()?;
+    for text in &missing {
+        println!("  {text}");
+    }
+    ensure!(missing.is_empty(), "{} queries, see above", missing.len());
+    let firing = prometheus.firing()?;
+    ensure!(
+        firing.is_empty(),
+        "alerts of a sound fleet: {}",
+        firing.join(", ")
+    );
+    println!(
+        "monitoring: {on_dashboard} queries of the dashboard and {rules} alerts in {}",
+        seconds(started.elapsed())
+    );
+    Ok(Outcome::Done)
+}
+
+fn build(workspace: &Workspace) -> anyhow::Result<std::path::PathBuf> {
+    let artifacts =
+        workspace.artifacts(&["build", "--quiet", "--bin", "adit"], BUILD.max(MINUTES_5))?;
+    let program = artifacts.into_iter().find(|it| it.target.name == "adit");
+    Ok(program.context("cargo names no program `adit`")?.program)
+}
+
+/// Runs queries until each has found its series, and returns what is wrong with the others at the end of the time.
+///
+/// # Errors
+/// Prometheus does not answer, or refuses a query.
+fn settle(
+    prometheus: &Prometheus,
+    mut left: Vec<Query>,
+    until: Instant,
+) -> anyhow::Result<Vec<String>> {
+    loop {
+        let mut missing = Vec::new();
+        let mut next = Vec::new();
+        for query in left {
+            if let Some(what) = unmatched(prometheus, &query)? {
+                missing.push(format!("{}: no series: {what}", query.place));
+                next.push(query);
+            }
+        }
+        if next.is_empty() || Instant::now() > until {
+            return Ok(missing);
+        }
+        left = next;
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The part of a query that finds nothing: the whole of it, or a selector of an alert, which itself finds nothing in a sound
+/// fleet.
+fn unmatched(prometheus: &Prometheus, query: &Query) -> anyhow::Result<Option<String>> {
+    let count = prometheus
+        .count(&query.expression)
+        .with_context(|| query.place.clone())?;
+    let selectors = selectors(&query.expression);
+    let is_absent =
+        |name: &str| PLANNED.contains(&name) || ABSENT.iter().any(|(absent, _why)| *absent == name);
+    if query.must_match {
+        let excused = selectors.iter().any(|(name, _selector)| is_absent(name));
+        return Ok((count == 0 && !excused).then(|| query.expression.clone()));
+    }
+    if selectors.is_empty() {
+        bail!("{}: no metric in `{}`", query.place, query.expression);
+    }
+    for (name, selector) in selectors {
+        if !is_absent(&name) && prometheus.count(&selector)? == 0 {
+            return Ok(Some(selector));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,206 @@
+//! Two servers and two agents, each agent with a link to both servers. One server runs with upstream's command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use crate::perf::free_port;
+use crate::steps::Running;
+
+/// Until the demo has written its certificates.
+const CERTIFICATES: Duration = Duration::from_secs(20);
+/// What is copied of them; the last one is the last that the demo writes.
+const FILES: [&str; 7] = [
+    "ca.crt",
+    "server.crt",
+    "server.key",
+    "north.crt",
+    "north.key",
+    "south.crt",
+    "south.key",
+];
+const LAST: &str = "client.key";
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A flag that gives up a protection, so that its metric has a series.
+const INSECURE: &str = "--lane-security=plaintext";
+
+/// The job of the server with upstream's command line.
+const COMPAT: &str = "konnectivity-server";
+
+/// Processes of one kind, and where Prometheus scrapes them.
+pub(super) struct Job {
+    pub(super) name: &'static str,
+    pub(super) targets: Vec<String>,
+}
+
+/// It runs until dropped.
+pub(super) struct Fleet {
+    frontends: Vec<PathBuf>,
+    jobs: Vec<Job>,
+    processes: Vec<Process>,
+}
+
+/// A server or an agent, and where it logs.
+struct Process {
+    name: &'static str,
+    running: Running,
+    log: PathBuf,
+}
+
+impl Fleet {
+    /// Starts all of it, with files in `folder`.
+    ///
+    /// # Errors
+    /// A process cannot be started.
+    pub(super) fn start(program: &Path, folder: &Path) -> anyhow::Result<Self> {
+        certificates(program, folder)?;
+        let file = |name: &str| folder.join(name).display().to_string();
+        let spawn = |name: &'static str, args: &[String]| {
+            let log = folder.join(format!("{name}.log"));
+            let child = Command::new(program)
+                .args(args)
+                .stdin(Stdio::null())
+                .stderr(fs::File::create(&log)?)
+                .spawn();
+            let running = Running::of(child.with_context(|| format!("start {name}"))?);
+            anyhow::Ok(Process { name, running, log })
+        };
+        let mut processes = Vec::new();
+        let (mut frontends, mut calls) = (Vec::new(), Vec::new());
+        let mut jobs = Vec::new();
+        for name in ["native", "compat"] {
+            let frontend = folder.join(format!("{name}.sock"));
+            let (agents, health, admin) = (free_port()?, free_port()?, free_port()?);
+            let socket = frontend.display();
+            let mut args = vec!["server".to_owned()];
+            if name == "compat" {
+                args.extend([
+                    "--compat".to_owned(),
+                    "--mode=http-connect".to_owned(),
+                    format!("--uds-name={socket}"),
+                    "--server-port=0".to_owned(),
+                ]);
+            } else {
+                args.push(format!("--frontend=http-connect=unix:{socket}"));
+            }
+            args.extend([
+                INSECURE.to_owned(),
+                format!("--server-id={name}"),
+                "--server-count=2".to_owned(),
+                "--agent-bind-address=127.0.0.1".to_owned(),
+                format!("--agent-port={agents}"),
+                "--health-bind-address=127.0.0.1".to_owned(),
+                format!("--health-port={health}"),
+                format!("--admin-port={admin}"),
+                format!("--cluster-cert={}", file("server.crt")),
+                format!("--cluster-key={}", file("server.key")),
+                format!("--cluster-ca-cert={}", file("ca.crt")),
+            ]);
+            processes.push(spawn(name, &args)?);
+            frontends.push(frontend);
+            calls.push(format!("--proxy-server-host=127.0.0.1:{agents}"));
+            // The health port of the one, the admin port of the other, as KKP scrapes it.
+            let scraped = if name == "compat" { admin } else { health };
+            jobs.push(Job {
+                name: if name == "compat" {
+                    COMPAT
+                } else {
+                    "adit-server"
+                },
+                targets: vec![format!("127.0.0.1:{scraped}")],
+            });
+        }
+        let mut agents = Vec::new();
+        for name in ["north", "south"] {
+            let health = free_port()?;
+            let mut args = vec!["agent".to_owned(), INSECURE.to_owned()];
+            args.extend(calls.iter().cloned());
+            args.extend([
+                format!("--agent-id={name}"),
+                "--allow-target=127.0.0.1".to_owned(),
+                "--health-server-host=127.0.0.1".to_owned(),
+                format!("--health-server-port={health}"),
+                "--admin-server-port=off".to_owned(),
+                format!("--ca-cert={}", file("ca.crt")),
+                format!("--agent-cert={}", file(&format!("{name}.crt"))),
+                format!("--agent-key={}", file(&format!("{name}.key"))),
+            ]);
+            processes.push(spawn(name, &args)?);
+            agents.push(format!("127.0.0.1:{health}"));
+        }
+        jobs.push(Job {
+            name: "adit-agent",
+            targets: agents,
+        });
+        Ok(Self {
+            frontends,
+            jobs,
+            processes,
+        })
+    }
+
+    /// Sockets of HTTP CONNECT, one of each server.
+    pub(super) fn frontends(&self) -> &[PathBuf] {
+        &self.frontends
+    }
+
+    pub(super) fn jobs(&self) -> &[Job] {
+        &self.jobs
+    }
+
+    /// Whether all processes run.
+    ///
+    /// # Errors
+    /// One has ended; with the last line of its log.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            if let Some(status) = process.running.ends_within(Duration::ZERO)? {
+                let line = last_line(&process.log);
+                bail!("{} ended with {status}: {line}", process.name);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Of a log; empty if it cannot be read.
+fn last_line(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    text.lines().next_back().unwrap_or_default().to_owned()
+}
+
+/// Copies certificates of a demo, which is killed then.
+fn certificates(program: &Path, folder: &Path) -> anyhow::Result<()> {
+    let demo = folder.join("demo");
+    let log = folder.join("demo.log");
+    let child = Command::new(program)
+        .args(["demo", "--plain", "--dir"])
+        .arg(&demo)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&log)?)
+        .spawn()
+        .context("start the demo")?;
+    let mut running = Running::of(child);
+    let until = Instant::now() + CERTIFICATES;
+    let is_written =
+        || fs::read_to_string(demo.join(LAST)).is_ok_and(|text| text.contains("-----END"));
+    while !is_written() {
+        if let Some(status) = running.ends_within(PAUSE)? {
+            bail!("the demo ended with {status}: {}", last_line(&log));
+        }
+        if Instant::now() > until {
+            bail!("the demo wrote no certificates in time");
+        }
+        thread::sleep(PAUSE);
+    }
+    for name in FILES {
+        fs::copy(demo.join(name), folder.join(name)).with_context(|| format!("copy {name}"))?;
+    }
+    Ok(())
+}
