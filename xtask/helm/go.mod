@@ -1,5 +1,5 @@
-// Helm, as `cargo xtask chart` builds it.
-module adit.test/helm
+// Helm, for `cargo xtask chart`.
+module adit.invalid/helm
 
 go 1.26.0
 

@@ -27,7 +27,7 @@ const MODULE: &str = "xtask/helm";
 /// What is built of it.
 const PACKAGE: &str = "helm.sh/helm/v3/cmd/helm";
 /// The oldest Kubernetes that the chart is for.
-const KUBERNETES: &str = "1.29.0";
+const KUBERNETES: &str = "1.30.0";
 /// Longest time to build Helm from nothing, or the test of command lines.
 const BUILD: Duration = Duration::from_secs(30 * 60);
 /// Lines of Helm's own that plain manifests do without.

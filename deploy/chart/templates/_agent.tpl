@@ -106,7 +106,7 @@ dnsPolicy: ClusterFirstWithHostNet
 hostPID: true
 {{- end }}
 securityContext:
-  {{- include "adit.podSecurity" (dict "user" (include "adit.agent.user" .) "group" $agent.runAsGroup "seccompProfile" $agent.seccompProfile) | nindent 2 }}
+  {{- include "adit.podSecurity" (dict "user" (include "adit.agent.user" .) "values" $agent) | nindent 2 }}
 containers:
   - name: konnectivity-agent
     image: {{ include "adit.image" . | quote }}

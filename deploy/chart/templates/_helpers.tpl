@@ -161,6 +161,18 @@ app.kubernetes.io/component: agent
 {{- if and (eq .Values.expose.type "hostNetwork") (ne (.Values.snippet | default "") "sidecar") -}}true{{- end -}}
 {{- end -}}
 
+{{/* Seconds before SIGTERM; empty is none. Only endpoints of a Service change with a lag. */}}
+{{- define "adit.server.preStop" -}}
+{{- $isBehind := or (eq .Values.server.frontend.transport "tcp") (ne .Values.expose.type "hostNetwork") (eq (.Values.snippet | default "") "sidecar") -}}
+{{- if and $isBehind .Values.server.preStopSeconds -}}
+{{ int .Values.server.preStopSeconds }}
+{{- end -}}
+{{- end -}}
+
+{{- define "adit.server.gracePeriod" -}}
+{{ add (int (include "adit.server.preStop" . | default "0")) (int .Values.server.shutdownGraceSeconds) 5 }}
+{{- end -}}
+
 {{- define "adit.monitored" -}}
 {{- if or .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled -}}true{{- end -}}
 {{- end -}}
@@ -191,7 +203,7 @@ app.kubernetes.io/component: agent
 {{- if or .Values.agent.redirect.enabled .Values.agent.account.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* A folder of the node that root owns takes a socket of root only, and shows keys to root only. */}}
+{{/* "true" where the server writes or reads folders of the node, which root owns. */}}
 {{- define "adit.server.usesNode" -}}
 {{- $server := .Values.server -}}
 {{- $isSocket := and (eq $server.frontend.transport "unix") (ne (.Values.snippet | default "") "sidecar") -}}
@@ -218,10 +230,10 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end -}}
 
-{{/* Context of a pod: a dict of user, group (or null) and seccompProfile. */}}
+{{/* Context of a pod: a dict of user and values (runAsGroup, seccompProfile, seLinuxOptions). */}}
 {{- define "adit.podSecurity" -}}
 {{- $user := int .user -}}
-{{- $group := ternary $user (int (default 0 .group)) (kindIs "invalid" .group) -}}
+{{- $group := ternary $user (int (default 0 .values.runAsGroup)) (kindIs "invalid" .values.runAsGroup) -}}
 runAsNonRoot: {{ ne $user 0 }}
 runAsUser: {{ $user }}
 runAsGroup: {{ $group }}
@@ -229,7 +241,11 @@ runAsGroup: {{ $group }}
 fsGroup: {{ $group }}
 {{- end }}
 seccompProfile:
-  {{- toYaml .seccompProfile | nindent 2 }}
+  {{- toYaml .values.seccompProfile | nindent 2 }}
+{{- with .values.seLinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Context of a container: a dict of capabilities, a list. */}}

@@ -28,7 +28,11 @@ value of the chart.
 - {{ printf "--server-bind-address=%s" . | quote }}
 {{- end }}
 {{- else }}
-- {{ printf "--frontend=%s=tcp:%s:%d" $frontend.protocol $frontend.tcp.bindAddress (int $frontend.tcp.port) | quote }}
+{{- $address := $frontend.tcp.bindAddress }}
+{{- if contains ":" $address }}
+{{- $address = printf "[%s]" $address }}
+{{- end }}
+- {{ printf "--frontend=%s=tcp:%s:%d" $frontend.protocol $address (int $frontend.tcp.port) | quote }}
 {{- end }}
 - --server-cert=/etc/adit/clients/{{ $server.tls.clients.cert }}
 - --server-key=/etc/adit/clients/{{ $server.tls.clients.key }}
@@ -139,6 +143,12 @@ value of the chart.
     {{- end }}
     - name: server-health
       containerPort: {{ int $server.ports.health }}
+  {{- with include "adit.server.preStop" . }}
+  lifecycle:
+    preStop:
+      sleep:
+        seconds: {{ . }}
+  {{- end }}
   livenessProbe:
     {{- include "adit.probe" (dict "path" "/healthz" "port" "server-health" "address" $address) | nindent 4 }}
     periodSeconds: 10
@@ -154,7 +164,7 @@ value of the chart.
     {{- $needs := dict "ebpf" (include "adit.server.ebpf" .) "netns" (and $server.redirect.enabled $server.redirect.netns) "perfmon" .Values.ebpf.perfmon }}
     {{- $capabilities := include "adit.capabilities" $needs }}
     {{- if eq (.Values.snippet | default "") "sidecar" }}
-    {{- omit (include "adit.podSecurity" (dict "user" (include "adit.server.user" .) "group" $server.runAsGroup "seccompProfile" $server.seccompProfile) | fromYaml) "fsGroup" | toYaml | nindent 4 }}
+    {{- omit (include "adit.podSecurity" (dict "user" (include "adit.server.user" .) "values" $server) | fromYaml) "fsGroup" | toYaml | nindent 4 }}
     {{- end }}
     {{- include "adit.containerSecurity" (dict "capabilities" (splitList "," $capabilities | compact)) | nindent 4 }}
   volumeMounts:
@@ -331,7 +341,7 @@ serviceAccountName: {{ include "adit.server.serviceAccount" . }}
 automountServiceAccountToken: {{ eq (include "adit.server.inCluster" .) "true" }}
 enableServiceLinks: false
 priorityClassName: {{ include "adit.priorityClass" (dict "given" $server.priorityClassName "kind" $server.kind) }}
-terminationGracePeriodSeconds: {{ add (int $server.shutdownGraceSeconds) 5 }}
+terminationGracePeriodSeconds: {{ include "adit.server.gracePeriod" . }}
 {{- if include "adit.server.hostNetwork" . }}
 hostNetwork: true
 dnsPolicy: Default
@@ -341,7 +351,7 @@ dnsPolicy: Default
 hostPID: true
 {{- end }}
 securityContext:
-  {{- include "adit.podSecurity" (dict "user" (include "adit.server.user" .) "group" $server.runAsGroup "seccompProfile" $server.seccompProfile) | nindent 2 }}
+  {{- include "adit.podSecurity" (dict "user" (include "adit.server.user" .) "values" $server) | nindent 2 }}
 containers:
   {{- include "adit.server.container" . | nindent 2 }}
 volumes:

@@ -90,7 +90,7 @@ impl Container<'_> {
             let (name, value) = arg.split_once('=').unwrap_or((&arg, ""));
             let path = value.rsplit_once("unix:").map_or(value, |(_, path)| path);
             if path.starts_with('/') {
-                self.is_mounted(path);
+                self.assert_mounted(path);
             }
             if FILES.iter().any(|end| name.ends_with(end)) {
                 let file = folder.join(value.trim_start_matches('/'));
@@ -124,8 +124,8 @@ impl Container<'_> {
         }
     }
 
-    /// Whether a mount of a volume has the path.
-    fn is_mounted(&self, path: &str) {
+    /// A mount of a volume has the path.
+    fn assert_mounted(&self, path: &str) {
         let mounts = list(at(self.spec, "/volumeMounts"));
         let has = |mount: &&Value| Path::new(path).starts_with(text(&mount["mountPath"]));
         let mount = mounts.iter().find(has);
@@ -172,8 +172,10 @@ impl Container<'_> {
     fn drain_fits(&self, facts: &Facts) {
         let grace = at(self.pod, "/terminationGracePeriodSeconds").as_u64();
         let grace = Duration::from_secs(grace.expect("a pod has time to end"));
+        let before = at(self.spec, "/lifecycle/preStop/sleep/seconds").as_u64();
+        let before = Duration::from_secs(before.unwrap_or_default());
         if let Drain::For(time) = facts.shutdown.drain {
-            assert!(time + MARGIN <= grace, "{time:?} of {grace:?}");
+            assert!(before + time + MARGIN <= grace, "{time:?} of {grace:?}");
         }
     }
 
