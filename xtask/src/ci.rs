@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 use crate::steps::{self, Outcome, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{e2e, fuzz, miri, monitoring, perf, run_line, test, vm};
+use crate::{chart, e2e, fuzz, miri, monitoring, perf, run_line, test, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -119,6 +119,7 @@ const STEPS: &[Step] = &[
     Step("check for aarch64", Night(Part::A), Call(aarch64)),
     Step("static", Night(Part::A), Xtask("static")),
     Step("deny", Night(Part::A), Call(deny)),
+    Step("chart", Night(Part::A), Call(charted)),
     Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
     Step("test at scale", Night(Part::B), Call(at_scale)),
     Step("e2e", Night(Part::B), Call(e2e::run)),
@@ -231,6 +232,11 @@ fn generated(workspace: &Workspace) -> anyhow::Result<Outcome> {
     ];
     Cargo(args).run(workspace)?;
     Xtask("codegen --check").run(workspace)
+}
+
+/// The Helm chart, and what is made from it.
+fn charted(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    chart::run(workspace, chart::Args { check: true })
 }
 
 fn miri(workspace: &Workspace) -> anyhow::Result<Outcome> {

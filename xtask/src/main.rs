@@ -2,6 +2,7 @@
 //!
 //! A new command is a `mod`, a variant with a doc line for `--help`, and a row of the match.
 
+mod chart;
 mod ci;
 mod codegen;
 mod docs;
@@ -64,6 +65,8 @@ enum Command {
     Perf(Box<perf::Args>),
     /// Build `adit` without any library, and run the demo with it.
     Static,
+    /// Check the Helm chart with all combinations of values, and write its README and the plain manifests (needs Go).
+    Chart(chart::Args),
     /// Run our server as the egress of a real API server, with agents that it knows by its tokens (needs Go).
     E2e,
     /// Run every query of alerts and dashboard against a Prometheus that scrapes servers and agents (needs `prometheus`).
@@ -100,6 +103,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
         Command::Loom => loom::run(workspace),
         Command::Miri => miri::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
+        Command::Chart(args) => chart::run(workspace, args).and_then(Outcome::expect_done),
         Command::E2e => e2e::run(workspace).and_then(Outcome::expect_done),
         Command::Monitoring => monitoring::run(workspace).and_then(Outcome::expect_done),
         Command::Pages => pages::run(workspace).and_then(Outcome::expect_done),
