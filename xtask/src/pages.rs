@@ -16,6 +16,7 @@ use crate::workspace::Workspace;
 const PAGES: &[(&str, Start)] = &[
     ("docs/getting-started.md", Start::Program),
     ("docs/install/systemd.md", Start::Package),
+    ("docs/install/static-pod.md", Start::Program),
 ];
 
 /// What is there at the start.
@@ -35,7 +36,7 @@ const MIRROR: &str = "http://deb.debian.org/debian";
 const INSTALL: Duration = Duration::from_secs(15 * 60);
 const RUN: Duration = Duration::from_secs(5 * 60);
 /// Where a page runs, in its machine.
-const FOLDER: &str = "root/page";
+const FOLDER: &str = "srv/page";
 
 /// Runs the pages, each in a machine of its own.
 ///
@@ -165,16 +166,16 @@ fn prepare(
     fs::create_dir_all(&folder)?;
     let name = package.file_name().context("a package has a name")?;
     fs::copy(package, folder.join(name))?;
-    let mut script = String::from("cd /root/page\npwd >cwd\n");
+    let mut script = String::from("cd /srv/page\npwd >cwd\n");
     if start == Start::Program {
         let _infallible = writeln!(script, "dpkg --install ./{}", name.display());
     }
     let mut is_served = false;
     for (number, (how, block)) in blocks.iter().enumerate() {
         let file = format!("{number:02}.sh");
-        let text = format!("set -x\ncd \"$(cat /root/page/cwd)\"\n{block}\npwd >/root/page/cwd\n");
+        let text = format!("set -x\ncd \"$(cat /srv/page/cwd)\"\n{block}\npwd >/srv/page/cwd\n");
         fs::write(folder.join(&file), text)?;
-        let run = format!("bash -euo pipefail /root/page/{file}");
+        let run = format!("bash -euo pipefail /srv/page/{file}");
         let line = match how {
             How::Background => {
                 is_served = true;
@@ -188,10 +189,10 @@ fn prepare(
         };
         let _infallible = writeln!(script, "echo '--- block {number}'\n{line}");
     }
-    script.push_str("echo 0 >/root/page/rc\n");
+    script.push_str("echo 0 >/srv/page/rc\n");
     fs::write(folder.join("run.sh"), script)?;
-    let unit = "[Unit]\nAfter=network.target dbus.service\n[Service]\nType=oneshot\nEnvironment=HOME=/root DEBIAN_FRONTEND=noninteractive\n\
-                ExecStart=/bin/bash -c 'exec bash -euo pipefail /root/page/run.sh >/root/page/log 2>&1'\n\
+    let unit = "[Unit]\nAfter=network.target dbus.service\n[Service]\nType=oneshot\nEnvironment=HOME=/srv/page DEBIAN_FRONTEND=noninteractive\n\
+                ExecStart=/bin/bash -c 'exec bash -euo pipefail /srv/page/run.sh >/srv/page/log 2>&1'\n\
                 ExecStopPost=/bin/systemctl poweroff --force --no-block\n[Install]\nWantedBy=multi-user.target\n";
     fs::write(machine.join("etc/systemd/system/page.service"), unit)?;
     let wants = machine.join("etc/systemd/system/multi-user.target.wants");
