@@ -1,0 +1,99 @@
+//! Sockets and notifications of a service manager, as systemd does both.
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::Signal;
+
+use crate::support::process::{Process, metric, program};
+use crate::support::world::World;
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+/// For an orderly end, and for a notification on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a service manager passes to a server: where to notify, and a listening socket at `socket`.
+fn command(args: &[String], notify: &Path, socket: &UnixListener) -> Command {
+    let (called, rest) = args.split_first().expect("a name");
+    let mut command = Command::new(program());
+    // The socket is kept open over exec, under its own number.
+    fcntl_setfd(socket, FdFlags::empty()).expect("it is open");
+    command
+        .arg0(called)
+        .args(rest)
+        .env("NOTIFY_SOCKET", notify)
+        .env("LISTEN_FDS", "1")
+        .env("LISTEN_FDS_FIRST_FD", socket.as_raw_fd().to_string());
+    command
+}
+
+fn notification(socket: &UnixDatagram) -> String {
+    let mut buffer = [0; 512];
+    let length = socket.recv(&mut buffer).expect("a notification");
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
+async fn world() -> (World, UnixDatagram, std::path::PathBuf, UnixListener) {
+    let mut world = World::start(&["--log-format=json"]).await;
+    // The server in this process only chose names and made files.
+    world.stop_server(Duration::ZERO).await;
+    let notify = world.dir.path().join("notify.sock");
+    let told = UnixDatagram::bind(&notify).expect("a free name");
+    told.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    let socket = UnixListener::bind(world.connect()).expect("a free name");
+    (world, told, notify, socket)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_takes_over_the_socket_of_its_frontend_and_notifies() {
+    let (port, _target) = targets::echo().await;
+    let (world, told, notify, socket) = world().await;
+    let before = std::fs::metadata(world.connect()).expect("a socket");
+    let command = command(&world.server_args("0"), &notify, &socket);
+    let mut server = Process::start_command("server", command, world.dir.path());
+    assert_eq!(notification(&told), "READY=1\n");
+    let args = world.agent_args("a", server.address("agents").port(), &["--log-format=json"]);
+    let _agent = Process::start("a", &args, world.dir.path());
+    metric(server.address("health"), LINKS, 1.0).await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"through the socket that was passed").await;
+    drop(stream);
+
+    server.signal(Signal::HUP);
+    let reloading = notification(&told);
+    assert!(
+        reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="),
+        "{reloading}"
+    );
+    assert_eq!(notification(&told), "READY=1\n");
+    server.signal(Signal::TERM);
+    assert_eq!(notification(&told), "STOPPING=1\n");
+    assert!(server.end(LIMIT).success());
+    // Clients connect to it while no server runs.
+    let after = std::fs::metadata(world.connect()).expect("the file of the service manager stays");
+    use std::os::unix::fs::MetadataExt as _;
+    assert_eq!((before.dev(), before.ino()), (after.dev(), after.ino()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_passed_socket_at_which_nothing_listens_is_named() {
+    let (world, _told, notify, _socket) = world().await;
+    let other = world.dir.path().join("other.sock");
+    let socket = UnixListener::bind(&other).expect("a free name");
+    std::fs::remove_file(world.connect()).expect("it is there");
+    let command = command(&world.server_args("0"), &notify, &socket);
+    let mut server = Process::start_command("server", command, world.dir.path());
+    assert_eq!(server.end(LIMIT).code(), Some(1));
+    let log = server.log();
+    let expected = format!(
+        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend",
+        other.display()
+    );
+    assert!(log.contains(&expected), "{log}");
+}
