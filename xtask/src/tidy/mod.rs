@@ -5,6 +5,7 @@ mod dependencies;
 mod documents;
 mod ebpf;
 mod log_fields;
+mod messages;
 mod monitoring;
 mod sources;
 
@@ -40,6 +41,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(ebpf::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
     all.extend(claims::check(workspace)?);
+    all.extend(messages::check(workspace)?);
     all.extend(monitoring::check(workspace)?);
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);
