@@ -5,6 +5,7 @@
 mod chart;
 mod ci;
 mod codegen;
+mod dist;
 mod docs;
 mod e2e;
 mod ebpf;
@@ -14,6 +15,7 @@ mod miri;
 mod monitoring;
 mod pages;
 mod perf;
+mod release;
 mod setup;
 mod static_binary;
 mod steps;
@@ -73,10 +75,20 @@ enum Command {
     Monitoring,
     /// Run the commands of install pages in a blank Debian (after `dist`).
     Pages,
+    /// Make the artefacts of a release below target/dist: static binary, images, package, sums (`--check`: try all of them).
+    Dist(dist::Args),
+    /// Make and verify a release below target/release-VERSION; nothing is published.
+    Release(release::Args),
     /// Boot distribution kernels in virtual machines and run our programs and tests there.
     Vm(vm::Args),
     /// Install the git hooks of this repository.
     Setup(setup::Args),
+    /// Started by `dist --check` for itself, in a mount namespace.
+    #[command(hide = true)]
+    ImageTrial(dist::ImageTrial),
+    /// Started by `dist --check` for itself: becomes a program without rights.
+    #[command(hide = true)]
+    Confined(dist::Confined),
 }
 
 fn main() -> ExitCode {
@@ -108,6 +120,10 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
         Command::Monitoring => monitoring::run(workspace).and_then(Outcome::expect_done),
         Command::Pages => pages::run(workspace).and_then(Outcome::expect_done),
         Command::Static => static_binary::run(workspace),
+        Command::Dist(args) => dist::run(workspace, &args),
+        Command::Release(args) => release::run(workspace, &args),
+        Command::ImageTrial(args) => dist::try_images(workspace, &args),
+        Command::Confined(args) => dist::confine(&args),
         Command::Vm(args) => vm::run(workspace, &args),
         Command::Setup(args) => setup::run(workspace, &args),
     }
