@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use walkdir::WalkDir;
 
 use super::{Arch, Release, TOOL, deb};
-use crate::steps::{Outcome, output_of, stdout_of};
+use crate::steps::{Outcome, in_ci, output_of, stdout_of};
 
 const SUITE: &str = "bookworm";
 const MIRROR: &str = "http://deb.debian.org/debian";
@@ -57,6 +57,8 @@ pub(super) fn run(
 ) -> anyhow::Result<Outcome> {
     let root = match debian(trial, arch) {
         Ok(root) => root,
+        // CI has a network; a laptop on a train has none.
+        Err(error) if in_ci() => return Err(error),
         Err(error) => {
             return Ok(Outcome::Skipped(format!(
                 "no Debian to try it in: {error:#}"
@@ -121,7 +123,6 @@ pub(super) fn run(
     let status = stdout_of(inside(&root).args(["getent", "passwd"]), TOOL)?;
     ensure!(!status.contains("adit"), "the purge leaves the user adit");
     fs::remove_dir_all(&root)?;
-    println!("dist: the package was installed, removed and purged");
     Ok(Outcome::Done)
 }
 

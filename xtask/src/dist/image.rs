@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use super::{Arch, Release, Site, TOOL, names, sums};
@@ -61,6 +61,15 @@ pub(super) const ENDING: &str = "-images.tar";
 /// Whether an image can be made: there is a shell of the host's processor alone.
 pub(super) fn is_made(image: &Image, arch: Arch) -> bool {
     !image.has_shell || arch.is_of_host()
+}
+
+/// Whether the shell is missing that one of them has.
+pub(super) fn missing() -> Option<String> {
+    let told = Command::new("ldd").arg(BUSYBOX).output();
+    // It refuses what needs no library.
+    let is_static = told.is_ok_and(|told| !told.status.success());
+    (!is_static || !Path::new(BUSYBOX).is_file())
+        .then(|| format!("no static {BUSYBOX}: install busybox-static"))
 }
 
 /// Makes the layout of all images.
@@ -260,17 +269,7 @@ fn link_to(root: &Path, link: &str, file: &str) -> anyhow::Result<()> {
 }
 
 fn busybox(root: &Path) -> anyhow::Result<()> {
-    let file = Path::new(BUSYBOX);
-    ensure!(
-        file.is_file(),
-        "{BUSYBOX} is missing, which the image with a shell has: install busybox-static"
-    );
-    let said = Command::new("ldd").arg(file).output().context("run ldd")?;
-    ensure!(
-        !said.status.success(),
-        "{BUSYBOX} needs libraries: install busybox-static"
-    );
-    place(file, &root.join("bin/busybox"), 0o755)?;
+    place(Path::new(BUSYBOX), &root.join("bin/busybox"), 0o755)?;
     let copyright = Path::new("/usr/share/doc/busybox-static/copyright");
     if copyright.is_file() {
         let to = root.join("usr/share/doc/busybox-static");

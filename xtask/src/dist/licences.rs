@@ -1,4 +1,4 @@
-//! The licences of everything that is linked, in one text. Crates with the same text share it.
+//! The licences of everything that is linked, in one text. Crates share a text that differs in spaces and line ends alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +34,8 @@ pub(super) fn of(
     crates: &Crates,
     libraries: &[Library],
 ) -> anyhow::Result<String> {
-    let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    // By their words.
+    let mut texts: BTreeMap<String, (Vec<String>, String)> = BTreeMap::new();
     let (mut list, mut lacking) = (String::new(), String::new());
     let mut add = |title: String, licence: &str, files: &[PathBuf]| -> anyhow::Result<()> {
         list.push_str(&format!("  {title}: {licence}\n"));
@@ -44,7 +45,10 @@ pub(super) fn of(
         for file in files {
             let bytes = fs::read(file).with_context(|| format!("read {}", file.display()))?;
             let text = String::from_utf8_lossy(&bytes).replace("\r\n", "\n");
-            let users = texts.entry(text.trim_end().to_owned()).or_default();
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let (users, _) = texts
+                .entry(words.join(" "))
+                .or_insert_with(|| (Vec::new(), text.trim_matches('\n').trim_end().to_owned()));
             if users.last() != Some(&title) {
                 users.push(title.clone());
             }
@@ -73,10 +77,7 @@ pub(super) fn of(
         ));
     }
     // In the order of the first user, so that Adit's own comes first.
-    let mut texts: Vec<(Vec<String>, String)> = texts
-        .into_iter()
-        .map(|(text, users)| (users, text))
-        .collect();
+    let mut texts: Vec<(Vec<String>, String)> = texts.into_values().collect();
     texts.sort();
     for (users, text) in texts {
         let line = "=".repeat(80);

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
-use crate::steps::{Outcome, first_line, in_ci, run_command, seconds};
+use crate::steps::{Outcome, Steps, first_line, run_command, seconds};
 use crate::workspace::Workspace;
 
 pub(crate) use confined::{Args as Confined, run as confine};
@@ -95,12 +95,17 @@ impl Arch {
 
     /// Runs a program that was built for it.
     fn run(self, program: &Path) -> Command {
-        if self.is_of_host() {
+        let Some(emulator) = self.emulator() else {
             return Command::new(program);
-        }
-        let mut command = Command::new(format!("qemu-{}-static", self.machine()));
+        };
+        let mut command = Command::new(emulator);
         command.arg(program);
         command
+    }
+
+    /// What runs programs of another processor than the host's.
+    fn emulator(self) -> Option<String> {
+        (!self.is_of_host()).then(|| format!("qemu-{}-static", self.machine()))
     }
 }
 
@@ -308,7 +313,8 @@ fn missing(archs: &[Arch]) -> Option<String> {
     ];
     tools.extend(archs.iter().map(|arch| arch.tool("objcopy")));
     tools.extend(archs.iter().map(|arch| arch.tool("gcc")));
-    lacking(&tools)
+    tools.extend(archs.iter().filter_map(|arch| arch.emulator()));
+    lacking(&tools).or_else(image::missing)
 }
 
 /// What is missing here to check them.
@@ -362,26 +368,28 @@ fn check(
         bail!("{why}");
     }
     let (out, trial) = (&site.out, site.work.join("trial"));
-    sums::check(out, &trial)?;
-    println!("dist: sums and a signature are verified");
+    fs::create_dir_all(&trial)?;
+    let mut steps = Steps::new();
+    steps.run("sums and signature", || sums::check(out, &trial));
     for &arch in &args.arch {
+        let name = |what| format!("{what} for {}", arch.name());
         let program = out.join(release.name(arch, ""));
-        let times = tunnel::plain(arch, &program, &trial)?;
-        println!("dist: {}: a tunnel works, {times}", arch.name());
+        steps.run(&name("tunnel"), || tunnel::plain(arch, &program, &trial));
         if arch.is_of_host() {
-            image_trial::run(workspace, release, arch, out, &trial)?;
-            if let Outcome::Skipped(why) = deb_trial::run(release, arch, out, &trial)? {
-                // CI has a network; a laptop on a train has none.
-                ensure!(!in_ci(), "the package was not installed: {why}");
-                println!("dist: SKIPPED: the package was not installed: {why}");
-            }
+            steps.run(&name("images"), || {
+                image_trial::run(workspace, release, arch, out, &trial)
+            });
+            steps.run_if_possible(&name("package"), || {
+                deb_trial::run(release, arch, out, &trial)
+            });
         }
     }
-    match &args.binary {
-        Some(_) => println!("dist: SKIPPED: a given binary is not reproduced"),
-        None => reproduce(workspace, release, site, &args.arch)?,
+    if args.binary.is_none() {
+        steps.run("the same from a clone", || {
+            reproduce(workspace, release, site, &args.arch)
+        });
     }
-    Ok(())
+    steps.finish()
 }
 
 /// Makes all artefacts again, from a clone in another folder.
@@ -396,7 +404,6 @@ fn reproduce(
         changes.is_empty(),
         "a clone has what is committed: commit these changes first:\n{changes}"
     );
-    let started = Instant::now();
     // Not as long as the first folder either: lengths of paths are seen in some formats.
     let again = first.work.join("in-another-folder");
     if again.exists() {
@@ -424,10 +431,6 @@ fn reproduce(
             other.display()
         );
     }
-    println!(
-        "dist: all artefacts are the same from a clone, made in {}",
-        seconds(started.elapsed())
-    );
     fs::remove_dir_all(&again)?;
     Ok(())
 }

@@ -62,7 +62,7 @@ impl fmt::Display for Times {
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<Times> {
+pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<()> {
     let program = fs::canonicalize(program)?;
     let folder = trial.join("plain");
     if folder.exists() {
@@ -81,7 +81,7 @@ pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<
     };
     // Sockets have short names: the path of a socket has 107 bytes at most.
     let sockets = tempfile::tempdir()?;
-    run(&Place {
+    let times = run(&Place {
         pki: &command(&["pki"]),
         server: &command(&["server"]),
         agent: &command(&["agent"]),
@@ -89,7 +89,9 @@ pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<
         sockets: (sockets.path().to_path_buf(), sockets.path().to_path_buf()),
         is_compat: false,
         inspect: &|_process| Ok(()),
-    })
+    })?;
+    println!("{}: {times}", arch.name());
+    Ok(())
 }
 
 /// Makes certificates, starts both, sends bytes there and back, and ends both.
