@@ -136,13 +136,7 @@ impl Release {
             .and_then(|table| table.get("package"));
         let version = package.and_then(|table| table.get("version"));
         let version = version.and_then(|version| version.as_str());
-        let told = workspace.git(&[
-            "log",
-            "-1",
-            "--abbrev=12",
-            "--date=format-local:%Y-%m-%dT%H:%M:%SZ",
-            "--format=%H %h %cs %ct",
-        ])?;
+        let told = workspace.git(&["log", "-1", "--abbrev=12", "--format=%H %h %cs %ct"])?;
         let [revision, commit, day, epoch] = told
             .split(' ')
             .collect::<Vec<_>>()

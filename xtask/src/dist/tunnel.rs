@@ -1,4 +1,4 @@
-//! A server, an agent and an echo target as three processes' worth of work: a byte through the tunnel, probes, an orderly end.
+//! A server, an agent and a target: their probes answer, bytes go through the tunnel and back, and both end in order.
 
 use std::fmt;
 use std::fs;
@@ -110,7 +110,13 @@ pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
             .with_context(|| format!("make certificates: {args:?}"))?;
     }
     let file = |name: &str| format!("{pki}/{name}");
-    let [agents, server_health, agent_health, admin] = free_ports()?;
+    let [
+        agents,
+        server_health,
+        agent_health,
+        server_admin,
+        agent_admin,
+    ] = free_ports()?;
     let socket = place.sockets.0.join("frontend.sock").display().to_string();
     let mut server_args = vec![
         format!("--cluster-cert={}", file("server-cluster.crt")),
@@ -118,6 +124,7 @@ pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
         format!("--cluster-ca-cert={}", file("agents-ca.crt")),
         format!("--agent-port={agents}"),
         format!("--health-port={server_health}"),
+        format!("--admin-port={server_admin}"),
     ];
     let mut agent_args = vec![
         "--proxy-server-host=127.0.0.1".to_owned(),
@@ -126,15 +133,14 @@ pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
         format!("--agent-cert={}", file("agent-one.crt")),
         format!("--agent-key={}", file("agent-one.key")),
         format!("--health-server-port={agent_health}"),
+        format!("--admin-server-port={agent_admin}"),
     ];
     if place.is_compat {
         server_args.extend([
             "--mode=http-connect".to_owned(),
             format!("--uds-name={socket}"),
             "--server-port=0".to_owned(),
-            format!("--admin-port={admin}"),
         ]);
-        agent_args.push("--admin-server-port=0".to_owned());
     } else {
         server_args.push(format!("--frontend=http-connect=unix:{socket}"));
         agent_args.push("--allow-target=127.0.0.0/8".to_owned());
