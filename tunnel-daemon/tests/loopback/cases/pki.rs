@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use crate::support::process::{Process, metric, program, scrape};
 
@@ -111,7 +112,8 @@ async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
         .current_dir(dir);
         curl.output().expect("curl starts")
     };
-    let answer = tokio::spawn(async move {
+    let mut answer = JoinSet::new();
+    answer.spawn(async move {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let (mut stream, _peer) = target.accept().await.expect("a connection");
         let mut request = [0; 512];
@@ -121,7 +123,9 @@ async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
     });
     let output = tokio::task::block_in_place(|| call("client-trial"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok", "{output:?}");
-    answer.await.expect("it answers");
+    while let Some(answered) = answer.join_next().await {
+        answered.expect("it answers");
+    }
     // An agent is no client: another authority signed its certificate.
     let output = tokio::task::block_in_place(|| call("agent-edge-1"));
     assert!(!output.status.success());
