@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 use crate::steps::{self, Outcome, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{chart, dist, e2e, fuzz, miri, monitoring, perf, run_line, test, vm};
+use crate::{chart, dist, e2e, fuzz, miri, monitoring, pages, perf, run_line, test, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -119,6 +119,8 @@ const STEPS: &[Step] = &[
     Step("check for aarch64", Night(Part::A), Call(aarch64)),
     Step("static", Night(Part::A), Xtask("static")),
     Step("dist", Night(Part::A), Call(dist::night)),
+    // With the package that the step before made.
+    Step("pages", Night(Part::A), Call(pages::run)),
     Step("deny", Night(Part::A), Call(deny)),
     Step("chart", Night(Part::A), Call(charted)),
     Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
