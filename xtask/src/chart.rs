@@ -63,6 +63,7 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     for case in &cases {
         let text = helm.passes(case).with_context(|| case.file.clone())?;
         fs::write(rendered.join(case.manifest()), &text)?;
+        contains_files(workspace, case, &text).with_context(|| case.file.clone())?;
         if case.is_manifest {
             let path = format!("{MANIFESTS}/{}", case.manifest());
             keep(workspace, args, &path, &case.plain(&text))?;
@@ -79,6 +80,26 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     );
     command_lines(workspace, &rendered)?;
     Ok(Outcome::Done)
+}
+
+/// The chart leaves out an object whose file is missing, so the rendering itself must show that the file is there.
+fn contains_files(workspace: &Workspace, case: &Case, rendered: &str) -> anyhow::Result<()> {
+    let rendered = without_indent(rendered);
+    for name in &case.has {
+        let text = workspace.text(name)?.unwrap_or_default();
+        let text = without_indent(&text);
+        ensure!(
+            !text.is_empty() && rendered.contains(&text),
+            "the rendering does not contain {name}"
+        );
+    }
+    Ok(())
+}
+
+/// Its lines without indent, and without blank ones.
+fn without_indent(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 /// Has `adit` read the command lines of all renderings.
@@ -123,7 +144,7 @@ fn copy(workspace: &Workspace, from: &str, to: &Path) -> anyhow::Result<()> {
 }
 
 /// Values with what is to come of them. Comments at the top of the file say it: `# namespace: NAME`, `# manifest`,
-/// `# template: FILE`, `# fails: TEXT`. Others describe the combination.
+/// `# template: FILE`, `# has: FILE`, `# fails: TEXT`. Others describe the combination.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Case {
     /// Below the root.
@@ -133,6 +154,8 @@ struct Case {
     is_manifest: bool,
     /// The only template to render, one of `deploy/manifests/templates`.
     template: Option<String>,
+    /// Files below the root that the rendering must contain, at any indent.
+    has: Vec<String>,
     /// Part of the message.
     fails: Option<String>,
     about: Vec<String>,
@@ -165,6 +188,7 @@ impl Case {
             match line.split_once(": ") {
                 Some(("namespace", name)) => name.clone_into(&mut case.namespace),
                 Some(("template", name)) => case.template = Some(name.to_owned()),
+                Some(("has", name)) => case.has.push(name.to_owned()),
                 Some(("fails", text)) => case.fails = Some(text.to_owned()),
                 _ if line == "manifest" => case.is_manifest = true,
                 _ => case.about.push(line.to_owned()),
@@ -289,13 +313,14 @@ mod tests {
 
     #[test]
     fn comments_at_the_top_say_what_becomes_of_values() {
-        let text = "# namespace: a\n# manifest\n# template: b.yaml\n# fails: c: d\n# An agent: one.\na: 1\n# namespace: z\n";
+        let text = "# namespace: a\n# manifest\n# template: b.yaml\n# has: d.json\n# fails: c: d\n# An agent: one.\na: 1\n# namespace: z\n";
         let case = Case::of("deploy/chart/ci/x.yaml", text);
         let expected = Case {
             file: "deploy/chart/ci/x.yaml".to_owned(),
             namespace: "a".to_owned(),
             is_manifest: true,
             template: Some("b.yaml".to_owned()),
+            has: vec!["d.json".to_owned()],
             fails: Some("c: d".to_owned()),
             about: vec!["An agent: one.".to_owned()],
         };

@@ -44,8 +44,6 @@ const UPSTREAM: &[&str] = &[
     r#"sum(konnectivity_network_proxy_server_full_receive_channels{job="konnectivity-server"})"#,
 ];
 
-/// Metrics that are not there yet. Dashboard and alerts may name them.
-pub(crate) const PLANNED: &[&str] = &["adit_certificate_expiry_timestamp_seconds"];
 /// Metrics without series in this fleet, and why. Queries that use them are only parsed.
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("konnectivity_network_proxy_agent_lease_lists_total", LEASES),
@@ -161,8 +159,7 @@ fn unmatched(prometheus: &Prometheus, query: &Query) -> anyhow::Result<Option<St
         .count(&query.expression)
         .with_context(|| query.place.clone())?;
     let selectors = selectors(&query.expression);
-    let is_absent =
-        |name: &str| PLANNED.contains(&name) || ABSENT.iter().any(|(absent, _why)| *absent == name);
+    let is_absent = |name: &str| ABSENT.iter().any(|(absent, _why)| *absent == name);
     if query.must_match {
         let excused = selectors.iter().any(|(name, _selector)| is_absent(name));
         return Ok((count == 0 && !excused).then(|| query.expression.clone()));

@@ -3,29 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
 use crate::perf::free_port;
-use crate::steps::Running;
+use crate::steps::{Running, output_of};
 
-/// Until the demo has written its certificates.
-const CERTIFICATES: Duration = Duration::from_secs(20);
-/// What is copied of them; the last one is the last that the demo writes.
-const FILES: [&str; 7] = [
-    "ca.crt",
-    "server.crt",
-    "server.key",
-    "north.crt",
-    "north.key",
-    "south.crt",
-    "south.key",
-];
-const LAST: &str = "client.key";
-/// Between two looks.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Names of the agents.
+const AGENTS: [&str; 2] = ["north", "south"];
+/// Longest time to make certificates.
+const PKI: Duration = Duration::from_secs(20);
 /// A flag that gives up a protection, so that its metric has a series.
 const INSECURE: &str = "--lane-security=plaintext";
 
@@ -86,10 +74,13 @@ impl Fleet {
                     "--server-port=0".to_owned(),
                 ]);
             } else {
-                args.push(format!("--frontend=http-connect=unix:{socket}"));
+                args.extend([
+                    format!("--frontend=http-connect=unix:{socket}"),
+                    // Not for the other server: tunnels on plaintext raw lanes do not count in `full_receive_channels`.
+                    INSECURE.to_owned(),
+                ]);
             }
             args.extend([
-                INSECURE.to_owned(),
                 format!("--server-id={name}"),
                 "--server-count=2".to_owned(),
                 "--agent-bind-address=127.0.0.1".to_owned(),
@@ -97,9 +88,9 @@ impl Fleet {
                 "--health-bind-address=127.0.0.1".to_owned(),
                 format!("--health-port={health}"),
                 format!("--admin-port={admin}"),
-                format!("--cluster-cert={}", file("server.crt")),
-                format!("--cluster-key={}", file("server.key")),
-                format!("--cluster-ca-cert={}", file("ca.crt")),
+                format!("--cluster-cert={}", file("server-cluster.crt")),
+                format!("--cluster-key={}", file("server-cluster.key")),
+                format!("--cluster-ca-cert={}", file("agents-ca.crt")),
             ]);
             processes.push(spawn(name, &args)?);
             frontends.push(frontend);
@@ -116,7 +107,7 @@ impl Fleet {
             });
         }
         let mut agents = Vec::new();
-        for name in ["north", "south"] {
+        for name in AGENTS {
             let health = free_port()?;
             let mut args = vec!["agent".to_owned(), INSECURE.to_owned()];
             args.extend(calls.iter().cloned());
@@ -126,9 +117,9 @@ impl Fleet {
                 "--health-server-host=127.0.0.1".to_owned(),
                 format!("--health-server-port={health}"),
                 "--admin-server-port=off".to_owned(),
-                format!("--ca-cert={}", file("ca.crt")),
-                format!("--agent-cert={}", file(&format!("{name}.crt"))),
-                format!("--agent-key={}", file(&format!("{name}.key"))),
+                format!("--ca-cert={}", file("agents-ca.crt")),
+                format!("--agent-cert={}", file(&format!("agent-{name}.crt"))),
+                format!("--agent-key={}", file(&format!("agent-{name}.key"))),
             ]);
             processes.push(spawn(name, &args)?);
             agents.push(format!("127.0.0.1:{health}"));
@@ -174,33 +165,15 @@ fn last_line(log: &Path) -> String {
     text.lines().next_back().unwrap_or_default().to_owned()
 }
 
-/// Copies certificates of a demo, which is killed then.
+/// Makes an installation's certificates. Those of the demo expire within days, and the alerts would fire.
 fn certificates(program: &Path, folder: &Path) -> anyhow::Result<()> {
-    let demo = folder.join("demo");
-    let log = folder.join("demo.log");
-    let child = Command::new(program)
-        .args(["demo", "--plain", "--dir"])
-        .arg(&demo)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(fs::File::create(&log)?)
-        .spawn()
-        .context("start the demo")?;
-    let mut running = Running::of(child);
-    let until = Instant::now() + CERTIFICATES;
-    let is_written =
-        || fs::read_to_string(demo.join(LAST)).is_ok_and(|text| text.contains("-----END"));
-    while !is_written() {
-        if let Some(status) = running.ends_within(PAUSE)? {
-            bail!("the demo ended with {status}: {}", last_line(&log));
-        }
-        if Instant::now() > until {
-            bail!("the demo wrote no certificates in time");
-        }
-        thread::sleep(PAUSE);
-    }
-    for name in FILES {
-        fs::copy(demo.join(name), folder.join(name)).with_context(|| format!("copy {name}"))?;
+    let mut commands = vec![["init"].as_slice(), &["server", "127.0.0.1"]];
+    let agents = AGENTS.map(|name| ["agent", name]);
+    commands.extend(agents.iter().map(<[_; 2]>::as_slice));
+    for words in commands {
+        let mut pki = Command::new(program);
+        pki.arg("pki").args(words).arg("--dir").arg(folder);
+        output_of(&mut pki, PKI)?;
     }
     Ok(())
 }

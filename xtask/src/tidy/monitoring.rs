@@ -2,7 +2,7 @@
 //! complete.
 
 use crate::monitoring::queries::{self, names};
-use crate::monitoring::{ABSENT, ALERTS, ALERTS_TEST, DASHBOARD, FOLDER, PLANNED};
+use crate::monitoring::{ABSENT, ALERTS, ALERTS_TEST, DASHBOARD, FOLDER};
 use crate::tidy::documents::{anchors, first_column};
 use crate::workspace::Workspace;
 
@@ -32,7 +32,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         .flat_map(|table| first_column(table, TABLE))
         .collect();
     let is_known = |name: &str| {
-        let is_there = |name: &str| known.iter().any(|one| one == name) || PLANNED.contains(&name);
+        let is_there = |name: &str| known.iter().any(|one| one == name);
         let family = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix));
         is_there(name) || family.is_some_and(is_there) || name.starts_with(OF_PROCESSES)
     };
