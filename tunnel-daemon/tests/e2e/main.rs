@@ -22,6 +22,7 @@ mod jwt;
 mod kubectl;
 mod leases;
 mod load;
+mod manifests;
 mod namespace;
 mod objects;
 mod pages;
