@@ -114,6 +114,22 @@ mod tests {
             .collect()
     }
 
+    #[cfg(feature = "fips")]
+    #[test]
+    fn a_fips_build_has_no_other_cryptography() {
+        assert!(is_fips());
+        let names = names(&TlsPolicy::default());
+        assert!(
+            names.iter().all(|name| !name.contains("CHACHA")),
+            "{names:?}"
+        );
+        assert!(
+            names.iter().any(|name| name.starts_with("TLS_")),
+            "{names:?}"
+        );
+    }
+
+    #[cfg(not(feature = "fips"))]
     #[test]
     fn list_restricts_tls12_and_leaves_tls13_alone() {
         let tls12_suites = Some(vec![CipherSuite::RsaChaCha20]);
@@ -140,6 +156,7 @@ mod tests {
         assert_eq!(versions(&policy), [&TLS13]);
     }
 
+    #[cfg(not(feature = "fips"))]
     #[test]
     fn aes_gcm_comes_before_chacha_in_both_versions() {
         let names = names(&TlsPolicy::default());

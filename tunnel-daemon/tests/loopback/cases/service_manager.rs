@@ -2,7 +2,6 @@
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixDatagram, UnixListener};
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -20,13 +19,14 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// What a service manager passes to a server: where to notify, and a listening socket at `socket`.
 fn command(args: &[String], notify: &Path, socket: &UnixListener) -> Command {
-    let (called, rest) = args.split_first().expect("a name");
-    let mut command = Command::new(program());
     // The socket is kept open over exec, under its own number.
     fcntl_setfd(socket, FdFlags::empty()).expect("it is open");
+    let mut command = Command::new("env");
+    // Whatever these tests were started with, such as nohup.
     command
-        .arg0(called)
-        .args(rest)
+        .args(["--default-signal=HUP", "--"])
+        .arg(program())
+        .args(&args[1..])
         .env("NOTIFY_SOCKET", notify)
         .env("LISTEN_FDS", "1")
         .env("LISTEN_FDS_FIRST_FD", socket.as_raw_fd().to_string());

@@ -218,10 +218,9 @@ impl World {
     fn counted(&self) -> [f64; 2] {
         self.relay.publish();
         let text = self.metrics.scrape().text();
-        ["tunnels", "thread_panics_total"].map(|family| {
-            let series = format!("adit_relay_{family} ");
-            let value = text.lines().find_map(|line| line.strip_prefix(&series));
-            value.unwrap().parse().unwrap()
+        ["adit_relay_tunnels{", "adit_relay_thread_panics_total "].map(|series| {
+            let line = text.lines().find(|line| line.starts_with(series)).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
         })
     }
 

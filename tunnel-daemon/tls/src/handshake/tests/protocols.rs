@@ -82,6 +82,7 @@ async fn sides_without_a_common_version_refuse_each_other() {
     assert!(accepted.is_err() && connected.is_err());
 }
 
+#[cfg(not(feature = "fips"))]
 #[tokio::test]
 async fn tls12_uses_the_suite_that_was_chosen() {
     let mut world = world();
