@@ -25,6 +25,9 @@ const TRIAL: Duration = Duration::from_secs(10 * 60);
 const CERTIFICATES: &str = "etc/adit";
 const SOCKETS: &str = "run/adit";
 
+/// What runtimes put into /dev that a program without a terminal may need.
+const DEVICES: &[&str] = &["null", "random", "urandom", "zero"];
+
 /// An image by its tag, and what is started in it.
 type Started = (&'static str, &'static [&'static str]);
 
@@ -139,7 +142,7 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         if !root.is_dir() {
             continue;
         }
-        for folder in [CERTIFICATES, SOCKETS, "proc"] {
+        for folder in [CERTIFICATES, SOCKETS, "proc", "dev"] {
             fs::create_dir_all(root.join(folder))?;
         }
         mount(&["--bind", text(&root)?], &root)?;
@@ -149,6 +152,15 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             mount(&["--bind", text(&from)?], &root.join(volume))?;
         }
         mount(&["-t", "proc", "proc"], &root.join("proc"))?;
+        mount(
+            &["-t", "tmpfs", "-o", "mode=0755", "tmpfs"],
+            &root.join("dev"),
+        )?;
+        for device in DEVICES {
+            let file = root.join("dev").join(device);
+            fs::write(&file, "")?;
+            mount(&["--bind", &format!("/dev/{device}")], &file)?;
+        }
         let shown = fs::write(root.join("written"), "");
         ensure!(shown.is_err(), "{} is not read-only", root.display());
     }

@@ -20,6 +20,8 @@ use crate::steps::{Running, run_command};
 const START: Duration = Duration::from_secs(60);
 /// Longest time for an end: longer than the grace for open tunnels.
 const END: Duration = Duration::from_secs(40);
+/// How long an agent that drains without a limit is watched.
+const DRAIN: Duration = Duration::from_secs(1);
 /// How often a program is asked whether it is there: the precision of start times.
 const ASK: Duration = Duration::from_millis(2);
 /// What goes through the tunnel.
@@ -165,8 +167,8 @@ pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
     (place.inspect)(server.id())?;
     (place.inspect)(agent.id())?;
     echo(&place.sockets.1.join("frontend.sock"))?;
-    ended("agent", &mut agent)?;
-    ended("server", &mut server)?;
+    ended("agent", &mut agent, place.is_compat)?;
+    ended("server", &mut server, false)?;
     Ok(Times {
         server: server_start,
         agent: agent_start,
@@ -274,10 +276,16 @@ fn echo(socket: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends SIGTERM, and waits for an orderly end.
-fn ended(name: &str, running: &mut Running) -> anyhow::Result<()> {
+/// Sends SIGTERM, and waits for an orderly end. An agent with upstream's flags drains until a second signal, as upstream does.
+fn ended(name: &str, running: &mut Running, drains_on: bool) -> anyhow::Result<()> {
     let process = i32::try_from(running.id()).ok().and_then(Pid::from_raw);
-    kill_process(process.context("a process")?, Signal::TERM)?;
+    let process = process.context("a process")?;
+    kill_process(process, Signal::TERM)?;
+    if drains_on {
+        let status = running.ends_within(DRAIN)?;
+        ensure!(status.is_none(), "the {name} does not drain: {status:?}");
+        kill_process(process, Signal::TERM)?;
+    }
     let status = running.ends_within(END)?;
     let status = status.with_context(|| format!("the {name} does not end"))?;
     ensure!(status.success(), "the {name} ended with {status}");
