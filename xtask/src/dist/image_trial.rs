@@ -206,11 +206,11 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 /// The image with a shell runs what a pod runs before it stops, and has the names that platforms look for.
 fn hook(container: &Container) -> anyhow::Result<()> {
     let script = "sleep 0.1 && for name in adit proxy-server proxy-agent; do \
-                  for folder in '' /bin /usr/bin; do $folder/$name --version || exit 1; done; done";
+                  for folder in '' /bin /usr/bin; do $folder/$name --help >/dev/null && echo $folder/$name || exit 1; done; done";
     let said = stdout_of(&mut container.command(&["/bin/sh", "-c", script])?, TOOL)?;
     ensure!(
         said.lines().count() == 9,
-        "each of nine names has a version: {said}"
+        "nine names of the binary are wanted: {said}"
     );
     Ok(())
 }
