@@ -254,10 +254,11 @@ pub(super) fn closed(test: &str, address: &str) {
         let error = client.call(target).unwrap_err();
         assert!(error.contains("not permitted"), "{error}");
     };
-    for _ in 0..2 {
+    for round in 0..2 {
         let mut server = world.server(None, &flags("closed"));
         let agent = world.agent(&server, None);
-        assert!(!client.call(target).unwrap().is_direct());
+        let seen = client.call(target).unwrap();
+        assert!(!seen.is_direct(), "{round}: {seen:?}\n{}", server.readyz());
         server.role.kill();
         drop(agent);
         for _ in 0..3 {
