@@ -121,6 +121,7 @@ const STEPS: &[Step] = &[
     Step("dist", Night(Part::A), Call(dist::night)),
     // With the package that the step before made.
     Step("pages", Night(Part::A), Call(pages::run)),
+    Step("fips", Night(Part::A), Call(fips)),
     Step("deny", Night(Part::A), Call(deny)),
     Step("chart", Night(Part::A), Call(charted)),
     Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
@@ -329,6 +330,24 @@ fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()));
     }
     Cargo(&["deny", "check"]).run(workspace)
+}
+
+/// TLS on the FIPS module of aws-lc, whose build needs Go and cmake.
+fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    for (program, version) in [("go", "version"), ("cmake", "--version")] {
+        if steps::first_line(Command::new(program).arg(version)).is_none() {
+            return Ok(Outcome::Skipped(format!("{program} is not installed")));
+        }
+    }
+    let args = &[
+        "test",
+        "--quiet",
+        "--package=adit-tls",
+        "--features=fips",
+        "--lib",
+    ];
+    Cargo(args).run(workspace)?;
+    Ok(Outcome::Done)
 }
 
 #[cfg(test)]
