@@ -244,13 +244,7 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     let mut signals = Signals::new()?;
     let server = server::start_with(plan, controls).await?;
     privileges::finish().await;
-    let left = controls.inherited.left();
-    anyhow::ensure!(
-        left.is_empty(),
-        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend or --agent-bind at each, or \
-         remove its socket unit",
-        left.join(", ")
-    );
+    all_are_taken(controls)?;
     let listeners = &server.listeners;
     tracing::info!(
         version = VERSION,
@@ -284,10 +278,26 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 
+/// A client of a passed socket that nothing serves would connect and wait.
+///
+/// # Errors
+/// There is such a socket.
+fn all_are_taken(controls: &Controls) -> anyhow::Result<()> {
+    let left = controls.inherited.left();
+    anyhow::ensure!(
+        left.is_empty(),
+        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend of a server at each, or \
+         remove its socket unit",
+        left.join(", ")
+    );
+    Ok(())
+}
+
 async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let agent = agent::start_with(plan, controls).await?;
     privileges::finish().await;
+    all_are_taken(controls)?;
     let listeners = &agent.listeners;
     tracing::info!(
         version = VERSION,

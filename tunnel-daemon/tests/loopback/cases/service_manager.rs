@@ -87,13 +87,16 @@ async fn a_passed_socket_at_which_nothing_listens_is_named() {
     let other = world.dir.path().join("other.sock");
     let socket = UnixListener::bind(&other).expect("a free name");
     std::fs::remove_file(world.connect()).expect("it is there");
-    let command = command(&world.server_args("0"), &notify, &socket);
-    let mut server = Process::start_command("server", command, world.dir.path());
-    assert_eq!(server.end(LIMIT).code(), Some(1));
-    let log = server.log();
-    let expected = format!(
-        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend",
-        other.display()
-    );
-    assert!(log.contains(&expected), "{log}");
+    let agent = world.agent_args("a", 1, &["--log-format=json"]);
+    for (name, args) in [("server", world.server_args("0")), ("agent", agent)] {
+        let command = command(&args, &notify, &socket);
+        let mut process = Process::start_command(name, command, world.dir.path());
+        assert_eq!(process.end(LIMIT).code(), Some(1));
+        let log = process.log();
+        let expected = format!(
+            "the service manager passed sockets at which nothing is to listen: {}; give a --frontend",
+            other.display()
+        );
+        assert!(log.contains(&expected), "{log}");
+    }
 }
