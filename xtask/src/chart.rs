@@ -45,6 +45,22 @@ pub(crate) struct Args {
     pub(crate) check: bool,
 }
 
+/// Packs the chart into a folder.
+///
+/// # Errors
+/// Helm cannot be built, or refuses the chart.
+pub(crate) fn package(workspace: &Workspace, out: &Path) -> anyhow::Result<Outcome> {
+    if first_line(Command::new("go").arg("version")).is_none() {
+        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
+    }
+    let helm = Helm::build(workspace, &workspace.target().join("chart"))?;
+    let mut command = Command::new(&helm.program);
+    command.current_dir(workspace.root());
+    command.args(["package", CHART, "--destination"]).arg(out);
+    run_command(&mut command, MINUTES_5)?;
+    Ok(Outcome::Done)
+}
+
 /// Lints and renders the chart with all values, and writes or compares what is made from it.
 ///
 /// # Errors

@@ -1,16 +1,14 @@
 //! `cargo xtask release`: checks that a commit can be a release, and makes everything that one consists of.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 
+use crate::chart;
 use crate::dist::{self, Arch, Key, Release};
-use crate::steps::{first_line, run_command};
+use crate::steps::Outcome;
 use crate::workspace::Workspace;
-
-const CHART: &str = "deploy/chart";
 
 /// Which release.
 #[derive(clap::Args)]
@@ -69,7 +67,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     dist::make(workspace, &release, &args.arch, &out)?;
     let notes = out.join(format!("adit-{version}-notes.md"));
     fs::write(notes, format!("{}\n", section.notes))?;
-    chart(workspace, &out)?;
+    if let Outcome::Skipped(why) = chart::package(workspace, &out)? {
+        println!("release: SKIPPED: the chart is not packed: {why}");
+    }
     let keys = tempfile::tempdir()?;
     let key = match &args.key {
         Some(file) => Key::of(file),
@@ -82,21 +82,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         println!("release: this was a dry run: the signature is of a throwaway key");
     }
     Ok(())
-}
-
-/// Packs the chart, where there is one and helm is installed.
-fn chart(workspace: &Workspace, out: &Path) -> anyhow::Result<()> {
-    if !workspace.path(CHART).join("Chart.yaml").is_file() {
-        println!("release: SKIPPED: there is no chart");
-        return Ok(());
-    }
-    if first_line(Command::new("helm").args(["version", "--short"])).is_none() {
-        println!("release: SKIPPED: the chart is not packed: helm is not installed");
-        return Ok(());
-    }
-    let mut helm = workspace.command("helm");
-    helm.args(["package", CHART, "--destination"]).arg(out);
-    run_command(&mut helm, dist::TOOL)
 }
 
 impl<'a> Section<'a> {
