@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use adit_server::backend::AgentAuthorizer;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{CertificateKind, ReloadResult};
-use adit_tls::inspect::Expiry;
+use adit_tls::inspect::{Expiry, days_left};
 use adit_tls::reload::ReloadEvents;
 use adit_tls::tls::TlsError;
 
@@ -107,9 +107,8 @@ impl Warnings {
             return None;
         }
         self.0.insert(expiry.path.clone(), now);
-        Some(left.map_or(Due::Expired, |left| Due::Soon {
-            days_left: left.as_secs() / DAY.as_secs(),
-        }))
+        let days_left = days_left(expiry.not_after, now);
+        Some(days_left.map_or(Due::Expired, |days_left| Due::Soon { days_left }))
     }
 }
 

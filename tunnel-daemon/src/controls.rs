@@ -6,7 +6,6 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::service_manager;
 use crate::signals::is_hangup_ignored;
 use adit_net::inherited::InheritedSockets;
 use adit_telemetry::DebugLog;
@@ -59,9 +58,7 @@ impl Requests {
             tokio::select! {
                 _ = hung_up => {
                     tracing::info!("SIGHUP received: reading files again");
-                    service_manager::reloading();
                     controls.reread.ask();
-                    service_manager::ready();
                 }
                 _ = self.user1.recv() => {
                     if let Err(error) = controls.debug.toggle("SIGUSR1") {

@@ -13,7 +13,6 @@ use anyhow::Context as _;
 
 use crate::status::text::{clean, show};
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Seconds of the end of year 9999: the last that RFC 3339 can write, and the end of a certificate that has none (RFC 5280).
 const LAST_SECOND: u64 = 253_402_300_799;
 
@@ -180,10 +179,8 @@ fn shown(one: &Inspected, now: SystemTime) -> String {
         (false, false, true) => "client",
         (false, false, false) => "neither server nor client",
     };
-    let left = match days_left(one.not_after, now) {
-        left @ 0.. => left.to_string(),
-        _past => "expired".to_owned(),
-    };
+    let left = inspect::days_left(one.not_after, now);
+    let left = left.map_or_else(|| "expired".to_owned(), |days| days.to_string());
     let hash: String = one
         .sha256
         .iter()
@@ -203,15 +200,6 @@ fn shown(one: &Inspected, now: SystemTime) -> String {
     lines.map(line).concat()
 }
 
-/// Whole days; below zero when the end is past.
-fn days_left(end: SystemTime, now: SystemTime) -> i64 {
-    let days = |span: Duration| i64::try_from(span.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX);
-    match end.duration_since(now) {
-        Ok(left) => days(left),
-        Err(past) => -days(past.duration()) - 1,
-    }
-}
-
 /// As RFC 3339, to the second.
 fn time(at: SystemTime) -> humantime::Rfc3339Timestamp {
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND);
@@ -221,19 +209,6 @@ fn time(at: SystemTime) -> humantime::Rfc3339Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn days_are_whole_and_below_zero_once_expired() {
-        let end = SystemTime::UNIX_EPOCH + 10 * DAY;
-        let at =
-            |seconds: u64| days_left(end, SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-        let day = DAY.as_secs();
-        assert_eq!(at(0), 10);
-        assert_eq!(at(9 * day), 1);
-        assert_eq!(at(9 * day + 1), 0);
-        assert_eq!(at(10 * day), 0);
-        assert_eq!(at(10 * day + 1), -1);
-    }
 
     #[test]
     fn a_certificate_is_shown_line_by_line_and_moves_no_cursor() {

@@ -66,13 +66,10 @@ pub fn run(parsed: Parsed) -> ExitCode {
             });
         }
         Command::Man(options) => {
-            return match adit_config::write_man_pages(&options.dir) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    let folder = options.dir.display();
-                    fail(&anyhow::Error::new(error).context(format!("cannot write to {folder}")))
-                }
-            };
+            let written = clap_mangen::generate_to(adit_config::for_users(), &options.dir);
+            let written =
+                written.with_context(|| format!("cannot write to {}", options.dir.display()));
+            return written.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
         }
         Command::Pki(options) => {
             return pki::run(options).unwrap_or_else(|error| fail(&error));

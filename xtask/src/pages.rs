@@ -52,7 +52,11 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
             return Ok(Outcome::Skipped(format!("{program} is not installed")));
         }
     }
-    let package = package(workspace)?;
+    let Some(package) = package(workspace)? else {
+        return Ok(Outcome::Skipped(
+            "target/dist has no package: run cargo xtask dist first".to_owned(),
+        ));
+    };
     let base = base(workspace)?;
     for (page, start) in PAGES {
         let text = workspace
@@ -131,20 +135,18 @@ fn base(workspace: &Workspace) -> anyhow::Result<PathBuf> {
 }
 
 /// The package that `cargo xtask dist` made.
-fn package(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
     let folder = workspace.target().join("dist");
-    let files = fs::read_dir(&folder)
-        .with_context(|| format!("read {}: run cargo xtask dist first", folder.display()))?;
-    for file in files {
+    if !folder.exists() {
+        return Ok(None);
+    }
+    for file in fs::read_dir(&folder)? {
         let path = file?.path();
         if path.extension().is_some_and(|ending| ending == "deb") {
-            return Ok(path);
+            return Ok(Some(path));
         }
     }
-    bail!(
-        "{} has no package: run cargo xtask dist first",
-        folder.display()
-    )
+    Ok(None)
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {

@@ -29,5 +29,5 @@ pub use command::{
     Parsed, StatusOptions, TopOptions, TopSort, parse,
 };
 pub use error::ConfigError;
-pub use flags::write_man_pages;
+pub use flags::for_users;
 pub use pki::{PkiAgent, PkiClient, PkiInit, PkiOptions, PkiServer, PkiShow, PkiSigning};

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use listenfd::ListenFd;
+use rustix::net::sockopt::socket_acceptconn;
 
 use crate::listen::{ListenAddr, Listener};
 use crate::unix::UnixListening;
@@ -50,14 +51,23 @@ impl InheritedSockets {
     /// # Errors
     /// A descriptor is no listening stream socket, TCP or unix with a path.
     pub fn from_env() -> io::Result<Self> {
+        let listening = |socket: BorrowedFd<'_>| {
+            if socket_acceptconn(socket)? {
+                return Ok(());
+            }
+            Err(io::Error::other(
+                "it does not listen: leave Accept=yes out of its socket unit",
+            ))
+        };
         let mut passed = ListenFd::from_env();
         let mut sockets = Vec::with_capacity(passed.len());
         for index in 0..passed.len() {
             let socket = match passed.take_unix_listener(index) {
                 Ok(Some(unix)) => {
+                    listening(unix.as_fd())?;
                     let address = unix.local_addr()?;
                     let path = address.as_pathname().ok_or_else(|| {
-                        io::Error::other("a unix socket without a path was passed: give it one")
+                        io::Error::other("it is a unix socket without a path: give it one")
                     })?;
                     let path = path.to_owned();
                     Inherited::Unix(unix, path)
@@ -65,6 +75,7 @@ impl InheritedSockets {
                 Ok(None) => continue,
                 Err(_not_unix) => match passed.take_tcp_listener(index)? {
                     Some(tcp) => {
+                        listening(tcp.as_fd())?;
                         let address = tcp.local_addr()?;
                         Inherited::Tcp(tcp, address)
                     }

@@ -114,6 +114,14 @@ impl Inspected {
     }
 }
 
+/// Whole days until `end`; `None` once it is past.
+#[must_use]
+pub fn days_left(end: SystemTime, now: SystemTime) -> Option<u64> {
+    const DAY_SECONDS: u64 = 24 * 60 * 60;
+    let left = end.duration_since(now).ok()?;
+    Some(left.as_secs() / DAY_SECONDS)
+}
+
 /// The end of what a file in use has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expiry {
@@ -241,6 +249,21 @@ mod tests {
         let now = SystemTime::now();
         assert!(server.not_before < now && now < server.not_after);
         assert!(certificates(&dir.path().join("missing")).is_err());
+    }
+
+    #[test]
+    fn days_left_are_whole_and_none_once_expired() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let day = 24 * 60 * 60;
+        for (now, left) in [
+            (0, Some(10)),
+            (9 * day, Some(1)),
+            (9 * day + 1, Some(0)),
+            (10 * day, Some(0)),
+            (10 * day + 1, None),
+        ] {
+            assert_eq!(days_left(at(10 * day), at(now)), left);
+        }
     }
 
     /// Of version 1, valid for a hundred years.

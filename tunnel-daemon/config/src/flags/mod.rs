@@ -13,9 +13,6 @@ mod tests;
 mod values;
 mod view;
 
-use std::io;
-use std::path::Path;
-
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
@@ -93,17 +90,21 @@ struct CompletionFlags {
 impl CompletionFlags {
     fn text(&self) -> String {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "adit", &mut script);
+        clap_complete::generate(self.shell, &mut for_users(), "adit", &mut script);
         String::from_utf8_lossy(&script).into_owned()
     }
 }
 
-/// Writes a manual page (section 1) for `adit` and for each command into a folder that exists.
-///
-/// # Errors
-/// A file cannot be written.
-pub fn write_man_pages(folder: &Path) -> io::Result<()> {
-    clap_mangen::generate_to(Cli::command(), folder)
+/// The command line without the commands that users are not to call: completions would offer them.
+#[must_use]
+pub fn for_users() -> clap::Command {
+    let all = Cli::command();
+    let shown = all
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    let empty = clap::Command::new("adit").version(version::TEXT);
+    let about = all.get_about().cloned().unwrap_or_default();
+    empty.about(about).subcommands(shown.cloned())
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]

@@ -184,6 +184,7 @@ fn completions_and_manual_pages_are_those_of_the_commands() {
             script.contains("unlink") && script.contains("pki"),
             "{shell}"
         );
+        assert!(!script.contains("netns-helper"), "{shell}");
     }
     said(dir, &["man", "."]);
     let page = std::fs::read_to_string(dir.join("adit-server.1")).expect("a page");
