@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use crate::steps::{MINUTES_5, Outcome, first_line, output_of, run_command};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, fresh};
 
 /// The chart.
 const CHART: &str = "deploy/chart";
@@ -74,7 +74,8 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     }
     let folder = workspace.target().join("chart");
     let helm = Helm::build(workspace, &folder)?;
-    let rendered = fresh(&folder.join("rendered"))?;
+    let rendered = folder.join("rendered");
+    fresh(&rendered)?;
     let cases = Case::all(workspace, CASES)?;
     for case in &cases {
         let text = helm.passes(case).with_context(|| case.file.clone())?;
@@ -137,15 +138,6 @@ fn keep(workspace: &Workspace, args: Args, path: &str, text: &str) -> anyhow::Re
         return Ok(());
     }
     fs::write(&file, text).with_context(|| format!("write {path}"))
-}
-
-/// An empty folder.
-fn fresh(folder: &Path) -> anyhow::Result<PathBuf> {
-    if folder.exists() {
-        fs::remove_dir_all(folder)?;
-    }
-    fs::create_dir_all(folder)?;
-    Ok(folder.to_path_buf())
 }
 
 /// Copies all files below a folder.
@@ -261,7 +253,8 @@ impl Helm {
             .arg(&program)
             .arg(PACKAGE);
         run_command(&mut go, BUILD)?;
-        let with_templates = fresh(&folder.join("with-templates"))?;
+        let with_templates = folder.join("with-templates");
+        fresh(&with_templates)?;
         copy(workspace, CHART, &with_templates)?;
         let templates = format!("{MANIFESTS}/templates");
         copy(workspace, &templates, &with_templates.join("templates"))?;

@@ -5,6 +5,7 @@
 mod chart;
 mod ci;
 mod codegen;
+mod debian;
 mod dist;
 mod docs;
 mod e2e;

@@ -16,6 +16,7 @@ use crate::steps::{MINUTES_5, Outcome, first_line, run_command, seconds};
 use crate::workspace::Workspace;
 use fleet::Fleet;
 use load::Load;
+pub(crate) use load::connect;
 use prometheus::Prometheus;
 use queries::{Query, selectors};
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::debian;
 use crate::steps::{Outcome, run_command};
 use crate::workspace::Workspace;
 
@@ -28,12 +29,7 @@ enum Start {
     Package,
 }
 
-/// The distribution, and what a server of it has that a minimal installation lacks.
-const SUITE: &str = "bookworm";
-const PACKAGES: &str = "--include=systemd,systemd-sysv,dbus,curl,python3,procps";
-const MIRROR: &str = "http://deb.debian.org/debian";
-/// Longest time to install it, and to run a page.
-const INSTALL: Duration = Duration::from_secs(15 * 60);
+/// Longest time to run a page.
 const RUN: Duration = Duration::from_secs(5 * 60);
 /// The units are sound, and exposed by less than 2.5 of 10.
 const UNITS: &str = "cd /lib/systemd/system\nsystemd-analyze verify --man=no adit-server.service adit-agent.service adit-server.socket\n\
@@ -57,7 +53,6 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
             "target/dist has no package: run cargo xtask dist first".to_owned(),
         ));
     };
-    let base = base(workspace)?;
     for (page, start) in PAGES {
         let text = workspace
             .text(page)?
@@ -67,7 +62,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
         println!("pages: {page}, {} blocks", blocks.len());
         let name = Path::new(page).file_stem().unwrap_or_default();
         let machine = workspace.target().join("pages").join(name);
-        copy(&base, &machine)?;
+        debian::install(workspace, &machine)?;
         prepare(&machine, &blocks, *start, &package)?;
         boot(&machine).with_context(|| page.to_string())?;
         fs::remove_dir_all(&machine)?;
@@ -113,27 +108,6 @@ fn blocks(text: &str) -> Vec<(How, String)> {
     found
 }
 
-/// Installs the blank system, once.
-fn base(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    let folder = workspace.target().join("pages");
-    fs::create_dir_all(&folder)?;
-    let (base, partial) = (folder.join("base"), folder.join("base.partial"));
-    if base.exists() {
-        return Ok(base);
-    }
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    let mut debootstrap = Command::new("debootstrap");
-    debootstrap
-        .args(["--variant=minbase", PACKAGES, SUITE])
-        .arg(&partial)
-        .arg(MIRROR);
-    run_command(&mut debootstrap, INSTALL)?;
-    fs::rename(&partial, &base)?;
-    Ok(base)
-}
-
 /// The package that `cargo xtask dist` made.
 fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
     let folder = workspace.target().join("dist");
@@ -147,18 +121,6 @@ fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
         }
     }
     Ok(None)
-}
-
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    if to.exists() {
-        fs::remove_dir_all(to)?;
-    }
-    run_command(
-        Command::new("cp")
-            .args(["-a", "--reflink=auto"])
-            .args([from, to]),
-        INSTALL,
-    )
 }
 
 /// Puts the commands into the machine, with a service that runs them and ends the machine.

@@ -187,6 +187,17 @@ impl Workspace {
     }
 }
 
+/// Makes a folder that is empty: what was in it goes.
+///
+/// # Errors
+/// It cannot be removed or made.
+pub(crate) fn fresh(folder: &Path) -> anyhow::Result<()> {
+    if folder.exists() {
+        std::fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,11 @@ use rustix::thread::{
 use seccompiler::{BpfMap, BpfProgram};
 use serde_json::{Value, json};
 
+use seccomp_filters::filters;
+
+#[path = "../../../tunnel-daemon/seccomp_filters.rs"]
+mod seccomp_filters;
+
 /// What the launcher is told.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -47,7 +52,7 @@ impl Container {
             Some(profile) => {
                 let text = fs::read_to_string(profile)
                     .with_context(|| format!("read {}", profile.display()))?;
-                filters(&serde_json::from_str(&text)?)?
+                of_profile(&serde_json::from_str(&text)?)?
             }
             None => Vec::new(),
         };
@@ -63,6 +68,12 @@ impl Container {
             .env("PATH", "/usr/bin:/bin");
         Ok(command)
     }
+}
+
+/// What a profile says, with its own error for calls that it does not list.
+fn of_profile(profile: &Value) -> anyhow::Result<Vec<Value>> {
+    let otherwise = json!({"errno": profile["defaultErrnoRet"]});
+    filters(profile, &otherwise).map_err(anyhow::Error::msg)
 }
 
 /// Becomes the program.
@@ -99,46 +110,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         seccompiler::apply_filter(program)?;
     }
     bail!("start {name}: {}", command.exec())
-}
-
-/// The filters that do what a profile of OCI runtimes says. Calls with an error of their own have a filter of their own: the
-/// kernel takes the sterner answer of all.
-fn filters(profile: &Value) -> anyhow::Result<Vec<Value>> {
-    let (mut listed, mut filters) = (Vec::new(), Vec::new());
-    for rule in profile["syscalls"].as_array().context("rules")? {
-        for name in rule["names"].as_array().context("names of calls")? {
-            let mut call = json!({"syscall": name});
-            if let Some(conditions) = rule["args"].as_array() {
-                call["args"] = conditions.iter().map(condition).collect::<Result<_, _>>()?;
-            }
-            listed.push(call.clone());
-            match rule["action"].as_str() {
-                Some("SCMP_ACT_ALLOW") => (),
-                Some("SCMP_ACT_ERRNO") => filters.push(json!({"main": {
-                    "mismatch_action": "allow",
-                    "match_action": {"errno": rule["errnoRet"]},
-                    "filter": [call],
-                }})),
-                other => bail!("the action {other:?} is not known here"),
-            }
-        }
-    }
-    filters.push(json!({"main": {
-        "mismatch_action": {"errno": profile["defaultErrnoRet"]},
-        "match_action": "allow",
-        "filter": listed,
-    }}));
-    Ok(filters)
-}
-
-/// A condition in the words of seccompiler.
-fn condition(rule: &Value) -> anyhow::Result<Value> {
-    let (operator, value) = match rule["op"].as_str() {
-        Some("SCMP_CMP_EQ") => (json!("eq"), &rule["value"]),
-        Some("SCMP_CMP_MASKED_EQ") => (json!({"masked_eq": rule["value"]}), &rule["valueTwo"]),
-        other => bail!("the comparison {other:?} is not known here"),
-    };
-    Ok(json!({"index": rule["index"], "type": "dword", "op": operator, "val": value}))
 }
 
 /// What `/proc/PID/status` says of a process that has no right.
@@ -183,7 +154,7 @@ mod tests {
         for name in ["server", "agent"] {
             let text = workspace.text(&format!("deploy/seccomp/{name}.json"));
             let profile = serde_json::from_str(&text.unwrap().unwrap()).unwrap();
-            for filter in filters(&profile).unwrap() {
+            for filter in of_profile(&profile).unwrap() {
                 let arch = std::env::consts::ARCH.try_into().unwrap();
                 let compiled: BpfMap =
                     seccompiler::compile_from_json(filter.to_string().as_bytes(), arch).unwrap();

@@ -12,6 +12,7 @@ use walkdir::WalkDir;
 use super::image::place;
 use super::{Arch, Release, Site, TOOL, names};
 use crate::steps::{run_command, stdout_of};
+use crate::workspace::fresh;
 
 /// What the artefact is called behind version and processor.
 pub(super) const ENDING: &str = ".deb";
@@ -69,9 +70,7 @@ pub(super) fn make(
     licences: &Path,
 ) -> anyhow::Result<()> {
     let root = site.work.join("deb");
-    if root.exists() {
-        fs::remove_dir_all(&root)?;
-    }
+    fresh(&root)?;
     fill(site, release, arch, program, licences, &root)?;
     let bytes = settle(&root)?;
     control(release, arch, &root, bytes)?;

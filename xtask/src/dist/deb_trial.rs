@@ -5,18 +5,15 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use walkdir::WalkDir;
 
 use super::{Arch, Release, TOOL, deb};
+use crate::debian;
 use crate::steps::{Outcome, in_ci, output_of, stdout_of};
+use crate::workspace::Workspace;
 
-const SUITE: &str = "bookworm";
-const MIRROR: &str = "http://deb.debian.org/debian";
-/// Longest time to fetch and unpack a small Debian.
-const FETCH: Duration = Duration::from_secs(15 * 60);
 /// Folders that dpkg itself changes.
 const DPKG: &[&str] = &[
     "var/lib/dpkg",
@@ -50,13 +47,15 @@ const FILES: &[(&str, u32)] = &[
 /// # Errors
 /// Something is missing after the installation, or left after the purge.
 pub(super) fn run(
+    workspace: &Workspace,
     release: &Release,
     arch: Arch,
     out: &Path,
     trial: &Path,
 ) -> anyhow::Result<Outcome> {
-    let root = match debian(trial, arch) {
-        Ok(root) => root,
+    let root = trial.join("debian");
+    match debian::install(workspace, &root) {
+        Ok(()) => (),
         // CI has a network; a laptop on a train has none.
         Err(error) if in_ci() => return Err(error),
         Err(error) => {
@@ -64,7 +63,7 @@ pub(super) fn run(
                 "no Debian to try it in: {error:#}"
             )));
         }
-    };
+    }
     let name = release.name(arch, deb::ENDING);
     fs::copy(out.join(&name), root.join("tmp").join(&name))?;
     let before = files(&root)?;
@@ -102,8 +101,7 @@ pub(super) fn run(
     let verified = stdout_of(inside(&root).args(["dpkg", "--verify", "adit"]), TOOL)?;
     ensure!(verified.is_empty(), "dpkg finds changes: {verified}");
     for entry in WalkDir::new(root.join("etc/systemd")) {
-        // Without systemd the folder is not there either.
-        let Ok(entry) = entry else { continue };
+        let entry = entry?;
         let name = entry.file_name().to_string_lossy();
         ensure!(!name.starts_with("adit"), "{name} was enabled");
     }
@@ -124,28 +122,6 @@ pub(super) fn run(
     ensure!(!status.contains("adit"), "the purge leaves the user adit");
     fs::remove_dir_all(&root)?;
     Ok(Outcome::Done)
-}
-
-/// A fresh Debian; its packages are fetched once.
-fn debian(trial: &Path, arch: Arch) -> anyhow::Result<PathBuf> {
-    let (root, packages) = (trial.join("debian"), trial.join("debian-packages"));
-    if root.exists() {
-        fs::remove_dir_all(&root)?;
-    }
-    fs::create_dir_all(&packages)?;
-    let mut debootstrap = Command::new("debootstrap");
-    debootstrap
-        .args(["--variant=minbase", &format!("--arch={}", arch.name())])
-        .arg(format!(
-            "--cache-dir={}",
-            fs::canonicalize(packages)?.display()
-        ))
-        .arg(SUITE)
-        .arg(&root)
-        .arg(MIRROR)
-        .env("LC_ALL", "C");
-    output_of(&mut debootstrap, FETCH)?;
-    Ok(root)
 }
 
 fn inside(root: &Path) -> Command {

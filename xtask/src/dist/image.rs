@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::{Arch, Release, Site, TOOL, names, sums};
 use crate::steps::{first_line, run_command};
+use crate::workspace::fresh;
 
 /// Neither root nor a user of a node.
 pub(super) const USER: u32 = 65532;
@@ -84,9 +85,7 @@ pub(super) fn make(
     licences: &Path,
 ) -> anyhow::Result<()> {
     let work = site.work.join("images");
-    if work.exists() {
-        fs::remove_dir_all(&work)?;
-    }
+    fresh(&work)?;
     let layout = Layout {
         release,
         arch,

@@ -17,7 +17,7 @@ use super::image::{self, IMAGES, USER};
 use super::tunnel::{self, Place};
 use super::{Arch, Release, TOOL};
 use crate::steps::{run_command, stdout_of};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, fresh};
 
 /// Longest time for everything.
 const TRIAL: Duration = Duration::from_secs(10 * 60);
@@ -74,9 +74,7 @@ pub(super) fn run(
     trial: &Path,
 ) -> anyhow::Result<()> {
     let images = trial.join("images");
-    if images.exists() {
-        fs::remove_dir_all(&images)?;
-    }
+    fresh(&images)?;
     let layout = images.join("layout");
     fs::create_dir_all(&layout)?;
     let mut tar = Command::new("tar");

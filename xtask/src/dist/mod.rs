@@ -25,7 +25,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
 use crate::steps::{Outcome, Steps, first_line, run_command, seconds};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, fresh};
 
 pub(crate) use confined::{Args as Confined, run as confine};
 pub(crate) use image_trial::{Args as ImageTrial, inside as try_images};
@@ -260,13 +260,9 @@ pub(crate) fn night(workspace: &Workspace) -> anyhow::Result<Outcome> {
 impl<'a> Site<'a> {
     /// Artefacts of an earlier run go, what cargo built stays.
     fn at(sources: &'a Workspace, out: &Path, work: &Path) -> anyhow::Result<Self> {
-        if out.exists() {
-            fs::remove_dir_all(out).with_context(|| format!("remove {}", out.display()))?;
-        }
+        fresh(out)?;
         let build = work.join("build");
-        for folder in [&build, out] {
-            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        }
+        fs::create_dir_all(&build).with_context(|| format!("create {}", build.display()))?;
         Ok(Self {
             sources,
             build,
@@ -374,7 +370,7 @@ fn check(
                 image_trial::run(workspace, release, arch, out, &trial)
             });
             steps.run_if_possible(&name("package"), || {
-                deb_trial::run(release, arch, out, &trial)
+                deb_trial::run(workspace, release, arch, out, &trial)
             });
         }
     }
@@ -400,10 +396,7 @@ fn reproduce(
     );
     // Not as long as the first folder either: lengths of paths are seen in some formats.
     let again = first.work.join("in-another-folder");
-    if again.exists() {
-        fs::remove_dir_all(&again)?;
-    }
-    fs::create_dir_all(&again)?;
+    fresh(&again)?;
     let clone = again.join("sources");
     let mut git = workspace.command("git");
     git.args(["clone", "--quiet", "--no-hardlinks", "."])

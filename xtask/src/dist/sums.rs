@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{TOOL, names};
 use crate::steps::run_command;
+use crate::workspace::fresh;
 
 /// The list, as `sha256sum --check` reads it.
 pub(super) const FILE: &str = "SHA256SUMS";
@@ -111,10 +112,7 @@ pub(crate) fn verify(folder: &Path, public: &Path) -> anyhow::Result<()> {
 /// Signs copies of list and artefacts with a new key, verifies them, and sees that a changed byte is found.
 pub(super) fn check(out: &Path, trial: &Path) -> anyhow::Result<()> {
     let copy = trial.join("sums");
-    if copy.exists() {
-        fs::remove_dir_all(&copy)?;
-    }
-    fs::create_dir_all(&copy)?;
+    fresh(&copy)?;
     let key = Key::throwaway(trial)?;
     let public = trial.join("throwaway.pub");
     key.public(&public)?;

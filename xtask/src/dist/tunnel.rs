@@ -3,8 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -14,7 +13,10 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Arch, TOOL};
+use crate::monitoring::connect;
+use crate::perf::{free_port, http_get};
 use crate::steps::{Running, run_command};
+use crate::workspace::fresh;
 
 /// Longest time until a program answers: an emulator on a busy host is slow.
 const START: Duration = Duration::from_secs(60);
@@ -67,10 +69,7 @@ impl fmt::Display for Times {
 pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<()> {
     let program = fs::canonicalize(program)?;
     let folder = trial.join("plain");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
-    }
-    fs::create_dir_all(&folder)?;
+    fresh(&folder)?;
     let folder = fs::canonicalize(folder)?;
     run_command(arch.run(&program).arg("--version"), TOOL)?;
     let command = |first: &'static [&'static str]| {
@@ -112,13 +111,8 @@ pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
             .with_context(|| format!("make certificates: {args:?}"))?;
     }
     let file = |name: &str| format!("{pki}/{name}");
-    let [
-        agents,
-        server_health,
-        agent_health,
-        server_admin,
-        agent_admin,
-    ] = free_ports()?;
+    let (agents, server_health, agent_health) = (free_port()?, free_port()?, free_port()?);
+    let (server_admin, agent_admin) = (free_port()?, free_port()?);
     let socket = place.sockets.0.join("frontend.sock").display().to_string();
     let mut server_args = vec![
         format!("--cluster-cert={}", file("server-cluster.crt")),
@@ -179,18 +173,6 @@ fn strs(args: &[String]) -> Vec<&str> {
     args.iter().map(String::as_str).collect()
 }
 
-/// Ports that nobody listens on now.
-fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
-    let mut held = Vec::new();
-    let mut ports = [0; N];
-    for port in &mut ports {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
-}
-
 /// Starts a program, and waits until a probe is answered with 200.
 fn started(
     name: &str,
@@ -219,25 +201,14 @@ fn started(
 }
 
 fn answers(port: u16, probe: &str) -> bool {
-    let asked = || -> anyhow::Result<bool> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let mut stream = TcpStream::connect_timeout(&address, START)?;
-        stream.set_read_timeout(Some(START))?;
-        write!(
-            stream,
-            "GET {probe} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer.starts_with("HTTP/1.1 200"))
-    };
-    asked().unwrap_or(false)
+    let answer = http_get(&format!("127.0.0.1:{port}"), probe);
+    answer.is_ok_and(|text| text.split(' ').nth(1) == Some("200"))
 }
 
 /// Sends bytes through a frontend of HTTP CONNECT to a target that sends them back.
 fn echo(socket: &Path) -> anyhow::Result<()> {
     let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let port = target.local_addr()?.port();
+    let target_at = target.local_addr()?;
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut stream, _) = target.accept()?;
         let mut bytes = [0; 1024];
@@ -249,26 +220,9 @@ fn echo(socket: &Path) -> anyhow::Result<()> {
             stream.write_all(&bytes[..count])?;
         }
     });
-    let mut stream =
-        UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
-    stream.set_read_timeout(Some(START))?;
-    write!(
-        stream,
-        "CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-    )?;
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        stream
-            .read_exact(&mut byte)
-            .context("an answer to CONNECT")?;
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8_lossy(&head);
-    ensure!(
-        head.starts_with("HTTP/1.1 200"),
-        "CONNECT is answered: {head}"
-    );
+    let (status, mut stream) =
+        connect(socket, target_at).with_context(|| format!("connect to {}", socket.display()))?;
+    ensure!(status == 200, "CONNECT is answered with {status}");
     stream.write_all(BYTES)?;
     let mut answer = vec![0; BYTES.len()];
     stream.read_exact(&mut answer)?;

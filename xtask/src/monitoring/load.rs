@@ -127,7 +127,10 @@ fn one_echo(frontend: &Path, echo: SocketAddr) -> anyhow::Result<()> {
 }
 
 /// The status of a CONNECT, and the tunnel behind it.
-fn connect(frontend: &Path, target: SocketAddr) -> anyhow::Result<(u16, UnixStream)> {
+///
+/// # Errors
+/// There is no answer, or none of HTTP.
+pub(crate) fn connect(frontend: &Path, target: SocketAddr) -> anyhow::Result<(u16, UnixStream)> {
     let mut stream = UnixStream::connect(frontend)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

@@ -14,6 +14,10 @@ use seccompiler::{BpfMap, BpfProgram};
 use serde_json::{Value, json};
 
 use super::process::Process;
+use seccomp_filters::filters;
+
+#[path = "../../../seccomp_filters.rs"]
+mod seccomp_filters;
 
 /// The user that owns nothing, and its group.
 pub(crate) const NOBODY: u32 = 65534;
@@ -49,44 +53,6 @@ impl Profile {
         rules.push(json!({"names": names, "action": "SCMP_ACT_ALLOW"}));
         self
     }
-
-    /// The filters that do what it says, but that what is not listed ends in `otherwise`. Calls refused with an error of
-    /// their own have a second filter: the kernel takes the sterner answer.
-    fn filters(&self, otherwise: &Value) -> Vec<Value> {
-        let rules = self.0["syscalls"].as_array().expect("rules");
-        let (mut known, mut refused) = (Vec::new(), Vec::new());
-        for rule in rules {
-            for name in rule["names"].as_array().expect("names") {
-                let mut call = json!({"syscall": name});
-                if let Some(conditions) = rule["args"].as_array() {
-                    call["args"] = conditions.iter().map(condition).collect();
-                }
-                known.push(call.clone());
-                match rule["action"].as_str() {
-                    Some("SCMP_ACT_ALLOW") => (),
-                    Some("SCMP_ACT_ERRNO") => refused.push((call, rule["errnoRet"].clone())),
-                    other => panic!("{other:?} is not known here"),
-                }
-            }
-        }
-        let filter = |mismatch: &Value, matched: Value, calls: Vec<Value>| json!({"main": {"mismatch_action": mismatch, "match_action": matched, "filter": calls}});
-        let mut filters: Vec<Value> = refused
-            .into_iter()
-            .map(|(call, errno)| filter(&json!("allow"), json!({"errno": errno}), vec![call]))
-            .collect();
-        filters.push(filter(otherwise, json!("allow"), known));
-        filters
-    }
-}
-
-/// A condition in the words of seccompiler.
-fn condition(oci: &Value) -> Value {
-    let (operator, value) = match oci["op"].as_str() {
-        Some("SCMP_CMP_EQ") => (json!("eq"), &oci["value"]),
-        Some("SCMP_CMP_MASKED_EQ") => (json!({"masked_eq": oci["value"]}), &oci["valueTwo"]),
-        other => panic!("{other:?} is not known here"),
-    };
-    json!({"index": oci["index"], "type": "dword", "op": operator, "val": value})
 }
 
 /// What a process may.
@@ -123,7 +89,7 @@ pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Comma
     let task = json!({
         "program": path_of(&program),
         "args": args,
-        "filters": rights.profile.filters(&otherwise),
+        "filters": filters(&rights.profile.0, &otherwise).expect("a known profile"),
         "threads": rights.threads,
     });
     let mut command = Command::new(path_of(&launcher));
