@@ -32,10 +32,10 @@ use crate::probes::{
 };
 use crate::redirect_view::RedirectView;
 use crate::relay;
-use crate::run::wait_until;
 use crate::status::{self, AgentSource};
+use crate::wait::wait_until;
 use adit_agent::connector::{RecentServers, ServerConnector};
-use adit_agent::link::LinkContext;
+use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_agent::targets::Dials;

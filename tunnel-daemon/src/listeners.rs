@@ -12,6 +12,7 @@ use adit_core::http2::Limits;
 use adit_core::lane;
 use adit_relay::{BufferSizes, SocketBuffers};
 use anyhow::Context as _;
+use futures_util::future::BoxFuture;
 use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
@@ -50,6 +51,10 @@ use adit_tls::tls::{Alpn, ServerTls};
 /// Failed handshakes that a listener logs, each second and at once.
 const HANDSHAKES_LOGGED_PER_SECOND: u32 = 1;
 const HANDSHAKES_LOGGED_BURST: u32 = 10;
+
+/// Serves a listener until the token is cancelled.
+pub(crate) type Serve =
+    Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Errors of one listener, as counters.
 pub(super) struct Counted {

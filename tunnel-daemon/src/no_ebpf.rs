@@ -117,7 +117,7 @@ pub(crate) mod check {
     //! Lines of `adit check` about flags that keep this binary from starting.
 
     use super::WHY;
-    use crate::check::{degraded, missing};
+    use crate::check::line::{degraded, missing};
     use crate::ebpf_flags::{REMEDY, of_account, of_node_redirect, of_redirect};
     use crate::status::model::Capability;
     use adit_config::plan::{AccountPlan, NodeRedirectPlan, RedirectPlan};

@@ -9,9 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
 use crate::ebpf::NodeRedirect;
-use crate::listeners::{Counted, HandshakeLog, listen_addr};
+use crate::listeners::{Counted, HandshakeLog, Serve, listen_addr};
 use crate::redirect_view::RedirectView;
-use crate::transparent::Serve;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};

@@ -15,8 +15,7 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
-use crate::ebpf::maps_need_capability;
-use crate::run::wait_until;
+use crate::wait::wait_until;
 
 /// How long threads that were just made may take to begin.
 const BEGIN_MAX: Duration = Duration::from_secs(5);
@@ -31,11 +30,10 @@ const KEPT: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
 /// What threads keep; nothing is given up while there is no such set.
 static KEEP: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// From now on threads that begin give up what they do not need. Before any other thread is there.
-pub(super) fn begin(loads_programs: bool) {
-    // Only asked where eBPF is wanted: a seccomp profile without bpf(2) may kill who asks.
-    let maps = loads_programs && maps_need_capability();
-    let _again = KEEP.set(kept(maps));
+/// From now on threads that begin give up what they do not need: CAP_BPF, too, unless eBPF maps need it. Call it before any other
+/// thread is there.
+pub(super) fn begin(maps_need_capability: bool) {
+    let _again = KEEP.set(kept(maps_need_capability));
 }
 
 /// What stays of all there is.

@@ -10,25 +10,26 @@ use anyhow::Context as _;
 use tokio::runtime::Builder;
 #[cfg(feature = "demo")]
 use tracing::Level;
-use tracing::level_filters::LevelFilter;
 
 use crate::controls::{Controls, Requests, outlive_requests};
 #[cfg(feature = "demo")]
 use crate::demo;
 use crate::listeners::spelling::list;
+use crate::log_options::log_options;
 use crate::signals::Signals;
 use crate::status::text::show;
 use crate::{
     agent, check, ebpf, ebpf_flags, memory, pki, privileges, server, service_manager, status, top,
 };
 use adit_config::limits;
-use adit_config::plan::{
-    AgentPlan, Drain, LogDestination, LogFormat, LogPlan, ServerPlan, ShutdownPlan,
-};
+#[cfg(feature = "demo")]
+use adit_config::plan::LogPlan;
+use adit_config::plan::{AgentPlan, Drain, ServerPlan, ShutdownPlan};
 use adit_config::{Command, ConfigError, Parsed};
 use adit_net::inherited::InheritedSockets;
+#[cfg(feature = "demo")]
 use adit_telemetry::LogOptions;
-use adit_telemetry::log::{self, FILTER_VARIABLE};
+use adit_telemetry::log;
 use adit_telemetry::{COMMIT, VERSION};
 use adit_tls::blocking::{NoThreads, start_runtime};
 use adit_tls::blocks;
@@ -62,7 +63,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Command::Check(options) => {
             return check::run(options).unwrap_or_else(|error| {
                 let _degraded = fail(&error);
-                ExitCode::from(check::MISSING)
+                ExitCode::from(check::report::MISSING)
             });
         }
         Command::Man(options) => {
@@ -93,9 +94,13 @@ pub fn run(parsed: Parsed) -> ExitCode {
     let options = log_options(&log);
     let format = options.format;
     let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
+    // Only asked where eBPF is wanted: a seccomp profile without bpf(2) may kill who asks.
+    let begin = |flag: Option<&str>| {
+        privileges::begin(flag.is_some() && ebpf::maps_need_capability());
+    };
     match &parsed.command {
-        Command::Server(plan) => privileges::begin(ebpf_flags::of_server(plan).is_some()),
-        Command::Agent(plan) => privileges::begin(ebpf_flags::of_agent(plan).is_some()),
+        Command::Server(plan) => begin(ebpf_flags::of_server(plan)),
+        Command::Agent(plan) => begin(ebpf_flags::of_agent(plan)),
         // The demo starts programs of others.
         _ => (),
     }
@@ -196,33 +201,6 @@ fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
     // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
     let _unread = std::io::stderr().write_all(log::fatal(format, why).as_bytes());
     ExitCode::FAILURE
-}
-
-/// What a plan and the environment say of the log.
-pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
-    LogOptions {
-        format: match plan.format {
-            LogFormat::Text => log::LogFormat::Text,
-            LogFormat::Json => log::LogFormat::Json,
-        },
-        level: LevelFilter::from_level(plan.level),
-        libraries: plan.libraries.clone(),
-        destination: match &plan.destination {
-            LogDestination::Stderr => log::LogDestination::Stderr,
-            LogDestination::File {
-                path,
-                bytes_max,
-                also_stderr,
-            } => log::LogDestination::File {
-                path: path.clone(),
-                bytes_max: bytes_max.unwrap_or(0),
-                also_stderr: *also_stderr,
-            },
-        },
-        filter: std::env::var(FILTER_VARIABLE)
-            .ok()
-            .filter(|text| !text.is_empty()),
-    }
 }
 
 /// Runs a program to its end, and does what signals ask for meanwhile.
@@ -345,14 +323,5 @@ async fn until_second(
             at_once.await;
             ExitCode::from(plan.second_signal_exit_code)
         }
-    }
-}
-
-/// Looks at `done` until it holds or `limit` has passed.
-pub(super) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
-    const LOOK_EVERY: Duration = Duration::from_millis(50);
-    let deadline = tokio::time::Instant::now() + limit;
-    while !done() && tokio::time::Instant::now() < deadline {
-        tokio::time::sleep(LOOK_EVERY).await;
     }
 }

@@ -38,8 +38,8 @@ use crate::probes::{
 };
 use crate::redirect_view::RedirectView;
 use crate::relay;
-use crate::run::wait_until;
 use crate::status::{self, ServerSource};
+use crate::wait::wait_until;
 use adit_config::limits;
 use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use adit_net::accounts::Accounts;

@@ -3,12 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Context as _;
-use futures_util::future::BoxFuture;
-use tokio_util::sync::CancellationToken;
-
 use crate::ebpf::Captured;
-use crate::listeners::{Counted, HandshakeLog, Listening, listen_addr};
+use crate::listeners::{Counted, HandshakeLog, Listening, Serve, listen_addr};
 use crate::redirect_view::RedirectView;
 use adit_config::address::BindAddress;
 use adit_net::accept::accept_loop;
@@ -20,10 +16,7 @@ use adit_server::frontend::transparent;
 use adit_server::router::Router;
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_tls::stream::ByteStream;
-
-/// Serves a listener until the token is cancelled.
-pub(crate) type Serve =
-    Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
+use anyhow::Context as _;
 
 impl Listening<'_> {
     /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 mod backoff;
 mod checkout;
+mod counted;
 mod lane_owner;
 mod serve;
 
@@ -28,8 +29,8 @@ pub use checkout::{Borrowed, Opened};
 
 use self::backoff::Backoff;
 use self::checkout::Checkouts;
-use self::serve::Counted;
-use crate::link::LinkContext;
+use self::counted::Counted;
+use crate::context::LinkContext;
 use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
 use adit_tunnel::moment;

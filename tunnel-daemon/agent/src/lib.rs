@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod connector;
+pub mod context;
 pub mod lanes;
 pub mod link;
 pub mod node;

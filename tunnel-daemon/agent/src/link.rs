@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use adit_core::ids::{AgentId, ServerId, TunnelKey};
-use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
+use adit_core::ids::{ServerId, TunnelKey};
+use adit_core::session::{Event, Link, LinkConfig, Role};
 use adit_core::wire::metadata::{AgentHello, HelloError, PeerVersion, ServerHello};
 use adit_core::wire::packet::PacketType;
 use adit_relay::tcp_state;
@@ -22,19 +22,18 @@ use zeroize::Zeroizing;
 mod run;
 
 use self::run::run;
+use crate::context::LinkContext;
 use crate::lanes::LaneKeeper;
-use crate::targets::{Dials, TargetDialer, UnderWay, dial_target};
+use crate::targets::{UnderWay, dial_target};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
-use adit_net::tasks::Tasks;
 use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
-use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
-use adit_tunnel::lane::LaneRoom;
+use adit_telemetry::{Masked, PacketCounter};
 use adit_tunnel::{
-    Command, Dialed, DirtyList, EndpointWatch, LaneWatch, LinkDriver, LinkExit, LinkHooks,
-    LinkStreams, RawLaneRelay, serve_target,
+    Command, Dialed, DirtyList, EndpointWatch, LinkDriver, LinkExit, LinkHooks, LinkStreams,
+    serve_target,
 };
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -255,33 +254,6 @@ fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
         .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
 }
 
-/// What every link of an agent shares.
-#[derive(Clone)]
-pub struct LinkContext {
-    /// This agent.
-    pub agent: AgentId,
-    /// Dials targets.
-    pub dialer: Arc<dyn TargetDialer>,
-    /// What one tunnel may cost the others.
-    pub isolation: Isolation,
-    /// Bytes held in the whole process.
-    pub budget: Arc<ProcessBudget>,
-    /// Log when the queue towards a target is full.
-    pub warn_on_channel_limit: bool,
-    /// Counters.
-    pub metrics: AgentMetrics,
-    /// Where dials and targets run.
-    pub tasks: Tasks,
-    /// Dials of targets, over the link and over lanes.
-    pub dials: Arc<Dials>,
-    /// Room for lanes in the whole process.
-    pub lane_room: Arc<LaneRoom>,
-    /// Looks after lanes in trouble.
-    pub lane_watch: Arc<LaneWatch>,
-    /// For tunnels on lanes in clear text; absent where no lane is.
-    pub relay: Option<Arc<RawLaneRelay>>,
-}
-
 /// A running link, as its owner holds it.
 #[derive(Clone)]
 pub struct AgentLink {
@@ -303,20 +275,6 @@ pub struct AgentLink {
     pub since: Instant,
     /// The server is silent.
     pub is_silent: bool,
-}
-
-impl LinkContext {
-    /// Enters a tunnel to a target among those that are open.
-    pub fn enter(&self, server: &ServerId, destination: &str, path: Path) -> TunnelEntry {
-        let table = self.metrics.adit().open_tunnels();
-        table.enter(&TunnelFacts {
-            side: TunnelSide::Target,
-            peer: server.as_str(),
-            link: 0,
-            destination,
-            path,
-        })
-    }
 }
 
 impl Opened {

@@ -21,8 +21,9 @@ mod concurrency_limit;
 
 use self::concurrency_limit::{ConcurrencyLimit, Share};
 use crate::connector::{Connected, ConnectorError, ServerConnector};
+use crate::context::LinkContext;
 use crate::lanes::{LaneKeeper, OpenError};
-use crate::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, Silence, open};
+use crate::link::{AgentLink, ConnectError, Identity, Opened, Silence, open};
 use crate::sync::{Attempt, SyncPolicy, SyncState};
 use adit_config::address::ServerAddress;
 use adit_config::limits;

@@ -9,7 +9,7 @@ use adit_core::text::Excerpt;
 use adit_net::dial::{DialError, Dialer};
 use adit_tls::stream::Socket;
 
-use crate::link::LinkContext;
+use crate::context::LinkContext;
 use adit_config::limits;
 use adit_net::descriptors::Use;
 use adit_telemetry::FailedDial;

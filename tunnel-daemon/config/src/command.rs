@@ -1,19 +1,15 @@
-//! Which command line this is, and what it asks for.
+//! What a command line asks for.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
-
-use uuid::Uuid;
 
 use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
-use crate::plan::{AgentPlan, ForwardProxy, ServerPlan};
+use crate::plan::{AgentPlan, ServerPlan};
 use crate::units::duration;
-use crate::{flags, legacy};
 
 /// Where a server or agent is asked, unless told otherwise.
 pub(crate) const ADMIN_SOCKET: &str = "/run/adit/admin.sock";
@@ -240,75 +236,4 @@ pub struct Parsed {
     pub command: Command,
     /// One line each.
     pub warnings: Vec<String>,
-}
-
-/// Upstream's programs.
-#[derive(Clone, Copy)]
-enum Legacy {
-    Server,
-    Agent,
-}
-
-/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
-///
-/// Called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent` (k0s), or as `adit server --compat` / `adit agent --compat`, it takes
-/// upstream's flags.
-///
-/// # Errors
-/// One line that names the input and the remedy, with what to print and the exit code.
-pub fn parse(
-    argv: impl IntoIterator<Item = OsString>,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Parsed, ConfigError> {
-    let mut argv = argv.into_iter();
-    let program = argv.next().unwrap_or_else(|| OsString::from("adit"));
-    let mut args = argv
-        .map(text)
-        .collect::<Result<Vec<String>, ConfigError>>()?;
-    match compat_mode(&program, &mut args) {
-        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID")),
-        Some(Legacy::Agent) => legacy::agent(
-            &args,
-            id(env, "PROXY_AGENT_ID"),
-            ForwardProxy::from_env(env),
-        ),
-        None => flags::parse(&args, env),
-    }
-}
-
-fn text(arg: OsString) -> Result<String, ConfigError> {
-    arg.into_string()
-        .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
-}
-
-/// Whether upstream's flags follow; then `args` is left with only these.
-fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
-    match Path::new(program)
-        .file_name()
-        .and_then(|name| name.to_str())
-    {
-        Some("proxy-server" | "konnectivity-server") => return Some(Legacy::Server),
-        Some("proxy-agent" | "konnectivity-agent") => return Some(Legacy::Agent),
-        _ => (),
-    }
-    let mode = match args.first().map(String::as_str) {
-        Some("server") => Legacy::Server,
-        Some("agent") => Legacy::Agent,
-        _ => return None,
-    };
-    // Behind `--` it would be a positional argument.
-    let flag = args
-        .iter()
-        .take_while(|arg| *arg != "--")
-        .position(|arg| arg == "--compat")?;
-    args.remove(flag);
-    args.remove(0);
-    Some(mode)
-}
-
-/// The id of the environment, else a random one. An empty variable counts as unset, as upstream.
-pub(super) fn id(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
-    env(name)
-        .filter(|id| !id.is_empty())
-        .unwrap_or_else(|| Uuid::new_v4().to_string())
 }

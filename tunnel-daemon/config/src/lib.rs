@@ -16,8 +16,10 @@ mod generated_page;
 mod identifiers;
 mod legacy;
 pub mod limits;
+mod parse;
 mod pki;
 pub mod plan;
+mod process_id;
 pub mod tls_policy;
 mod units;
 mod version;
@@ -26,8 +28,9 @@ mod version;
 pub use command::DemoOptions;
 pub use command::{
     CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, ManOptions, NetnsHelperOptions,
-    Parsed, StatusOptions, TopOptions, TopSort, parse,
+    Parsed, StatusOptions, TopOptions, TopSort,
 };
 pub use error::ConfigError;
 pub use flags::for_users;
+pub use parse::parse;
 pub use pki::{PkiAgent, PkiClient, PkiInit, PkiOptions, PkiServer, PkiShow, PkiSigning};

@@ -13,6 +13,12 @@ pub fn effective(status: &str) -> Option<CapabilitySet> {
     Some(CapabilitySet::from_bits_retain(bits))
 }
 
+/// The effective capabilities of this process; none where /proc is not mounted.
+pub fn of_this_process() -> CapabilitySet {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    effective(&status).unwrap_or(CapabilitySet::empty())
+}
+
 /// What loading and attaching programs takes on a kernel, on the newest if none is named, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
 /// CAP_NET_ADMIN, which marking sockets asks for by itself.
 pub fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::{degraded, missing, ok};
+use super::line::{degraded, missing, ok};
 use crate::listeners::server_tls;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};

@@ -7,7 +7,8 @@ use adit_relay::{Choice, Preference, ProbeError};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
-use super::{Needs, degraded, judged, missing, ok};
+use super::Needs;
+use super::line::{degraded, judged, missing, ok};
 use crate::budgets::socket_buffer_kib_max;
 use crate::memory::{self, MemoryLimit};
 use crate::status::model::Capability;

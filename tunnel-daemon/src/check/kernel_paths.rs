@@ -2,21 +2,24 @@
 //!
 //! Neither keeps a server or an agent from starting, which is why somebody should be told beforehand.
 
-use std::fs;
-
 use rustix::thread::CapabilitySet;
 
-use super::degraded;
+use super::line::degraded;
 use crate::ebpf::check::Host;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
-use adit_net::capabilities::effective;
+use adit_net::capabilities::of_this_process;
 
 /// Lines about a server's.
 pub(crate) fn of_server(plan: &ServerPlan, host: &Host) -> Vec<Capability> {
     let redirect = plan.transparent.redirect.as_ref();
     let mut lines = redirect.map_or_else(Vec::new, |redirect| host.redirect(redirect));
-    lines.extend(plan.transparent.bind.as_ref().and_then(|_| tproxy(may())));
+    lines.extend(
+        plan.transparent
+            .bind
+            .as_ref()
+            .and_then(|_| tproxy(of_this_process())),
+    );
     lines.extend(host.account(plan.account));
     lines
 }
@@ -27,12 +30,6 @@ pub(crate) fn of_agent(plan: &AgentPlan, host: &Host) -> Vec<Capability> {
     let mut lines = redirect.map_or_else(Vec::new, |redirect| host.node_redirect(redirect));
     lines.extend(host.account(plan.account));
     lines
-}
-
-/// What this process may do.
-pub(crate) fn may() -> CapabilitySet {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    effective(&status).unwrap_or(CapabilitySet::empty())
 }
 
 /// A listener for rules of a packet filter takes those of one kind without any privilege; `None`: of both.

@@ -4,7 +4,8 @@ use adit_kube::access::{AccessError, Api, Source};
 
 use tokio::runtime::Builder;
 
-use super::{Capability, degraded, missing, ok};
+use super::line::{degraded, missing, ok};
+use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
 use adit_server::backend::check_deny_list;
 use adit_tls::blocking::start_runtime;

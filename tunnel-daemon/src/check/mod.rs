@@ -6,8 +6,9 @@ mod certificates;
 mod host;
 pub(crate) mod kernel_paths;
 mod kubernetes;
+pub(crate) mod line;
 mod places;
-mod report;
+pub(crate) mod report;
 mod servers;
 
 use std::process::ExitCode;
@@ -15,18 +16,16 @@ use std::time::{Duration, SystemTime};
 
 use adit_relay::Preference;
 
+use self::line::{degraded, judged, missing, ok};
 use self::report::Report;
 use crate::ebpf::check::Host;
 use crate::ebpf_flags;
-use crate::run::log_options;
+use crate::log_options::log_options;
 use crate::status::model::{Capability, Verdict};
 use crate::status::text::show;
 use adit_config::plan::{AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPlan};
 use adit_config::{CheckGiven, CheckOptions};
 use adit_telemetry::log;
-
-/// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
-pub(super) const MISSING: u8 = 2;
 
 /// A clock that says less was never set: no release of this program is as old, 2025-01-01.
 const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
@@ -196,54 +195,6 @@ fn clock(now: SystemTime) -> Capability {
         NAME,
         "later than this program; certificates are judged by it",
     )
-}
-
-fn line(
-    name: &str,
-    verdict: Verdict,
-    text: impl Into<String>,
-    remedy: Option<String>,
-) -> Capability {
-    Capability {
-        name: name.to_owned(),
-        verdict,
-        text: text.into(),
-        remedy,
-    }
-}
-
-pub(crate) fn ok(name: &str, text: impl Into<String>) -> Capability {
-    line(name, Verdict::Ok, text, None)
-}
-
-/// The line of something that is judged only where it is needed.
-fn judged(needed: bool, line: Capability) -> Capability {
-    if needed { line } else { info(line) }
-}
-
-/// The same without a verdict, and without a remedy: nothing is to be done.
-fn info(line: Capability) -> Capability {
-    Capability {
-        verdict: Verdict::Info,
-        remedy: None,
-        ..line
-    }
-}
-
-pub(crate) fn degraded(
-    name: &str,
-    text: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Capability {
-    line(name, Verdict::Degraded, text, Some(remedy.into()))
-}
-
-pub(crate) fn missing(
-    name: &str,
-    text: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Capability {
-    line(name, Verdict::Missing, text, Some(remedy.into()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{Access, access};
 
-use super::{degraded, missing, ok};
+use super::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 use adit_config::address::{BindAddress, BindHost};
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan};

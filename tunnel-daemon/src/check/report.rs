@@ -7,6 +7,9 @@ use serde::Serialize;
 use crate::status::model::{API, Capability, Verdict};
 use crate::status::text::{clean, wrapped};
 
+/// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
+pub(crate) const MISSING: u8 = 2;
+
 /// Columns of a line.
 const WIDTH: usize = 80;
 /// Those before the text.
@@ -38,7 +41,7 @@ impl Report {
         ExitCode::from(match self.result {
             Verdict::Info | Verdict::Ok => 0,
             Verdict::Degraded => 1,
-            Verdict::Missing => super::MISSING,
+            Verdict::Missing => MISSING,
         })
     }
 
@@ -74,7 +77,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{degraded, info, missing, ok};
+    use super::super::line::{degraded, info, missing, ok};
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Builder;
 
-use super::{missing, ok};
+use super::line::{missing, ok};
 use crate::status::model::Capability;
 use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;

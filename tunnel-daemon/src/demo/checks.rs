@@ -15,8 +15,8 @@ use super::screen::{Screen, Tone};
 use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
 use super::tunnel_table::{TunnelTable, Used};
-use super::world::World;
-use crate::run::wait_until;
+use super::world::{CREDIT_LINKS, OPEN_TUNNELS, TUNNELS, World};
+use crate::wait::wait_until;
 use adit_telemetry::labels::ClientDialect;
 
 /// One step may take this long; on an idle machine each is far below a second, in an emulated one half a minute.
@@ -32,13 +32,6 @@ const DIALS: usize = 50;
 
 /// Payload of an answer, at least.
 const ANSWER_BYTES: u64 = GREETING.len() as u64;
-
-/// The series of tunnels open now.
-pub(super) const OPEN_TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// The series of all tunnels so far.
-pub(super) const TUNNELS: &str = "konnectivity_network_proxy_server_dial_duration_seconds_count";
-/// The series of links whose tunnels have credit.
-pub(super) const CREDIT_LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// What came of the steps.
 #[derive(Default)]

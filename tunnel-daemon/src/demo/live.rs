@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::checks::{CREDIT_LINKS, Driver, OPEN_TUNNELS, TUNNELS};
+use super::checks::Driver;
 use super::counters::Counters;
 use super::screen::{Screen, Tone};
 use super::stats::{Rate, Stats, bytes};
-use super::world::World;
+use super::world::{CREDIT_LINKS, OPEN_TUNNELS, TUNNELS, World};
 
 /// Between two rounds of the load.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);

@@ -1,6 +1,7 @@
 //! `adit demo`: a whole installation in one process, driven and checked, with commands to try by hand.
 
 mod captured;
+mod captured_cgroup;
 mod checks;
 mod counters;
 mod folder;
@@ -22,11 +23,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 
-use self::checks::{CREDIT_LINKS, TUNNELS, Verdict};
+use self::checks::Verdict;
 use self::live::Wrong;
 use self::screen::{Screen, Tone};
 use self::stats::{Stats, bytes};
-use self::world::World;
+use self::world::{CREDIT_LINKS, TUNNELS, World};
 use crate::signals::Signals;
 use adit_config::DemoOptions;
 

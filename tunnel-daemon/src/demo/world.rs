@@ -8,16 +8,23 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpSocket;
 
-use super::captured::Captured;
+use super::captured_cgroup::CapturedCgroup;
 use super::folder::Folder;
 use super::frontend::Frontend;
 use super::targets;
-use crate::run::wait_until;
+use crate::wait::wait_until;
 use crate::{agent, server};
 use adit_config::plan::{AgentPlan, LaneSecurity, ServerPlan};
 use adit_config::{Command, DemoOptions};
 use adit_net::tasks::Tasks;
 use adit_tls::selfsigned::{ThrowawayCa, Usage};
+
+/// The series of tunnels open now.
+pub(super) const OPEN_TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
+/// The series of all tunnels so far.
+pub(super) const TUNNELS: &str = "konnectivity_network_proxy_server_dial_duration_seconds_count";
+/// The series of links whose tunnels have credit.
+pub(super) const CREDIT_LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Connections of targets and of the driver at once.
 const TASKS_MAX: usize = 4096;
@@ -57,7 +64,7 @@ pub(super) struct World {
     /// Bound and never listening: keeps the port of `closed` free.
     _closed: TcpSocket,
     /// Whose connections are captured, with --redirect.
-    pub(super) captured: Option<Captured>,
+    pub(super) captured: Option<CapturedCgroup>,
 }
 
 /// The server's admin socket.
@@ -88,7 +95,7 @@ impl World {
             folder.socket("grpc.sock")?,
             folder.socket("http-connect.sock")?,
         );
-        let captured = options.redirect.then(Captured::make).transpose()?;
+        let captured = options.redirect.then(CapturedCgroup::make).transpose()?;
         let redirect = captured.as_ref().map(|captured| (web, captured));
         let plan =
             server_plan(&folder, &grpc, &connect, lanes, redirect).context("server flags")?;
@@ -239,7 +246,7 @@ fn server_plan(
     grpc: &Path,
     connect: &Path,
     lanes: LaneSecurity,
-    redirect: Option<(SocketAddr, &Captured)>,
+    redirect: Option<(SocketAddr, &CapturedCgroup)>,
 ) -> anyhow::Result<ServerPlan> {
     let frontend = |dialect: &str, path: &Path| {
         let mut text = OsString::from(format!("{dialect}=unix:"));

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use socket2::SockRef;
 
-use super::lacks;
+use super::check::lacks;
 use super::netns::Namespaces;
 use super::origin::{RedirectOrigin, RuleOrigin};
 use super::rules::{Apply, Followed};

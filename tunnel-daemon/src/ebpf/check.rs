@@ -12,14 +12,14 @@ use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 
 use super::rules::Followed;
-use crate::check::kernel_paths::may;
-use crate::check::{degraded, missing, ok};
+use crate::check::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 use adit_config::ConfigError;
 use adit_config::plan::{
     AccountMode, AccountPlan, NetnsPlan, NodeRedirectPlan, OnFailure, RedirectPlan, RuleFile,
     RuleFileOf,
 };
+use adit_net::capabilities::of_this_process;
 use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_net::interfaces::local_addresses;
 use adit_redirect::caps::{self, HostCaps};
@@ -58,6 +58,21 @@ impl Host {
     pub(crate) fn account(&self, plan: AccountPlan) -> Option<Capability> {
         account(plan, &self.0)
     }
+}
+
+/// Everything this host lacks, in one line.
+pub(crate) fn lacks() -> String {
+    let caps = HostCaps::probe();
+    let missing: Vec<String> = caps
+        .rows()
+        .into_iter()
+        .filter(|(_, capability)| !capability.is_ready())
+        .map(|(name, capability)| format!("{name}: {}", capability.reason()))
+        .collect();
+    if missing.is_empty() {
+        return "lacks nothing that is known to be needed".to_owned();
+    }
+    missing.join("; ")
 }
 
 /// Whether programs can be loaded: the first thing that is missing, with its remedy.
@@ -239,7 +254,7 @@ fn node_address(ip: IpAddr, here: &[IpAddr]) -> Capability {
 }
 
 fn namespaces(plan: &NetnsPlan) -> Vec<Capability> {
-    let mut lines = vec![helper(may().contains(CapabilitySet::SYS_ADMIN))];
+    let mut lines = vec![helper(of_this_process().contains(CapabilitySet::SYS_ADMIN))];
     let absent = plan.paths.iter().filter(|path| !path.exists());
     lines.extend(absent.map(|path| {
         degraded(

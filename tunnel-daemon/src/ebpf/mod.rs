@@ -18,12 +18,13 @@ use adit_config::NetnsHelperOptions;
 use adit_config::plan::AccountPlan;
 use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
-use adit_redirect::caps::HostCaps;
 use adit_redirect::namespaces;
 use adit_redirect::object::KernelError;
 use adit_telemetry::AditMetrics;
 
 pub(crate) use self::capture::Captured;
+#[cfg(feature = "demo")]
+pub(crate) use self::check::lacks;
 pub(crate) use self::node::NodeRedirect;
 pub(crate) use adit_redirect::caps::maps_need_capability;
 
@@ -53,19 +54,4 @@ pub(crate) fn account(
 /// Why it cannot go on.
 pub(crate) fn netns_helper(options: &NetnsHelperOptions) -> Result<(), String> {
     namespaces::helper::run(options)
-}
-
-/// Everything this host lacks, in one line.
-pub(crate) fn lacks() -> String {
-    let caps = HostCaps::probe();
-    let missing: Vec<String> = caps
-        .rows()
-        .into_iter()
-        .filter(|(_, capability)| !capability.is_ready())
-        .map(|(name, capability)| format!("{name}: {}", capability.reason()))
-        .collect();
-    if missing.is_empty() {
-        return "lacks nothing that is known to be needed".to_owned();
-    }
-    missing.join("; ")
 }

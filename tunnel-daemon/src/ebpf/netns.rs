@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::capture::Mark;
 use super::table::LISTENER;
+use crate::listeners::Serve;
 use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectNamespaces;
-use crate::transparent::Serve;
 use adit_config::NetnsHelperOptions;
 use adit_config::limits;
 use adit_config::plan::NetnsPlan;

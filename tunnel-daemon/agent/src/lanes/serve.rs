@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind::ConnectionReset;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::checkout::Borrowed;
+use super::counted::Counted;
 use super::lane_owner::Owner;
 use super::{Arriving, LaneKeeper};
 use crate::targets::dial_target;
@@ -202,20 +203,4 @@ enum Waited {
     Asked(OpenRequest),
     /// Somebody at this end would open one.
     Lend(oneshot::Sender<Borrowed>),
-}
-
-/// One more in a count for as long as it lives.
-pub(super) struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    pub(super) fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Relaxed);
-        Self(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
 }

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 
 use adit_core::destination::DestinationList;
 use adit_core::ids::{AgentId, DialId};
+use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{Extensions, PeerVersion};
@@ -19,6 +20,9 @@ use super::*;
 use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
+use adit_net::tasks::Tasks;
+use adit_telemetry::AgentMetrics;
+use adit_tunnel::lane::LaneRoom;
 
 fn identity() -> Identity {
     Identity {

@@ -9,13 +9,13 @@ use adit_core::ids::AgentId;
 use super::redirect::NamespaceFlags;
 use super::values::{OperationFlags, PortSetting, port_setting};
 use crate::address::ServerAddress;
-use crate::command::id;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
     ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
 };
+use crate::process_id::id;
 use crate::units::duration;
 
 const EXAMPLES: &str = "\

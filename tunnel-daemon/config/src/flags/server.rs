@@ -13,7 +13,6 @@ use super::values::{
     FrontendSpec, OperationFlags, Place, PortSetting, bind, frontend, port_setting,
 };
 use crate::address::BindAddress;
-use crate::command::id;
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
@@ -21,6 +20,7 @@ use crate::plan::{
     DialPlan, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan,
     ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
+use crate::process_id::id;
 use crate::tls_policy::TlsPolicy;
 use crate::units::duration;
 

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::command::{
-    self, ADMIN_SOCKET, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions,
+    ADMIN_SOCKET, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions,
 };
 use crate::error::{ConfigError, bail};
+use crate::parse::parse;
 
 /// Shortest and longest time between two looks of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -124,7 +125,7 @@ impl CheckFlags {
             None => CheckGiven::Nothing,
             Some("server" | "agent") => {
                 let argv = std::iter::once("adit".to_owned()).chain(self.command);
-                match command::parse(argv.map(Into::into), env) {
+                match parse(argv.map(Into::into), env) {
                     Ok(parsed) => match parsed.command {
                         Command::Server(plan) => CheckGiven::Server(plan, parsed.warnings),
                         Command::Agent(plan) => CheckGiven::Agent(plan, parsed.warnings),

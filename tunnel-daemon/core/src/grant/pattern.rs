@@ -1,6 +1,6 @@
 //! Texts with a star, and what braces stand for.
 
-use super::Flaw;
+use super::flaw::Flaw;
 
 /// What stands in a claim for the text that the certificate's `*` stood for.
 pub(super) const CAPTURED: &str = "{*}";

@@ -1,0 +1,74 @@
+//! Which command line this is: ours, or one of upstream's programs.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::command::Parsed;
+use crate::error::ConfigError;
+use crate::plan::ForwardProxy;
+use crate::process_id::id;
+use crate::{flags, legacy};
+
+/// Upstream's programs.
+#[derive(Clone, Copy)]
+enum Legacy {
+    Server,
+    Agent,
+}
+
+/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
+///
+/// Called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent` (k0s), or as `adit server --compat` / `adit agent --compat`, it takes
+/// upstream's flags.
+///
+/// # Errors
+/// One line that names the input and the remedy, with what to print and the exit code.
+pub fn parse(
+    argv: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    let mut argv = argv.into_iter();
+    let program = argv.next().unwrap_or_else(|| OsString::from("adit"));
+    let mut args = argv
+        .map(text)
+        .collect::<Result<Vec<String>, ConfigError>>()?;
+    match compat_mode(&program, &mut args) {
+        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID")),
+        Some(Legacy::Agent) => legacy::agent(
+            &args,
+            id(env, "PROXY_AGENT_ID"),
+            ForwardProxy::from_env(env),
+        ),
+        None => flags::parse(&args, env),
+    }
+}
+
+fn text(arg: OsString) -> Result<String, ConfigError> {
+    arg.into_string()
+        .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
+}
+
+/// Whether upstream's flags follow; then `args` is left with only these.
+fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
+    match Path::new(program)
+        .file_name()
+        .and_then(|name| name.to_str())
+    {
+        Some("proxy-server" | "konnectivity-server") => return Some(Legacy::Server),
+        Some("proxy-agent" | "konnectivity-agent") => return Some(Legacy::Agent),
+        _ => (),
+    }
+    let mode = match args.first().map(String::as_str) {
+        Some("server") => Legacy::Server,
+        Some("agent") => Legacy::Agent,
+        _ => return None,
+    };
+    // Behind `--` it would be a positional argument.
+    let flag = args
+        .iter()
+        .take_while(|arg| *arg != "--")
+        .position(|arg| arg == "--compat")?;
+    args.remove(flag);
+    args.remove(0);
+    Some(mode)
+}

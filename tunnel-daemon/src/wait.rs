@@ -1,0 +1,12 @@
+//! Waiting for what nothing reports.
+
+use std::time::Duration;
+
+/// Looks at `done` until it holds or `limit` has passed.
+pub(crate) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let deadline = tokio::time::Instant::now() + limit;
+    while !done() && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
