@@ -1,14 +1,14 @@
-//! A lane whose peer has asked for a tunnel, until it is answered.
+//! Waits on a lane whose peer has sent OPEN, until the OPEN can be answered.
 
 use adit_core::lane::LaneEvent;
 
 use crate::lane::{Lane, LaneFailure};
 
-/// Waits for the outcome of `work`, on which the answer depends; `None` when the peer has given up. `want` hears when the
-/// peer would use more lanes. A cancelled call leaves the lane as it is.
+/// Waits for `work`, which decides the answer; `None` when the peer has withdrawn its OPEN. `want` is called when the peer asks
+/// for more lanes. A cancelled call leaves the lane as it is.
 ///
 /// # Errors
-/// The lane is over.
+/// The lane failed.
 pub async fn until_answered<T>(
     lane: &mut Lane,
     mut work: impl Future<Output = T> + Unpin,

@@ -1,8 +1,8 @@
-//! What an endpoint and its link share: two byte queues and a few flags, no lock.
+//! What an endpoint and its link share: two byte queues and a few flags, without a lock.
 //!
-//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its socket when it is
-//! full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets. The order of every
-//! hand-over is: write the data or flag, then make the receiver look (dirty list or waker).
+//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its
+//! socket when the queue is full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets.
+//! Every hand-over writes the data or flag first, then notifies the receiver (dirty list or waker).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
@@ -14,24 +14,24 @@ use bytes::Bytes;
 use crossbeam::queue::SegQueue;
 use futures_util::task::AtomicWaker;
 
-/// And pieces: each takes memory beside its bytes, and a peer decides how small they are.
+/// Limit on queued pieces: each takes memory beside its bytes, and the peer controls their size.
 const ENDPOINT_QUEUE_PIECES: usize = 4096;
 
-/// Drained bytes an endpoint collects before it troubles the link; half of the smallest window.
+/// Drained bytes after which an endpoint notifies the link; half of the smallest window.
 pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
 
 pub(super) const ENDPOINT_FIN: u8 = 1;
 pub(super) const ENDPOINT_CLOSE: u8 = 2;
 pub(super) const ENDPOINT_GONE: u8 = 4;
-/// The end of the endpoint's socket is known, and waits behind bytes that nobody takes.
+/// The endpoint's socket is known to have ended, but the EOF is behind bytes that the endpoint cannot read yet.
 pub const ENDPOINT_END_WAITS: u8 = 8;
 
 const PEER_FIN: u8 = 1;
 const ABORT: u8 = 2;
-/// With [`ABORT`]: for a budget's sake, else for want of progress.
+/// With [`ABORT`]: aborted for the budget; without this flag, for lack of progress.
 const ABORT_BUDGET: u8 = 4;
 
-/// Where endpoints tell their link that they have something.
+/// Where endpoints notify their link of queued data and flags.
 #[derive(Default)]
 pub struct DirtyList {
     ready: SegQueue<Arc<Channel>>,
@@ -39,45 +39,45 @@ pub struct DirtyList {
     closed: AtomicBool,
     held_bytes: AtomicU64,
     lingering: AtomicUsize,
-    /// How often endpoints had something, and how many of these times the link's task has dealt with.
+    /// Notifications by endpoints, and how many of them the link's task has processed.
     told: AtomicU64,
     seen: AtomicU64,
-    /// What is queued counts there, once the link runs.
+    /// Budget that counts the queued bytes; set once the link runs.
     budget: OnceLock<Arc<ProcessBudget>>,
 }
 
 impl DirtyList {
-    /// What endpoints queue counts in `budget` from now on.
+    /// Counts what endpoints queue in `budget` from now on.
     pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
         let _first = self.budget.set(Arc::clone(budget));
     }
 
-    /// Bytes that one endpoint may queue now.
+    /// Bytes that one endpoint may queue at present.
     fn queue_share(&self) -> usize {
         let budget = self.budget.get();
         budget.map_or(QUEUE_MAX_BYTES, |budget| budget.queue_share())
     }
 
-    /// Payload bytes that the link holds for its endpoints, as its task last said.
+    /// Payload bytes that the link holds for its endpoints, as last reported by the link's task.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Relaxed)
     }
 
-    /// Whether no endpoint that is gone has left anything behind that is still on its way to the peer.
+    /// Whether the link has sent the peer everything that dropped endpoints left queued.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        // What is seen comes first here and last in `tell`: then what lingers is of that time or later.
+        // `seen` is read first here and written last in `tell`: `lingering` is then of the same time or later.
         let seen = self.seen.load(Acquire);
         seen == self.told.load(Acquire) && self.lingering.load(Acquire) == 0
     }
 
-    /// For [`Self::tell`]; to be asked before endpoints are visited.
+    /// The generation to pass to [`Self::tell`]. Read it before visiting endpoints.
     pub(super) fn generation(&self) -> u64 {
         self.told.load(Acquire)
     }
 
-    /// How the link stands once it has dealt with that much `generation`.
+    /// The link's state after its task has processed the notifications up to `generation`.
     pub(super) fn tell(&self, held_bytes: u64, lingering: usize, generation: u64) {
         self.held_bytes.store(held_bytes, Relaxed);
         self.lingering.store(lingering, Release);
@@ -96,7 +96,8 @@ impl DirtyList {
         self.ready.is_empty()
     }
 
-    /// The link is over: nobody looks any more. Each channel in here holds the dirty list that holds it.
+    /// The link is over: its task no longer reads the list. Clearing breaks reference cycles, since each queued channel holds
+    /// this list.
     pub(super) fn close(&self) {
         self.closed.store(true, SeqCst);
         self.clear();
@@ -104,9 +105,9 @@ impl DirtyList {
 
     fn put(&self, channel: Arc<Channel>) {
         self.ready.push(channel);
-        // Afterwards, or the link could count it as seen before it is there.
+        // After the push, or the link could count the notification as seen before the channel is queued.
         self.told.fetch_add(1, Release);
-        // In this order, so that either this end or the one that closes finds what was put meanwhile.
+        // In this order, so that either this call or `close` clears a channel that was pushed meanwhile.
         if self.closed.load(SeqCst) {
             self.clear();
         } else {
@@ -134,7 +135,7 @@ pub struct Channel {
     drained: AtomicU64,
     // Link -> endpoint.
     down: SegQueue<Bytes>,
-    /// The link keeps something back until the endpoint has taken these.
+    /// The link holds back bytes until the endpoint has taken those in `down`.
     kept_back: AtomicBool,
     down_flags: AtomicU8,
     end: OnceLock<TunnelEnd>,
@@ -173,22 +174,22 @@ impl Channel {
         self.key.get().copied()
     }
 
-    /// From here on the endpoint schedules itself again when it has more. Call before looking at anything else.
+    /// From here on the endpoint schedules itself again when it has more. Call before reading flags and data.
     pub(super) fn begin_visit(&self) {
         self.scheduled.swap(false, AcqRel);
     }
 
-    /// What the endpoint gave next. Whoever takes it owes it to the budget, in which it counts as queued.
+    /// The next bytes that the endpoint queued. The budget still counts them as queued: the caller must dequeue them there.
     pub fn take_up(&self) -> Option<Bytes> {
         self.up.pop()
     }
 
-    /// The peer's stream took `bytes` of this endpoint and with them the last of so many `pieces`, or they were dropped: the endpoint may
-    /// give as many again.
+    /// The peer's stream took `bytes` of this endpoint, which completes `pieces` pieces, or they were dropped: the endpoint may
+    /// queue as many again.
     pub fn release_up(&self, bytes: usize, pieces: usize) {
         self.up_bytes.fetch_sub(bytes, AcqRel);
         self.up_pieces.fetch_sub(pieces, AcqRel);
-        // How much is room depends on the budget, too: an endpoint that waits looks for itself.
+        // The room depends on the budget, too, so a waiting endpoint checks for itself.
         self.up_space.wake();
     }
 
@@ -209,15 +210,15 @@ impl Channel {
         self.down_waker.wake();
     }
 
-    /// More is for the endpoint, which gets it once it has taken what waits, and has asked.
+    /// The link holds back bytes for the endpoint, which asks for them once it has taken what is queued.
     pub(super) fn keep_back(&self) {
         if !self.kept_back.swap(true, AcqRel) {
-            // It may have taken all of it meanwhile.
+            // The endpoint may have emptied the queue meanwhile.
             self.down_waker.wake();
         }
     }
 
-    /// What was kept back is about to be delivered.
+    /// The bytes held back are about to be delivered.
     pub(super) fn keep_no_more(&self) {
         self.kept_back.store(false, Release);
     }
@@ -263,12 +264,12 @@ impl Channel {
         self.up_room() > 0 && self.up_pieces.load(Acquire) < ENDPOINT_QUEUE_PIECES
     }
 
-    /// Where its bytes count, once its link runs.
+    /// The budget that counts the endpoint's bytes, once the link runs.
     pub(super) fn budget(&self) -> Option<&ProcessBudget> {
         self.dirty_list.budget.get().map(Arc::as_ref)
     }
 
-    /// Bytes that the endpoint may queue now.
+    /// Bytes that the endpoint may queue at present.
     pub(super) fn up_room(&self) -> usize {
         let share = self.dirty_list.queue_share();
         share.saturating_sub(self.up_bytes.load(Acquire))
@@ -302,7 +303,7 @@ impl Channel {
         self.down.pop()
     }
 
-    /// Nothing waits any more: asks for what the link keeps back, if there is something.
+    /// The queue is empty: asks the link for bytes that it holds back, if any.
     pub(super) fn ask_for_more(self: &Arc<Self>) {
         if self.kept_back.load(Acquire) {
             self.schedule();
@@ -325,7 +326,7 @@ impl Channel {
         self.end.get()
     }
 
-    /// The end as it turned out: what an abort cut is not the clean end that was told before.
+    /// How the tunnel ended: an abort replaces a clean end that was reported before.
     pub(super) fn last_end(&self) -> Option<TunnelEnd> {
         let end = self.end.get()?;
         let flags = self.down_flags.load(Relaxed);
@@ -343,7 +344,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // Its link is over, and took nothing of these any more. What it took is its own to count.
+        // The link is over and takes no more of these bytes. It dequeues by itself the bytes that it took.
         if let Some(budget) = self.dirty_list.budget.get() {
             while let Some(bytes) = self.up.pop() {
                 budget.dequeue(bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! The process clock as the core wants it: time since an epoch, pausable in tests.
+//! The process clock in the core's terms: time since an epoch, pausable in tests.
 
 use std::sync::OnceLock;
 
@@ -22,7 +22,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Now.
+    /// The current moment.
     #[must_use]
     pub fn now(&self) -> Moment {
         Moment(Instant::now().saturating_duration_since(self.epoch))
@@ -35,7 +35,7 @@ impl Clock {
     }
 }
 
-/// The present moment of the process clock.
+/// The current moment of the process clock.
 #[must_use]
 pub fn moment() -> Moment {
     Clock::default().now()

@@ -1,7 +1,7 @@
-//! The end of a socket whose tunnel is over: its last bytes are still on their way, and it may still be spoken to.
+//! Closes a socket whose tunnel is over while its last bytes are in flight and its peer may still send.
 //!
-//! A kernel that closes a TCP socket with input unread, or that gets some afterwards, answers with a reset and drops what it
-//! has not delivered. So a socket is read until it is safe to close.
+//! A kernel that closes a TCP socket with unread input, or receives input afterwards, sends RST and drops undelivered bytes. So
+//! the socket is read until closing it is safe.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,37 +16,37 @@ use adit_config::limits;
 use adit_tls::blocks;
 use adit_tls::stream::Connection;
 
-/// Reads before the task lets others run.
+/// Reads in one poll, before the task yields.
 const READS_PER_POLL: usize = 4;
-/// How long until the kernel is asked again whether all is delivered, at first and at most: there is no event for it.
-/// Mostly the peer closes, too, which is one.
+/// First and longest interval between questions to the kernel whether all bytes are delivered: it has no event for that.
+/// Usually the peer closes, too, which is an event.
 const ASK_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// How a socket is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Closing {
-    /// With an end behind the last byte.
+    /// With FIN after the last byte.
     InOrder,
-    /// With a reset behind the last byte. A unix socket has none: its peer sees one if it has said what nobody read, else
-    /// an end.
+    /// With RST after the last byte. A unix socket has no RST: its peer sees a reset if it sent bytes that were not read, else
+    /// EOF.
     CutOff,
-    /// With a reset, which may overtake bytes. As above on a unix socket, which loses none.
+    /// With RST at once, which may discard undelivered bytes. A unix socket behaves as for `CutOff` and loses no bytes.
     Reset,
 }
 
-/// Closes a socket, but for dropping it: that is up to the owner once this is ready. Bytes that its peer takes none of for
-/// 30 s are given up.
+/// Closes a socket up to dropping it, which the owner does once this is ready. Bytes that the peer does not take for 30 s are
+/// given up.
 pub(super) struct GracefulClose {
     closing: Closing,
-    /// Closing the socket resets it.
+    /// Dropping the socket resets the connection.
     armed: bool,
-    /// Everything is in the kernel's hands, the end included if there is to be one.
+    /// The kernel has all bytes, and FIN where one is due.
     told: bool,
-    /// The peer has said something since the tunnel's end.
+    /// The peer has sent bytes since the tunnel's end.
     spoken: bool,
-    /// It says no more.
+    /// The peer has sent EOF.
     silent: bool,
-    /// Rarely needed.
+    /// Boxed: rarely needed.
     patience: Option<Box<Patience>>,
 }
 
@@ -58,9 +58,9 @@ struct Patience {
     since: Instant,
 }
 
-/// Closes `io`, but for dropping it, which is up to the caller. What comes is read and dropped until the last bytes are
-/// delivered; bytes that the peer takes none of for 30 s are given up. A cancelled call leaves the rest to the kernel, if that
-/// has all of it by then.
+/// Closes `io` up to dropping it, which the caller does. Input is read and dropped until the last bytes are delivered. Bytes
+/// that the peer does not take for 30 s are given up. A cancelled call leaves the rest to the kernel, if that has all of it by
+/// then.
 pub fn close_gracefully<S: Connection>(io: &mut S, closing: Closing) -> impl Future<Output = ()> {
     let mut graceful = GracefulClose::new(closing);
     std::future::poll_fn(move |cx| graceful.poll(cx, io))
@@ -78,13 +78,13 @@ impl GracefulClose {
         }
     }
 
-    /// To be asked with the same socket, and not again once it is ready.
+    /// Call it with the same socket each time, and not again once it is ready.
     pub(super) fn poll<S: Connection>(&mut self, cx: &mut Context<'_>, io: &mut S) -> Poll<()> {
         if self.closing != Closing::InOrder
             && !std::mem::replace(&mut self.armed, true)
             && let Some(socket) = io.tcp()
         {
-            // At once: a task that is dropped, or a process that is killed, closes it as well.
+            // At once: dropping the task or killing the process closes the socket as well.
             reset_on_close(socket);
         }
         if self.closing != Closing::Reset {
@@ -93,7 +93,7 @@ impl GracefulClose {
         Poll::Ready(())
     }
 
-    /// Ready, too, once there is no use in waiting.
+    /// Ready when all bytes are delivered, or when waiting is of no more use.
     fn poll_delivered<S: Connection>(&mut self, cx: &mut Context<'_>, io: &mut S) -> Poll<()> {
         if !self.told {
             let told = match self.closing {
@@ -125,11 +125,11 @@ impl GracefulClose {
         self.poll_patience(cx, left)
     }
 
-    /// Whether it is safe to close with so many bytes unacknowledged.
+    /// Whether it is safe to close with `left` bytes unacknowledged.
     fn is_delivered(&self, left: usize) -> bool {
         match self.closing {
-            // An end counts as a byte. The kernel sees to it alone, and to all the rest, where nothing comes that it answers
-            // with a reset.
+            // FIN counts as a byte. The kernel delivers FIN by itself, and all bytes before it as long as no input arrives that
+            // it answers with RST.
             Closing::InOrder => self.silent || left == 0 || (left == 1 && !self.spoken),
             Closing::CutOff | Closing::Reset => left == 0,
         }
@@ -137,7 +137,7 @@ impl GracefulClose {
 
     /// Bytes written to a unix socket are with its peer already.
     fn poll_without_tcp<S: Connection>(&mut self, cx: &mut Context<'_>, io: &mut S) -> Poll<()> {
-        // An end is no end to a peer whose last words nobody has read.
+        // A close with unread input looks like a reset to the peer, not like EOF.
         let reads = self.closing == Closing::InOrder;
         if self.told && !(reads && io.refuse_input()) {
             return Poll::Ready(());
@@ -148,7 +148,7 @@ impl GracefulClose {
         self.poll_patience(cx, 0)
     }
 
-    /// Reads what comes and drops it.
+    /// Reads and drops input.
     ///
     /// # Errors
     /// The connection is gone.
@@ -171,7 +171,7 @@ impl GracefulClose {
         Ok(())
     }
 
-    /// Ready when bytes have waited too long, `left` of them now.
+    /// Ready when the bytes have waited too long; `left` bytes wait now.
     fn poll_patience(&mut self, cx: &mut Context<'_>, left: usize) -> Poll<()> {
         let patience = self.patience.get_or_insert_with(|| {
             let (ask_after, _at_most) = ASK_AFTER;

@@ -20,20 +20,20 @@ use adit_tls::blocks::{self, BlockReader};
 use adit_tls::outbox::Outbox;
 use adit_tls::stream::Connection;
 
-/// Bytes taken from the endpoint before the socket gets them.
+/// Bytes taken from the endpoint before the socket is written.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
-/// Pieces of them: small chunks cost more than their bytes.
+/// Pieces in one write batch: small chunks cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
-/// Pieces below this are copied where they have to wait, so that they keep nothing of what they came in, of which the peer
-/// decides how much it is.
+/// Smaller pieces are copied when they have to wait, so that they do not keep their read buffer alive. The peer controls how
+/// large that buffer is.
 const SMALL_CHUNK_BYTES: usize = 2048;
-/// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
+/// Rounds before the task yields: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in perf/results/history.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
-/// Looks in a row at a socket that nobody reads after which the bytes of a peer that is gone are given up: those of 30 s.
+/// Checks in a row of a paused socket whose peer is gone, after which its unread bytes are given up: 30 s.
 const LOOKS_MAX: u64 = limits::LINGER_TIMEOUT.as_secs() / watch::EVERY.as_secs();
 
-/// Who ended a copy, and how.
+/// Which side ended a copy, and how.
 #[derive(Debug)]
 pub enum CopyEnd {
     /// The tunnel ended; everything that was to be delivered is written.
@@ -44,7 +44,7 @@ pub enum CopyEnd {
     WriteFailed(io::Error),
 }
 
-/// Always returned, also for failures.
+/// What a copy moved and how it ended; returned for failures, too.
 #[derive(Debug)]
 #[must_use = "an outcome carries the byte counts for metrics and the access log"]
 pub struct CopyOutcome {
@@ -52,14 +52,14 @@ pub struct CopyOutcome {
     pub from_socket: u64,
     /// Bytes of the tunnel written to the socket.
     pub to_socket: u64,
-    /// The socket was told that these are all.
+    /// The socket's peer was sent FIN.
     pub said_all: bool,
     /// How it ended.
     pub end: CopyEnd,
 }
 
 impl CopyOutcome {
-    /// How the socket is to be closed; `None` if it has failed.
+    /// How to close the socket; `None` if it has failed.
     #[must_use]
     pub fn closing(&self) -> Option<Closing> {
         let CopyEnd::Tunnel(end) = &self.end else {
@@ -67,10 +67,10 @@ impl CopyOutcome {
         };
         Some(
             if end.is_in_order() || (self.said_all && end.delivers_rest()) {
-                // Behind the end of its own half, only what this side has still to say can fail.
+                // The socket has sent EOF before; only the bytes towards it can still fail.
                 Closing::InOrder
             } else if self.said_all || end.delivers_rest() {
-                // That half is whole, whatever became of the other.
+                // The direction towards the socket is complete, even if the other one is not.
                 Closing::CutOff
             } else {
                 Closing::Reset
@@ -78,7 +78,7 @@ impl CopyOutcome {
         )
     }
 
-    /// The reason in metrics and the access log where the socket is a target's, so that the peer is the client's end.
+    /// The reason in metrics and the access log where the socket is a target's, so that the tunnel's peer is the client's end.
     #[must_use]
     pub fn reason_at_target(&self) -> EndReason {
         match &self.end {
@@ -87,7 +87,7 @@ impl CopyOutcome {
         }
     }
 
-    /// The same where the socket is a client's.
+    /// The reason in metrics and the access log where the socket is a client's.
     #[must_use]
     pub fn reason_at_client(&self) -> EndReason {
         match &self.end {
@@ -97,37 +97,38 @@ impl CopyOutcome {
     }
 }
 
-/// What a copy joins.
+/// The two sides that a copy connects.
 struct Ends<'a, S> {
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
 }
 
-/// What has moved, and what is on its way. It owns neither socket nor endpoint, so that whoever does needs no second place for them.
+/// State of a copy. It owns neither socket nor endpoint, so that their owner need not move them.
 pub(super) struct BidirectionalCopy {
     reader: BlockReader,
     read_done: bool,
-    /// What came after the tunnel's end, and was dropped, has ended, too.
+    /// The socket has sent EOF while its input was dropped after the tunnel's end.
     drop_done: bool,
     pending: Outbox,
     peer_fin: bool,
     write_shut: bool,
-    /// Looks that found the peer gone, since something moved.
+    /// Checks in a row that found the peer gone without a byte moved.
     looks: u8,
     buffers: SocketBuffers,
-    /// The socket takes no more; what comes is dropped until reading finds the end.
+    /// Writing to the socket failed; bytes for it are dropped until reading finds EOF or an error.
     write_failed: Option<io::Error>,
     tunnel_end: Option<TunnelEnd>,
     from_socket: u64,
     to_socket: u64,
 }
 
-/// Runs until the tunnel has ended or the socket has failed. `first` are bytes already read from the socket, which the call
-/// itself hands over.
+/// Runs until the tunnel has ended or the socket has failed. `first` are bytes already read from the socket, which are handed
+/// to the endpoint by the call itself, before the first poll.
 ///
-/// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
-/// [`CopyOutcome::closing`] says, by [`crate::close_gracefully`]. A cancelled call leaves the endpoint to its `Drop`: the tunnel is reset. So is
-/// the socket when it is dropped then, unless it was told that these are all; and by the kernel, for a process that is killed.
+/// On return the socket has taken all bytes that the end allows, but may still buffer the last of them: the caller closes it as
+/// [`CopyOutcome::closing`] says, by [`crate::close_gracefully`]. A cancelled call leaves the endpoint to its `Drop`, which
+/// resets the tunnel. A socket dropped then, or closed by the kernel when the process is killed, is reset, too, unless it was
+/// sent FIN.
 pub fn copy_bidirectional<'a, S: Connection>(
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
@@ -137,7 +138,7 @@ pub fn copy_bidirectional<'a, S: Connection>(
         reset_on_close(socket);
     }
     let copy = Some(BidirectionalCopy::new(endpoint, first));
-    // Not an `async` function: that keeps what it was called with twice, for days.
+    // Not an `async` function: its future would hold the arguments twice, for the tunnel's lifetime.
     Copying {
         copy,
         socket,
@@ -147,7 +148,7 @@ pub fn copy_bidirectional<'a, S: Connection>(
 
 /// See [`copy_bidirectional`].
 struct Copying<'a, S: Connection> {
-    /// Until it is over.
+    /// `None` once the copy is over.
     copy: Option<BidirectionalCopy>,
     socket: &'a mut S,
     endpoint: &'a mut Endpoint,
@@ -187,7 +188,7 @@ impl BidirectionalCopy {
         }
     }
 
-    /// To be asked with the same socket and the same endpoint, and not again once it is ready.
+    /// Call it with the same socket and endpoint each time, and not again once it is ready.
     pub(super) fn poll<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
@@ -207,7 +208,7 @@ impl BidirectionalCopy {
             })
     }
 
-    /// Where memory is short, what a tunnel has in the kernel is small, too.
+    /// Adapts the socket's kernel buffers: small while memory is short.
     #[cold]
     fn fit_buffers<S: Connection>(&mut self, socket: &S, sizes: BufferSizes) {
         let is_new = self.from_socket == 0 && self.to_socket == 0;
@@ -234,7 +235,7 @@ impl BidirectionalCopy {
             let wrote = match self.poll_to_socket(cx, ends) {
                 Ok(progress) => progress,
                 Err(error) => {
-                    // The other end may have answered before it stopped taking; read that first.
+                    // The socket's peer may have sent an answer before it stopped reading; read that first.
                     self.write_failed = Some(error);
                     self.write_shut = true;
                     true
@@ -249,7 +250,7 @@ impl BidirectionalCopy {
             if let Some(end) = &self.tunnel_end
                 && (self.pending.is_empty() || ends.endpoint.poll_aborted(cx))
             {
-                // What is cut off here did not end as it was told.
+                // Pending bytes are cut off here, so the end reported before may no longer hold.
                 let cut = (!self.pending.is_empty()).then(|| ends.endpoint.last_end());
                 let end = cut.flatten().unwrap_or_else(|| end.clone());
                 return Poll::Ready(CopyEnd::Tunnel(end));
@@ -303,8 +304,8 @@ impl BidirectionalCopy {
                 Poll::Pending => break,
             }
         }
-        // A socket that takes nothing must not hide that there is no more use in waiting for it. After the loop: an endpoint that
-        // had something has not been told whom to wake.
+        // A socket that takes nothing must not hide an abort. After the loop: an endpoint that had data has not registered the
+        // waker.
         if self.tunnel_end.is_none() && self.is_full() && endpoint.poll_aborted(cx) {
             self.tunnel_end = endpoint.last_end();
         }
@@ -323,27 +324,27 @@ impl BidirectionalCopy {
             self.to_socket += written as u64;
             endpoint.drained(written);
         }
-        // Not after every write: while more is pending, the next write pushes the buffer out.
+        // Not after every write: while more is pending, the next write flushes the buffer.
         if let Poll::Ready(flushed) = self.pending.poll_flush(cx, *socket) {
             flushed?;
         }
-        // What was cut off is not to look like an end: the owner of the socket says how it goes.
+        // A tunnel that was cut off must not look like EOF: the socket's owner closes it as the outcome says.
         let in_order = self.tunnel_end.as_ref().is_some_and(TunnelEnd::is_in_order);
         if (self.peer_fin || in_order)
             && !self.write_shut
             && let Poll::Ready(shut) = Pin::new(&mut **socket).poll_shutdown(cx)
         {
             self.write_shut = true;
-            // Of a tunnel that is over, the owner of the socket closes it.
+            // Once the tunnel is over, the socket's owner closes it.
             if self.tunnel_end.is_none() {
-                // The other side may be gone already; reading finds out.
+                // The peer may be gone already; reading finds out.
                 shut?;
                 if let Some(socket) = socket.tcp() {
                     end_on_close(socket);
                 }
             }
         }
-        // Whatever was written made room: the endpoint is asked again, or its waker would not be set.
+        // Writing made room: poll the endpoint again, or its waker would not be registered.
         Ok(progress || more_from_endpoint)
     }
 
@@ -370,8 +371,8 @@ impl BidirectionalCopy {
         };
         if bytes.is_empty() {
             self.read_done = true;
-            // The kernel tells of a reset once. Who has met it in writing seems to read an end; if there was one before, it
-            // says "broken pipe".
+            // The kernel reports a reset once. After a write has met the reset, reading yields EOF. A write error of "broken
+            // pipe" means that a real EOF came before.
             let failed = self.write_failed.as_ref();
             if failed.is_none_or(|error| error.kind() == io::ErrorKind::BrokenPipe) {
                 endpoint.fin();
@@ -384,9 +385,9 @@ impl BidirectionalCopy {
         Ok(true)
     }
 
-    /// Asks after the peer of a socket that is not read, since the tunnel takes no more: its end would stay behind its bytes
-    /// for as long as they do. One that is gone is given up after a while without a byte; one that has ended in order has
-    /// the time of a half-closed tunnel. Returns whether another round may find something.
+    /// Checks the peer of a socket that is not read because the tunnel takes no more: its EOF or error would stay hidden behind
+    /// unread bytes. A failed peer is given up after a while without a byte. One that has closed in order is treated as
+    /// half-closed. Returns whether another round may make progress.
     fn check<S: Connection>(
         &mut self,
         socket: &S,
@@ -418,8 +419,8 @@ impl BidirectionalCopy {
         Ok(true)
     }
 
-    /// What the socket says after the tunnel's end is for nobody, but may have to be read before it takes the rest: one
-    /// that answers as it reads does not read on until its answer is taken. Returns whether another round may find more.
+    /// Drops what the socket sends after the tunnel's end. A peer that answers as it reads stops reading until its answers are
+    /// taken, so reading lets the remaining writes finish. Returns whether another round may drop more.
     fn poll_drop<S: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, socket: &mut S) -> bool {
         if self.read_done || self.drop_done {
             return false;

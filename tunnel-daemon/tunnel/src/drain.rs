@@ -1,5 +1,4 @@
-//! The end of a tunnel on a lane that nobody listens to any more: what waits is written, what comes is dropped, until
-//! the lane is clean.
+//! Drains a lane whose tunnel no endpoint uses any more: writes what is queued and drops input, until the lane is clean.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,40 +9,40 @@ use futures_util::FutureExt as _;
 use crate::lane::{Lane, LaneFailure};
 use adit_config::limits;
 
-/// A RESET is answered within this time.
+/// Time for the peer to answer RESET.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the peer's kernel has acknowledged is read within this time: some megabytes at 20 KB/s.
+/// Time for the peer to read what its kernel has acknowledged: some megabytes at 20 KB/s.
 const TAKEN_WITHIN: Duration = Duration::from_secs(300);
 
 /// Why a lane cannot be used again.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
-    /// It is over.
+    /// The lane failed.
     #[error(transparent)]
     Failed(#[from] LaneFailure),
-    /// The peer does not let go of the tunnel.
+    /// The peer does not confirm the tunnel's end.
     #[error("the peer does not let go of the tunnel")]
     Silent,
-    /// The peer has not read the last bytes of the tunnel, which was over before: they are in its kernel's hands and ours, and
-    /// arrive if the connection is closed in order.
+    /// The peer has not read the last bytes of the tunnel, which has ended. They are in both kernels and arrive if the
+    /// connection is closed in order.
     #[error("the peer does not read the last bytes of the tunnel")]
     Unread,
 }
 
-/// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel is not behind it.
+/// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel's OPEN does not queue behind it.
 ///
 /// # Errors
-/// [`DrainError`]: close the lane, by a reset if the peer does not let go of it.
+/// [`DrainError`]: close the lane, by RST if the peer does not confirm the tunnel's end.
 pub async fn drain(lane: &mut Lane) -> Result<(), DrainError> {
     finish(lane).await?;
     prove(lane).await
 }
 
-/// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
-/// that it has taken may be in its buffers for long, since we do not see them move there.
+/// Waits until the lane is clean, for as long as the peer's kernel keeps taking queued bytes. Bytes that this kernel has taken
+/// may stay in its buffers for long, which cannot be observed from here.
 async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
-    // Mostly there is nothing left to wait for, and nothing to ask the kernel.
+    // Usually the lane is clean already, and the kernel need not be asked.
     if let Some(clean) = clean(lane).now_or_never() {
         return Ok(clean?);
     }
@@ -69,7 +68,7 @@ async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
         .map_or(Err(DrainError::Silent), |clean| Ok(clean?))
 }
 
-/// Waits as long for the peer to read what it has not.
+/// Waits for the peer to read all payload, with the same timeouts as `finish`.
 async fn prove(lane: &mut Lane) -> Result<(), DrainError> {
     let mut before = usize::MAX;
     while !lane.is_proven() {
@@ -102,7 +101,7 @@ fn poll_clean(cx: &mut Context<'_>, lane: &mut Lane) -> Poll<Result<(), LaneFail
             return flushed.map(Ok);
         }
         match lane.poll_event(cx) {
-            // The peer may have opened the next tunnel already, which is its owner's to answer.
+            // The peer may have sent the next OPEN already, which the lane's owner answers.
             Poll::Ready(Ok(LaneEvent::Idle)) if !lane.state().is_idle() => {
                 return Poll::Ready(Ok(()));
             }

@@ -1,7 +1,7 @@
 //! One link as one task: its session machine, its HTTP/2 stream, and the channels of its tunnels.
 //!
-//! The task never waits for an endpoint. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
-//! looks at the endpoints that have something, and sends while the stream takes more.
+//! The task never waits for an endpoint. It parses what the peer sent, returns HTTP/2 capacity at once, visits the endpoints in
+//! the dirty list, and sends while the stream has capacity.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,13 +28,13 @@ use crate::pace::{LOOK_AGAIN, Pace};
 use crate::task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};
 use crate::tunnel_slot::TunnelSlot;
 
-/// HTTP/2 frames handled before other work of the link gets its turn.
+/// HTTP/2 frames handled before the link's other work.
 const FRAMES_PER_TURN: usize = 32;
-/// Turns before the task lets others run.
+/// Turns in one poll, before the task yields.
 const TURNS_PER_POLL: usize = 8;
-/// A dial may be on its way to a link that has just been replaced.
+/// Time that a replaced link stays without a tunnel: a dial may be on its way to it.
 const FINISH_AFTER: Duration = Duration::from_secs(2);
-/// Capacity asked for ahead, so that a packet rarely waits for one more grant.
+/// Capacity reserved ahead, so that a packet rarely waits for another grant.
 const RESERVE_BYTES: usize = 64 * 1024;
 
 /// The future that is the link task. It completes when the link is over; dropping it resets all tunnels.
@@ -52,7 +52,7 @@ pub struct LinkDriver<H: LinkHooks> {
     synced_at: Moment,
     pace: Pace,
     paced: bool,
-    /// From then on it ends as soon as it has no tunnel.
+    /// From this moment on the link ends as soon as it has no tunnel.
     finish_at: Option<Moment>,
 }
 
@@ -86,7 +86,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
     }
 
-    /// `Ok`: nothing to do until woken.
+    /// `Ok`: there is nothing to do until the task is woken.
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkExit> {
         self.dirty_list.register(cx.waker());
         let generation = self.dirty_list.generation();
@@ -135,7 +135,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 return Err(LinkExit::Finished);
             };
             let data = data?;
-            // Credit and budgets hold bytes. The window of a shared stream does so only while the link is paced.
+            // Credit and budgets bound the bytes held. The shared stream's window bounds them only while the link is paced.
             let kept = data.len().min(self.streams.withhold_bytes);
             self.streams.withhold_bytes -= kept;
             self.streams
@@ -197,7 +197,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 self.insert(TunnelSlot::new(key, channel, Some(reply)));
             }
             Err(failure) => {
-                // Whoever asked may have left; nothing is lost then.
+                // The caller may have cancelled the dial; nothing is lost then.
                 let _left = reply.send(Err(CancelledDial {
                     failure,
                     written: false,
@@ -220,7 +220,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         channel.bind(key);
         self.insert(TunnelSlot::new(key, channel, None));
         self.hooks.opened(key);
-        // A dial task that is gone drops the endpoint, which closes the tunnel again.
+        // If the dial task is gone, the endpoint is dropped, which closes the tunnel again.
         let _left = endpoint.send(end);
     }
 
@@ -256,7 +256,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             busy = true;
             channel.begin_visit();
             let Some(key) = channel.key() else { continue };
-            // Flags before data: data that was queued before a flag was raised is then found.
+            // Flags before data, so that data queued before a flag was raised is found.
             let flags = channel.endpoint_flags();
             while let Some(bytes) = channel.take_up() {
                 let length = bytes.len();
@@ -285,7 +285,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         busy
     }
 
-    /// Endpoints report small amounts late; before the budgets judge anybody, ask them all.
+    /// Endpoints report small drained amounts late; before budgets are enforced, ask all of them.
     fn sync_drained(&mut self, now: Moment) {
         if !self.link.is_near_budget() || now.since(self.synced_at).as_millis() < 5 {
             return;
@@ -311,7 +311,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                     protocol,
                     address,
                 } => {
-                    // Answered here: a burst brings more of them than a queue of answers may hold.
+                    // Answered here: a burst of refusals can exceed the capacity of the command queue.
                     if let Err(text) = self.hooks.start_dial(key, protocol, address) {
                         self.link.dialed(key, Err(text), now);
                     }
@@ -320,7 +320,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 Action::DialDone { key, conn } => {
                     self.hooks.opened(key);
                     if let Some(reply) = self.slot_of(key).and_then(|slot| slot.reply.take()) {
-                        // A client that has left drops its endpoint, which closes the tunnel again.
+                        // If the client has left, its endpoint is dropped, which closes the tunnel again.
                         let _left = reply.send(Ok(conn));
                     }
                 }
@@ -402,18 +402,18 @@ impl<H: LinkHooks> LinkDriver<H> {
         Ok(busy)
     }
 
-    /// Ends our side of the stream, after a [`LinkExit::Stopped`]: the peer learns that nothing was cut off.
+    /// Ends this side of the stream after [`LinkExit::Stopped`]: the peer learns that the stream is complete.
     pub fn finish(&mut self) {
         // A stream that is gone needs no end.
         let _gone = self.streams.send.send_data(MessageBuf::empty(), true);
     }
 
-    /// As [`Self::finish`], with a status for those who called.
+    /// Like [`Self::finish`], with a gRPC status for the caller in `trailers`.
     pub fn finish_with(&mut self, trailers: HeaderMap) {
         let _gone = self.streams.send.send_trailers(trailers);
     }
 
-    /// Waits until the peer has ended its side, too; what it still sends is dropped.
+    /// Waits until the peer has ended its side, too; what it sends meanwhile is dropped.
     pub fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Some(Ok(data)) = ready!(self.streams.recv.poll_data(cx)) {
             let _gone = self
@@ -445,7 +445,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
     }
 
-    /// Fails what is pending and ends every tunnel; the same on every way out.
+    /// Fails pending dials and ends every tunnel, on every way the link can end.
     fn wind_up(&mut self) {
         let now = self.clock.now();
         if self.hooks.shutting_down() {
@@ -453,7 +453,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         } else {
             self.link.lost(now);
         }
-        // Nothing after the end of a link can fail it again.
+        // The link has ended: a failure has no further effect.
         let _over = self.apply(now);
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {

@@ -1,4 +1,4 @@
-//! The end of a channel that a frontend or a target holds.
+//! One side of a tunnel, as a frontend or a target holds it.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,15 +20,15 @@ use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
 /// What an endpoint may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Incoming {
-    /// Bytes for this side. Report them with [`Endpoint::drained`] once they have left.
+    /// Bytes for this side. Report them with [`Endpoint::drained`] once the socket or stream has taken them.
     Data(Bytes),
-    /// The other side sends no more; this side may.
+    /// The other side has sent EOF; this side may still send.
     PeerFin,
     /// The tunnel is over. Repeats on every later call.
     Ended(TunnelEnd),
 }
 
-/// How large the buffers of tunnels' sockets are to be now.
+/// Buffer sizes for sockets of tunnels, at the current use of the budget.
 pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
     if budget.is_half_full() {
         BufferSizes::Small
@@ -37,37 +37,37 @@ pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
     }
 }
 
-/// The same of a socket that has no tunnel.
+/// Buffer sizes for a socket without a tunnel.
 pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
     let max = budget.socket_buffer_kib_max();
     max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
 }
 
-/// Who learns that an endpoint's socket or stream takes its bytes slower than they come.
+/// What observes that an endpoint's socket or stream takes bytes slower than they come.
 #[derive(Clone, Debug)]
 pub enum EndpointWatch {
-    /// A client's writes are measured.
+    /// A client: its writes are measured.
     Client(ServerMetrics),
-    /// A target, by its address, is named in the log, once.
+    /// A target, by its address: named in the log, once.
     Target(Arc<str>),
 }
 
-/// A write that waits.
+/// A write to the socket or stream that waits.
 struct Stalled {
     since: Moment,
     _counted: GaugeGuard,
 }
 
-/// What carries a tunnel, for a side that can do without frames.
+/// What carries a tunnel, for a side that supports raw lanes.
 pub enum Carrier {
-    /// Its bytes go through this process.
+    /// The tunnel's bytes pass through this process.
     Endpoint(Endpoint),
-    /// A connection of its own, to be relayed by the kernel or a relay thread.
+    /// A lane's connection without frames, to be relayed by the kernel or a relay thread.
     RawLane(RawLane),
 }
 
 impl Carrier {
-    /// What the tunnel travels on.
+    /// The path that the tunnel takes.
     #[must_use]
     pub fn path(&self) -> PathLabel {
         match self {
@@ -77,14 +77,14 @@ impl Carrier {
     }
 }
 
-/// One side of a tunnel, whatever carries it. Dropping it without [`Endpoint::close`] resets the tunnel.
+/// One side of a tunnel, over a link or a lane. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
     sent_bytes: u64,
     delivered_bytes: u64,
     watch: Option<EndpointWatch>,
     stalled: Option<Stalled>,
-    /// Bytes in the kernel for a reader that pauses, as the budget knows them.
+    /// Bytes in the kernel for a peer that does not read, as counted in the budget.
     kernel_bytes: u32,
     live: Option<Arc<LiveTunnel>>,
 }
@@ -95,7 +95,7 @@ enum Path {
 }
 
 impl Endpoint {
-    /// An endpoint towards the link that owns `dirty_list`, and what that link needs of it.
+    /// An endpoint on the link that owns `dirty_list`, and the channel for that link.
     #[must_use]
     pub fn new(dirty_list: &Arc<DirtyList>) -> (Self, Arc<Channel>) {
         let channel = Channel::new(Arc::clone(dirty_list));
@@ -121,7 +121,7 @@ impl Endpoint {
         }
     }
 
-    /// What carries the tunnel.
+    /// The path that the tunnel takes.
     #[must_use]
     pub fn path(&self) -> PathLabel {
         match &self.path {
@@ -130,7 +130,7 @@ impl Endpoint {
         }
     }
 
-    /// Ready when more bytes of this endpoint are taken. An ended tunnel is always ready.
+    /// Ready when the endpoint accepts more bytes. An ended tunnel is always ready.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.path {
             Path::Link(link) => link.poll_ready(cx),
@@ -150,8 +150,8 @@ impl Endpoint {
         }
     }
 
-    /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
-    /// looked at; says whether something was taken since the last time.
+    /// Call it while [`Self::poll_ready`] is pending, if this side reads a socket. Ready every few seconds, when the socket
+    /// should be checked; yields whether bytes were taken since the last check.
     pub fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         match &mut self.path {
             Path::Link(link) => link.poll_check(cx),
@@ -159,7 +159,7 @@ impl Endpoint {
         }
     }
 
-    /// This side sends no more than waits already for being taken: from here on the tunnel counts as half-closed.
+    /// The socket has ended behind bytes not read yet: from here on the tunnel counts as half-closed.
     pub fn end_waits(&mut self) {
         match &mut self.path {
             Path::Link(link) => link.end_waits(),
@@ -167,8 +167,8 @@ impl Endpoint {
         }
     }
 
-    /// Hands bytes over. Ask [`Self::poll_ready`] first; it is a bound, not a lock. Call [`Self::poll_flush`] before
-    /// the task sleeps.
+    /// Hands over bytes. Call [`Self::poll_ready`] first; the bound is advisory. Call [`Self::poll_flush`] before the task
+    /// sleeps.
     pub fn send(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.sent_bytes += bytes.len() as u64;
@@ -180,11 +180,11 @@ impl Endpoint {
         }
     }
 
-    /// Gets on its way what was handed over, as far as it goes now, and looks after the tunnel's timers. To be called
-    /// whenever the task that owns the endpoint has been polled.
+    /// Sends what was handed over, as far as possible now, and handles the tunnel's timers. Call it whenever the task that owns
+    /// the endpoint is polled.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
         match &mut self.path {
-            // The link's task looks after all of that.
+            // The link's task does all of that.
             Path::Link(_) => (),
             Path::Lane(lane) => lane.poll_flush(cx),
         }
@@ -196,14 +196,13 @@ impl Endpoint {
         }
     }
 
-    /// Tells those who look at open tunnels of its bytes as they move, and of the way they take whenever [`Self::poll_flush`] is
-    /// called and somebody has asked.
+    /// Reports to the table of open tunnels: bytes as they move, and path quality in [`Self::poll_flush`] when requested.
     pub fn tell(&mut self, live: Arc<LiveTunnel>) {
         self.live = Some(live);
         self.tell_bytes();
     }
 
-    /// Two plain stores: nobody else writes them.
+    /// Two plain stores: this task is the only writer.
     #[inline]
     fn tell_bytes(&self) {
         if let Some(live) = &self.live {
@@ -211,7 +210,7 @@ impl Endpoint {
         }
     }
 
-    /// How the way to the other end does, if this tunnel has a connection of its own.
+    /// Quality of the path to the other end, if this tunnel has a connection of its own.
     fn quality(&self) -> Option<PathQuality> {
         match &self.path {
             Path::Link(_) => None,
@@ -219,7 +218,7 @@ impl Endpoint {
         }
     }
 
-    /// This side sends no more bytes.
+    /// Sends EOF: this side sends no more bytes.
     pub fn fin(&mut self) {
         match &mut self.path {
             Path::Link(link) => link.fin(),
@@ -248,7 +247,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether this side is to give up what it still holds. The task is woken when that changes.
+    /// Whether this side should give up undelivered bytes. The task is woken when that changes.
     pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         match &mut self.path {
             Path::Link(link) => link.poll_aborted(cx),
@@ -256,7 +255,7 @@ impl Endpoint {
         }
     }
 
-    /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
+    /// How the tunnel ended, if it has; an abort replaces a clean end.
     #[must_use]
     pub fn last_end(&self) -> Option<TunnelEnd> {
         match &self.path {
@@ -265,7 +264,7 @@ impl Endpoint {
         }
     }
 
-    /// Tells who wants to know of stalls from now on.
+    /// Reports stalls to `watch` from now on.
     pub fn watch(&mut self, watch: EndpointWatch) {
         self.watch = Some(watch);
     }
@@ -277,19 +276,19 @@ impl Endpoint {
         }
     }
 
-    /// Whether memory is short, so that tunnels have small buffers.
+    /// Whether memory is short, so that tunnels get small buffers.
     #[must_use]
     pub fn is_short_of_memory(&self) -> bool {
         self.budget().is_some_and(ProcessBudget::is_half_full)
     }
 
-    /// How large the buffers of this tunnel's sockets are to be now.
+    /// Buffer sizes for this tunnel's sockets, at the current use of the budget.
     #[must_use]
     pub fn buffer_sizes(&self) -> BufferSizes {
         self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
     }
 
-    /// So many bytes wait in the kernel.
+    /// Counts `bytes` waiting in the kernel in the budget.
     fn count_kernel(&mut self, bytes: u32) {
         let before = std::mem::replace(&mut self.kernel_bytes, bytes);
         if bytes != before
@@ -300,8 +299,8 @@ impl Endpoint {
         }
     }
 
-    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called; `kernel_bytes` more that the
-    /// socket has taken wait in the kernel.
+    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called. Another `kernel_bytes`,
+    /// which the socket has taken, wait in the kernel.
     pub fn stalled(&mut self, kernel_bytes: usize) {
         self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
         if let Path::Lane(lane) = &self.path {
@@ -309,7 +308,7 @@ impl Endpoint {
         }
         match &self.watch {
             Some(EndpointWatch::Client(metrics)) if self.stalled.is_none() => {
-                // The client is what would hold up upstream's reader of the agent's stream.
+                // Upstream's gauge: such a client would block the reader of the agent's stream there.
                 self.stalled = Some(Stalled {
                     since: moment(),
                     _counted: metrics.full_receive_channel(ServiceMethod::Connect),
@@ -326,19 +325,19 @@ impl Endpoint {
         }
     }
 
-    /// How long bytes for this side's client have waited without any being taken; zero if none wait, or nobody watches.
+    /// How long bytes have waited for this side's client without one being taken; zero if none wait, or without a watch.
     #[must_use]
     pub fn stalled_for(&self) -> Duration {
         let stalled = self.stalled.as_ref();
         stalled.map_or(Duration::ZERO, |stalled| moment().since(stalled.since))
     }
 
-    /// `bytes` received earlier have left this side (its socket or stream took them).
+    /// This side's socket or stream took `bytes` received earlier.
     pub fn drained(&mut self, bytes: usize) {
         if let Some(EndpointWatch::Client(metrics)) = &self.watch
             && bytes > 0
         {
-            // No clock is read for a write that did not wait.
+            // The clock is read only for a write that waited.
             let waited = self.stalled.take();
             let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
             metrics.frontend_write(waited);
@@ -350,7 +349,7 @@ impl Endpoint {
         self.discarded(bytes);
     }
 
-    /// Counts `bytes` received earlier as delivered, and nothing else: of a tunnel that is over nobody waits for room.
+    /// Counts `bytes` received earlier as delivered, without making room: the tunnel is over.
     pub fn delivered(&mut self, bytes: usize) {
         self.delivered_bytes += bytes as u64;
         self.tell_bytes();
@@ -364,7 +363,7 @@ impl Endpoint {
         }
     }
 
-    /// Completes when [`Self::poll_recv`] has something. Takes nothing.
+    /// Completes when [`Self::poll_recv`] has an event; takes none.
     pub async fn readable(&mut self) {
         std::future::poll_fn(|cx| match &mut self.path {
             Path::Link(link) => link.poll_readable(cx),
@@ -373,7 +372,7 @@ impl Endpoint {
         .await;
     }
 
-    /// Whether nothing is waiting for this side now.
+    /// Whether no event waits for this side.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         match &self.path {
@@ -382,7 +381,7 @@ impl Endpoint {
         }
     }
 
-    /// Bytes handed over, and bytes that have left this side, so far.
+    /// Bytes handed over, and bytes that this side's socket or stream took, so far.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.sent_bytes, self.delivered_bytes)
@@ -393,7 +392,7 @@ impl Endpoint {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// Waits until more bytes are taken.
+    /// Waits until the endpoint accepts more bytes.
     pub async fn ready(&mut self) {
         std::future::poll_fn(|cx| self.poll_ready(cx)).await;
     }

@@ -1,5 +1,5 @@
-//! An endpoint's way over a lane: the lane is read and written in the task of the endpoint's own socket or stream, and only as
-//! fast as that takes bytes. TCP does the rest.
+//! A tunnel's path over a lane. The task of the endpoint's socket or stream reads and writes the lane, only as fast as that
+//! socket takes bytes. TCP provides the flow control.
 
 use std::io;
 use std::pin::Pin;
@@ -20,33 +20,34 @@ use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
 use adit_telemetry::tunnels::PathQuality;
 
-/// Frames an endpoint may have waiting for its lane: each takes memory beside its bytes, and who sends them decides how small they are.
+/// Frames that an endpoint may queue for its lane: each takes memory beside its bytes, and the sender controls their size.
 const QUEUE_FRAMES_MAX: usize = 4096;
 
-/// A close is confirmed by then, or the endpoint is told that it was not: as on a link. The lane settles without it.
+/// Time for the peer to confirm a close, as on a link; then the endpoint is told that it is unconfirmed. The lane drains in the
+/// background.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a lane goes when an endpoint needs it no more: idle, or with the end of a tunnel still on its way.
+/// Takes a lane that its endpoint no longer needs: idle, or with the end of a tunnel in flight.
 pub trait LaneOwner: Send + Sync {
-    /// Cancelled once the lane's link is gone.
+    /// Cancelled when the lane's link is gone.
     fn gone(&self) -> &CancellationToken;
-    /// Looks after lanes in trouble.
+    /// Checks stalled lanes and lanes without a link.
     fn watch(&self) -> &LaneWatch;
     /// How long a half-closed tunnel may be silent.
     fn silence_max(&self) -> Duration;
-    /// Bytes held in the whole process.
+    /// Budget of bytes held in the whole process.
     fn budget(&self) -> &Arc<ProcessBudget>;
     /// Takes the lane. Must not block.
     fn take_back(&self, lane: Lane, queued: Queued);
     /// A lane failed and was closed.
     fn lost(&self, failure: &LaneFailure);
-    /// Agent: the server would use more lanes.
+    /// Agent: the server asks for more lanes.
     fn want(&self) {}
 }
 
-/// Dropping it without [`LanePath::close`] resets the tunnel.
+/// A tunnel's path over a lane. Dropping it without [`LanePath::close`] resets the tunnel.
 pub(super) struct LanePath {
-    /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
+    /// `None` once the tunnel is over on the lane; received bytes may still be undelivered then.
     lane: Option<Lane>,
     owner: Arc<dyn LaneOwner>,
     probe: Arc<Probe>,
@@ -54,25 +55,25 @@ pub(super) struct LanePath {
     end: Option<TunnelEnd>,
     closed: bool,
     write_failed: bool,
-    /// The lane takes no more.
+    /// The lane takes no more bytes.
     full: bool,
-    /// The endpoint has given something since its own socket was last to be looked at.
+    /// The endpoint has sent bytes since the last check of its own socket.
     sent: bool,
-    /// That socket is to be looked at; whether something has moved before.
+    /// The endpoint's own socket is due for a check; whether bytes moved since the last one.
     check: Option<bool>,
-    /// Its end is known, and waits behind bytes that the lane does not take.
+    /// The endpoint's socket has ended behind bytes that the lane does not take.
     end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Bytes given to the endpoint that have not left yet.
+    /// Bytes given to the endpoint that its socket or stream has not taken yet.
     held: u64,
-    /// Bytes that wait for the lane, as the budget knows them.
+    /// Bytes queued for the lane, as counted in the budget.
     queued: Queued,
-    /// Something moved since the timer was set.
+    /// Bytes moved since the timer was set.
     moved: bool,
-    /// Bytes on their way when it was set: fewer mean that something moved.
+    /// Bytes in flight when the timer was set: fewer mean progress.
     on_the_way: u32,
-    /// And when the watch last came by: they move for minutes behind a slow reader before the lane takes more.
+    /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before the lane takes more.
     on_the_way_seen: u32,
     buffers: SocketBuffers,
 }
@@ -134,7 +135,7 @@ impl LanePath {
         self.owner.budget()
     }
 
-    /// Those of a link are many tunnels', and stay as they are.
+    /// Fits the lane's socket only: a link's socket carries many tunnels and keeps its buffers.
     fn fit_buffers(&mut self, sizes: BufferSizes) {
         if sizes != self.buffers.sizes()
             && let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
@@ -144,22 +145,22 @@ impl LanePath {
         }
     }
 
-    /// Bytes that the endpoint may give now. Of a tunnel that has ended all are taken, and dropped.
+    /// Bytes that the endpoint may send now. After the tunnel's end all are accepted and dropped.
     pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
         self.owner.budget().queue_share().saturating_sub(queued)
     }
 
-    /// Has the budget know how much waits for the lane.
+    /// Updates the budget with the bytes queued for the lane.
     fn count_queued(&mut self) {
         if let Some(lane) = &self.lane {
             self.queued.set(lane.queued_bytes() as u64);
         }
     }
 
-    /// Gives the lane back with what waits for it, which counts until it has left.
+    /// Returns the lane to its owner. Its queued bytes stay in the budget until they are written.
     fn give_back(&mut self) {
-        // The next tunnel fits them anew.
+        // The next tunnel sizes the buffers anew.
         self.fit_buffers(buffer_sizes_at_rest(self.owner.budget()));
         if let Some(lane) = self.lane.take() {
             let budget = self.owner.budget();
@@ -169,12 +170,12 @@ impl LanePath {
         }
     }
 
-    /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
+    /// Ready every few seconds while the lane takes no more; yields whether it took bytes since the last check.
     pub(super) fn poll_check(&mut self) -> Poll<bool> {
         self.check.take().map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// A half-close that has yet to be read counts as one.
+    /// A half-close behind unread bytes counts as a half-close.
     pub(super) fn end_waits(&mut self) {
         self.end_waits = true;
     }
@@ -211,7 +212,7 @@ impl LanePath {
             if self.write_failed {
                 self.fail(&error.into());
             }
-            // Reading comes first: the peer may have answered before it stopped taking.
+            // Reading comes first: the peer may have sent an answer before it stopped reading.
             self.write_failed = true;
             cx.waker().wake_by_ref();
         }
@@ -220,7 +221,7 @@ impl LanePath {
         self.poll_watch(cx);
     }
 
-    /// How the connection of the lane does; one system call.
+    /// Quality of the lane's connection; one system call.
     pub(super) fn quality(&self) -> Option<PathQuality> {
         let state = adit_relay::tcp_state(self.lane.as_ref()?.tcp()?).ok()?;
         Some(PathQuality {
@@ -229,7 +230,7 @@ impl LanePath {
         })
     }
 
-    /// When told to, finds out whether a lane that is not read has lost its peer, or has the endpoint ask after its own.
+    /// When the watch asks: checks whether an unread lane has lost its peer, or has the endpoint check its own socket.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
         self.probe.register(cx.waker());
         if !self.probe.is_due() {
@@ -254,7 +255,7 @@ impl LanePath {
         cx.waker().wake_by_ref();
     }
 
-    /// The endpoint's own socket or stream takes nothing for now.
+    /// The endpoint's own socket or stream takes no bytes at present.
     pub(super) fn stalled(&self) {
         self.probe.set_stalled(true);
     }
@@ -271,7 +272,8 @@ impl LanePath {
                 return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
             };
             if self.held > 0 && self.owner.budget().is_half_full() {
-                // Short of memory a lane is read again once what it gave has left, for which the endpoint asks again.
+                // While memory is short, a lane is read again once its delivered bytes have been taken; the endpoint polls
+                // again then.
                 return Poll::Pending;
             }
             match lane.poll_event(cx) {
@@ -291,7 +293,7 @@ impl LanePath {
                     LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
                     LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
                     LaneEvent::Want(_) => self.owner.want(),
-                    // Nothing that concerns a tunnel that is open.
+                    // These events do not concern an open tunnel.
                     LaneEvent::Open(_)
                     | LaneEvent::Opened
                     | LaneEvent::Failed { .. }
@@ -319,7 +321,7 @@ impl LanePath {
         self.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
     }
 
-    /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
+    /// After the end, received bytes linger for as long as the endpoint's socket makes progress.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(end) = &self.end else {
             return false;
@@ -348,8 +350,8 @@ impl LanePath {
         self.owner.budget().release(bytes);
     }
 
-    /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
-    /// nothing. A close is confirmed soon, or not waited for.
+    /// Resets a half-closed tunnel without a byte for too long, so that a close that looks like a half-close leaks nothing. A
+    /// close that is not confirmed in time ends as unconfirmed.
     fn poll_silence(&mut self, cx: &mut Context<'_>) {
         if self.closed && self.end.is_none() {
             if self.has_run_out(cx, CONFIRMED_WITHIN) {
@@ -371,7 +373,7 @@ impl LanePath {
         }
     }
 
-    /// Whether nothing has moved for `limit`; if not, the task is woken to ask again in time.
+    /// Whether nothing has moved for `limit`; if not, the timer wakes the task to check again.
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let timer = self.timer.get_or_insert_with(|| {
             self.moved = false;
@@ -407,13 +409,13 @@ impl LanePath {
     }
 }
 
-/// Bytes that the peer's kernel has not taken; of so many as the number does not hold there are none.
+/// Bytes that the peer's kernel has not acknowledged, saturated to 32 bits.
 fn bytes_on_the_way(lane: Option<&Lane>) -> u32 {
     let bytes = lane.map_or(0, Lane::unacknowledged_bytes);
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Why a lane that is looked at is over: its peer is gone, or may have no tunnel any more.
+/// Why a checked lane is over: its peer is gone, or its agent has lost the right to tunnels.
 fn trouble(lane: &Lane) -> Option<LaneFailure> {
     if lane.is_revoked() {
         return Some(io::Error::from(io::ErrorKind::ConnectionAborted).into());

@@ -1,8 +1,8 @@
 //! Tunnels between endpoints: the link's driver, channels, bidirectional copy, drain, lanes and their pool, and raw lanes.
 //!
-//! A link is one task that owns its session machine and its stream. An endpoint and its link share a channel: two queues without
-//! locks. Owns how bytes get from one endpoint to the other. Refuses to know which agent serves a dial and how a target is
-//! dialled.
+//! A link is one task that owns its session machine and its stream. An endpoint and its link share a channel: two queues
+//! without locks. This package owns how bytes move between endpoints. It does not know which agent serves a dial, nor how a
+//! target is dialled.
 #![deny(unsafe_code)]
 
 mod asked;

@@ -1,4 +1,4 @@
-//! An endpoint's way over its link: the channel's near end.
+//! A tunnel's path over a link: the endpoint's side of the channel.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::endpoint::Incoming;
 use crate::watch;
 use adit_config::limits;
 
-/// Dropping it without [`LinkPath::close`] resets the tunnel.
+/// A tunnel's path over a link. Dropping it without [`LinkPath::close`] resets the tunnel.
 pub(super) struct LinkPath {
     channel: Arc<Channel>,
-    /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself. Before the
-    /// end armed while the endpoint is paused, and for some seconds afterwards.
+    /// After the tunnel's end: armed while bytes linger; the link watches them, too, while it lives. Before the end: armed
+    /// while the endpoint is paused, and some seconds longer.
     timer: Option<Pin<Box<Sleep>>>,
-    /// It is for the bytes that linger.
+    /// The timer is for lingering bytes.
     lingers: bool,
-    /// The endpoint has given something since it was set.
+    /// The endpoint has sent bytes since the timer was set.
     sent: bool,
-    /// Bytes drained of which the link has not been told.
+    /// Drained bytes not yet reported to the link.
     untold_bytes: u32,
     peer_fin_seen: bool,
 }
@@ -44,7 +44,7 @@ impl LinkPath {
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.channel.up_has_space() || self.channel.end().is_some() {
-            // Of a pause that is over; not before it has run out, since the next one may begin at once.
+            // The pause is over. The timer is kept until it elapses, since the next pause may begin at once.
             let timer = self.timer.as_ref();
             if !self.lingers && timer.is_some_and(|timer| timer.is_elapsed()) {
                 self.timer = None;
@@ -63,12 +63,12 @@ impl LinkPath {
         self.channel.budget()
     }
 
-    /// Bytes that the endpoint may give now.
+    /// Bytes that the endpoint may send now.
     pub(super) fn room(&self) -> usize {
         self.channel.up_room()
     }
 
-    /// Ready every few seconds while the link takes no more; says whether it took something since the last time.
+    /// Ready every few seconds while the link takes no more; yields whether it took bytes since the last check.
     pub(super) fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let timer = self.timer.get_or_insert_with(|| {
             self.sent = false;
@@ -82,7 +82,7 @@ impl LinkPath {
         check
     }
 
-    /// A half-close that has yet to be read counts as one.
+    /// A half-close behind unread bytes counts as a half-close.
     pub(super) fn end_waits(&self) {
         self.channel.raise(ENDPOINT_END_WAITS);
     }
@@ -109,7 +109,7 @@ impl LinkPath {
     }
 
     fn next(&mut self) -> Option<Incoming> {
-        // Flags first: whatever was queued before they were raised is still found below.
+        // Flags before data, so that data queued before a flag was raised is found below.
         let ended = self.channel.end().is_some();
         let finished = self.channel.peer_finished();
         let discard = self.channel.end().is_some_and(|end| !end.delivers_rest());
@@ -130,7 +130,7 @@ impl LinkPath {
         }
     }
 
-    /// After the end, bytes received before it linger for as long as the endpoint takes some now and then.
+    /// After the end, received bytes linger for as long as the endpoint's socket makes progress.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         self.channel.register_down(cx.waker());
         let Some(end) = self.channel.end() else {
@@ -167,7 +167,7 @@ impl LinkPath {
         {
             let at = Instant::now() + limits::LINGER_TIMEOUT;
             timer.as_mut().reset(at);
-            // The link looks for progress, too, however little it is.
+            // The link checks for progress, too, however small.
             is_due = true;
         }
         if is_due {

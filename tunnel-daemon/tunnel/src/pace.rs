@@ -1,22 +1,21 @@
-//! When a link without credit may be read a little slower: its endpoints take bytes fast, only not as fast as they come.
+//! When reading a link without credit is briefly paused: its endpoints take bytes fast, but slower than they come.
 //!
-//! A Go agent cannot be told to slow one tunnel down. A reader that stalls must not slow the link, so it
-//! pays with its tunnel when the budget is full. A reader that takes a megabyte a second is no such case:
-//! leaving the link unread for the moments it needs keeps its tunnel and costs the others little. Where most of the budget
-//! is held for endpoints that take nothing, waiting makes no room, and the link is read on.
+//! A Go agent cannot slow down one tunnel. A reader that stalls must not slow the link, so its tunnel is reset when the budget
+//! is full. A reader that takes a megabyte a second is different: pausing the link for moments keeps its tunnel and costs the
+//! others little. Where endpoints that take nothing hold most of the budget, pausing makes no room, and the link is read on.
 
 use std::time::Duration;
 
 use adit_core::session::{Link, Moment};
 
-/// Endpoints of the link together must take this many bytes a second.
+/// Bytes a second that the link's endpoints together must take.
 const RATE_MIN_BYTES: u64 = 1 << 20;
-/// The rate is judged over this long.
+/// Period over which the rate is measured.
 const SAMPLE: Duration = Duration::from_millis(500);
-/// A link that has just become nearly full is left unread this long, until there is a rate to judge by:
-/// a fast agent fills its budget sooner than a reader that takes its bytes in gulps shows what it can do.
+/// How long a link that has just become nearly full is paused, until a rate is known. A fast agent fills its budget before a
+/// reader that takes bytes in bursts shows its rate.
 const GRACE: Duration = Duration::from_millis(600);
-/// How soon a link left unread is looked at again, drained or not.
+/// How soon a paused link is checked again, drained or not.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Samples of one link.
@@ -26,13 +25,13 @@ pub(super) struct Pace {
     drained: u64,
     fast: bool,
     full_since: Option<Moment>,
-    /// When it was last looked at who holds the budget, and what came out.
+    /// When it was last checked which endpoints hold the budget; `held_by_readers` is the result.
     looked_at: Option<Moment>,
     held_by_readers: bool,
 }
 
 impl Pace {
-    /// Whether the link is better left unread now.
+    /// Whether to leave the link unread now.
     pub(super) fn holds(&mut self, link: &Link, now: Moment) -> bool {
         let elapsed = now.since(self.sampled_at);
         if elapsed >= SAMPLE {
@@ -53,7 +52,7 @@ impl Pace {
         (self.fast || now.since(since) < GRACE) && self.is_held_by_readers(link, now)
     }
 
-    /// Looks at all tunnels, so not for every frame.
+    /// Visits all tunnels, so it is not called for every frame.
     fn is_held_by_readers(&mut self, link: &Link, now: Moment) -> bool {
         let is_due = |at: Moment| now.since(at) >= LOOK_AGAIN;
         if self.looked_at.is_none_or(is_due) {

@@ -1,4 +1,4 @@
-//! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
+//! Lanes of one link at the server: idle lanes wait here, a dial takes one, and the lane returns when its tunnel is over.
 
 mod opening;
 mod opens;
@@ -31,45 +31,45 @@ use opening::Opening;
 use opens::Waiting;
 pub use opens::{AgentOpen, AgentOpens};
 
-/// With fewer idle lanes left the agent is asked for more.
+/// With fewer idle lanes left, the agent is asked for more.
 const IDLE_MIN: usize = 2;
 
-/// Pipes that one link may begin in the long run: each takes a lane with it, and a new one costs both ends about a
+/// Raw lanes that one link may begin per second on average: each uses up its lane, and a new lane costs both ends about a
 /// millisecond of TLS handshake.
 const RAW_LANES_PER_SECOND: u32 = 50;
-/// And at once.
+/// Raw lanes that one link may begin at once.
 const RAW_LANES_BURST: u32 = 100;
 
-/// Lanes looked at in one go: some microseconds each, during which dials do not find them.
+/// Lanes checked in one batch: some microseconds each, during which dials do not find them.
 const IDLE_BATCH_LANES: usize = 16;
 
-/// OPENs that one look at a lane refuses. An agent by the rules waits for the answer to each; one that does not would be
-/// refused for as long as it likes, by a task that looks after the lanes of all.
+/// OPENs refused in one check of a lane. A correct agent waits for each answer; any other could keep the task that serves all
+/// lanes busy for ever.
 const REFUSALS_PER_LOOK: usize = 64;
 
 /// What a pool is made of.
 pub struct PoolSettings {
-    /// What the agent has proved to be: only the same agent may bind lanes.
+    /// Identity that the agent has proved: only this agent may bind lanes.
     pub identity: AgentIdentity,
-    /// Whether the agent may still have tunnels; absent: it may for as long as lanes live.
+    /// Whether the agent may still have tunnels; `None`: it may for as long as lanes live.
     pub rights: Option<Arc<dyn LaneRights>>,
-    /// Most lanes of this link.
+    /// Limit on lanes of this link.
     pub lanes_max: usize,
-    /// Most dials without an answer.
+    /// Limit on unanswered dials.
     pub dials_max: usize,
     /// How long a half-closed tunnel may be silent.
     pub silence_max: Duration,
-    /// Room for lanes in the whole process.
+    /// Slots for lanes in the whole process.
     pub room: Arc<LaneRoom>,
-    /// Where lanes settle.
+    /// Runs the tasks in which lanes drain.
     pub tasks: Tasks,
     /// Counters.
     pub metrics: AditMetrics,
-    /// Looks after lanes in trouble.
+    /// Checks stalled lanes and lanes without a link.
     pub watch: Arc<LaneWatch>,
-    /// Bytes held in the whole process.
+    /// Budget of bytes held in the whole process.
     pub budget: Arc<ProcessBudget>,
-    /// Decides over tunnels that the agent opens; absent: it may open none.
+    /// Decides on tunnels that the agent opens; `None`: it may open none.
     pub opens: Option<Arc<dyn AgentOpens>>,
 }
 
@@ -80,29 +80,29 @@ pub struct LanePool {
     slots: Arc<Semaphore>,
     dials: Semaphore,
     idle: Mutex<Idle>,
-    /// Some idle lane has become readable.
+    /// An idle lane has become readable.
     became_readable: Arc<Notify>,
-    /// The link is gone: no lane comes back.
+    /// The link is gone: lanes are no longer returned.
     gone: CancellationToken,
 }
 
 struct Idle {
     lanes: Vec<Waiting>,
     pings: u64,
-    /// Tunnels that may still become raw lanes at the moment.
+    /// Rate limit on tunnels that become raw lanes.
     raw_lanes: TokenBucket,
 }
 
-/// How an attempt to open a tunnel on a lane went.
+/// Outcome of opening a tunnel on a lane.
 pub enum OnLane {
     Open(Carrier),
-    /// The agent has not seen it: the link may carry it.
+    /// The agent has not seen the OPEN: the dial may go over the link.
     NotSeen,
     Failed(DialFailure),
 }
 
 impl LanePool {
-    /// A pool without lanes, and a new secret.
+    /// A pool without lanes, with a new secret.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Arc<Self> {
         Arc::new(Self {
@@ -124,38 +124,38 @@ impl LanePool {
         })
     }
 
-    /// What a lane proves itself with.
+    /// The secret with which lanes prove that they belong to the link.
     #[must_use]
     pub fn secret(&self) -> &LinkSecret {
         &self.secret
     }
 
-    /// What the agent has proved to be.
+    /// Identity that the agent has proved.
     #[must_use]
     pub fn identity(&self) -> &AgentIdentity {
         &self.settings.identity
     }
 
-    /// Ends the tunnels on its lanes, those that outlive their link included, within seconds.
+    /// Ends the tunnels on this agent's lanes within seconds, including lanes that outlive their link.
     pub fn revoke(&self) {
         if let Some(rights) = &self.settings.rights {
             rights.revoke();
         }
     }
 
-    /// Most lanes at once.
+    /// Limit on lanes of this link.
     #[must_use]
     pub fn lanes_max(&self) -> usize {
         self.settings.lanes_max
     }
 
-    /// Room for one more lane; `None` when the link or the process has as many as it may.
+    /// A slot for one more lane; `None` when the link or the process has reached its limit, or descriptors are short.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
         self.settings.room.take(&self.slots)
     }
 
-    /// Takes a lane that was just bound.
+    /// Adds a lane that was just bound.
     pub fn add(self: &Arc<Self>, mut lane: Lane, slot: Slot) {
         lane.hold(slot);
         if let Some(rights) = &self.settings.rights {
@@ -164,7 +164,7 @@ impl LanePool {
         self.keep(lane);
     }
 
-    /// No lane is used any more; tunnels that are open live on.
+    /// Closes idle lanes and accepts none back; open tunnels live on.
     pub fn close(&self) {
         let mut idle = self.lock();
         self.gone.cancel();
@@ -175,7 +175,7 @@ impl LanePool {
         }
     }
 
-    /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
+    /// Drops dead idle lanes and pings the others. Call it every 30 s.
     pub async fn ping_idle(self: &Arc<Self>) {
         let (number, mut left) = {
             let mut idle = self.lock();
@@ -183,15 +183,15 @@ impl LanePool {
             (idle.pings, idle.lanes.len())
         };
         while left > 0 {
-            // The oldest first; those put back are behind them. Without the budget of a task, which would make lanes look as
-            // if they had nothing to read once some others have been read.
+            // The oldest first; lanes put back queue behind them. Outside the task's cooperative budget, which would make lanes
+            // look unreadable once others have been read.
             let looked = tokio::task::unconstrained(async { self.check(number, left) }).await;
             left -= looked.max(1).min(left);
             tokio::task::yield_now().await;
         }
     }
 
-    /// Looks after some of the `left` oldest lanes; returns how many it took.
+    /// Checks some of the `left` oldest lanes; returns how many.
     fn check(self: &Arc<Self>, number: u64, left: usize) -> usize {
         let mut idle = self.lock();
         let count = left.min(IDLE_BATCH_LANES).min(idle.lanes.len());
@@ -206,17 +206,17 @@ impl LanePool {
         count
     }
 
-    /// The lane, asked for a sign of life, unless it owes one.
+    /// Pings the lane and returns it; `None` if an earlier ping is unanswered or the lane failed.
     fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
         if !waiting.lane.ping(number) {
-            // A process that was stopped for a while checks its lanes before it reads what came meanwhile.
+            // A process that was stopped for a while checks its lanes before it has read their pongs.
             if waiting.lane.has_unread() {
                 return Some(waiting);
             }
             self.settings.metrics.lane_closed(LaneEnd::Silent);
             return None;
         }
-        // What the socket does not take now goes with the next frame.
+        // What the socket does not take now is written with the next frame.
         let cx = &mut Context::from_waker(Waker::noop());
         if let Poll::Ready(Err(error)) = waiting.lane.poll_flush(cx) {
             self.lost(&error.into());
@@ -229,7 +229,7 @@ impl LanePool {
         let mut idle = self.lock();
         if !self.gone.is_cancelled() {
             if lanes.iter().any(Waiting::is_readable) {
-                // The task of readable lanes may have checked before they were here.
+                // The task that serves readable lanes may have checked before these were back.
                 self.became_readable.notify_one();
             }
             return idle.lanes.extend(lanes);
@@ -240,8 +240,8 @@ impl LanePool {
         }
     }
 
-    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up. `raw_lane`: the client's end is a socket in clear
-    /// text, so the lane may become a raw lane if it is in clear text, too.
+    /// Opens a tunnel on an idle lane. Dropping the call gives up the dial. `raw_lane`: the client's end is a plaintext socket,
+    /// so the lane may become a raw lane if both ends support it.
     pub async fn open(
         self: &Arc<Self>,
         protocol: &str,
@@ -289,8 +289,8 @@ impl LanePool {
         outcome
     }
 
-    /// An idle lane. `raw_lane`: it may become a raw lane, if both ends can do that and others are left: it is not used again, and
-    /// dials in quick succession are better off with lanes that are.
+    /// An idle lane. `raw_lane`: it may become a raw lane if both ends support it and other lanes are left. A raw lane is not
+    /// reused, and dials in quick succession gain more from reusable lanes.
     fn take(self: &Arc<Self>, raw_lane: bool) -> Option<Taken> {
         loop {
             let mut idle = self.lock();
@@ -333,7 +333,7 @@ impl LanePool {
                         opens.asked(self.asked(*waiting.lane, request));
                         return None;
                     }
-                    // In place: an agent may have sent some of them, each in time for the last one's answer.
+                    // In a loop: an agent may have sent several OPENs, each timed for the answer to the last one.
                     None => {
                         refusals += 1;
                         if refusals > REFUSALS_PER_LOOK {
@@ -355,12 +355,12 @@ impl LanePool {
         if waiting.lane.state().can_open() {
             return Some(waiting);
         }
-        // The agent needs it no more.
+        // The agent has announced that it closes the lane.
         self.settings.metrics.lane_closed(LaneEnd::Drained);
         None
     }
 
-    /// Puts a lane that carries nothing where dials find it.
+    /// Makes an idle lane available to dials.
     fn keep(self: &Arc<Self>, lane: Lane) {
         if let Some(waiting) = self.usable(self.waiting(lane)) {
             self.put_back(vec![waiting]);
@@ -378,7 +378,7 @@ impl fmt::Debug for LanePool {
     }
 }
 
-/// The owner of a pool's lanes, as their endpoints know it.
+/// The owner of a pool's lanes, as endpoints see it.
 #[derive(Clone)]
 struct Owner(Arc<LanePool>);
 
@@ -401,7 +401,7 @@ impl LaneOwner for Owner {
 
     fn take_back(&self, mut lane: Lane, queued: Queued) {
         if lane.state().is_raw() {
-            // Given up: the agent may read whatever we say as bytes for the target.
+            // Given up: the agent may take further bytes for payload to the target.
             self.0.settings.metrics.lane_closed(LaneEnd::Used);
             return lane.reset_connection();
         }
@@ -459,8 +459,8 @@ impl LanePool {
 /// A lane taken for a dial.
 struct Taken {
     lane: Lane,
-    /// Idle lanes that are left.
+    /// Idle lanes left.
     left: usize,
-    /// It may become a raw lane.
+    /// The lane may become a raw lane.
     raw_lane: bool,
 }

@@ -1,5 +1,5 @@
-//! Tunnels whose two ends are sockets, in clear text or on kernel TLS: relay threads move their bytes, and a watch ends those that would not
-//! end by themselves.
+//! Tunnels whose two ends are sockets, in clear text or on kernel TLS. Relay threads move their bytes, and a watch ends tunnels
+//! that would never end by themselves.
 
 use std::fmt;
 use std::io;
@@ -30,22 +30,22 @@ use adit_telemetry::labels::{Driver, Engine};
 use adit_telemetry::tunnels::{PathQuality, Relayed};
 use adit_telemetry::{AditMetrics, LiveTunnel};
 
-/// How often tunnels are looked at.
+/// How often tunnels are checked.
 const EVERY: Duration = Duration::from_secs(5);
-/// Most tunnels; descriptors run out long before.
+/// Limit on tunnels; descriptors run out long before.
 const TUNNELS_MAX: usize = 1 << 20;
-/// As many tunnels, of those there may be, share a pipe of the kernel for splicing in bulk: a sixteenth of the descriptors at most.
+/// Tunnels per kernel pipe for bulk splicing: pipes take at most a sixteenth of the descriptors.
 const TUNNELS_PER_PIPE: usize = 10;
-/// Tunnels looked at in one go: some microseconds each.
+/// Tunnels checked in one batch: some microseconds each.
 const LOOK_TUNNELS: usize = 64;
-/// Tunnels that may wait for a relay thread to notice them.
+/// Tunnels that may wait for a relay thread to take them.
 const QUEUE_TUNNELS: usize = 4096;
 /// The side of a pair that is the client's or target's socket.
 const SOCKET: Side = Side::A;
-/// The side that is the lane.
+/// The side of a pair that is the lane.
 const LANE: Side = Side::B;
 
-/// Relays tunnels on raw lanes. Dropping it resets those that are left.
+/// Relays tunnels on raw lanes. Dropping it resets all remaining tunnels.
 pub struct RawLaneRelay {
     handle: RelayHandle,
     metrics: AditMetrics,
@@ -53,10 +53,10 @@ pub struct RawLaneRelay {
     watched: Mutex<Vec<Watched>>,
     shutting_down: CancellationToken,
     budget: Arc<ProcessBudget>,
-    /// To which the sockets of all tunnels are fitted.
+    /// The size to which the sockets of all tunnels were last fitted.
     fitted: Mutex<BufferSizes>,
     tunnels_max: usize,
-    /// Of which the log has told.
+    /// Driver failures already logged.
     driver_failures: AtomicU64,
     _threads: Relay,
 }
@@ -67,11 +67,11 @@ type Cause = OnceLock<Cut>;
 /// A tunnel as the watch sees it.
 struct Watched {
     submitted: Submitted,
-    /// Gone when the tunnel is over.
+    /// Dangling once the tunnel is over.
     cause: Weak<Cause>,
-    /// Whether the agent may still have it.
+    /// Whether the agent may still have this tunnel.
     rights: Option<Arc<dyn LaneRights>>,
-    /// What was there at the last look, and since when.
+    /// Progress counters at the last check, and the time of their last change.
     seen: [u64; 4],
     since: Instant,
     /// Of the socket and of the lane.
@@ -79,11 +79,11 @@ struct Watched {
 }
 
 impl RawLaneRelay {
-    /// Starts the threads, each with a call of `on_thread_start`, for at most `tunnels_max` tunnels. A half-closed one may be
-    /// silent for `silence_max`. Their sockets are as large as `budget` has room for.
+    /// Starts the threads for at most `tunnels_max` tunnels; each calls `on_thread_start`. A half-closed tunnel may be silent
+    /// for `silence_max`. Socket buffers are as large as `budget` allows.
     ///
     /// # Errors
-    /// A thread or a descriptor could not be made.
+    /// A thread or a descriptor could not be created.
     pub fn start(
         choice: Choice,
         tunnels_max: usize,
@@ -97,10 +97,10 @@ impl RawLaneRelay {
         let release = rustix::system::uname();
         config.thresholds.splice_into_tls =
             adit_relay::splices_into_kernel_tls(&release.release().to_string_lossy());
-        // None that holds a lane is refused, unless thousands came between two turns of a thread.
+        // A tunnel that holds a lane is refused only if thousands arrive between two turns of a thread.
         config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
         config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
-        // Two descriptors each, which the budget of descriptors does not see coming.
+        // Each pipe takes two descriptors, which the descriptor budget does not count.
         let pipes = (config.pairs_max / TUNNELS_PER_PIPE).max(1);
         config.pipe_budget_bytes = config.pipe_budget_bytes.min(pipes * config.pipe_bytes);
         let threads = Relay::start(&config)?;
@@ -121,7 +121,7 @@ impl RawLaneRelay {
     }
 
     /// Moves bytes between `socket` and `raw_lane` until the tunnel is over. `early` was read from the socket before. A
-    /// cancelled call resets both.
+    /// cancelled call resets both connections.
     pub async fn run(
         &self,
         socket: OwnedFd,
@@ -138,7 +138,7 @@ impl RawLaneRelay {
         }
         let (tell, told) = oneshot::channel();
         let submitted = self.submit(socket, early, raw_lane, live, move |outcome| {
-            // Nobody listens when this call was cancelled.
+            // The receiver is gone when this call was cancelled.
             let _cancelled = tell.send(outcome);
         });
         let _cut = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
@@ -152,7 +152,7 @@ impl RawLaneRelay {
         })
     }
 
-    /// As [`Self::run`] without waiting: `done` hears how it went, on a relay thread, and must not block.
+    /// Like [`Self::run`] without waiting: `done` receives the outcome on a relay thread, and must not block.
     pub fn hand_over(
         &self,
         socket: OwnedFd,
@@ -182,7 +182,7 @@ impl RawLaneRelay {
         let cause = Arc::new(Cause::new());
         let metrics = self.metrics.clone();
         let reason = reason_label(self.handle.choice().basis);
-        // Not the tunnel's own bytes.
+        // Protocol bytes, which do not count as the tunnel's.
         let overhead = unsent.len() as u64;
         let watch = Arc::downgrade(&cause);
         let over: Done = Box::new(move |outcome| {
@@ -221,7 +221,7 @@ impl RawLaneRelay {
         for (buffers, (socket, is_new)) in
             buffers.iter_mut().zip([(&pair.a, true), (&pair.b, false)])
         {
-            // Of a socket that its peer has closed it fails, or changes nothing.
+            // On a socket whose peer has closed, this fails or changes nothing.
             let _closed = buffers.fit(socket, sizes, is_new);
         }
         match self.handle.submit(pair, over) {
@@ -236,7 +236,7 @@ impl RawLaneRelay {
             }
             Err(refused) => {
                 for fd in [&refused.pair.a, &refused.pair.b] {
-                    // What was not relayed must not look like the whole of it. Fails on a socket that is reset already.
+                    // An incomplete stream must not look complete. Fails on a socket that is reset already.
                     let _reset = socket::set_reset_on_close(fd);
                 }
                 let end = match refused.why {
@@ -253,25 +253,25 @@ impl RawLaneRelay {
         }
     }
 
-    /// Whether one more tunnel finds room, to be asked before it is opened.
+    /// Whether one more tunnel has room; ask before opening it.
     #[must_use]
     pub fn has_room(&self) -> bool {
         let here = self.handle.stats().active_pairs;
         self.handle.is_able() && usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
     }
 
-    /// For whoever counts what the threads have in use.
+    /// Handle for metrics of the threads' resource use.
     #[must_use]
     pub fn handle(&self) -> RelayHandle {
         self.handle.clone()
     }
 
-    /// Completes when this process ends its tunnels. For those that have not begun.
+    /// Completes when this process ends its tunnels. For tunnels that are still being opened.
     pub async fn stopped(&self) {
         self.shutting_down.cancelled().await;
     }
 
-    /// What becomes of a tunnel that no thread took; `end` as if one had.
+    /// The outcome of a tunnel that no thread took, with `end` as its end.
     fn never_begun(&self, error: io::Error, end: PairEnd) -> Outcome {
         tracing::warn!(%error, "a tunnel could not be relayed");
         Outcome {
@@ -282,7 +282,7 @@ impl RawLaneRelay {
         }
     }
 
-    /// Fits the sockets' buffers to the budget. To be asked often: it does nothing while the sizes are the same.
+    /// Fits the sockets' buffers to the budget. Cheap to call often: it does nothing while the sizes are the same.
     pub fn fit_buffers(&self) {
         let sizes = buffer_sizes(&self.budget);
         let before = {
@@ -290,7 +290,7 @@ impl RawLaneRelay {
             std::mem::replace(&mut *fitted, sizes)
         };
         if before != sizes {
-            // Those that are out of the list to be looked at are fitted there, or in seconds.
+            // Tunnels out of the list for a check are fitted by that check, or within seconds.
             for tunnel in &mut *self.lock() {
                 tunnel.fit_buffers(sizes);
             }
@@ -306,7 +306,7 @@ impl RawLaneRelay {
     ) {
         let mut watched = self.lock();
         if watched.len() == watched.capacity() {
-            // As often as the list would grow, so that it holds at most twice as many as there are.
+            // Pruned whenever the list would grow, so it holds at most twice the open tunnels.
             watched.retain(|tunnel| tunnel.cause.strong_count() > 0);
         }
         watched.push(Watched {
@@ -323,11 +323,11 @@ impl RawLaneRelay {
         }
     }
 
-    /// Looks after the tunnels until dropped.
+    /// Checks the tunnels until dropped.
     pub async fn watch(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            // Out of the list while they are looked at, or new tunnels would have to wait.
+            // Out of the list during the check, so that new tunnels need not wait for the lock.
             let mut left = std::mem::take(&mut *self.lock());
             let mut kept = Vec::with_capacity(left.len());
             while !left.is_empty() {
@@ -343,7 +343,7 @@ impl RawLaneRelay {
         }
     }
 
-    /// Brings the metrics up to date.
+    /// Updates the metrics.
     fn publish(&self) {
         let stats = self.handle.stats();
         let counts = [stats.thread_panics, stats.driver_failures];
@@ -362,7 +362,7 @@ impl RawLaneRelay {
         }
     }
 
-    /// Ends all tunnels: this process does.
+    /// Ends all tunnels because this process ends.
     pub fn shut_down(&self) {
         self.shutting_down.cancel();
         self.check();
@@ -377,7 +377,7 @@ impl RawLaneRelay {
             .collect();
     }
 
-    /// The tunnel, if it goes on.
+    /// Checks the tunnel; returns it if it goes on.
     fn looked_at(&self, mut tunnel: Watched) -> Option<Watched> {
         if tunnel.cause.strong_count() == 0 {
             return None;
@@ -409,7 +409,7 @@ impl Watched {
         }
     }
 
-    /// Why the tunnel has to end, if it has to.
+    /// Why the tunnel has to end, or `None`.
     fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<Cut> {
         if self
             .rights
@@ -428,7 +428,7 @@ impl Watched {
             self.since = now;
             return None;
         }
-        // What the peer's kernel takes moves, too, for a reader whose buffers hold minutes of its pace.
+        // Bytes that the peer's kernel takes count as progress, too: its buffers may hold minutes of a slow reader's input.
         let waiting = |side| {
             let state = self.submitted.tcp_state(side);
             state.map_or(0, |state| state.unacknowledged_bytes as u64)
@@ -446,10 +446,10 @@ impl Watched {
     }
 }
 
-/// A tunnel as those see it who look at open tunnels.
+/// A tunnel on a raw lane as the table of open tunnels sees it.
 struct OnRawLane {
     submitted: Submitted,
-    /// Bytes that are not the tunnel's own.
+    /// Protocol bytes, which do not count as the tunnel's.
     overhead: u64,
     driver: Driver,
 }
@@ -478,7 +478,7 @@ impl Relayed for OnRawLane {
     }
 }
 
-/// Ends a tunnel unless it is over; the first cause counts.
+/// Ends a tunnel unless it is over; the first cause is kept.
 fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
     if let Some(cause) = cause.upgrade() {
         let _another_first = cause.set(why);

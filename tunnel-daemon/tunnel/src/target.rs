@@ -1,4 +1,4 @@
-//! The socket at the far end of a tunnel, joined to its endpoint until the tunnel is over.
+//! Serves a target's socket: joins it to its endpoint until the tunnel is over.
 
 use std::io;
 use std::pin::Pin;
@@ -13,10 +13,10 @@ use crate::endpoint::Endpoint;
 use adit_net::socket;
 use adit_tls::stream::Connection;
 
-/// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
-/// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
+/// Serves one connection to a target to its end. `ended` receives the outcome as soon as the tunnel is over. On return all
+/// bytes owed are delivered and the socket is closed, by RST if the tunnel was cut off. `kept` is dropped with it.
 ///
-/// A cancelled call resets the tunnel, and the socket unless it was told that these are all. So does the kernel for a process
+/// A cancelled call resets the tunnel. It also resets the socket, unless FIN was sent. The kernel does the same for a process
 /// that is killed.
 pub fn serve_target<S, A, K, F>(
     socket: S,
@@ -48,15 +48,15 @@ where
     }
 }
 
-/// Not an `async` function: that would keep socket and endpoint twice, for as long as the tunnel lives.
+/// Not an `async` function: its future would hold socket and endpoint twice, for the tunnel's lifetime.
 ///
-/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
+/// Fields drop in this order: the tunnel is reset before its target's connection closes.
 struct ServeTarget<S, A, K, F> {
-    /// Until it is over.
+    /// `None` once the tunnel is over.
     tunnel: Option<Tunnel<A, F>>,
-    /// From then on.
+    /// Set once the tunnel is over.
     graceful: Option<GracefulClose>,
-    /// To the end.
+    /// Kept until the socket is closed.
     socket: Option<S>,
     _kept: K,
 }
@@ -101,7 +101,7 @@ impl<A: AsRef<str>, F: FnOnce(&CopyOutcome)> Tunnel<A, F> {
     fn over(mut self, outcome: &CopyOutcome) {
         let address = self.address.as_ref();
         if let CopyEnd::ReadFailed(error) | CopyEnd::WriteFailed(error) = &outcome.end {
-            // What was read before the failure still goes to the client, then the reason.
+            // Bytes read before the failure still go to the client, then the reason.
             self.endpoint.close_with(&go_text(address, error));
         }
         tracing::debug!(
@@ -119,7 +119,7 @@ impl<A: AsRef<str>, F: FnOnce(&CopyOutcome)> Tunnel<A, F> {
     }
 }
 
-/// Go's words for a failed read or write, which clients may match.
+/// Go's text for a failed read or write, which clients may match.
 fn go_text(address: &str, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionReset => format!("read tcp {address}: connection reset by peer"),
@@ -129,14 +129,14 @@ fn go_text(address: &str, error: &io::Error) -> String {
     }
 }
 
-/// An abnormal end must not look like a clean one to the other side.
+/// Makes a close send RST, so that an abnormal end does not look clean to the peer.
 pub fn reset_on_close(socket: &TcpStream) {
     if let Err(error) = socket::set_reset_on_close(socket) {
         tracing::debug!(%error, "cannot reset a connection");
     }
 }
 
-/// Its peer has been told all: from here on the kernel delivers that, whoever closes the socket.
+/// The peer has been sent FIN: from here on a close lets the kernel deliver the rest, whichever code closes the socket.
 pub(super) fn end_on_close(socket: &TcpStream) {
     if let Err(error) = socket::set_end_on_close(socket) {
         tracing::debug!(%error, "a connection is reset though it has ended");

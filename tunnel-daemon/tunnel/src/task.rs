@@ -1,4 +1,4 @@
-//! What others say to a link task, and what it says to them.
+//! Commands to a link task, and the hooks that it calls.
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use crate::endpoint::Endpoint;
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::Segment;
 
-/// Answer to a dial: the tunnel's connection id, or why not and whether another link may be tried.
+/// Answer to a dial: the tunnel's connection id, or why the dial failed and whether another link may be tried.
 pub type DialOutcome = Result<ConnId, CancelledDial>;
 
-/// An agent's answer to [`LinkHooks::start_dial`]; `endpoint` comes back when the socket is still wanted.
+/// An agent's answer to [`LinkHooks::start_dial`]; `endpoint` receives the endpoint while the socket is still wanted.
 pub struct Dialed {
-    /// The tunnel that asked.
+    /// The tunnel that the dial is for.
     pub key: TunnelKey,
-    /// Connected, or the text for the client.
+    /// Connected, or the error text for the client.
     pub outcome: Result<(), String>,
     /// Receives the endpoint for the socket, or is dropped.
     pub endpoint: oneshot::Sender<Endpoint>,
 }
 
-/// What others ask of a link task.
+/// What other tasks ask of a link task.
 pub enum Command {
     /// Server: dial for this channel's endpoint.
     Dial {
         /// What to dial.
         request: DialRequest,
-        /// The link's end of the endpoint.
+        /// The link's side of the endpoint.
         channel: Arc<Channel>,
         /// Where the outcome goes.
         reply: oneshot::Sender<DialOutcome>,
@@ -43,43 +43,44 @@ pub enum Command {
     Dialed(Dialed),
     /// Agent: announce that this agent is going away.
     Drain,
-    /// Agent: a newer link has taken the place of this one. It takes no more dials in the long run, and ends once it has no tunnel.
+    /// Agent: a newer link has replaced this one. This link stays a short while for late dials, then ends once it has no
+    /// tunnel.
     Finish,
-    /// End the link: all tunnels are reset.
+    /// End the link, resetting all tunnels.
     Stop,
 }
 
-/// What a link tells its owner while it runs. Called inside the link task: must not block.
+/// Callbacks from a link to its owner. Called inside the link task: must not block.
 pub trait LinkHooks: Send + 'static {
     /// Agent: dial a target and send [`Command::Dialed`].
     ///
     /// # Errors
-    /// The text for the client of a dial that was not started, and of which nothing more will be heard.
+    /// The text for the client of a dial that was not started; no [`Command::Dialed`] follows.
     fn start_dial(
         &mut self,
         key: TunnelKey,
         protocol: String,
         address: String,
     ) -> Result<(), String>;
-    /// Agent: nobody waits for this dial any more.
+    /// Agent: the client has given up this dial.
     fn cancel_dial(&mut self, key: TunnelKey);
-    /// Agent: the outcome of a dial has arrived here.
+    /// Agent: the link has received the outcome of a dial.
     fn dial_finished(&mut self, key: TunnelKey);
-    /// Server: the agent prefers to be left alone.
+    /// Server: the agent sent DRAIN and prefers no new dials.
     fn peer_draining(&mut self);
-    /// Server: the peer took nothing for as long as a dial may take.
+    /// Server: the peer took nothing for the duration of a dial timeout.
     fn retired(&mut self) {}
     /// Server: the stream of a retired link takes packets again.
     fn revived(&mut self) {}
-    /// A packet came, all of it (`Err`: a type of this number that is not known).
+    /// A packet came, in full (`Err`: an unknown packet type).
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
-    /// A packet left.
+    /// A packet was sent.
     fn packet_out(&mut self, kind: PacketType);
     /// Whether a link that ends now does so because this process ends.
     fn shutting_down(&self) -> bool {
         false
     }
-    /// Something countable.
+    /// A countable event.
     fn count(&mut self, event: Event);
     /// A tunnel opened.
     fn opened(&mut self, key: TunnelKey);
@@ -88,7 +89,7 @@ pub trait LinkHooks: Send + 'static {
 /// How a link ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkExit {
-    /// The peer finished its stream.
+    /// The peer ended its stream.
     #[error("the peer ended the stream")]
     Finished,
     /// The transport failed while the stream was read.
@@ -97,27 +98,27 @@ pub enum LinkExit {
     /// The stream failed while it was written.
     #[error("stream failed: {error}")]
     Send {
-        /// Why.
+        /// Cause of the failure.
         error: h2::Error,
-        /// The packet that did not leave, if any was at hand.
+        /// The packet that was not sent, if known.
         kind: Option<PacketType>,
     },
-    /// The peer sent what cannot be read on.
+    /// The peer's bytes cannot be parsed.
     #[error("protocol: {0}")]
     Stream(#[from] StreamError),
     /// The session machine gave up.
     #[error("{0}")]
     Failed(#[from] LinkFailure),
-    /// A newer link has taken its place, and its last tunnel is over.
+    /// A newer link has replaced this one, and its last tunnel is over.
     #[error("replaced by a newer link")]
     Replaced,
-    /// Asked to by [`Command::Stop`], or every handle is gone.
+    /// Stopped by [`Command::Stop`], or every handle is gone.
     #[error("stopped")]
     Stopped,
 }
 
 impl LinkExit {
-    /// Whether the peer ended the link on purpose: by the end of its stream, or, as Go does, by a reset without an error.
+    /// Whether the peer ended the link on purpose: by end of stream, or, as Go does, by a reset without an error.
     #[must_use]
     pub fn is_orderly(&self) -> bool {
         match self {
@@ -131,8 +132,8 @@ impl LinkExit {
         }
     }
 
-    /// What `stream_errors_total` counts of it: direction, code and packet. A clean end is no error. `gone` is how the
-    /// loss of the connection is called at this end.
+    /// How the exit counts in `stream_errors_total`: direction, code and packet. A clean end is no error. `gone` is the code
+    /// that this end uses for a lost connection.
     #[must_use]
     pub fn stream_error(
         &self,
@@ -158,7 +159,7 @@ pub struct LinkStreams {
     pub send: SendStream<MessageBuf>,
     /// From the peer.
     pub recv: RecvStream,
-    /// Bytes of the stream's window that are never given back, so that a peer without credit has less on the
-    /// way when its link is paced.
+    /// Bytes of the stream's window that are never returned, so that a peer without credit has less in flight when its link is
+    /// paced.
     pub withhold_bytes: usize,
 }

@@ -1,7 +1,7 @@
-//! A tunnel's place at its link: the way to its endpoint, and what is not worth handing over yet.
+//! A tunnel's slot in its link: the channel to its endpoint, and small chunks not handed over yet.
 //!
-//! Small pieces for an endpoint that is far behind are joined: each takes dozens of times the memory that a budget counts, and a peer
-//! decides how small they are.
+//! Small chunks for an endpoint that is far behind are joined: each takes dozens of times the memory that a budget counts, and
+//! the peer controls their size.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use tokio::sync::oneshot;
 use crate::channel::Channel;
 use crate::task::DialOutcome;
 
-/// An endpoint with so many pieces waiting is far behind.
+/// Queued pieces from which on an endpoint is far behind.
 const BEHIND_PIECES: usize = 64;
-/// For such an endpoint pieces below this are joined.
+/// Pieces below this size are joined for an endpoint that is far behind.
 const SMALL_CHUNK_BYTES: usize = 512;
-/// What is joined is handed over from so many bytes on.
+/// Joined chunks are handed over from this size on.
 const JOINED_BYTES: usize = 16 * 1024;
 
 pub(super) struct TunnelSlot {
     pub(super) key: TunnelKey,
     pub(super) channel: Arc<Channel>,
-    /// Until the dial has an outcome.
+    /// `Some` until the dial has an outcome.
     pub(super) reply: Option<oneshot::Sender<DialOutcome>>,
-    /// Behind all that the endpoint has.
+    /// Follows all bytes in the channel.
     small_chunks: BytesMut,
 }
 
@@ -43,7 +43,7 @@ impl TunnelSlot {
         }
     }
 
-    /// Bytes for the endpoint.
+    /// Delivers bytes to the endpoint.
     pub(super) fn deliver(&mut self, bytes: Bytes) {
         let behind =
             || !self.small_chunks.is_empty() || self.channel.down_pieces() >= BEHIND_PIECES;
@@ -59,14 +59,14 @@ impl TunnelSlot {
         }
     }
 
-    /// The endpoint has had something to say: perhaps that it has taken all it had.
+    /// The endpoint has notified the link; it may have emptied its queue.
     pub(super) fn visited(&mut self) {
         if !self.small_chunks.is_empty() && self.channel.down_is_empty() {
             self.give_small_chunks();
         }
     }
 
-    /// The peer sends no more.
+    /// The peer has sent EOF.
     pub(super) fn peer_fin(&mut self) {
         self.give_small_chunks();
         self.channel.peer_fin();

@@ -1,6 +1,6 @@
-//! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
-//! notice that its peer is gone; so its task is woken now and then to look at the socket. So is that of a lane that takes no
-//! more, whose endpoint does not read its own socket then. All others are left asleep.
+//! Watches lanes in trouble: the endpoint's reader has stalled, or the link is gone. Such a lane is not read, so its task is
+//! woken now and then to check whether the peer is gone. A lane that takes no more bytes is watched, too, since its endpoint
+//! does not read its own socket then. All other lanes are left asleep.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -10,10 +10,10 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
-/// How often troubled lanes are looked at, and the sockets that paused endpoints do not read.
+/// How often troubled lanes and the unread sockets of paused endpoints are checked.
 pub(super) const EVERY: Duration = Duration::from_secs(5);
 
-/// What an endpoint on a lane shares with the watch.
+/// State that an endpoint on a lane shares with the watch.
 #[derive(Debug)]
 pub(super) struct Probe {
     waker: AtomicWaker,
@@ -28,7 +28,7 @@ impl Probe {
         self.waker.register(waker);
     }
 
-    /// Whether the socket is to be looked at; once for each time.
+    /// Whether the socket should be checked now; clears the request.
     pub(super) fn is_due(&self) -> bool {
         self.check.swap(false, Relaxed)
     }
@@ -43,7 +43,7 @@ impl Probe {
         self.full.store(full, Relaxed);
     }
 
-    /// Whether it is the lane that nobody else would look at.
+    /// Whether the lane needs this check: it is not read, or its link is gone.
     pub(super) fn is_troubled(&self) -> bool {
         self.stalled.load(Relaxed) || self.gone.is_cancelled()
     }
@@ -61,7 +61,7 @@ pub struct LaneWatch {
     draining: Arc<AtomicUsize>,
 }
 
-/// A lane that settles, for as long as it lives.
+/// Counts a draining lane until dropped.
 #[derive(Debug)]
 pub struct Settles(Arc<AtomicUsize>);
 
@@ -72,20 +72,20 @@ impl Drop for Settles {
 }
 
 impl LaneWatch {
-    /// One more lane whose tunnel is over at this end while bytes of it, or its end, are still on their way.
+    /// Counts one more draining lane: its tunnel is over at this end, but bytes or its end are in flight.
     #[must_use]
     pub fn settles(&self) -> Settles {
         self.draining.fetch_add(1, Relaxed);
         Settles(Arc::clone(&self.draining))
     }
 
-    /// Such lanes now: a process that ends waits for them.
+    /// Lanes that drain now; a process that ends waits for them.
     #[must_use]
     pub fn draining(&self) -> usize {
         self.draining.load(Relaxed)
     }
 
-    /// An endpoint on a lane whose link is gone once `gone` is cancelled.
+    /// Adds an endpoint on a lane; `gone` is cancelled when the lane's link is gone.
     pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {
             waker: AtomicWaker::new(),
@@ -96,14 +96,14 @@ impl LaneWatch {
         });
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         if probes.len() == probes.capacity() {
-            // As often as the list would grow, so that it holds at most twice as many as there are.
+            // Pruned whenever the list would grow, so it holds at most twice the live endpoints.
             probes.retain(|probe| probe.strong_count() > 0);
         }
         probes.push(Arc::downgrade(&probe));
         probe
     }
 
-    /// Looks after them until dropped.
+    /// Checks the lanes until dropped.
     pub async fn run(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
@@ -111,7 +111,7 @@ impl LaneWatch {
         }
     }
 
-    /// Ends all tunnels on lanes: this process does.
+    /// Ends all tunnels on lanes because this process ends.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);
         self.check();

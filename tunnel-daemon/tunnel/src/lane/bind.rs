@@ -1,4 +1,4 @@
-//! The greeting of a new lane, over TLS whose peer both ends know by certificate.
+//! The greeting that binds a new lane to its link, over TLS with certificates on both ends.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,24 +25,24 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Label of the keying material both ends put into the proof (RFC 5705; experimental range).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-adit-lane-1";
 
-/// What only the two ends of one link know. Dies with the link: dropping clears it.
+/// A secret shared by the two ends of one link. Dropping it clears its memory.
 #[derive(Clone)]
 pub struct LinkSecret(Zeroizing<[u8; LANE_SECRET_BYTES]>);
 
 impl LinkSecret {
-    /// A new one.
+    /// A new random secret.
     #[must_use]
     pub fn random() -> Self {
         Self(Zeroizing::new(rand::random()))
     }
 
-    /// As received from the server.
+    /// A secret received from the server.
     #[must_use]
     pub fn new(bytes: Zeroizing<[u8; LANE_SECRET_BYTES]>) -> Self {
         Self(bytes)
     }
 
-    /// The secret itself, to be sent over the link.
+    /// The secret's bytes, to be sent over the link.
     #[must_use]
     pub fn reveal(&self) -> Zeroizing<[u8; LANE_SECRET_BYTES]> {
         self.0.clone()
@@ -59,12 +59,12 @@ impl fmt::Debug for LinkSecret {
     }
 }
 
-/// The link a lane is for.
+/// The link that a lane is bound to.
 #[derive(Clone, Debug)]
 pub struct BindTo {
-    /// As the server named it.
+    /// The link's id, assigned by the server.
     pub link: LinkId,
-    /// Its secret.
+    /// The link's secret.
     pub secret: LinkSecret,
 }
 
@@ -74,43 +74,43 @@ pub enum BindError {
     /// The connection failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The peer closed it.
+    /// The peer closed the connection.
     #[error("the peer closed the connection before the lane was bound")]
     Closed,
-    /// Not bound in time.
+    /// The lane was not bound in time.
     #[error("not bound within {} s", DEADLINE.as_secs())]
     TimedOut,
     /// The peer broke the protocol.
     #[error("{0}")]
     Violation(#[from] LaneViolation),
-    /// Another protocol was agreed upon, or none, or the connection is no TLS.
+    /// ALPN selected another protocol or none, or the connection is not TLS.
     #[error("the peer does not speak {ALPN}")]
     NotALane,
-    /// There is no keying material to bind the proof to.
+    /// TLS exports no keying material to bind the proof to.
     #[error("no keying material: {0}")]
     Exporter(#[from] rustls::Error),
     /// The TLS session cannot be used for a lane.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
-    /// Agent: the server would go on in clear text, which nobody asked for.
+    /// Agent: the server wants to go on in clear text, which this agent does not allow.
     #[error("the server would go on in clear text, which this agent does not want")]
     Plaintext,
-    /// Server: no such link, or one of another agent.
+    /// Server: no such link, or a link of another agent.
     #[error("no link of that number takes lanes of this agent")]
     NoLink,
-    /// Server: the link, or the process, has as many lanes as it may.
+    /// Server: the link or the process has reached its limit of lanes.
     #[error("there are as many lanes as there may be")]
     Full,
     /// Server: the proof is wrong.
     #[error("the proof is wrong")]
     Proof,
-    /// Agent: this server is not the one wanted, and there is no link to it.
+    /// Agent: another server answered, and there is no link to that server.
     #[error("the connection led to server {0}, to which this agent has no link with lanes")]
     OtherServer(ServerId),
 }
 
-/// The server's part. `find` gives the secret of a link, if the peer of this connection may bind a lane to it now.
-/// `security` is what this end would have.
+/// The server's part. `find` returns the secret of a link, if the peer of this connection may bind a lane to it now. `security`
+/// is what this end supports.
 ///
 /// # Errors
 /// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
@@ -145,8 +145,8 @@ pub async fn greet_agent(
     .await
 }
 
-/// The agent's part. `choose` gives the link this agent has to the server that answered, which behind a load balancer
-/// may be another one than it wanted. `security` is what this end would have.
+/// The agent's part. `choose` returns this agent's link to the server that answered, which behind a load balancer may not be
+/// the intended one. `security` is what this end supports.
 ///
 /// # Errors
 /// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
@@ -181,7 +181,7 @@ pub async fn bind_to_server<T>(
         }
         let agreed = Agreed {
             clear,
-            // A server that says so unasked is asked for nothing.
+            // Only what this end offered: kernel TLS that the server announces without an offer is ignored.
             kernel_tls: kernel_tls && bind.kernel_tls,
         };
         Ok((chosen, greeter.into_lane(LaneRole::Agent, agreed).await?))
@@ -195,7 +195,7 @@ async fn within<T>(greeting: impl Future<Output = Result<T, BindError>>) -> Resu
         .unwrap_or(Err(BindError::TimedOut))
 }
 
-/// What both ends would have.
+/// What both ends agreed on.
 #[derive(Clone, Copy)]
 struct Agreed {
     clear: bool,
@@ -246,7 +246,7 @@ impl Greeter {
     }
 
     async fn read(&mut self) -> Result<(), BindError> {
-        // Not a byte more: TLS hands on what is in its records, and behind this frame they may end.
+        // Not a byte more: TLS decrypts whole records, and records may end after this frame.
         let mut buffer = BytesMut::new().limit(self.frames.wanted_bytes());
         if self.stream.read_buf(&mut buffer).await? == 0 {
             return Err(BindError::Closed);
@@ -255,13 +255,13 @@ impl Greeter {
         Ok(())
     }
 
-    /// What came behind READY belongs to the lane.
+    /// What was read behind READY belongs to the lane.
     async fn into_lane(mut self, role: LaneRole, agreed: Agreed) -> Result<Lane, BindError> {
         let ByteStream::Tls(mut tls) = self.stream else {
             return Err(BindError::NotALane);
         };
         if !agreed.clear {
-            // The rest of the record that the greeting ended in. The records behind it are the lane's to read.
+            // The rest of the record in which the greeting ended. The lane reads the records behind it.
             self.frames.push(tls.take_decrypted().into());
         }
         let records = tls.into_records()?;

@@ -1,4 +1,4 @@
-//! A bound lane: the core's machine over a byte stream.
+//! A bound lane: the core's lane machine over a byte stream.
 
 use std::io;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use adit_telemetry::{AditMetrics, GaugeGuard};
 use adit_tls::clear::ClearStream;
 use adit_tls::outbox::Outbox;
 
-/// Bytes of frames handed to the stream before it has to take some.
+/// Bytes of frames in one write batch.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
-/// Pieces of them: small frames cost more than their bytes.
+/// Pieces in one write batch: small frames cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 512;
-/// Pieces read without an event before the task lets others run.
+/// Pieces read without an event before the task yields.
 const PIECES_PER_POLL: usize = 1024;
-/// Payload that may be on its way without proof that the peer has read it: less than its end of the tunnel takes in anyhow.
+/// Payload that may be in flight without proof that the peer has read it: less than the peer's endpoint buffers anyway.
 const UNPROVEN_BYTES_MAX: u64 = 32 * 1024;
-/// The number of the first ping behind more than that; they count down. Pings of a pool count up, from one.
+/// Number of the first ping that proves more payload was read; these count down. A pool's pings count up, from one.
 const PROOF: u64 = u64::MAX;
-/// Frames up to this size are written from one piece: a copy is cheaper than a slice.
+/// Frames up to this size are written as one piece: copying is cheaper than a slice.
 const JOIN_BYTES_MAX: usize = 2048;
-/// Bytes that a tunnel's may keep in memory beside as many again, for as long as they wait: twice what one read brings.
+/// Other bytes that a tunnel's bytes may keep in memory beyond their own size: twice what one read returns.
 const BESIDE_BYTES_MAX: usize = 512 * 1024;
 
 /// Why a lane is over.
@@ -56,14 +56,14 @@ impl From<&LaneFailure> for LaneEndLabel {
     }
 }
 
-/// How far an encrypted lane is on its way to being a raw lane.
+/// State of kernel TLS on an encrypted lane, which a raw lane needs.
 #[derive(Debug)]
 enum KernelUse {
-    /// It cannot be one.
+    /// Kernel TLS is not available.
     No,
-    /// Both ends would.
+    /// Both ends support kernel TLS.
     Agreed,
-    /// The kernel has taken the session over.
+    /// The kernel has taken over the TLS session.
     Started(KernelTls),
 }
 
@@ -76,18 +76,18 @@ pub struct Lane {
     frames: FrameReader,
     out: Outbox,
     kept: LaneResources,
-    /// The number of a ping without an answer.
+    /// Number of the unanswered ping.
     ping: Option<u64>,
-    /// Payload written since the peer was last known to have read all.
+    /// Payload written since the peer was last known to have read everything.
     unproven: u64,
-    /// The number of the next ping behind it.
+    /// Number of the next ping that proves this payload was read.
     proof: u64,
-    /// Bytes read beside those of tunnels and as many again. See [`Self::alone`].
+    /// Bytes read in excess of twice the tunnels' own bytes. See [`Self::alone`].
     beside: usize,
 }
 
 impl Lane {
-    /// A lane whose greeting is over, with what was read behind it.
+    /// A lane whose greeting is over; `frames` holds what was read behind the greeting.
     pub(super) fn bound(
         transport: Transport,
         role: LaneRole,
@@ -112,25 +112,26 @@ impl Lane {
         }
     }
 
-    /// A lane in clear text, with what was read behind its greeting and behind its TLS session. Tests tunnel through it.
+    /// A lane in clear text. `frames` and `left` hold what was read behind its greeting and behind its TLS session. Public for
+    /// tests, which tunnel through it.
     #[must_use]
     pub fn in_clear(socket: TcpStream, role: LaneRole, frames: FrameReader, left: Bytes) -> Self {
         let transport = Transport::Clear(ClearStream::new(socket, left));
         Self::bound(transport, role, frames, false)
     }
 
-    /// The lane's state, to open, send and close. Call [`Self::poll_flush`] afterwards.
+    /// The lane's state machine, to open, send and close. Call [`Self::poll_flush`] afterwards.
     pub fn end(&mut self) -> &mut LaneEnd {
         &mut self.end
     }
 
-    /// The lane's state, to look at.
+    /// The lane's state machine, read only.
     #[must_use]
     pub fn state(&self) -> &LaneEnd {
         &self.end
     }
 
-    /// Has the lane counted as something else from now on.
+    /// Counts the lane in another gauge from now on.
     pub fn count_as(&mut self, guard: GaugeGuard) {
         self.kept.counted = Some(guard);
     }
@@ -140,12 +141,12 @@ impl Lane {
         self.kept.held = Some(slot);
     }
 
-    /// Ends tunnels once these are revoked.
+    /// Ends tunnels once `rights` are revoked.
     pub fn depend_on(&mut self, rights: Arc<dyn LaneRights>) {
         self.kept.rights = Some(rights);
     }
 
-    /// Whether the other end may have no tunnel any more.
+    /// Whether the agent has lost its right to tunnels.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.kept
@@ -154,14 +155,14 @@ impl Lane {
             .is_some_and(|rights| rights.are_revoked())
     }
 
-    /// Whether a tunnel on it may be a raw lane: its bytes are in clear text, or both ends' kernels can do its TLS.
+    /// Whether a tunnel on this lane may use it as a raw lane: it is in clear text, or both ends support kernel TLS.
     #[must_use]
     pub fn may_be_raw(&self) -> bool {
         matches!(self.transport, Transport::Clear(_))
             || matches!(self.kernel_tls, KernelUse::Agreed)
     }
 
-    /// Opener: does now what cannot be done any more once the answer is there. False when the tunnel needs frames.
+    /// Opener: takes the steps that are impossible once the answer has arrived. False when the tunnel needs frames.
     #[must_use]
     pub fn prepare_raw(&mut self) -> bool {
         let Transport::Tls(records) = &mut self.transport else {
@@ -177,15 +178,15 @@ impl Lane {
         }
     }
 
-    /// Answers an OPEN that asks for a raw lane. False when the tunnel has frames after all, since the kernel did not take the
-    /// lane's TLS over: then nothing else has changed.
+    /// Answers an OPEN that asks for a raw lane. False when the tunnel keeps its frames because the kernel did not take over
+    /// the lane's TLS; then nothing else has changed.
     ///
     /// # Errors
-    /// The kernel took a part of it: the lane is to be dropped.
+    /// The kernel took over only a part of the session: drop the lane.
     pub fn accept_raw(&mut self) -> Result<bool, LaneFailure> {
         if let Transport::Tls(records) = &mut self.transport {
             match records.start_kernel_tls() {
-                // From here on what waits is sealed by the kernel, the answer with it.
+                // From here on the kernel seals queued bytes, the answer included.
                 Ok(tls) => self.kernel_tls = KernelUse::Started(tls),
                 Err(KernelTlsError::Untouched(error)) => {
                     tracing::debug!(%error, "a tunnel keeps its frames");
@@ -199,10 +200,10 @@ impl Lane {
         Ok(true)
     }
 
-    /// The connection itself, once frames are over on it ([`LaneEnd::is_raw`]). `metrics` hear when it is no more.
+    /// The connection itself, once it carries no more frames ([`LaneEnd::is_raw`]). `metrics` count its close.
     ///
     /// # Errors
-    /// The lane cannot be one, or its peer spoke out of turn; it is closed then.
+    /// The lane cannot be a raw lane, or its peer sent a frame out of turn; the lane is closed then.
     pub fn into_raw(mut self, metrics: &AditMetrics) -> Result<RawLane, LaneFailure> {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);
@@ -241,7 +242,7 @@ impl Lane {
         })
     }
 
-    /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
+    /// Closes the connection with RST, so that the peer's kernel drops undelivered bytes.
     pub fn reset_connection(self) {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);
@@ -254,7 +255,7 @@ impl Lane {
         self.transport.tcp()
     }
 
-    /// Bytes that the peer's kernel has not acknowledged, those that wait here included.
+    /// Bytes that the peer's kernel has not acknowledged, including bytes queued here.
     #[must_use]
     pub fn unacknowledged_bytes(&self) -> usize {
         let tcp = self.transport.tcp();
@@ -262,9 +263,9 @@ impl Lane {
         self.queued_bytes() + on_the_way.unwrap_or(0)
     }
 
-    /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment, or whose
-    /// link is gone. A peer that lives and does not read answers probes, however rare they have become. Without bytes on
-    /// their way keepalive finds out, and the socket has its error.
+    /// The error of a peer that is gone, from the socket's state without reading. For a lane that is not read at the moment, or
+    /// whose link is gone. A peer that lives but does not read answers window probes, however rare they are. Without bytes in
+    /// flight TCP keepalive detects the loss, and the socket has an error.
     #[must_use]
     pub fn peer_is_gone(&self) -> Option<LaneFailure> {
         let tcp = self.transport.tcp()?;
@@ -276,29 +277,29 @@ impl Lane {
         silent.then(|| io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
-    /// Whether the kernel has bytes that nobody has read yet, which the runtime may not have heard of.
+    /// Whether the kernel has unread bytes, of which the runtime may not know yet.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         let tcp = self.transport.tcp();
         tcp.is_some_and(|tcp| rustix::io::ioctl_fionread(tcp).is_ok_and(|bytes| bytes > 0))
     }
 
-    /// Bytes that wait for the stream.
+    /// Bytes queued for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
         self.end.queued_bytes() + self.out.bytes() + self.transport.waiting_bytes()
     }
 
-    /// Whether events can be had without reading the stream.
+    /// Whether buffered input may yield events without reading the stream.
     #[must_use]
     pub fn has_input(&self) -> bool {
         self.frames.has_input()
     }
 
-    /// The next event. Answers of the machine are written on the way.
+    /// The next event. The state machine's answers are written meanwhile.
     ///
     /// # Errors
-    /// The lane is over.
+    /// The lane failed.
     pub fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<LaneEvent, LaneFailure>> {
         for _piece in 0..PIECES_PER_POLL {
             while let Some(event) = self.end.poll_event() {
@@ -327,13 +328,13 @@ impl Lane {
                 return Poll::Pending;
             }
         }
-        // A peer that keeps us busy with nothing to tell does not keep others from their turn.
+        // Yield: a peer that sends frames without events must not starve other tasks.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Bytes of a tunnel, without what they were read with where that is mostly something else: frames without a meaning, records
-    /// without payload. The peer decides how much it is, and a budget counts the tunnel's own bytes only.
+    /// The tunnel's bytes, copied out of their read buffer where that holds mostly other data: ignored frames or records
+    /// without payload. The peer controls the size of that data, and the budget counts only the tunnel's own bytes.
     fn alone(&mut self, bytes: Bytes) -> Bytes {
         self.beside = self.beside.saturating_sub(2 * bytes.len());
         if self.beside > BESIDE_BYTES_MAX {
@@ -343,24 +344,23 @@ impl Lane {
         }
     }
 
-    /// Whether the peer has read all payload that was written, but for so little that it holds nobody up. A tunnel whose ends
-    /// have both said that they send no more may have megabytes left in the kernels, and the next one's OPEN would be behind
-    /// them.
+    /// Whether the peer has read all payload written, up to a small remainder. After both ends have sent FIN, megabytes may
+    /// still be in the kernels' buffers, and the next OPEN would queue behind them.
     #[must_use]
     pub fn is_proven(&self) -> bool {
         self.unproven <= UNPROVEN_BYTES_MAX
     }
 
-    /// Ready once that is so: a ping behind the payload is answered, or the peer has opened the next tunnel. For a lane
-    /// without a tunnel; events but those of the next one are dropped.
+    /// Ready once [`Self::is_proven`] holds: a ping behind the payload is answered, or the peer has opened the next tunnel. For
+    /// a lane without a tunnel; all events except those of the next tunnel are dropped.
     ///
     /// # Errors
-    /// The lane is over.
+    /// The lane failed.
     pub fn poll_proven(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneFailure>> {
         for _piece in 0..PIECES_PER_POLL {
             while let Some(event) = self.end.peek_event() {
                 match event {
-                    // The peer opens the next tunnel, or is about to: its owner is to hear of it.
+                    // The peer opens the next tunnel, or is about to: leave the event to the lane's owner.
                     LaneEvent::Open(_) | LaneEvent::Want(_) => {
                         self.all_read();
                         break;
@@ -397,7 +397,7 @@ impl Lane {
         self.ping.take_if(|ping| *ping == number);
     }
 
-    /// The peer has read all payload so far. A ping that asked for that has no use any more, whether its answer comes or not.
+    /// The peer has read all payload so far. A pending proof ping is obsolete, whether it is answered or not.
     fn all_read(&mut self) {
         self.unproven = 0;
         if self.ping == Some(self.proof) {
@@ -406,15 +406,15 @@ impl Lane {
         }
     }
 
-    /// Writes what waits and reads once; false when there is nothing to read.
+    /// Writes queued bytes and reads once; false when there is nothing to read.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Result<bool, LaneFailure> {
-        // What the peer said before it stopped reading comes first.
+        // What the peer sent before it stopped reading comes before the write error.
         let flushed = self.poll_flush(cx);
         match self.transport.poll_read(cx, self.end.may_turn_raw())? {
             Poll::Ready(bytes) if bytes.is_empty() => Err(LaneFailure::Closed),
             Poll::Ready(bytes) => {
                 let read = self.transport.take_read_bytes(&bytes);
-                // However much it is, half a mebibyte of a tunnel makes up for it.
+                // Capped, so that half a mebibyte of tunnel bytes makes up for it.
                 self.beside = (self.beside + read).min(2 * BESIDE_BYTES_MAX);
                 self.frames.push(bytes);
                 Ok(true)
@@ -433,15 +433,15 @@ impl Lane {
     /// Waits for the next event.
     ///
     /// # Errors
-    /// The lane is over.
+    /// The lane failed.
     pub async fn event(&mut self) -> Result<LaneEvent, LaneFailure> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
-    /// Writes what waits. Ready when all of it has left.
+    /// Writes queued bytes. Ready when all of them are written.
     ///
     /// # Errors
-    /// The stream's; the lane is over.
+    /// The stream's error; the lane is over.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             self.fill();
@@ -470,10 +470,10 @@ impl Lane {
         }
     }
 
-    /// Asks the peer for a sign of life, once in each round of that number; false when one of before has not come.
+    /// Pings the peer, once per round `number`; false when a ping of an earlier round is unanswered.
     pub fn ping(&mut self, number: u64) -> bool {
         match self.ping {
-            // Asked in this very round.
+            // Already pinged in this round.
             Some(asked) if asked == number => true,
             Some(_) => false,
             None => {

@@ -1,4 +1,4 @@
-//! What is left of a lane once its frames are over.
+//! A lane's connection after its last frame.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::lane::room::Slot;
 use adit_telemetry::labels::{LaneEnd, Path};
 use adit_telemetry::{AditMetrics, GaugeGuard};
 
-/// A lane whose frames are over: its bytes are the tunnel's. Closing its socket resets the connection unless that is
-/// disarmed: without frames nothing else tells the peer that what it got is not the whole, when this process is killed.
+/// A lane whose frames are over: its bytes are the tunnel's. By default closing its socket resets the connection: without
+/// frames, RST alone tells the peer that the bytes are incomplete when this process is killed.
 #[derive(Debug)]
 pub struct RawLane {
     /// The lane's connection.
     pub socket: TcpStream,
-    /// To be written before anything else: what the peer needs to know that the frames are over.
+    /// To be written first: what the peer needs to learn that the frames are over.
     pub unsent: Bytes,
-    /// Read from the connection, and the first bytes of the tunnel.
+    /// The first bytes of the tunnel, already read from the connection.
     pub received: Bytes,
-    /// Of the connection, when the kernel does its TLS.
+    /// The connection's TLS session, when the kernel handles it.
     pub tls: Option<KernelTls>,
-    /// What the lane holds and counts as, for as long as its connection lives.
+    /// The lane's slot and gauge, for as long as the connection lives.
     pub kept: LaneResources,
 }
 
 impl RawLane {
-    /// What its tunnel travels on.
+    /// The path that the tunnel takes.
     #[must_use]
     pub fn path(&self) -> Path {
         match self.tls {
@@ -37,20 +37,19 @@ impl RawLane {
     }
 }
 
-/// Says whether an agent may have tunnels, as of now: its lanes outlive its link.
+/// Whether an agent may have tunnels; asked at any time, since its lanes outlive its link.
 pub trait LaneRights: std::fmt::Debug + Send + Sync {
-    /// It may have none any more.
+    /// The agent may have no more tunnels.
     fn are_revoked(&self) -> bool;
 
-    /// From now on it may have none.
+    /// Withdraws the agent's right to tunnels.
     fn revoke(&self);
 }
 
-/// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a raw lane also how it is counted
-/// once it is no more.
+/// A lane's slot in the limit on lanes, and the gauge it is counted in. For a raw lane also the label of its close.
 #[derive(Debug, Default)]
 pub struct LaneResources {
-    /// Whether whoever holds the other end may still have tunnels; absent: it may.
+    /// Rights of the agent at the other end; `None`: it may have tunnels.
     pub(super) rights: Option<Arc<dyn LaneRights>>,
     pub(super) counted: Option<GaugeGuard>,
     pub(super) held: Option<Slot>,
@@ -58,13 +57,13 @@ pub struct LaneResources {
 }
 
 impl LaneResources {
-    /// Whether whoever holds the other end may still have tunnels; absent: it may.
+    /// Rights of the agent at the other end; `None`: it may have tunnels.
     #[must_use]
     pub fn rights(&self) -> Option<&Arc<dyn LaneRights>> {
         self.rights.as_ref()
     }
 
-    /// The lane was lost.
+    /// Counts the close of the lane as a loss.
     pub fn lost(&mut self) {
         if let Some((_, end)) = &mut self.closes {
             *end = LaneEnd::Lost;

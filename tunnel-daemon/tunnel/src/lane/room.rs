@@ -1,4 +1,4 @@
-//! Room for lanes in one process: how many there may be, and whether there are descriptors for one more.
+//! Limits on lanes in one process: how many may exist, and whether descriptors are left for one more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -7,7 +7,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use adit_net::descriptors::{Descriptors, Use};
 
-/// Room for one more lane, of its link and of the process.
+/// A slot for one lane, in its link and in the process.
 #[derive(Debug)]
 pub struct Slot {
     _link: OwnedSemaphorePermit,
@@ -15,7 +15,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// `None` when the link or the process has as many lanes as it may. See [`LaneRoom::take`].
+    /// `None` when the link or the process has reached its limit of lanes. See [`LaneRoom::take`].
     #[must_use]
     fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
         let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
@@ -25,10 +25,10 @@ impl Slot {
         })
     }
 
-    /// Room of another link of this process in place of that of this one.
+    /// Exchanges the link's part of the slot for one of another link of this process.
     ///
     /// # Errors
-    /// That link has as many lanes as it may.
+    /// The other link has reached its limit of lanes.
     pub fn move_to(self, link: &Arc<Semaphore>) -> Result<Self, Self> {
         match Arc::clone(link).try_acquire_owned() {
             Ok(link) => Ok(Self {
@@ -40,19 +40,19 @@ impl Slot {
     }
 }
 
-/// Shared by all links of a process.
+/// The limit on lanes, shared by all links of a process.
 #[derive(Debug)]
 pub struct LaneRoom {
     slots: Arc<Semaphore>,
     lanes_max: usize,
     descriptors: Arc<Descriptors>,
-    /// Idle lanes to be given up for others that need descriptors.
+    /// Idle lanes to close, so that other uses get descriptors.
     closing: AtomicUsize,
     short: Notify,
 }
 
 impl LaneRoom {
-    /// For at most `lanes_max` lanes.
+    /// Allows at most `lanes_max` lanes.
     #[must_use]
     pub fn new(lanes_max: usize, descriptors: Arc<Descriptors>) -> Self {
         let lanes_max = lanes_max.min(Semaphore::MAX_PERMITS);
@@ -71,19 +71,19 @@ impl LaneRoom {
         self.lanes_max
     }
 
-    /// Whether one more may be opened now.
+    /// Whether one more lane may be opened now.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.slots.available_permits() > 0 && self.has_descriptors()
     }
 
-    /// Whether there are descriptors for one more.
+    /// Whether descriptors are left for one more lane.
     #[must_use]
     pub fn has_descriptors(&self) -> bool {
         self.descriptors.has_room(Use::Lane)
     }
 
-    /// Room for one more lane; `None` when the link or the process has as many as it may.
+    /// A slot for one more lane; `None` when the link or the process has reached its limit, or descriptors are short.
     #[must_use]
     pub fn take(&self, link: &Arc<Semaphore>) -> Option<Slot> {
         if !self.has_room() {
@@ -98,7 +98,7 @@ impl LaneRoom {
         &self.descriptors
     }
 
-    /// Has so many idle lanes given up; what was asked before and not done counts no more.
+    /// Asks owners to close so many idle lanes; replaces an earlier request.
     pub fn give_up(&self, lanes: usize) {
         self.closing.store(lanes, Relaxed);
         self.short.notify_waiters();
@@ -109,7 +109,7 @@ impl LaneRoom {
         self.short.notified().await;
     }
 
-    /// How many of `idle` lanes their owner has to give up. Each is asked for once, whoever has it.
+    /// How many of `idle` lanes the calling owner has to close. Each requested close is assigned to one owner.
     pub fn owed(&self, idle: usize) -> usize {
         let before = self.closing.fetch_update(Relaxed, Relaxed, |closing| {
             Some(closing.saturating_sub(idle))

@@ -1,4 +1,4 @@
-//! What carries a lane's bytes.
+//! The byte stream under a lane.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use adit_tls::clear::ClearStream;
 use adit_tls::outbox::Outbox;
 use adit_tls::records::RecordStream;
 
-/// A connection behind its greeting.
+/// A connection after its greeting.
 #[derive(Debug)]
 pub(super) enum Transport {
     /// Boxed: lanes are moved around.
@@ -19,7 +19,7 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// `alone`: what is encrypted behind the next record may be for the kernel.
+    /// `alone`: read one record only, since the kernel may have to decrypt those behind it.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -43,7 +43,7 @@ impl Transport {
         }
     }
 
-    /// How much the connection gave since this was last asked, for the payload that was read and for all else.
+    /// Bytes that the connection returned since the last call, for `payload` and everything else.
     pub(super) fn take_read_bytes(&mut self, payload: &Bytes) -> usize {
         match self {
             Self::Tls(records) => records.take_read_bytes(),

@@ -1,4 +1,4 @@
-//! A dial on a lane: what is asked, how long an answer is waited for, and what it means.
+//! A dial on a lane: the OPEN, how long its answer may take, and what the answer means.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::lane::{Lane, LaneFailure};
 use crate::lane_path::LaneOwner as _;
 use adit_telemetry::labels::LaneEnd;
 
-/// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
+/// Time for the agent's kernel to acknowledge an OPEN; then the dial goes over the link.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A dial on a lane. Dropping it gives the dial up and the lane back.
+/// A dial on a lane. Dropping it gives up the dial and returns the lane.
 pub(super) struct Opening<'a> {
     pub(super) pool: &'a Arc<LanePool>,
     pub(super) lane: Option<Lane>,
@@ -29,7 +29,7 @@ enum Answer {
 }
 
 impl Opening<'_> {
-    /// Asks for the tunnel, and for so many lanes more. Cancelling it gives the dial up.
+    /// Sends OPEN and asks for `want` more lanes. Cancelling it gives up the dial.
     pub(super) async fn run(&mut self, request: &OpenRequest, want: u32) -> OnLane {
         let Some(lane) = &mut self.lane else {
             return OnLane::NotSeen;
@@ -41,7 +41,7 @@ impl Opening<'_> {
         let answer = match soon {
             Ok(answer) => answer,
             Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
-                // Cut off, so that the agent does not dial when the path comes back.
+                // Reset, so that the agent does not dial when the network path recovers.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
                     self.pool.settings.metrics.lane_closed(LaneEnd::Silent);
@@ -99,7 +99,7 @@ async fn answer(lane: &mut Lane) -> Result<Answer, LaneFailure> {
         match lane.event().await? {
             LaneEvent::Opened => return Ok(Answer::Opened),
             LaneEvent::Failed { code, text } => return Ok(Answer::Refused(code, text)),
-            // The agent had opened a tunnel of its own and given it up; it never heard of this one.
+            // The agent had sent an OPEN of its own and reset it; it did not see this OPEN.
             LaneEvent::PeerReset { .. } if lane.state().has_crossed() => {
                 return Ok(Answer::NotSeen);
             }

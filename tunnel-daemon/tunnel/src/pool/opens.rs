@@ -1,7 +1,7 @@
-//! Tunnels that agents open: how an OPEN on an idle lane is noticed, and who answers it.
+//! Tunnels opened by agents: how an OPEN on an idle lane is noticed, and what answers it.
 //!
-//! No task waits for an idle lane. Where agents may open tunnels, the waker of each lane marks it readable, and one task for the
-//! whole pool serves those that are.
+//! No task waits on an idle lane. Where agents may open tunnels, each lane's waker marks the lane readable, and one task serves
+//! the pool's readable lanes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,7 +18,7 @@ use crate::lane::Lane;
 use crate::lane_path::LaneOwner as _;
 use adit_telemetry::labels::{LaneEnd, LaneState};
 
-/// Decides over tunnels that one agent asks for.
+/// Decides on tunnels that one agent asks for.
 pub trait AgentOpens: Send + Sync {
     /// The agent has asked for a tunnel. Must not block.
     fn asked(&self, open: AgentOpen);
@@ -32,13 +32,13 @@ pub struct AgentOpen {
 }
 
 impl AgentOpen {
-    /// What it asks for.
+    /// The agent's OPEN.
     #[must_use]
     pub fn request(&self) -> &OpenRequest {
         &self.request
     }
 
-    /// Waits for `work`; `None` when the agent has given up, or its lane is lost.
+    /// Waits for `work`; `None` when the agent has withdrawn its OPEN, or the lane failed.
     pub async fn until<T>(&mut self, work: impl Future<Output = T> + Unpin) -> Option<T> {
         let lane = self.lane.as_mut()?;
         match until_answered(lane, work, || ()).await {
@@ -51,7 +51,7 @@ impl AgentOpen {
         }
     }
 
-    /// Tells the agent that its tunnel is open; `None` when its lane is lost.
+    /// Answers OPENED; `None` when the lane is lost.
     #[must_use]
     pub fn accept(mut self) -> Option<Endpoint> {
         let mut lane = self.lane.take()?;
@@ -60,7 +60,7 @@ impl AgentOpen {
         Some(Endpoint::on_lane(lane, owner))
     }
 
-    /// Tells the agent that there is no tunnel, and why.
+    /// Answers FAILED, with the reason.
     pub fn refuse(mut self, code: RefusalCode, text: &str) {
         self.answer(code, text);
     }
@@ -71,7 +71,7 @@ impl AgentOpen {
         };
         lane.end().refuse(code, text);
         let owner = Owner(Arc::clone(&self.pool));
-        // In a task of its own: an agent may have sent the next OPEN already, and many behind that.
+        // In a background task: an agent may have sent the next OPEN already, and many more behind it.
         let back = async move {
             let queued = Queued::none(owner.budget());
             owner.take_back(lane, queued);
@@ -94,7 +94,7 @@ impl Drop for AgentOpen {
     }
 }
 
-/// Rung by an idle lane's socket.
+/// Waker state of an idle lane's socket.
 pub(super) struct ReadReady {
     is_ready: AtomicBool,
     became_readable: Arc<Notify>,
@@ -113,13 +113,13 @@ impl Wake for ReadReady {
 
 /// A lane that waits for a tunnel.
 pub(super) struct Waiting {
-    /// Boxed: of thousands in a row those behind one that leaves are moved, under the pool's lock.
+    /// Boxed: the vector holds thousands, and removing one moves those behind it under the pool's lock.
     pub(super) lane: Box<Lane>,
     ready: Option<Arc<ReadReady>>,
 }
 
 impl Waiting {
-    /// The waker to poll it with: none, or the one that marks it readable. An earlier mark is cleared.
+    /// The waker to poll the lane with: a no-op, or one that marks the lane readable. Clears an earlier mark.
     pub(super) fn waker(&self) -> Waker {
         self.ready.as_ref().map_or_else(
             || Waker::noop().clone(),
@@ -137,7 +137,7 @@ impl Waiting {
 }
 
 impl LanePool {
-    /// A lane that is to wait.
+    /// Wraps a lane that becomes idle.
     pub(super) fn waiting(&self, mut lane: Lane) -> Waiting {
         lane.count_as(self.settings.metrics.lane(LaneState::Idle));
         let ready = self.settings.opens.as_ref().map(|_| {
@@ -160,7 +160,7 @@ impl LanePool {
         }
     }
 
-    /// Serves readable lanes until the link is gone. Of use only where agents may open tunnels.
+    /// Serves readable lanes until the link is gone. Needed only where agents may open tunnels.
     pub async fn serve_ready(self: Arc<Self>) {
         let gone = self.gone.clone();
         while gone
@@ -168,13 +168,13 @@ impl LanePool {
             .await
             .is_some()
         {
-            // Without the budget of a task, which would make lanes look as if they had nothing to say.
+            // Outside the task's cooperative budget, which would make lanes look unreadable.
             tokio::task::unconstrained(async { self.serve_batch() }).await;
             tokio::task::yield_now().await;
         }
     }
 
-    /// Serves one batch of readable lanes: an agent may have thousands, and much to say on each.
+    /// Serves one batch of readable lanes: an agent may have thousands, with many frames on each.
     fn serve_batch(self: &Arc<Self>) {
         let mut idle = self.lock();
         let readable: Vec<Waiting> = idle
@@ -184,7 +184,7 @@ impl LanePool {
             .collect();
         drop(idle);
         if readable.len() == IDLE_BATCH_LANES {
-            // There may be more of them.
+            // More lanes may be readable.
             self.became_readable.notify_one();
         }
         let usable = readable

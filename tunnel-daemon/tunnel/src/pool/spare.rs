@@ -1,4 +1,4 @@
-//! Idle lanes that are not to be kept: given up for others that need descriptors, or by their agent.
+//! Idle lanes to be closed: for descriptors that other uses need, or because their agent closed them.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -8,17 +8,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{LanePool, Waiting};
 use adit_telemetry::labels::LaneEnd;
 
-/// Lanes asked about in one call: some tens of microseconds.
+/// Lanes polled in one system call: some tens of microseconds.
 const GLANCE_LANES: usize = 256;
 
-/// Asks and does not wait.
+/// Polls without waiting.
 const AT_ONCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
 impl LanePool {
-    /// Lanes bound now, those with a tunnel included.
+    /// Bound lanes, including those with a tunnel.
     #[must_use]
     pub fn lanes(&self) -> usize {
         let free = self.slots.available_permits();
@@ -31,8 +31,8 @@ impl LanePool {
         self.lock().lanes.len()
     }
 
-    /// Closes up to so many idle lanes, those first that waited longest; returns how many. Their agent is told, so that it
-    /// does not take them for lost.
+    /// Closes up to `lanes` idle lanes, the longest idle first; returns how many. Each agent gets DRAIN, so that it does not
+    /// count the lane as lost.
     pub fn give_up(&self, lanes: usize) -> usize {
         let mut idle = self.lock();
         let count = lanes.min(idle.lanes.len());
@@ -40,19 +40,19 @@ impl LanePool {
         drop(idle);
         for Waiting { mut lane, .. } in closing {
             lane.end().drain();
-            // One that takes nothing now is closed all the same.
+            // A lane that cannot be written now is closed all the same.
             let _flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
             self.settings.metrics.lane_closed(LaneEnd::Descriptors);
         }
         count
     }
 
-    /// Reads idle lanes whose agents said something, and closes those that they gave up or lost. No task waits for an idle
-    /// lane, so nobody else notices; and one system call tells for hundreds. Call it every second.
+    /// Reads idle lanes with input, and closes those that their agents closed or lost. No other task reads idle lanes, and one
+    /// system call checks hundreds. Call it every second.
     pub async fn poll_idle(self: &Arc<Self>) {
         let mut from = 0;
         loop {
-            // Without the budget of a task, as in a sweep.
+            // Outside the task's cooperative budget, as in `ping_idle`.
             let looked = tokio::task::unconstrained(async { self.glance_from(from) }).await;
             let Some(kept) = looked else { return };
             from += kept;
@@ -60,7 +60,7 @@ impl LanePool {
         }
     }
 
-    /// Looks at some lanes from there on; how many of them said nothing, or `None` at the end.
+    /// Checks lanes from index `from` on; returns how many of them had no input, or `None` at the end.
     fn glance_from(self: &Arc<Self>, from: usize) -> Option<usize> {
         let mut idle = self.lock();
         let to = idle.lanes.len().min(from + GLANCE_LANES);
@@ -77,12 +77,13 @@ impl LanePool {
             .filter_map(|waiting| self.usable(waiting))
             .collect();
         self.put_back(alive);
-        // Those put back are the last ones now, and are not to be looked at for ever.
+        // Lanes put back are at the end of the list; stopping after the first incomplete batch keeps them from being checked
+        // for ever.
         (to - from == GLANCE_LANES && kept > 0).then_some(kept)
     }
 }
 
-/// Which lanes have something to be read, an end or an error included; `None` without lanes or an answer.
+/// Which lanes have input, EOF or an error; `None` without lanes or when the system call failed.
 fn speaking(lanes: &[Waiting]) -> Option<Vec<bool>> {
     let flags = PollFlags::IN | PollFlags::RDHUP;
     let mut asked: Vec<PollFd<'_>> = lanes

@@ -1,4 +1,4 @@
-//! How a tunnel on a raw lane went: why it is over, how many bytes passed, and what moved them.
+//! How a tunnel on a raw lane ended: the reason, the byte counts, and the engine that moved them.
 
 use std::io;
 
@@ -7,26 +7,26 @@ use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Driver, DriverReason, EndReason, Engine};
 
-/// Why a tunnel on a raw lane is over.
+/// Why a tunnel on a raw lane ended.
 #[derive(Debug)]
 pub enum RawLaneEnd {
-    /// Both ends said that they send no more, and every byte was delivered.
+    /// Both ends sent FIN, and every byte was delivered.
     Finished,
     /// The client's or target's socket failed.
     SocketFailed(io::Error),
-    /// The other end of the lane cut it off.
+    /// The other end of the lane reset it.
     LaneReset,
-    /// The keys of the lane have sealed as many records as they may, and the kernel takes no new ones.
+    /// The lane's TLS keys reached their limit of records, and the kernel accepts no new keys.
     KeysUsedUp,
-    /// The lane failed, or its other end is gone.
+    /// The lane failed, or its peer is gone.
     LaneLost,
-    /// Half-closed, and not a byte for too long.
+    /// Half-closed, without a byte for too long.
     HalfClosedIdle,
     /// This process ends.
     Shutdown,
     /// The relay thread failed.
     RelayFailed,
-    /// The relay thread gets no events from the kernel any more.
+    /// The relay thread no longer gets events from the kernel.
     RelayWithoutEvents(io::Error),
 }
 
@@ -47,7 +47,7 @@ impl RawLaneEnd {
         }
     }
 
-    /// The same on an agent, where the socket is a target's.
+    /// The reason on an agent, where the socket is a target's.
     #[must_use]
     pub fn reason_at_target(&self) -> EndReason {
         match self {
@@ -57,7 +57,7 @@ impl RawLaneEnd {
     }
 }
 
-/// How a tunnel went.
+/// How a tunnel ended.
 #[derive(Debug)]
 #[must_use = "an outcome carries the byte counts for metrics and the access log"]
 pub struct RawLaneOutcome {
@@ -67,15 +67,15 @@ pub struct RawLaneOutcome {
     pub to_socket: u64,
     /// How it ended.
     pub end: RawLaneEnd,
-    /// What moved its bytes, the larger part.
+    /// What moved the larger part of its bytes.
     pub engine: Engine,
-    /// What drove that.
+    /// The I/O driver of that engine.
     pub driver: Driver,
-    /// Why that did.
+    /// Why this driver was chosen.
     pub driver_reason: DriverReason,
 }
 
-/// What this process cuts a tunnel for.
+/// Why this process cuts a tunnel.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cut {
     LaneLost,
@@ -93,7 +93,7 @@ impl From<Cut> for RawLaneEnd {
     }
 }
 
-/// What the outcome of a relay thread is for the tunnel; counts what was moved. `overhead` bytes that the lane took were not its own.
+/// Converts a relay thread's outcome; counts the bytes moved. `overhead` bytes that the lane took were not the tunnel's own.
 pub(super) fn conclude(
     outcome: Outcome,
     driver_reason: DriverReason,
@@ -142,7 +142,7 @@ pub(super) fn conclude(
     }
 }
 
-/// The label of what decided for an engine.
+/// The label for the reason an engine was chosen.
 #[must_use]
 pub fn reason_label(basis: Basis) -> DriverReason {
     match basis {
