@@ -1,4 +1,4 @@
-//! Accounting in the kernel: whether it is there, why not, and who reads its numbers.
+//! Accounting in the kernel: starts it, and reports its state and the reason.
 
 use crate::ebpf;
 use crate::status::model::AccountStatus;
@@ -7,12 +7,12 @@ use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 
-/// It was asked for, and this host does not allow it.
+/// State where the plan asks for accounting and this host does not allow it.
 const UNAVAILABLE: &str = "unavailable";
 
-/// Begins to account, if that is wanted and possible; what became of it.
+/// Starts accounting, if the plan asks for it and the host allows it. Returns the accounts and their state.
 ///
-/// Never a reason not to start: what is missing is said once.
+/// A failure does not keep the process from starting: it is logged once.
 pub(super) fn start(
     plan: AccountPlan,
     metrics: &AditMetrics,
@@ -43,7 +43,7 @@ pub(super) fn start(
     }
 }
 
-/// The line of `/readyz?verbose`.
+/// The line of `/readyz?verbose` about accounting.
 pub(super) fn line(status: &AccountStatus) -> String {
     let is_missing = status.state == UNAVAILABLE;
     let sign = if is_missing { '-' } else { '+' };

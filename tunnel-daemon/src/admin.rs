@@ -28,9 +28,9 @@ use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::Listener;
 
-/// Listeners waiting to be taken up by the thread; a process has a handful.
+/// Commands to open a listener that may wait for the thread; a process has a handful.
 const COMMANDS_MAX: usize = 8;
-/// What connections get to finish their response once their listener closes or their time is up.
+/// Time that connections get to finish their response after their listener closed or their life ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, so that running out of descriptors does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -42,18 +42,18 @@ pub struct AdminLimits {
     pub header_timeout: Duration,
     /// Size of one request's headers, in bytes; hyper's least is 8192.
     pub header_bytes_max: usize,
-    /// Connections at once, at least 1. A further one ends the oldest: probes and scrapes last
-    /// milliseconds, so what is old is idle or slow on purpose, and a liveness probe still gets in.
+    /// Concurrent connections, at least 1. A further connection aborts the oldest: probes and scrapes last milliseconds, so
+    /// an old connection is idle or slow, and a liveness probe still gets in.
     pub connections_max: usize,
-    /// Time for writing an answer, until the kernel has all of it.
+    /// Time for writing a response, until the kernel has all of its bytes.
     pub answer_timeout: Duration,
-    /// Life of one connection, so that a reader that never reads does not hold its place for good.
+    /// Life of one connection: a peer that never reads does not hold its slot forever.
     pub connection_life: Duration,
 }
 
 impl Default for AdminLimits {
-    /// Upstream's time for headers (60 s), and ours where it has none. Its 1 MiB of headers, 256 times for each listener, is more memory
-    /// than probes and scrapes should get: they have some hundred bytes.
+    /// Upstream's time for headers (60 s), and this project's value where upstream has no limit. Upstream's 1 MiB of
+    /// headers, 256 times per listener, is too much memory: headers of probes and scrapes have some hundred bytes.
     fn default() -> Self {
         Self {
             header_timeout: Duration::from_secs(60),
@@ -65,7 +65,7 @@ impl Default for AdminLimits {
     }
 }
 
-/// Why a listener does not serve.
+/// Why a listener cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// The address cannot be listened on.
@@ -78,10 +78,10 @@ pub enum AdminError {
         /// The system's answer.
         cause: io::Error,
     },
-    /// The path cannot be listened on.
+    /// The unix socket cannot be listened on.
     #[error("admin socket: {0}")]
     Socket(#[from] ListenError),
-    /// The thread or its runtime could not be made.
+    /// The thread or its runtime could not be created.
     #[error("cannot start the admin thread: {0}")]
     Start(io::Error),
     /// The thread has ended or has too many listeners waiting.
@@ -99,19 +99,19 @@ struct Serve {
     closing: watch::Receiver<bool>,
 }
 
-/// A listener that is not served yet.
+/// A listener that is bound, but not served yet.
 enum Bound {
     Tcp(TcpListener),
     Unix(UnixBound),
 }
 
-/// A listener that is.
+/// A listener that is served.
 enum Door {
     Tcp(tokio::net::TcpListener),
     Unix(UnixListening),
 }
 
-/// A connection that came through one.
+/// An accepted connection.
 enum Visitor {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -139,7 +139,8 @@ impl Door {
 }
 
 impl Visitor {
-    /// Whether it may ask. The socket's mode lets nobody else connect; this holds, too, when someone changes the mode.
+    /// Whether the peer may send requests: root and this process's user may. The check holds even if someone changes the
+    /// socket's mode, which excludes other users.
     fn is_welcome(&self) -> bool {
         let Self::Unix(stream) = self else {
             return true;
@@ -149,7 +150,7 @@ impl Visitor {
     }
 }
 
-/// The thread. Dropping it ends every listener and connection at once.
+/// The admin thread. Dropping it ends every listener and connection at once.
 #[derive(Debug)]
 pub struct AdminThread {
     commands: Option<mpsc::Sender<Serve>>,
@@ -157,11 +158,11 @@ pub struct AdminThread {
 }
 
 impl AdminThread {
-    /// Starts the thread, without listeners yet. Connections ended by the cap are counted in `metrics`,
-    /// and a listener that ends by itself is noted in `services`.
+    /// Starts the thread, without listeners yet. `metrics` counts connections aborted by the cap; `services` notes a
+    /// listener that ends by itself.
     ///
     /// # Errors
-    /// [`AdminError::Start`] if the system gives no thread or descriptors.
+    /// [`AdminError::Start`] if the system refuses the thread or its descriptors.
     pub fn start(
         limits: AdminLimits,
         metrics: AditMetrics,
@@ -173,7 +174,7 @@ impl AdminThread {
             .name("adit-admin".to_owned())
             .spawn(move || {
                 give_up_here();
-                // Made here: a thread that is refused would drop it where that is not allowed.
+                // Created on this thread: a refused thread would drop the runtime in an async context, which panics.
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
                     .build();
@@ -196,8 +197,8 @@ impl AdminThread {
         })
     }
 
-    /// Listens on `address` (port 0: any) and serves until the returned handle is dropped. `name` is for
-    /// messages: `health`, `admin`. An error concerns this listener only; upstream logs it and goes on.
+    /// Listens on `address` (port 0: any) and serves until the returned handle is dropped. Messages use `name`: `health`,
+    /// `admin`. A failure concerns this listener only; upstream logs it and goes on.
     ///
     /// # Errors
     /// [`AdminError::Bind`] with the address; [`AdminError::NotTaken`] if the thread is gone.
@@ -224,8 +225,8 @@ impl AdminThread {
         })
     }
 
-    /// Listens on a unix socket at `path`, for this process's user and root, and serves until the returned handle is dropped.
-    /// A socket file that is there already is removed first.
+    /// Listens on a unix socket at `path` for this process's user and root, and serves until the returned handle is
+    /// dropped. An existing socket file is removed first.
     ///
     /// # Errors
     /// [`AdminError::Socket`] with the path; [`AdminError::NotTaken`] if the thread is gone.
@@ -261,7 +262,7 @@ impl Drop for AdminThread {
     fn drop(&mut self) {
         drop(self.commands.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there was already reported by the panic hook.
+            // The panic hook has already reported a panic of the thread.
             let _panicked = thread.join();
         }
     }
@@ -271,25 +272,25 @@ impl Drop for AdminThread {
 #[derive(Debug)]
 pub struct AdminListener {
     local: SocketAddr,
-    /// Its end is what the listener's tasks watch for.
+    /// The listener's tasks end when this sender is dropped.
     _close: watch::Sender<bool>,
 }
 
 impl AdminListener {
-    /// The address it is bound to, with the port chosen if 0 was asked for.
+    /// The bound address, with the port that the kernel chose if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 }
 
-/// The unix socket. Dropping it closes it and removes its file.
+/// The unix socket. Dropping this handle closes the socket and removes its file.
 #[derive(Debug)]
 pub struct AdminSocket {
     _close: watch::Sender<bool>,
 }
 
-/// Main task of the thread; ends, and with it the runtime, when the owner goes.
+/// Main task of the thread. It ends, and the runtime with it, when [`AdminThread`] is dropped.
 async fn run(
     mut commands: mpsc::Receiver<Serve>,
     limits: AdminLimits,
@@ -309,11 +310,11 @@ async fn run(
     }
 }
 
-/// How an accept loop ended, where it did not panic.
+/// How an accept loop ended, unless it panicked.
 enum Ended {
-    /// Its owner closed it.
+    /// The owner dropped the listener's handle.
     Closed,
-    /// It cannot accept.
+    /// The listener cannot accept.
     Lost,
 }
 
@@ -333,7 +334,7 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) -> Ende
         }
     };
     let mut connections = JoinSet::new();
-    // A handle keeps what its task was made of.
+    // An AbortHandle keeps its task's allocation, so handles of finished tasks are removed.
     let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
@@ -372,12 +373,12 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) -> Ende
         }
     }
     drop(listener);
-    // Each ends by itself within the grace.
+    // Each connection ends by itself within the grace.
     while connections.join_next().await.is_some() {}
     Ended::Closed
 }
 
-/// Ends the oldest connection still open and forgets those that ended by themselves.
+/// Aborts the oldest open connection and removes the handles of finished ones.
 fn end_oldest(by_age: &mut VecDeque<AbortHandle>) {
     by_age.retain(|connection| !connection.is_finished());
     if let Some(oldest) = by_age.pop_front() {
@@ -404,7 +405,7 @@ async fn visit(
     }
 }
 
-/// One connection, keep-alive included. Bad requests and timeouts end it and concern nobody else.
+/// Serves one connection, keep-alive included. Bad requests and timeouts end only this connection.
 async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     local: SocketAddr,

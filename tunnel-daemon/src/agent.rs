@@ -1,4 +1,4 @@
-//! The agent: links to servers, probes, and how it drains.
+//! The agent: starts links to servers and probes, drains and stops.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,27 +54,26 @@ use adit_tls::tls::{Alpn, ClientTls};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{LaneWatch, RawLaneRelay};
 
-/// Targets, dials and connections at once: far above any descriptor limit.
+/// Concurrent targets, dials and connections: far above any descriptor limit.
 const TASKS_MAX: usize = 200_000;
-/// Search, watchers and the like.
+/// Tasks of services: the search for servers, watchers and the like.
 const SERVICE_TASKS_MAX: usize = 128;
 
-/// Stages of an agent's life, for its readiness.
+/// Stages of an agent's life, as readiness reports them.
 const SERVING: u8 = 0;
-/// Told to end, and serving until then.
+/// Told to end; serves tunnels and new dials until it does.
 const DRAINING: u8 = 1;
-/// Ending: what is left is cut.
+/// Ending: remaining tunnels are cut.
 const STOPPING: u8 = 2;
 
-/// An agent that runs.
+/// A running agent.
 pub struct RunningAgent {
-    /// Where probes and scrapes go.
+    /// Address for probes and scrapes.
     pub health: Option<SocketAddr>,
-    /// Where connections to the control plane are taken, in the order of the plan.
+    /// Addresses for connections to the control plane, in the order of the plan.
     pub target_listeners: Vec<SocketAddr>,
-    /// All of these, as flags spell them.
+    /// All listeners, as flags spell them.
     pub(super) listeners: AgentListeners,
-    /// Counters.
     pub metrics: AgentMetrics,
     node: Arc<NodeSide>,
     servers: Servers,
@@ -91,15 +90,15 @@ pub struct RunningAgent {
 /// Starts an agent on the current runtime.
 ///
 /// # Errors
-/// Whatever a certificate, a destination entry or the admin thread says, with its name.
+/// The failure of a certificate, a destination entry or the admin thread, with its name.
 pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     start_with(plan, &Controls::default()).await
 }
 
-/// As [`start`], for a process that is asked for more by `controls`.
+/// Like [`start`], for a process that takes requests through `controls`.
 ///
 /// # Errors
-/// As there.
+/// Like [`start`].
 pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<RunningAgent> {
     ebpf_flags::check_agent(plan)?;
     let started = Instant::now();
@@ -115,7 +114,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         own_sockets.clone(),
         reread.clone(),
     )?);
-    // Names of targets that nobody answers for must not keep this agent from its servers.
+    // Queries for targets' names that no name server answers must not delay the resolution of server names.
     let server_resolver = Arc::new(resolver.sibling());
     let allowed = match &plan.allow_targets {
         None => DestinationList::open(),
@@ -145,7 +144,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     );
 
     let api = match &plan.leases {
-        // In upstream's words.
+        // The words of upstream's error message.
         Some(leases) => Some(
             Api::open(leases.api.clone())
                 .await
@@ -300,7 +299,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     })
 }
 
-/// Tells the search for servers which of them have leases. An API server that does not answer holds nothing up.
+/// Tells the search for servers which servers have leases. A silent API server delays nothing.
 fn watch_leases(
     plan: &CountPlan,
     api: Arc<Api>,
@@ -323,7 +322,7 @@ fn watch_leases(
     });
 }
 
-/// What the verbose probe says besides, behind a line about servers that do not respond.
+/// Adds a line about silent servers to the lines of the verbose probe.
 fn with_silence(detail: Detail, connected: Arc<AtomicUsize>, heard: Arc<AtomicUsize>) -> Detail {
     Arc::new(move || {
         let silent = connected.load(Relaxed).saturating_sub(heard.load(Relaxed));
@@ -397,12 +396,12 @@ fn probes(
 }
 
 impl RunningAgent {
-    /// Waits until this agent has a server, and returns the first.
+    /// Waits until this agent is linked to a server, and returns the first server's id.
     pub async fn first_server(&self) -> ServerId {
         self.servers.first().await
     }
 
-    /// Announces that this agent goes away; tunnels and even new dials go on.
+    /// Announces that this agent goes away; tunnels and new dials still proceed.
     pub fn drain(&self) {
         self.stage.store(DRAINING, Relaxed);
         self.services.services_may_end();
@@ -410,8 +409,8 @@ impl RunningAgent {
         self.servers.drain();
     }
 
-    /// Waits until no connection to a target and none of this node's is left, and nobody has asked for one for
-    /// [`limits::DRAIN_QUIET`]: servers may have asked before they heard of it. At most `grace`.
+    /// Waits, at most for `grace`, until no connection to a target or of this node is open and no dial has come for
+    /// [`limits::DRAIN_QUIET`]: servers may have sent dials before they received DRAIN.
     pub async fn idle(&self, grace: Duration) {
         let (mut quiet_since, mut asked) = (Instant::now(), self.dials.asked());
         wait_until(grace, || {
@@ -433,7 +432,7 @@ impl RunningAgent {
             || self.node.connections.running() > 0
     }
 
-    /// Cuts whatever is left.
+    /// Cuts the remaining tunnels and stops all tasks.
     pub async fn stop(self) {
         self.stage.store(STOPPING, Relaxed);
         self.services.services_may_end();
@@ -445,7 +444,7 @@ impl RunningAgent {
         let services = self.services.drain(Duration::ZERO).await;
         let _cut = self.node.connections.drain(Duration::ZERO).await;
         let left = async {
-            // Last packets of tunnels first.
+            // Time for the last packets of tunnels.
             tokio::time::sleep(limits::SHUTDOWN_FLUSH / 2).await;
             self.servers.leave().await;
         };

@@ -1,4 +1,4 @@
-//! A stream whose answers have to be read within a time: a peer that does not read, or reads slowly, holds no answer for longer.
+//! A stream whose responses the peer must read within a time limit: a slow or stalled peer holds a response no longer.
 
 use std::io;
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// The time runs from a write that finds no room until a flush, which hyper asks for once it holds nothing more.
+/// Limits the time from a pending write to a completed flush, which hyper requests once its buffer is empty.
 pub(super) struct AnswerDeadline<S> {
     stream: S,
     limit: Duration,
-    /// While an answer waits.
+    /// Set while a response waits for the peer.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -30,7 +30,7 @@ impl<S> AnswerDeadline<S> {
         timer.is_some_and(|timer| timer.as_mut().poll(cx).is_ready())
     }
 
-    /// What became of a write, which may take no longer than the limit.
+    /// Passes the result of a write on; fails a write that is pending beyond the limit.
     fn within<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! What tunnels whose readers pause may hold: the isolation flags, fitted to the memory of this process.
+//! Budgets for tunnels whose readers pause: the isolation flags, fitted to the memory of this process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
     }
 }
 
-/// The isolation flags, as far as this process has the memory for them.
+/// The isolation flags, reduced to the memory that this process may use.
 pub(super) fn isolation_here(plan: &IsolationPlan) -> IsolationPlan {
     fitted(plan, memory::limit)
 }
 
-/// Without `--process-budget` all tunnels together may hold a share of the memory, or one link's budget if that is more. But half
-/// of the memory at most: the limits that manifests of upstream's programs have are below one link's budget, and the kernel
-/// would kill the process before anything was full.
+/// Without `--process-budget`, all tunnels together get a share of the memory, or one link's budget if that is more. The
+/// cap is half of the memory: the limits in manifests of upstream's programs are below one link's budget, and the kernel
+/// would kill the process before a budget was full.
 fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
     if plan.process_budget_bytes.is_some() {
         return *plan;
@@ -44,15 +44,15 @@ fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
     }
 }
 
-/// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
+/// Budget of the process for readers that pause, of the plan that [`isolation_here`] returned.
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
     let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
     let socket = socket_buffer_kib_max(memory::limit());
     Arc::new(ProcessBudget::new(bytes).with_socket_buffers(socket))
 }
 
-/// KiB that the kernel may book each way for a socket of a tunnel, so that peers are not offered more than there is; `None` where
-/// there is so much memory that the kernel decides.
+/// KiB that the kernel may book in each direction for a tunnel's socket, so that receive windows fit the memory. `None`
+/// with ample memory: the kernel decides.
 pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
     let share = memory / limits::SOCKET_BUFFER_DIVISOR / limits::KIB;
     let share = u16::try_from(share).ok()?;
@@ -60,7 +60,7 @@ pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
         .then_some(share.max(limits::SOCKET_BUFFER_KIB_MIN))
 }
 
-/// Tells how much there is, and how much is in use.
+/// Publishes the size of the process budget and the bytes in use.
 pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
     metrics.set_process_budget(budget.max_bytes());
     metrics.set_memory(
@@ -70,7 +70,7 @@ pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
     );
 }
 
-/// Does so once a second.
+/// Publishes them once a second.
 pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudget>) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     loop {

@@ -1,4 +1,4 @@
-//! Files of certificates in use: what comes of changes, and when they expire.
+//! Events of certificate files in use: reloads, and when certificates expire.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,19 +12,19 @@ use adit_tls::inspect::{Expiry, days_left};
 use adit_tls::reload::ReloadEvents;
 use adit_tls::tls::TlsError;
 
-/// The name of these files in the log.
+/// The log's name for the agent listener's files.
 pub(super) const AGENT_LISTENER: &str = "agent listener";
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// With less time left a file is warned about once a day...
+/// A certificate is warned about once a day when less than this time is left...
 const WARNED_BEFORE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
-/// ... and with less than this part of its life: short-lived certificates are renewed late.
+/// ... and less than this part of its lifetime: short-lived certificates are renewed late.
 const WARNED_PART: u32 = 3;
 
-/// Counts and logs changes of TLS files, and when what is in use expires.
+/// Counts and logs reloads of TLS files, and reports when certificates in use expire.
 pub(super) struct CertificateEvents {
     metrics: AditMetrics,
-    /// Judges agents anew when what their listener uses changes.
+    /// Reauthorizes agents when the files of their listener change.
     authorizer: Option<AgentAuthorizer>,
     warnings: Mutex<Warnings>,
 }
@@ -83,14 +83,14 @@ impl ReloadEvents for CertificateEvents {
     }
 }
 
-/// What is to be said of a file.
+/// The warning due for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Due {
     Soon { days_left: u64 },
     Expired,
 }
 
-/// When files were warned about last.
+/// When each file was last warned about.
 #[derive(Default)]
 struct Warnings(BTreeMap<PathBuf, SystemTime>);
 

@@ -1,4 +1,4 @@
-//! What a running server or agent can be asked for by signals: SIGHUP reads files again, SIGUSR1 switches debug logging.
+//! Signals that ask a running server or agent for something: SIGHUP rereads files, SIGUSR1 switches debug logging.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -11,10 +11,10 @@ use adit_net::inherited::InheritedSockets;
 use adit_telemetry::DebugLog;
 use adit_tls::reread::Reread;
 
-/// Handles of what can be asked for. Clones name the same.
+/// Handles for these requests. Clones share them.
 #[derive(Clone, Default)]
 pub struct Controls {
-    /// Whoever follows files.
+    /// Tells all followers of files to reread them.
     pub reread: Reread,
     /// The log's level.
     pub debug: DebugLog,
@@ -22,16 +22,16 @@ pub struct Controls {
     pub inherited: InheritedSockets,
 }
 
-/// Signals that ask for something else than an end. They end no process from here on.
+/// Signals that request something other than an end. From here on none of them ends the process.
 pub(super) struct Requests {
-    /// `None`: the process was started to ignore it, as by `nohup`.
+    /// `None`: the process was started to ignore SIGHUP, as by `nohup`.
     hangup: Option<Signal>,
     user1: Signal,
     user2: Signal,
 }
 
 impl Requests {
-    /// Takes the signals over from their defaults.
+    /// Replaces the signals' default handlers.
     ///
     /// # Errors
     /// When the system refuses the handlers.
@@ -44,7 +44,7 @@ impl Requests {
         })
     }
 
-    /// Does what is asked for, and switches debug logging off when its time is over.
+    /// Serves requests, and switches debug logging off when its time is over.
     pub(super) async fn serve(mut self, controls: &Controls) -> Infallible {
         let ends = controls.debug.run();
         tokio::pin!(ends);
@@ -72,7 +72,7 @@ impl Requests {
     }
 }
 
-/// Keeps a helper of a server or agent alive when its signals are sent to all processes of the program's name.
+/// Keeps a helper process of a server or agent alive when these signals are sent to all processes of the program's name.
 ///
 /// # Errors
 /// When the system refuses the handlers.

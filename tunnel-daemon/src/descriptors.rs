@@ -1,4 +1,4 @@
-//! File descriptors as a budget: lanes never take what clients and targets need.
+//! The budget of file descriptors: lanes never take the descriptors that clients and targets need.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use adit_tunnel::LanePool;
 
 /// Descriptors kept for listeners, links, logs and the like.
 const RESERVED: u64 = 512;
-/// A server's idle lanes are gone at once when it gives them up.
+/// A server's idle lanes close at once when the server gives them up.
 const CLOSED_AFTER: Duration = Duration::ZERO;
-/// An agent's once its server has looked, which it does every second.
+/// An agent's idle lanes close once its server has polled them, which it does every second.
 pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(3);
-/// A tunnel on a lane needs two descriptors at each end, one on the link one: lanes get a third of what there is, so
+/// A tunnel on a lane needs two descriptors at each end, a tunnel on the link one. Lanes get a third of the descriptors, so
 /// that as many tunnels again find room on the link.
 const LANES_DIVISOR: u64 = 3;
 
-/// Takes as many as the system lets this process have, as Go programs do: the lower limit is there for programs that
-/// still use select(2).
+/// Raises the soft limit of descriptors to the hard limit, as Go programs do: the soft limit exists for programs that still
+/// use select(2).
 pub(super) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -46,7 +46,7 @@ fn lanes_of(descriptors: Option<u64>) -> usize {
         .min(Semaphore::MAX_PERMITS)
 }
 
-/// Closes idle lanes of a server as descriptors run low.
+/// Closes idle lanes of a server when descriptors run low.
 pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, router: &Arc<Router>) {
     let (counted, pools) = (Arc::clone(descriptors), Arc::clone(router));
     let giving_up = counted.run(CLOSED_AFTER, move |lanes| {
@@ -55,7 +55,7 @@ pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, router: &A
     services.spawn_always("descriptors", giving_up);
 }
 
-/// Closes idle lanes, of each link in proportion to what it has.
+/// Closes idle lanes of each link, in proportion to its number of idle lanes.
 fn give_up_lanes(router: &Router, lanes: usize) {
     let pools: Vec<Arc<LanePool>> = router
         .links()

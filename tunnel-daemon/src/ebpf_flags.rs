@@ -1,4 +1,4 @@
-//! Flags that need eBPF, by the names under which messages know them.
+//! Flags that need eBPF, named as messages name them.
 
 use crate::ebpf::NOT_BUILT;
 use adit_config::ConfigError;
@@ -6,10 +6,10 @@ use adit_config::plan::{
     AccountMode, AccountPlan, AgentPlan, NodeRedirectPlan, RedirectPlan, ServerPlan,
 };
 
-/// What to do where [`NOT_BUILT`] says that there is none.
+/// What to do when [`NOT_BUILT`] gives a reason.
 pub(crate) const REMEDY: &str = "use a binary built with the cargo feature ebpf, or drop the flag";
 
-/// The first flag of a server that needs it; `None`: no flag does.
+/// The first flag of a server's plan that needs eBPF.
 pub(crate) fn of_server(plan: &ServerPlan) -> Option<&'static str> {
     let redirect = plan.transparent.redirect.as_ref();
     redirect
@@ -17,7 +17,7 @@ pub(crate) fn of_server(plan: &ServerPlan) -> Option<&'static str> {
         .or_else(|| of_account(plan.account))
 }
 
-/// The same of an agent.
+/// The first flag of an agent's plan that needs eBPF.
 pub(crate) fn of_agent(plan: &AgentPlan) -> Option<&'static str> {
     let redirect = plan.redirect.as_ref();
     redirect
@@ -25,7 +25,7 @@ pub(crate) fn of_agent(plan: &AgentPlan) -> Option<&'static str> {
         .or_else(|| of_account(plan.account))
 }
 
-/// The flag that asks for a server's redirect.
+/// The flag that requests a server's redirect.
 pub(crate) fn of_redirect(plan: &RedirectPlan) -> &'static str {
     if plan.targets.is_empty() {
         "--redirect-file"
@@ -34,7 +34,7 @@ pub(crate) fn of_redirect(plan: &RedirectPlan) -> &'static str {
     }
 }
 
-/// The flag that asks for an agent's.
+/// The flag that requests an agent's redirect.
 pub(crate) fn of_node_redirect(plan: &NodeRedirectPlan) -> &'static str {
     if plan.services.is_empty() {
         "--redirect-file"
@@ -43,25 +43,25 @@ pub(crate) fn of_node_redirect(plan: &NodeRedirectPlan) -> &'static str {
     }
 }
 
-/// The flag that asks for accounting; `None`: nobody does.
+/// The flag that requests accounting; `None` if it is off.
 pub(crate) fn of_account(plan: AccountPlan) -> Option<&'static str> {
     (plan.mode != AccountMode::Off).then_some("--account")
 }
 
 /// # Errors
-/// A flag of this server needs eBPF, and this binary is built without.
+/// A flag of this server needs eBPF, and this binary is built without it.
 pub(crate) fn check_server(plan: &ServerPlan) -> Result<(), ConfigError> {
     of_server(plan).map_or(Ok(()), check)
 }
 
 /// # Errors
-/// A flag of this agent needs eBPF, and this binary is built without.
+/// A flag of this agent needs eBPF, and this binary is built without it.
 pub(crate) fn check_agent(plan: &AgentPlan) -> Result<(), ConfigError> {
     of_agent(plan).map_or(Ok(()), check)
 }
 
 /// # Errors
-/// This binary is built without eBPF, which a flag needs.
+/// A flag needs eBPF, and this binary is built without it.
 pub(crate) fn check(flag: &str) -> Result<(), ConfigError> {
     match NOT_BUILT {
         Some(why) => Err(ConfigError::new(format!("{flag}: {why}; {REMEDY}"))),

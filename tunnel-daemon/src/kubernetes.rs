@@ -1,4 +1,4 @@
-//! What a server asks the Kubernetes API for: reviews of agents' tokens, and leases.
+//! A server's use of the Kubernetes API: reviews of agents' tokens, and leases.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use adit_telemetry::ServerMetrics;
 use adit_telemetry::metrics_lease::ServerLeaseMetrics;
 use adit_telemetry::metrics_review::ReviewMetrics;
 
-/// Access to the Kubernetes API, if this server needs it. The words of the failure are upstream's.
+/// Access to the Kubernetes API, if this server needs it. The failure has upstream's words.
 pub(super) async fn kubernetes_api(plan: &ServerPlan) -> anyhow::Result<Option<Arc<Api>>> {
     let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
     let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
@@ -30,7 +30,7 @@ pub(super) async fn kubernetes_api(plan: &ServerPlan) -> anyhow::Result<Option<A
     ))
 }
 
-/// Publishes this server's lease and collects expired ones. Says when the lease is withdrawn after `stop`.
+/// Publishes this server's lease and collects expired leases. The receiver ends once the lease is withdrawn after `stop`.
 pub(super) fn publish_lease(
     plan: &ServerPlan,
     api: Option<Arc<Api>>,
@@ -56,7 +56,7 @@ pub(super) fn publish_lease(
     receiver
 }
 
-/// Who may link.
+/// How agents are authenticated.
 pub(super) fn admission(
     plan: &ServerPlan,
     api: Option<&Arc<Api>>,

@@ -1,4 +1,4 @@
-//! What a server listens on: plan in, accept loops out.
+//! The listeners of a server: binds them and runs their accept loops.
 
 pub(super) mod spelling;
 
@@ -48,7 +48,7 @@ use adit_tls::reread::Reread;
 use adit_tls::stream::{ByteStream, Connection as _, PeerAddr};
 use adit_tls::tls::{Alpn, ServerTls};
 
-/// Failed handshakes that a listener logs, each second and at once.
+/// Failed handshakes that a listener logs per second, and its burst.
 const HANDSHAKES_LOGGED_PER_SECOND: u32 = 1;
 const HANDSHAKES_LOGGED_BURST: u32 = 10;
 
@@ -56,7 +56,7 @@ const HANDSHAKES_LOGGED_BURST: u32 = 10;
 pub(crate) type Serve =
     Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Errors of one listener, as counters.
+/// Counts the errors of one listener.
 pub(super) struct Counted {
     pub(super) metrics: AditMetrics,
     pub(super) listener: ListenerLabel,
@@ -64,7 +64,7 @@ pub(super) struct Counted {
     pub(super) handshakes: HandshakeLog,
 }
 
-/// Failed handshakes in the log: few, since whoever reaches a port can cause them. All are counted.
+/// Logs a few failed handshakes: any peer that reaches a port can cause them. All are counted.
 pub(super) struct HandshakeLog {
     bucket: Mutex<TokenBucket>,
     suppressed: AtomicU64,
@@ -85,7 +85,7 @@ impl Default for HandshakeLog {
 }
 
 impl HandshakeLog {
-    /// Logs this one, or counts it for the next line.
+    /// Logs this failure, or adds it to the count in the next line.
     fn failed(&self, listener: ListenerLabel, peer: PeerAddr, error: &HandshakeError) {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         if !bucket.try_take(Instant::now()) {
@@ -157,7 +157,7 @@ impl AcceptEvents for Counted {
     }
 }
 
-/// A listener whose clients show a certificate where there is a CA for them.
+/// TLS of a listener. Clients present a certificate if the files have a CA for clients.
 pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
     ServerTls {
         cert: files.cert.clone(),
@@ -170,10 +170,10 @@ pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> Se
     }
 }
 
-/// TLS files to watch, by the name logs use.
+/// TLS files to watch, with their name in the log.
 pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
 
-/// Where listeners put what outlives the function that made them.
+/// Holds what outlives the function that opens a listener.
 #[cfg_attr(
     not(feature = "ebpf"),
     expect(dead_code, reason = "the redirect alone uses some fields")
@@ -192,10 +192,10 @@ pub(super) struct Listening<'a> {
 }
 
 impl Listening<'_> {
-    /// What the listener for agents uses.
+    /// Loads the TLS of the listener for agents.
     ///
     /// # Errors
-    /// A TLS file, by name.
+    /// A TLS file cannot be loaded; the error names it.
     pub(super) fn agent_tls(&mut self) -> anyhow::Result<Arc<ReloadableServerTls>> {
         let agents = &self.plan.agents;
         let may_be_anonymous = agents
@@ -214,7 +214,7 @@ impl Listening<'_> {
     /// Listens for agents.
     ///
     /// # Errors
-    /// The address, by name.
+    /// The address cannot be used; the error names the agent port.
     pub(super) fn agents(
         &self,
         tls: Arc<ReloadableServerTls>,
@@ -254,10 +254,10 @@ impl Listening<'_> {
         Ok(local)
     }
 
-    /// Listens for the clients of one frontend; the address if it is TCP.
+    /// Listens for the clients of one frontend. Returns the address if it is TCP.
     ///
     /// # Errors
-    /// The address, path or a TLS file, by name.
+    /// The address, path or a TLS file cannot be used; the error names it.
     pub(super) fn frontend(
         &mut self,
         plan: &FrontendPlan,
@@ -299,7 +299,7 @@ impl Listening<'_> {
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream: ByteStream| {
-                    // Here and not with the first tunnel: a connection that has none ends, too.
+                    // Here, not with the first tunnel: a connection without tunnels ends, too.
                     context.account_grpc(&stream);
                     fit_grpc_client(&stream, &router);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
@@ -323,8 +323,8 @@ impl Listening<'_> {
         Ok(local)
     }
 
-    /// Takes over the socket that the service manager opened at this address, or binds one. The kernel may account for what is
-    /// accepted there.
+    /// Takes over the socket that the service manager opened at this address, or binds a new one. Connections accepted
+    /// there take part in kernel accounting.
     pub(super) fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
         let inherited = self
             .inherited
@@ -383,13 +383,13 @@ impl Listening<'_> {
             self.stop.clone(),
             serve,
         );
-        // The listener closes, and its socket file goes, when the loop gives it back.
+        // The accept loop returns the listener; dropping it closes the socket and removes its file.
         self.services
             .spawn_always("listener", async move { drop(accepting.await) });
     }
 }
 
-/// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
+/// Sizes the socket buffers of a gRPC client, which may have many tunnels: for throughput, or to fit the memory.
 fn fit_grpc_client(stream: &ByteStream, router: &Router) {
     let Some(kib) = router.socket_buffer_kib_max() else {
         return stream.widen(grpc::SOCKET_BYTES);
@@ -401,7 +401,7 @@ fn fit_grpc_client(stream: &ByteStream, router: &Router) {
     }
 }
 
-/// Under this limit of descriptors; `None`: there is none.
+/// Handshake limits under this limit of descriptors; `None`: unlimited.
 fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
     let share = descriptors.map_or(u64::MAX, |limit| {
         (limit / limits::LISTENER_DESCRIPTORS_DIVISOR).max(1)
@@ -415,7 +415,7 @@ fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
     }
 }
 
-/// Links find dead peers by unacknowledged data.
+/// Tunes the socket so that unacknowledged data reveals a dead peer of a link.
 pub(super) fn tune_link(stream: &ByteStream) {
     if let Some(tcp) = stream.tcp()
         && let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT)
@@ -424,10 +424,10 @@ pub(super) fn tune_link(stream: &ByteStream) {
     }
 }
 
-/// What to listen on for a flag's address.
+/// Resolves a flag's address to an address to listen on.
 ///
 /// # Errors
-/// When a host name has no address.
+/// A host name has no address.
 pub(super) fn listen_addr(bind: &BindAddress) -> anyhow::Result<ListenAddr> {
     Ok(match &bind.host {
         BindHost::Any => ListenAddr::AnyTcp(bind.port),
@@ -444,10 +444,10 @@ pub(super) fn listen_addr(bind: &BindAddress) -> anyhow::Result<ListenAddr> {
     })
 }
 
-/// Like [`listen_addr`] for listeners that take a socket address; any interface means both families.
+/// Like [`listen_addr`], for listeners that take a socket address; any interface means both families.
 ///
 /// # Errors
-/// When a host name has no address.
+/// A host name has no address.
 pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
     Ok(match listen_addr(bind)? {
         ListenAddr::Tcp(address) => address,
@@ -456,11 +456,11 @@ pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
     })
 }
 
-/// Listens for probes and scrapes; `name` is for messages: `health`, `admin`. As upstream's programs, a `compat` one logs what
-/// fails and goes on without it: none then.
+/// Listens for probes and scrapes; messages use `name`: `health`, `admin`. In `compat` mode a failure is logged and `None`
+/// returned, as upstream's programs go on without the listener.
 ///
 /// # Errors
-/// The address, or a host without one.
+/// The address cannot be listened on, or its host name has no address.
 pub(super) fn serve_probes(
     thread: &AdminThread,
     name: &'static str,
@@ -483,7 +483,7 @@ pub(super) fn serve_probes(
 
 fn any_address() -> std::net::IpAddr {
     let v6 = std::net::Ipv6Addr::UNSPECIFIED;
-    // Hosts without IPv6 refuse the socket; then there is only one family to listen on.
+    // Hosts without IPv6 refuse this socket; such hosts listen on IPv4 only.
     if std::net::TcpListener::bind((v6, 0)).is_ok() {
         v6.into()
     } else {

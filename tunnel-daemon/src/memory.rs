@@ -1,35 +1,35 @@
-//! How much memory this process may use: the tightest limit of its memory cgroups, of either version, else the machine's.
+//! Memory limit of this process: the tightest limit of its memory cgroups (version 1 or 2), else the machine's memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use adit_net::mounts::{self, Mount};
 
-/// Assumed where nothing can be read, bytes.
+/// Assumed memory if no limit can be read, bytes.
 const FALLBACK_BYTES: u64 = 4 << 30;
 
-/// A limit, and whose it is.
+/// A memory limit and its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct MemoryLimit {
     pub(super) bytes: u64,
-    /// The file that it stands in; `None`: it is assumed.
+    /// The file that holds the limit; `None`: the limit is assumed.
     pub(super) file: Option<PathBuf>,
 }
 
-/// The limit of this process, bytes.
+/// The memory limit of this process, bytes.
 #[must_use]
 pub(super) fn limit() -> u64 {
     found().bytes
 }
 
-/// The same, and where it was found.
+/// The memory limit of this process and its source.
 #[must_use]
 pub(super) fn found() -> MemoryLimit {
     let of_cgroups = limits_of_cgroups()
         .into_iter()
         .map(|(limit, _folder)| limit);
     let machine = machine_bytes().map(|bytes| (bytes, PathBuf::from("/proc/meminfo")));
-    // The machine's first: a cgroup without a limit has a larger number, or the same.
+    // The machine's limit goes first: a cgroup without a limit shows a larger number, or the same.
     let all = machine.into_iter().chain(of_cgroups);
     match all.min_by_key(|(bytes, _file)| *bytes) {
         Some((bytes, file)) => MemoryLimit {
@@ -43,13 +43,13 @@ pub(super) fn found() -> MemoryLimit {
     }
 }
 
-/// The tightest limit of a memory cgroup, bytes, and the folder of this process's own cgroup below it, which counts what it
-/// uses. `None` without one.
+/// The tightest limit of a memory cgroup, bytes, and the folder of this process's own cgroup, which counts its usage.
+/// `None` without a limit.
 #[must_use]
 pub(super) fn of_cgroup() -> Option<(u64, PathBuf)> {
     let limits = limits_of_cgroups().into_iter();
     let ((bytes, _file), folder) = limits.min_by_key(|((bytes, _file), _folder)| *bytes)?;
-    // Version 1 has a number where there is no limit.
+    // Version 1 shows a huge number where there is no limit.
     (bytes < machine_bytes().unwrap_or(u64::MAX)).then_some((bytes, folder))
 }
 
@@ -80,7 +80,7 @@ fn machine_bytes() -> Option<u64> {
     mem_total(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// Whether a list by commas has this name.
+/// Whether a comma-separated list contains this name.
 fn names(list: &str, name: &str) -> bool {
     list.split(',').any(|one| one == name)
 }
@@ -94,7 +94,7 @@ fn version_1_path(cgroups: &str) -> Option<&str> {
     })
 }
 
-/// Where a cgroup is. In a container the mount is its cgroup, whatever path the kernel names.
+/// The folder of a cgroup. In a container the mount is its cgroup, whatever path the kernel names.
 fn folder(mount: &Mount, cgroup: &str) -> PathBuf {
     let below = Path::new(cgroup).strip_prefix(&mount.root);
     match below {
@@ -103,7 +103,7 @@ fn folder(mount: &Mount, cgroup: &str) -> PathBuf {
     }
 }
 
-/// The smallest number in a file of this name from a cgroup up to the root of what is mounted.
+/// The smallest number in files of this name, from a cgroup up to the root of the mount.
 fn tightest(mount: &Mount, cgroup: &str, file: &str) -> Option<(u64, PathBuf)> {
     let folder = folder(mount, cgroup);
     let ancestors = folder

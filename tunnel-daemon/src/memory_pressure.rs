@@ -1,5 +1,5 @@
-//! Gives tunnels small buffers, and at last refuses dials, while this process has nearly used up the memory of its cgroup. What
-//! sockets hold counts there in version 2, and no budget sees all of it.
+//! Shrinks tunnels' buffers, and finally refuses dials, while this process has nearly used up the memory of its cgroup.
+//! Version 2 counts socket buffers there, and no budget sees all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use adit_core::session::{MemoryPressure, ProcessBudget};
 use crate::memory;
 use adit_tunnel::RawLaneRelay;
 
-/// How often the kernel is asked: thousands of tunnels need longer to fill their sockets.
+/// Interval between two reads: thousands of tunnels need longer to fill their sockets.
 const EVERY: Duration = Duration::from_millis(100);
-/// From so many hundredths of the memory on, and until fewer than the second number are in use.
+/// Percent of the memory at which the level begins, and percent below which it ends.
 const HIGH: [u64; 2] = [60, 50];
 const CRITICAL: [u64; 2] = [80, 75];
-/// Between two lines of the log.
+/// Least time between two lines of the log.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-/// What the memory cgroup of this process says is in use.
+/// Usage of this process's memory cgroup.
 #[derive(Debug)]
 struct CgroupMemory {
     limit_bytes: u64,
@@ -28,14 +28,14 @@ struct CgroupMemory {
 }
 
 impl CgroupMemory {
-    /// `None` without a limit, or where its cgroup does not tell.
+    /// `None` without a limit, or if the cgroup does not report its usage.
     fn here() -> Option<Self> {
         let (limit_bytes, folder) = memory::of_cgroup()?;
         Self::of(&folder, limit_bytes)
     }
 
     fn of(folder: &Path, limit_bytes: u64) -> Option<Self> {
-        // Version 2 and version 1.
+        // File names of version 2 and version 1.
         let usage = ["memory.current", "memory.usage_in_bytes"]
             .map(|file| folder.join(file))
             .into_iter()
@@ -47,7 +47,7 @@ impl CgroupMemory {
         })
     }
 
-    /// Bytes that the kernel cannot take back. The second file costs it more than the first, which may be enough.
+    /// Bytes that the kernel cannot reclaim. `stat` costs the kernel more than `usage`, so it is read at high usage only.
     fn used_bytes(&self) -> Option<u64> {
         let usage: u64 = fs::read_to_string(&self.usage).ok()?.trim().parse().ok()?;
         if hundredths(usage, self.limit_bytes) < HIGH[1] {
@@ -58,14 +58,14 @@ impl CgroupMemory {
     }
 }
 
-/// What the kernel takes back before it runs out, in the text of `memory.stat`.
+/// Bytes that the kernel reclaims before it runs out, from the text of `memory.stat`.
 fn reclaimable_bytes(stat: &str) -> u64 {
     let number = |wanted: &str| {
         let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
         let line = lines.find(|(name, _bytes)| *name == wanted);
         line.and_then(|(_name, bytes)| bytes.parse::<u64>().ok())
     };
-    // Pages of files, those of memory file systems apart. In version 1 these names are of the cgroup without those below it.
+    // Pages of files, except those of memory file systems. In version 1 these names exclude descendant cgroups.
     let [files, of_memory] = [["total_cache", "file"], ["total_shmem", "shmem"]]
         .map(|names| names.into_iter().find_map(number).unwrap_or(0));
     let slab = number("slab_reclaimable").unwrap_or(0);
@@ -76,7 +76,7 @@ fn hundredths(used: u64, of: u64) -> u64 {
     used.saturating_mul(100) / of.max(1)
 }
 
-/// The pressure at `used` hundredths, after `before`.
+/// The pressure at `used` percent, given the pressure `before`.
 fn pressure(used: u64, before: MemoryPressure) -> MemoryPressure {
     let is_in = |[from, until]: [u64; 2], level| used >= if before >= level { until } else { from };
     if is_in(CRITICAL, MemoryPressure::Critical) {
@@ -88,7 +88,7 @@ fn pressure(used: u64, before: MemoryPressure) -> MemoryPressure {
     }
 }
 
-/// Tells `budget` and `relay` until dropped.
+/// Reports the pressure to `budget` and `relay` until dropped.
 pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<RawLaneRelay>>) {
     watch_cgroup(CgroupMemory::here(), budget, relay).await;
 }
@@ -99,7 +99,7 @@ async fn watch_cgroup(
     relay: Option<Arc<RawLaneRelay>>,
 ) {
     if memory.is_none() && relay.is_none() {
-        // Nothing to watch, and a service that ended would be missed.
+        // Nothing to watch; a service that ends would count as failed.
         return std::future::pending().await;
     }
     let (mut now, mut told) = (MemoryPressure::None, MemoryPressure::None);
@@ -112,7 +112,7 @@ async fn watch_cgroup(
         let used_bytes = memory.as_ref().and_then(CgroupMemory::used_bytes);
         now = match (used_bytes, limit_bytes) {
             (Some(used), Some(limit)) => pressure(hundredths(used, limit), now),
-            // A cgroup that tells no more must not refuse dials for ever.
+            // A cgroup that stops reporting must not refuse dials forever.
             _ => MemoryPressure::None,
         };
         budget.set_pressure(now);

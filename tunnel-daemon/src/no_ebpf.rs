@@ -1,7 +1,7 @@
-//! What stands in for `ebpf/` in a build without the cargo feature of that name: nothing is captured or accounted for.
+//! Replaces `ebpf/` in a build without the cargo feature of that name: nothing is captured or accounted for.
 //!
-//! [`ebpf_flags`](crate::ebpf_flags) keeps servers and agents from starting with flags that would need it, so the
-//! functions here answer as if nobody had asked, or refuse.
+//! [`ebpf_flags`](crate::ebpf_flags) keeps servers and agents from starting with flags that need eBPF. The functions here
+//! therefore report "off", or refuse.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use adit_telemetry::AditMetrics;
 
 const WHY: &str = "this binary is built without eBPF";
 
-/// Why this binary has none of it.
+/// Why this binary has no eBPF.
 pub(crate) const NOT_BUILT: Option<&str> = Some(WHY);
 
 /// The redirect of a server: none.
@@ -49,7 +49,7 @@ impl Captured {
 
 impl Listening<'_> {
     /// # Errors
-    /// Always.
+    /// Always: this build has no eBPF.
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
@@ -72,7 +72,7 @@ impl NodeRedirect {
     }
 
     /// # Errors
-    /// Always.
+    /// Always: this build has no eBPF.
     pub(crate) fn start(
         plan: &NodeRedirectPlan,
         _parts: &NodeSideParts<'_>,
@@ -87,7 +87,7 @@ impl NodeRedirect {
 }
 
 /// # Errors
-/// Always.
+/// Always: this build has no eBPF.
 pub(crate) fn account(
     _plan: AccountPlan,
     _metrics: &AditMetrics,
@@ -97,12 +97,12 @@ pub(crate) fn account(
 }
 
 /// # Errors
-/// Always.
+/// Always: this build has no eBPF.
 pub(crate) fn netns_helper(_options: &NetnsHelperOptions) -> Result<(), String> {
     Err(WHY.to_owned())
 }
 
-/// Never asked: no program is loaded.
+/// No program is loaded, so no caller asks.
 pub(crate) fn maps_need_capability() -> bool {
     false
 }
@@ -114,7 +114,7 @@ pub(crate) fn lacks() -> String {
 }
 
 pub(crate) mod check {
-    //! Lines of `adit check` about flags that keep this binary from starting.
+    //! Lines of `adit check` about flags with which this binary does not start.
 
     use super::WHY;
     use crate::check::line::{degraded, missing};
@@ -122,7 +122,7 @@ pub(crate) mod check {
     use crate::status::model::Capability;
     use adit_config::plan::{AccountPlan, NodeRedirectPlan, RedirectPlan};
 
-    /// The host is not asked.
+    /// Stands in for the host's eBPF support, which is not probed.
     pub(crate) struct Host;
 
     impl Host {

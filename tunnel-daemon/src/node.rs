@@ -1,4 +1,4 @@
-//! Node to control plane, put together: what a server dials for agents, and what an agent listens on for its node.
+//! Traffic from nodes to the control plane: what a server dials for agents, and an agent's listeners for its node.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_telemetry::{AccessLog, AditMetrics};
 use adit_tls::reread::Reread;
 
-/// What a server's tunnels for agents share with its others.
+/// Parts that tunnels for agents share with the server's other tunnels.
 pub(super) struct NodeParts {
     pub(super) access: Arc<AccessLog>,
     pub(super) metrics: AditMetrics,
@@ -40,10 +40,10 @@ pub(super) struct NodeParts {
     pub(super) leaving: CancellationToken,
 }
 
-/// The way for agents to allowed destinations; none without such a list.
+/// The proxy through which agents reach allowed destinations; `None` without a list of them.
 ///
 /// # Errors
-/// An entry of the list, or the system's resolver configuration.
+/// An entry of the list, or the system's resolver configuration, is invalid.
 pub(super) fn proxy(
     plan: &DestinationsPlan,
     own: &Arc<OwnListeners>,
@@ -73,7 +73,7 @@ pub(super) fn proxy(
         DIAL_TIMEOUT,
         parts.accounts,
         parts.own_sockets,
-        // Each agent has one of its own, with its id.
+        // Empty: each agent has a prefix of its own, with its id.
         "",
     );
     Ok(Some(NodeProxy::new(NodeSettings {
@@ -88,10 +88,10 @@ pub(super) fn proxy(
     })))
 }
 
-/// What serves listeners whose connections want to go somewhere.
+/// Builds the accept loop of a listener from the source of its connections' destinations.
 pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
 
-/// What an agent's listeners for its node share with the rest of it.
+/// What an agent's listeners for its node share with the agent.
 #[cfg_attr(
     not(feature = "ebpf"),
     expect(dead_code, reason = "the redirect alone uses some fields")
@@ -110,9 +110,9 @@ pub(crate) struct NodeSideParts<'a> {
 /// The listeners of an agent for its node.
 pub(super) struct NodeSide {
     proxy: Arc<AgentDoor>,
-    /// Where they listen, in the order of the plan.
+    /// Their addresses, in the order of the plan.
     pub(super) addresses: Vec<SocketAddr>,
-    /// Their connections.
+    /// Open connections of these listeners.
     pub(super) connections: Tasks,
     redirect: NodeRedirect,
     view: Arc<RedirectView>,
@@ -120,10 +120,10 @@ pub(super) struct NodeSide {
 }
 
 impl NodeSide {
-    /// Listens; servers need not be there yet.
+    /// Opens the listeners; no server needs to be linked yet.
     ///
     /// # Errors
-    /// An address that cannot be listened on, by name.
+    /// An address that cannot be listened on; the error names it.
     pub(super) fn start(plan: &AgentPlan, parts: NodeSideParts<'_>) -> anyhow::Result<Self> {
         let NodeSideParts {
             servers,
@@ -195,7 +195,7 @@ impl NodeSide {
         Ok(side)
     }
 
-    /// No connection is taken any more; those that are there go on.
+    /// Stops accepting connections; open connections go on.
     pub(super) fn close(&self) {
         self.redirect.detach();
         self.stop.cancel();

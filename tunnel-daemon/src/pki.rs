@@ -13,13 +13,13 @@ use anyhow::Context as _;
 
 use crate::status::text::{clean, show};
 
-/// Seconds of the end of year 9999: the last that RFC 3339 can write, and the end of a certificate that has none (RFC 5280).
+/// Seconds until the end of year 9999: the last time of RFC 3339, and the expiry of certificates without one (RFC 5280).
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// Makes or shows what the command line asks for.
+/// Creates or shows what the command line asks for.
 ///
 /// # Errors
-/// Nothing was made: a file exists, an authority is missing, a name is not possible. Or a file is not to be shown.
+/// Nothing was created: a file exists, an authority is missing or a name is invalid. Or a file cannot be shown.
 pub(crate) fn run(options: &PkiOptions) -> anyhow::Result<ExitCode> {
     let text = match options {
         PkiOptions::Init(init) => {
@@ -200,7 +200,7 @@ fn shown(one: &Inspected, now: SystemTime) -> String {
     lines.map(line).concat()
 }
 
-/// As RFC 3339, to the second.
+/// Formats a time as RFC 3339, to the second.
 fn time(at: SystemTime) -> humantime::Rfc3339Timestamp {
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND);
     humantime::format_rfc3339_seconds(at.min(last))

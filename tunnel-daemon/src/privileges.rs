@@ -1,8 +1,8 @@
-//! What the process may do beyond what its user may, and how it gives that up.
+//! Capabilities of the process beyond those of its user, and how it gives them up.
 //!
-//! The kernel keeps capabilities by thread. A thread gives them up as it begins; the one that starts server or agent keeps them
-//! until it has: it attaches programs, marks sockets and listens on low ports. What it starts before that begins in the same way.
-//! Nobody can take anything back: permitted and bounding set go, too, and a program that was started could gain none.
+//! The kernel keeps capabilities per thread. Each thread gives them up as it begins. The thread that starts the server or
+//! agent keeps them until startup is done: it attaches programs, marks sockets and listens on low ports. Nothing can be
+//! regained: the permitted set and the bounding set shrink, too, and so a started program gains none.
 
 use std::fs;
 use std::io;
@@ -17,26 +17,26 @@ use rustix::thread::{
 
 use crate::wait::wait_until;
 
-/// How long threads that were just made may take to begin.
+/// Time for newly created threads to give up their capabilities.
 const BEGIN_MAX: Duration = Duration::from_secs(5);
-/// What a process may keep that has it: ports below 1024, and what the limits of its user's memory, pipes and files mean. Files
-/// of others are read again when they change; a process of root could do worse with its own.
+/// Capabilities that a process may keep: ports below 1024; limits of its user's memory and pipes; files of other users, which
+/// are reread when they change. A process of root could do worse with root's own files.
 const KEPT: CapabilitySet = CapabilitySet::NET_BIND_SERVICE
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SYS_RESOURCE);
 
-/// What threads keep; nothing is given up while there is no such set.
+/// Capabilities that threads keep; unset: nothing is given up.
 static KEEP: OnceLock<CapabilitySet> = OnceLock::new();
 
-/// From now on threads that begin give up what they do not need: CAP_BPF, too, unless eBPF maps need it. Call it before any other
-/// thread is there.
+/// From now on each thread gives up capabilities at its start: CAP_BPF, too, unless eBPF maps need it. Call this before the
+/// process has other threads.
 pub(super) fn begin(maps_need_capability: bool) {
     let _again = KEEP.set(kept(maps_need_capability));
 }
 
-/// What stays of all there is.
+/// The capabilities that threads keep.
 fn kept(maps_need_capability: bool) -> CapabilitySet {
     if maps_need_capability {
         KEPT | CapabilitySet::BPF
@@ -45,12 +45,12 @@ fn kept(maps_need_capability: bool) -> CapabilitySet {
     }
 }
 
-/// The first thing a thread does.
+/// Gives up this thread's capabilities; every thread calls this first.
 pub(super) fn give_up_here() {
     if let Some(keep) = KEEP.get()
         && let Err(error) = give_up(*keep)
     {
-        // Found again, and said, once all of it has started.
+        // `finish` checks all threads again and logs what remains.
         tracing::debug!(%error, "a thread keeps its capabilities");
     }
 }
@@ -74,21 +74,21 @@ fn give_up(keep: CapabilitySet) -> io::Result<()> {
     Ok(set_no_new_privs(true)?)
 }
 
-/// Not even a program that is started as root would have more.
+/// Shrinks the bounding set, so that not even a program started as root has more.
 fn bound(keep: CapabilitySet) -> io::Result<()> {
     for bit in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << bit);
         match capability_is_in_bounding_set(one) {
             Ok(true) if !keep.contains(one) => remove_capability_from_bounding_set(one)?,
             Ok(_) => (),
-            // This kernel knows no further ones.
+            // The kernel knows no capability from this number on.
             Err(_unknown) => return Ok(()),
         }
     }
     Ok(())
 }
 
-/// The thread that started everything gives up its own, and waits until all others have. What is left in any of them is said.
+/// Gives up the starting thread's capabilities, waits until all other threads have, and logs what any thread still has.
 pub(super) async fn finish() {
     let Some(keep) = KEEP.get() else { return };
     give_up_here();
@@ -109,16 +109,16 @@ pub(super) async fn finish() {
     }
 }
 
-/// What at least one thread of this process could use, now.
+/// Capabilities that at least one thread of this process has now.
 ///
 /// # Errors
-/// There is no `/proc`.
+/// `/proc` is not mounted.
 pub(super) fn held_by_any_thread() -> io::Result<CapabilitySet> {
     let mut held = CapabilitySet::empty();
     for thread in fs::read_dir("/proc/self/task")? {
         match fs::read_to_string(thread?.path().join("status")) {
             Ok(status) => held |= permitted(&status),
-            // It has ended meanwhile.
+            // The thread has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => (),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => (),
             Err(error) => return Err(error),
@@ -127,7 +127,7 @@ pub(super) fn held_by_any_thread() -> io::Result<CapabilitySet> {
     Ok(held)
 }
 
-/// All that a thread has or could take, of its `/proc` text.
+/// The permitted capabilities of a thread, from its `/proc` status text.
 fn permitted(status: &str) -> CapabilitySet {
     let set = |name: &str| {
         let text = status.lines().find_map(|line| line.strip_prefix(name));
@@ -137,7 +137,7 @@ fn permitted(status: &str) -> CapabilitySet {
     CapabilitySet::from_bits_retain(set("CapPrm:") | set("CapEff:") | set("CapInh:"))
 }
 
-/// For a line of the log.
+/// A list for a line of the log.
 fn listed(set: CapabilitySet) -> String {
     if set.is_empty() {
         return "none".to_owned();
@@ -145,7 +145,7 @@ fn listed(set: CapabilitySet) -> String {
     names(set).join(",")
 }
 
-/// As capabilities(7) calls them; one that this program does not know is a number.
+/// Names as in capabilities(7); a capability that this program does not know is a number.
 pub(super) fn names(set: CapabilitySet) -> Vec<String> {
     let mut names: Vec<String> = set
         .iter_names()

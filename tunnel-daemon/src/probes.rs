@@ -1,7 +1,7 @@
-//! What the health and admin ports answer: paths, codes and bodies as upstream's programs have them.
+//! Answers of the health and admin ports: paths, codes and bodies are those of upstream's programs.
 //!
-//! No sockets here: [`HttpService::answer`] maps a request to a response. Readiness is a question to the data
-//! runtime, because that is what a probe claims to test; no answer in time is an answer too.
+//! This module has no sockets: [`HttpService::answer`] maps a request to a response. A readiness check asks the data runtime,
+//! because a probe claims to test it; no answer in time means "not ready".
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -17,9 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use adit_telemetry::{Scrape, exposition};
 
-/// How long the data runtime may take to answer a readiness question.
+/// How long the data runtime may take to answer a readiness check.
 pub const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
-/// Readiness questions waiting at once; more are answered "not ready" here.
+/// Readiness checks that may wait; further ones are answered "not ready" at once.
 const QUESTIONS_MAX: usize = 64;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -27,32 +27,31 @@ const JSON: &str = "application/json";
 const NO_PROFILES: &str = "404 no profiles here: this program is not written in Go, so it has no pprof endpoints.\n\
     For a CPU profile run `perf record -g -p <pid>` on the host; for counters read /metrics.\n";
 
-/// Body of a server that is not ready, when the reason is that no agent is connected.
+/// Body of a server that is not ready because no agent is connected.
 pub const NO_AGENT: &str = "no connection to any proxy agent";
-/// Reason of an agent without a server that responds.
+/// Reason of an agent whose servers all fail to respond.
 pub const SERVERS_SILENT: &str = "servers are connected, but none of them responds";
-/// Reason of a server without an agent that responds.
+/// Reason of a server whose agents all fail to respond.
 pub const ALL_SILENT: &str = "agents are connected, but none of them responds";
-/// Reason of a process that was told to end.
+/// Reason of a process that is shutting down.
 pub const SHUTTING_DOWN: &str = "shutting down";
-/// What an agent is that was told to end, and serves its tunnels and new dials until then.
+/// State of an agent that was told to end and still serves tunnels and new dials.
 pub const DRAINING: &str = "ready, draining";
 /// Reason of an agent that is not ready because it has no link.
 pub const NO_SERVER: &str = "no servers connected";
 
-/// Whether this process can do its work.
+/// Whether this process can serve.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Readiness {
-    /// It can.
     Ready,
-    /// It can, and has told its servers to choose others: [`DRAINING`].
+    /// Serves, and has told its servers to choose other agents: [`DRAINING`].
     Draining,
-    /// It cannot, for this reason: [`NO_AGENT`] or [`NO_SERVER`], or our own words.
+    /// Cannot serve, for this reason: [`NO_AGENT`], [`NO_SERVER`] or text of this project.
     NotReady(Cow<'static, str>),
 }
 
 impl Readiness {
-    /// Of a process one of whose services has ended: that part of its work is not done.
+    /// Readiness of a process whose `services` have ended; `None` if none has.
     #[must_use]
     pub fn without(services: &[&'static str]) -> Option<Self> {
         let names = services.join(", ");
@@ -65,9 +64,9 @@ impl Readiness {
 /// A readiness check in flight.
 pub type ReadinessFuture<'a> = Pin<Box<dyn Future<Output = Readiness> + Send + 'a>>;
 
-/// Who is asked for readiness. Closures returning [`Readiness`] are probes too.
+/// Answers readiness checks. Closures returning [`Readiness`] are probes too.
 pub trait ReadinessProbe: Send + Sync + 'static {
-    /// Finds out, in bounded time. A cancelled check leaves nothing behind.
+    /// Checks in bounded time. A cancelled check leaves nothing behind.
     fn check(&self) -> ReadinessFuture<'_>;
 }
 
@@ -77,11 +76,11 @@ impl<F: Fn() -> Readiness + Send + Sync + 'static> ReadinessProbe for F {
     }
 }
 
-/// The asking end of [`readiness_channel`]: kept by the admin thread.
+/// The asking end of [`readiness_channel`], kept by the admin thread.
 #[derive(Clone, Debug)]
 pub struct ReadinessAsker(mpsc::Sender<oneshot::Sender<Readiness>>);
 
-/// The answering end of [`readiness_channel`]: runs on the data runtime.
+/// The answering end of [`readiness_channel`], run on the data runtime.
 #[derive(Debug)]
 pub struct ReadinessQuestions(mpsc::Receiver<oneshot::Sender<Readiness>>);
 
@@ -93,10 +92,10 @@ pub fn readiness_channel() -> (ReadinessAsker, ReadinessQuestions) {
 }
 
 impl ReadinessQuestions {
-    /// Answers until every asker is gone, and then rests. To be spawned on the data runtime; `state` is called there.
+    /// Answers until every asker is gone, then stays pending. Spawn it on the data runtime; it calls `state` there.
     pub async fn answer(mut self, mut state: impl FnMut() -> Readiness) {
         while let Some(asked) = self.0.recv().await {
-            // An asker that gave up is no concern of ours.
+            // The asker may have given up.
             let _gone = asked.send(state());
         }
         std::future::pending().await
@@ -121,43 +120,43 @@ impl ReadinessProbe for ReadinessAsker {
     }
 }
 
-/// Lines that `/readyz?verbose` adds, as they are now. Called on the admin thread, so it must not wait.
+/// Current lines that `/readyz?verbose` adds. Called on the admin thread, so it must not block.
 pub type Detail = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// How readiness is told: upstream's two programs differ.
+/// Format of readiness answers: upstream's two programs differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadinessStyle {
-    /// 500 and the bare reason; with query `verbose` the lines behind it.
+    /// 500 and the bare reason; query `verbose` appends the lines.
     Server,
-    /// 503 and a line per check; the lines also on 200 with query `verbose`, and further ones on both.
+    /// 503 and a line per check. Query `verbose` shows the lines on 200, too, and adds further ones to both.
     Agent,
 }
 
 #[derive(Clone)]
 enum Route {
     Alive,
-    /// With the lines that `verbose` adds.
+    /// The detail holds the lines that `verbose` adds.
     Ready(ReadinessStyle, Arc<dyn ReadinessProbe>, Detail),
     Metrics(Scrape),
     /// 301 to the same host, path and query on this port.
     OtherPort(u16),
     NoProfiles,
-    /// Answers for the admin socket.
+    /// Reads state of the process on the admin socket.
     Json(Arc<dyn JsonSource>),
-    /// Changes on the admin socket, and what came of them.
+    /// Changes state on the admin socket, and answers with the result.
     Change(Arc<dyn JsonSource>),
 }
 
-/// Answers with JSON. Called on the admin thread, so it may look, and must not wait for the data path.
+/// Answers with JSON. Called on the admin thread: it may read state, but must not wait for the data path.
 pub trait JsonSource: Send + Sync + 'static {
-    /// The whole answer to a query.
+    /// The complete answer to a query.
     ///
     /// # Errors
-    /// What is wrong with the query, in one line.
+    /// One line that names the error in the query.
     fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a>;
 }
 
-/// An answer on its way.
+/// A pending answer.
 pub type JsonFuture<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send + 'a>>;
 
 /// The paths of one port. Cheap to clone.
@@ -330,7 +329,7 @@ fn respond(
     response
 }
 
-/// `detail` is for those who ask for more than upstream's server says.
+/// `detail`: lines for clients that ask for more than upstream's server reports.
 fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
     match (readiness, detail) {
         (Readiness::Ready | Readiness::Draining, Some(detail)) => {
@@ -377,7 +376,7 @@ fn wants_detail(query: Option<&str>) -> bool {
     query.is_some_and(|query| query.split('&').any(|pair| key(pair) == "verbose"))
 }
 
-/// 301 to the same host, path and query on `port`, without a scheme as upstream writes it.
+/// 301 to the same host, path and query on `port`; without a scheme, as upstream writes it.
 fn redirect<B>(request: &Request<B>, local: SocketAddr, port: u16) -> Response<Full<Bytes>> {
     let header = request
         .headers()
@@ -427,7 +426,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Keeps a header from turning the redirect's host into anything else (user info, path).
+/// Rejects headers that would turn the redirect's host into something else (user info, path).
 fn is_host(host: &str) -> bool {
     let inner = host
         .strip_prefix('[')

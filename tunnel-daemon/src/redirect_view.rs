@@ -1,4 +1,4 @@
-//! What the redirect is now, for `/readyz?verbose`, the admin socket and metrics.
+//! State of the redirect, for `/readyz?verbose`, the admin socket and metrics.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use adit_telemetry::labels::{
     Label as _, NetnsHelperState, NetnsState, RedirectState, ReloadResult,
 };
 
-/// Namespaces named in the answers of the health port.
+/// Most namespaces named in an answer of the health port.
 const NAMED_MAX: usize = 8;
 
-/// Written by those who keep it up, read by whoever asks.
+/// The redirect writes this state; the health port and the admin socket read it.
 pub(crate) struct RedirectView {
     now: Mutex<Option<RedirectStatus>>,
-    /// The line about the listener of a packet filter's rules, if there is one.
+    /// The line about the packet filter's listener, if there is one.
     transparent: OnceLock<String>,
     metrics: AditMetrics,
 }
 
 impl RedirectView {
-    /// None was asked for.
+    /// Before any redirect has started.
     pub(crate) fn new(metrics: &AditMetrics) -> Self {
         Self {
             now: Mutex::default(),
@@ -34,7 +34,7 @@ impl RedirectView {
     }
 
     fn now(&self) -> MutexGuard<'_, Option<RedirectStatus>> {
-        // Whole at every moment.
+        // No writer panics halfway through a change, so a poisoned lock holds a valid state.
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,7 +42,7 @@ impl RedirectView {
         change(self.now().get_or_insert_default());
     }
 
-    /// A packet filter's rules may lead here; those with TPROXY only where there is no reason why not.
+    /// Notes the packet filter's listener. `no_tproxy`: why TPROXY rules cannot lead to it.
     pub(crate) fn transparent(&self, at: SocketAddr, no_tproxy: Option<&io::Error>) {
         self.transparent.get_or_init(|| match no_tproxy {
             None => format!("[+]transparent {at}\n"),
@@ -52,7 +52,7 @@ impl RedirectView {
         });
     }
 
-    /// Programs are attached, and so many rules in force.
+    /// Programs are attached, and this number of rules is in force.
     pub(crate) fn active(&self, cgroup: &Path, rules: usize) {
         self.metrics.redirect().set_state(RedirectState::Active);
         self.change(|now| {
@@ -62,17 +62,17 @@ impl RedirectView {
         self.rules(rules, 1);
     }
 
-    /// Its cgroup is mounted as if it were all of the host, and is not.
+    /// The cgroup mount looks like the host's root, but shows only a part of the host.
     pub(crate) fn part_of_host(&self) {
         self.change(|now| now.part_of_host = true);
     }
 
-    /// Programs of others that run beside ours.
+    /// Programs of other owners at the same hooks.
     pub(crate) fn others(&self, others: RedirectOthers) {
         self.change(|now| now.others = Some(others));
     }
 
-    /// Nothing is redirected, and why.
+    /// Nothing is redirected, for this reason.
     pub(crate) fn missing(&self, why: &str) {
         self.metrics.redirect().set_state(RedirectState::Missing);
         self.change(|now| {
@@ -81,7 +81,7 @@ impl RedirectView {
         });
     }
 
-    /// How many rules are in force, and the how many-th set that is.
+    /// Number of active rules, and the generation of the rule set.
     pub(crate) fn rules(&self, rules: usize, set: u64) {
         self.metrics.redirect().set_rules(rules);
         self.change(|now| {
@@ -89,7 +89,7 @@ impl RedirectView {
         });
     }
 
-    /// The file is in force, from the start.
+    /// The rule file is in force from the start.
     pub(crate) fn file(&self, path: &Path) {
         self.change(|now| {
             now.file = Some(RedirectFile {
@@ -99,7 +99,7 @@ impl RedirectView {
         });
     }
 
-    /// What became of a file that changed.
+    /// Result of rereading a changed rule file: the number of rules and the generation, or the reason.
     pub(crate) fn reloaded(&self, outcome: Result<(usize, u64), &str>) {
         match outcome {
             Ok((rules, set)) => {
@@ -115,7 +115,7 @@ impl RedirectView {
         });
     }
 
-    /// How the helper for other network namespaces is.
+    /// State of the helper for other network namespaces.
     pub(crate) fn helper(&self, state: NetnsHelperState, why: Option<String>) {
         self.metrics.redirect().set_helper(state);
         self.change(|now| {
@@ -125,7 +125,7 @@ impl RedirectView {
         });
     }
 
-    /// Which other network namespaces are captured, and which are not.
+    /// Other network namespaces: captured, failed and over the limit.
     pub(crate) fn namespaces(&self, looked: RedirectNamespaces) {
         let metrics = self.metrics.redirect();
         metrics.set_namespaces(NetnsState::Captured, looked.captured.len());
@@ -142,12 +142,12 @@ impl RedirectView {
         });
     }
 
-    /// For the admin socket.
+    /// The state as the admin socket shows it.
     pub(crate) fn status(&self) -> Option<RedirectStatus> {
         self.now().clone()
     }
 
-    /// Lines for `/readyz?verbose`, if there is anything to say.
+    /// Lines for `/readyz?verbose`; empty without a redirect and a transparent listener.
     pub(crate) fn detail(&self) -> String {
         let mut text = self.transparent.get().cloned().unwrap_or_default();
         let now = self.now();

@@ -1,5 +1,5 @@
-//! The relay of sockets: which engine, why, and whether there is anything for it to do. It has work where lanes may do
-//! without frames: in clear text, or on kernel TLS.
+//! The relay of sockets: its engine, the reason for it, and whether it has work. It serves raw lanes: in clear text or on
+//! kernel TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +14,21 @@ use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 use adit_tunnel::RawLaneRelay;
 
-/// What came of the plan on this host.
+/// The relay as started on this host.
 pub(super) struct Started {
     pub(super) engine: Choice,
-    /// `None` when there is nothing to relay.
+    /// `None` if there is nothing to relay.
     pub(super) relay: Option<Arc<RawLaneRelay>>,
-    /// The plan, without what this host cannot do.
+    /// The plan, without what this host does not support.
     pub(super) data_path: DataPathPlan,
     /// Lines for `/readyz?verbose`.
     pub(super) detail: String,
 }
 
-/// Chooses the event engine and logs the choice. Relay threads run where tunnels may do without frames; there is nothing
-/// for them to move elsewhere.
+/// Chooses the event engine and logs the choice. Relay threads run only if raw lanes are possible.
 ///
 /// # Errors
-/// An engine was asked for by name and is impossible here, or a thread could not be started.
+/// The engine requested by name is impossible here, or a thread could not be started.
 pub(super) fn start(
     plan: &DataPathPlan,
     tunnels_max: usize,
@@ -83,7 +82,7 @@ pub(super) fn start(
     Ok(started)
 }
 
-/// Kernel TLS, if it is asked for and there; else lanes stay with the TLS of this process. And a line about that.
+/// Keeps kernel TLS in the plan if the host supports it; otherwise lanes use this process's TLS. Adds a line about it.
 fn possible(plan: DataPathPlan) -> (DataPathPlan, String) {
     if plan.lane_security != LaneSecurity::Ktls {
         return (plan, String::new());

@@ -38,8 +38,8 @@ use adit_tls::blocks;
 /// The demo dials a target that refuses, on purpose, and shows the answer itself.
 const DEMO_FILTER: &str = "warn,adit::dial=error";
 
-/// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
-/// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
+/// Polls of tasks after which a busy thread checks sockets for events. Tokio's default of 61 assumes short polls: under bulk
+/// load each poll takes up to a millisecond, and small requests waited for a fifth of a second. Measured in
 /// perf/results/history.md, "Echo beside bulk".
 const POLLS_BETWEEN_EVENTS: u32 = 8;
 
@@ -94,14 +94,14 @@ pub fn run(parsed: Parsed) -> ExitCode {
     let options = log_options(&log);
     let format = options.format;
     let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
-    // Only asked where eBPF is wanted: a seccomp profile without bpf(2) may kill who asks.
+    // Probed only if eBPF is requested: a seccomp profile without bpf(2) may kill the probing process.
     let begin = |flag: Option<&str>| {
         privileges::begin(flag.is_some() && ebpf::maps_need_capability());
     };
     match &parsed.command {
         Command::Server(plan) => begin(ebpf_flags::of_server(plan)),
         Command::Agent(plan) => begin(ebpf_flags::of_agent(plan)),
-        // The demo starts programs of others.
+        // The demo starts external programs, which need their capabilities.
         _ => (),
     }
     #[cfg(feature = "demo")]
@@ -169,14 +169,14 @@ pub fn run(parsed: Parsed) -> ExitCode {
             | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
         }
     });
-    // Tasks that were told to end get no further say; sockets close with the process.
+    // Tasks that were told to end are not waited for; sockets close with the process.
     runtime.shutdown_background();
-    // What is logged is written before what is said last.
+    // Log lines are flushed before the final error message.
     drop(lines);
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-/// Says why a command line is refused, as the last line, in the format that it asks for as far as it can be read.
+/// Prints why a command line is refused, as the last line, in the log format it asks for, as far as it can be parsed.
 pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut behind_flag = false;
     let asks_json = argv.into_iter().any(|arg| {
@@ -198,12 +198,12 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 }
 
 fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
-    // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
+    // A closed standard error is no reason to panic: the exit code still reports the failure.
     let _unread = std::io::stderr().write_all(log::fatal(format, why).as_bytes());
     ExitCode::FAILURE
 }
 
-/// Runs a program to its end, and does what signals ask for meanwhile.
+/// Runs a program to its end, and serves requests by signal meanwhile.
 async fn asked_by_signals(
     controls: &Controls,
     program: impl Future<Output = anyhow::Result<ExitCode>>,
@@ -245,7 +245,7 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
         server.leave(grace).await;
         server.cut(limits::SHUTDOWN_FLUSH).await;
     };
-    // Nobody is waited for, but each tunnel that this cuts has its event, and looks cut at both ends.
+    // Waits for no client, but each cut tunnel is logged and both of its ends see an abort.
     let at_once = async {
         let cut = server.cut(Duration::ZERO);
         let _stuck = tokio::time::timeout(limits::SHUTDOWN_FLUSH, cut).await;
@@ -253,10 +253,10 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 
-/// A client of a passed socket that nothing serves would connect and wait.
+/// Refuses to start with a passed socket that has no listener: its clients would connect and wait forever.
 ///
 /// # Errors
-/// There is such a socket.
+/// A passed socket has no listener.
 fn all_are_taken(controls: &Controls) -> anyhow::Result<()> {
     let left = controls.inherited.left();
     anyhow::ensure!(
@@ -309,7 +309,7 @@ async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<Exit
     Ok(code)
 }
 
-/// The grace, or the second signal, whichever is first; `at_once` is done for that one.
+/// Waits for the end of `work` or the second signal, whichever is first; after the second signal runs `at_once`.
 async fn until_second(
     work: impl Future<Output = ()>,
     at_once: impl Future<Output = ()>,

@@ -55,28 +55,27 @@ use adit_tls::reload;
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{LanePool, LaneWatch, RawLaneRelay};
 
-/// Connections and streams of clients at once: far above any descriptor limit.
+/// Concurrent client connections and streams: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
-/// Agent connections and links at once.
+/// Concurrent agent connections and links.
 const AGENT_TASKS_MAX: usize = 100_000;
-/// Listeners, watchers and the like.
+/// Tasks of services: listeners, watchers and the like.
 const SERVICE_TASKS_MAX: usize = 64;
 
-/// A server that listens.
+/// A running server.
 pub struct RunningServer {
-    /// Where agents connect.
+    /// Address for agents.
     pub agents: SocketAddr,
-    /// Where TCP clients connect, in the order of the plan.
+    /// Addresses for TCP clients, in the order of the plan.
     pub frontends: Vec<SocketAddr>,
-    /// Where the packet filter's rules lead to.
+    /// Address to which the packet filter's rules lead connections.
     pub transparent: Option<SocketAddr>,
-    /// Where probes and scrapes go.
+    /// Address for probes and scrapes.
     pub health: Option<SocketAddr>,
-    /// Where the admin port is.
+    /// Address of the admin port.
     pub admin: Option<SocketAddr>,
-    /// All of these, as flags spell them.
+    /// All listeners, as flags spell them.
     pub(super) listeners: ServerListeners,
-    /// Counters.
     pub metrics: ServerMetrics,
     router: Arc<Router>,
     lane_watch: Arc<LaneWatch>,
@@ -100,15 +99,15 @@ struct ServerTasks {
 /// Starts a server on the current runtime.
 ///
 /// # Errors
-/// Whatever a listener, certificate or the admin thread says, with its name.
+/// The failure of a listener, certificate or the admin thread, with its name.
 pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     start_with(plan, &Controls::default()).await
 }
 
-/// As [`start`], for a process that is asked for more by `controls`.
+/// Like [`start`], for a process that takes requests through `controls`.
 ///
 /// # Errors
-/// As there.
+/// Like [`start`].
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
     ebpf_flags::check_server(plan)?;
     let tenant = Tenant::new(plan)?;
@@ -189,7 +188,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     );
     let context = tenant.frontends(relay.as_ref(), &descriptors, &accounts);
     let router = Arc::clone(&tenant.router);
-    // Before agents can connect: those among the captured processes are known by that.
+    // Before agents can connect: the redirect recognizes agents among the captured processes.
     let view = Arc::new(RedirectView::new(&adit));
     let (captured, transparent) =
         listening.transparent(&view, &router, &context, &tasks.clients)?;
@@ -253,7 +252,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let all = others.iter().chain(captured.listeners()).copied();
     tenant.own.set(all.chain([agents]).collect());
     captured.spare(agents, others);
-    // Behind all listeners: a lease tells agents to come.
+    // After all listeners: a lease tells agents to connect.
     let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &stop);
     Ok(RunningServer {
         agents,
@@ -276,7 +275,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     })
 }
 
-/// What anyone could do who should perhaps not.
+/// Warns about flags that let any peer do what only some should.
 fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
     if plan.agents.insecure_unauthenticated {
         tracing::warn!(
@@ -328,7 +327,7 @@ fn backend_settings(
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
-        // Without room for any, none are offered.
+        // Without room for lanes, none are offered.
         lanes_per_link_max: usize::try_from(plan.agents.data_path.lanes_max)?
             .min(lane_room.lanes_max()),
         lane_security: plan.agents.data_path.lane_security,
@@ -339,8 +338,9 @@ fn backend_settings(
     })
 }
 
-/// Ready while the first strategy has an agent, all services run and nobody asked to stop. With native flags that agent must have been heard lately;
-/// in compat mode registration counts, as upstream: a server that is not ready hides its own service, and locks its agents out.
+/// Ready while the first strategy has an agent, all services run and shutdown has not begun. With native flags that agent must
+/// have sent data lately. In compat mode registration counts, as upstream: an unready server is taken out of its own service,
+/// which locks its agents out.
 fn readiness(
     router: &Arc<Router>,
     stopping: &Arc<AtomicBool>,
@@ -370,7 +370,7 @@ fn readiness(
     asker
 }
 
-/// The admin thread and its listeners; dropping it closes them.
+/// The admin thread and its listeners; dropping this closes them.
 struct Probes {
     _thread: AdminThread,
     _socket: Option<AdminSocket>,
@@ -423,51 +423,51 @@ impl Probes {
 }
 
 impl RunningServer {
-    /// Links now.
+    /// Number of current links.
     #[must_use]
     pub fn links(&self) -> usize {
         self.router.links().len()
     }
 
-    /// The pools of lanes of links that may have some.
+    /// The lane pools of links that may have lanes.
     #[must_use]
     pub fn lanes(&self) -> Vec<Arc<LanePool>> {
         let links = self.router.links();
         links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
-    /// Calls of captured processes that the kernel has redirected so far.
+    /// Number of calls of captured processes that the kernel has redirected.
     #[must_use]
     pub fn redirected(&self) -> u64 {
         self.captured.redirected()
     }
 
-    /// Where the redirect sends captured connections; empty without one.
+    /// Addresses to which the redirect sends captured connections; empty without a redirect.
     #[must_use]
     pub fn redirect_listeners(&self) -> &[SocketAddr] {
         self.captured.listeners()
     }
 
-    /// Stops in the order that hurts least: as [`Self::leave`], and the rest is told and cut.
+    /// Stops gracefully: calls [`Self::leave`], then tells the remaining clients and cuts their tunnels.
     pub async fn stop(self, grace: Option<Duration>) {
         self.leave(grace).await;
         self.cut(limits::SHUTDOWN_FLUSH).await;
         drop(self.probes);
     }
 
-    /// Not ready, no new connections and dials; tunnels may finish for `grace` (`None`: without limit). A cancelled call
-    /// leaves the others to [`Self::cut`].
+    /// Reports "not ready" and refuses new connections and dials; tunnels may finish within `grace` (`None`: no limit). After a
+    /// cancelled call, [`Self::cut`] ends the remaining tunnels.
     pub async fn leave(&self, grace: Option<Duration>) {
         self.stopping.store(true, Relaxed);
         self.tasks.services.services_may_end();
-        // New connections go their own way, before anything here refuses them.
+        // Detach first: new connections then bypass this server before it refuses them.
         self.captured.detach();
         self.router.refuse_dials();
         self.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);
         let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
-            // Clients that are gone may have left bytes that their targets are still to get.
+            // Clients that are gone may have left bytes that their targets still have to receive.
             clients.running() == 0 && lanes.draining() == 0 && self.router.is_settled()
         })
         .await;
@@ -477,12 +477,12 @@ impl RunningServer {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(withdrawn) = withdrawn {
-            // It began with `stop`, and gives up by itself.
+            // The withdrawal began when `stop` was cancelled, and has a time limit of its own.
             let _done = withdrawn.await;
         }
     }
 
-    /// Tells agents that this server goes away, and waits for at most `limit` until they have closed their connections.
+    /// Tells agents that this server goes away, and waits up to `limit` until they have closed their connections.
     async fn end_links(&self, limit: Duration) {
         let links = self.router.links();
         let ends = links.iter().filter_map(LinkHandle::end);
@@ -491,7 +491,7 @@ impl RunningServer {
         wait_until(limit, || self.agent_connections.load(Relaxed) == 0).await;
     }
 
-    /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.
+    /// Ends the remaining tunnels: clients are told within `flush`, after which their connections are reset.
     pub async fn cut(&self, flush: Duration) {
         self.router.announce_shutdown();
         self.lane_watch.shut_down();

@@ -1,13 +1,13 @@
-//! What the service manager is told: sd_notify(3) of systemd, by the socket that `NOTIFY_SOCKET` names. Without one nothing is told.
+//! Notifies systemd by sd_notify(3), over the socket that `NOTIFY_SOCKET` names. Does nothing without one.
 
 use sd_notify::NotifyState;
 
-/// The program serves.
+/// Reports that the program serves.
 pub(super) fn ready() {
     tell(NotifyState::Ready);
 }
 
-/// The program drains, then ends.
+/// Reports that the program drains and will end.
 pub(super) fn stopping() {
     tell(NotifyState::Stopping);
 }

@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM, counted, and for what runs on a terminal its end: SIGHUP.
+//! Signals that end the process: SIGINT, SIGTERM, and SIGHUP for a process on a terminal.
 
 use std::future::pending;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Waits for the next of these signals.
+/// Waits for the next of these signals, which end the process.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -12,7 +12,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes SIGINT and SIGTERM over from their defaults.
+    /// Replaces the default handlers of SIGINT and SIGTERM.
     ///
     /// # Errors
     /// When the system refuses the handlers.
@@ -24,7 +24,7 @@ impl Signals {
         })
     }
 
-    /// And SIGHUP, unless the process was started to outlive its terminal, as by `nohup`.
+    /// Also handles SIGHUP, unless the process was started to outlive its terminal, as by `nohup`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -63,7 +63,7 @@ pub(super) fn is_hangup_ignored() -> bool {
     ignores_hangup(&status)
 }
 
-/// By the mask of a `/proc/PID/status`, of which the lowest bit is signal 1.
+/// Reads the SigIgn mask of a `/proc/PID/status`; its lowest bit is signal 1 (SIGHUP).
 fn ignores_hangup(status: &str) -> bool {
     let mask = status
         .lines()

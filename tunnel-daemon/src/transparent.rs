@@ -1,4 +1,4 @@
-//! The transparent frontend: connections that a packet filter's rules or the redirect lead here.
+//! The transparent frontend: connections that a packet filter's rules or the redirect lead to this server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use adit_tls::stream::ByteStream;
 use anyhow::Context as _;
 
 impl Listening<'_> {
-    /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
+    /// Opens the listeners of the plan's transparent part. Returns the address of the packet filter's listener, if any.
     ///
     /// # Errors
-    /// That listener's address, or the redirect's file of rules. Whatever the redirect lacks otherwise is a line in the log.
+    /// The packet filter's listener cannot be bound, or the rule file is invalid. Other failures of the redirect are logged.
     pub(crate) fn transparent(
         &self,
         view: &Arc<RedirectView>,
@@ -40,10 +40,10 @@ impl Listening<'_> {
         Ok((captured, bound))
     }
 
-    /// Listens for what a packet filter's rules lead here; where that is.
+    /// Listens for connections that a packet filter's rules lead here. Returns the address.
     ///
     /// # Errors
-    /// The address.
+    /// The address cannot be listened on.
     fn packet_filter(
         &self,
         bind: &BindAddress,
@@ -74,7 +74,7 @@ impl Listening<'_> {
         Ok(at)
     }
 
-    /// What serves a transparent listener.
+    /// Builds the accept loop of a transparent listener.
     pub(crate) fn proxy(
         &self,
         origins: Arc<impl OriginSource>,
@@ -99,7 +99,7 @@ impl Listening<'_> {
             };
             let (clients, events) = (clients.clone(), Arc::clone(&events));
             Box::pin(async move {
-                // The listener closes when the loop gives it back.
+                // The accept loop returns the listener; dropping it closes the socket.
                 drop(accept_loop(listener, None, clients, events, stop, serve).await);
             })
         })

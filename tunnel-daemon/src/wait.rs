@@ -1,8 +1,8 @@
-//! Waiting for what nothing reports.
+//! Polling for conditions that send no notification.
 
 use std::time::Duration;
 
-/// Looks at `done` until it holds or `limit` has passed.
+/// Polls `done` until it holds or `limit` has passed.
 pub(crate) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
     const LOOK_EVERY: Duration = Duration::from_millis(50);
     let deadline = tokio::time::Instant::now() + limit;

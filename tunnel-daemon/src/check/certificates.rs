@@ -1,4 +1,4 @@
-//! Certificates, keys and CAs of a command line: readable, fitting, and valid for how long.
+//! Certificates, keys and CAs of a command line: whether they are readable, match, and for how long they are valid.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -12,24 +12,24 @@ use adit_tls::inspect::{self, Inspected, Role};
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls, TlsError};
 
-/// With less time left a certificate is about to be a problem.
+/// A certificate is reported as about to expire with less time left than this.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
 const DAY_SECONDS: u64 = 24 * 3600;
-/// Names shown of a certificate.
+/// Names of a certificate that a line shows.
 const NAMES_SHOWN: usize = 6;
 
-/// What a certificate is for.
+/// Use of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Purpose {
-    /// Of this program, shown to peers.
+    /// This program's certificate, presented to peers.
     Own(Role, Peers),
-    /// Signs others.
+    /// A CA, which signs other certificates.
     Ca,
-    /// Of a bundle that says whom this program trusts, which does not go by its dates.
+    /// A trust anchor of a bundle: its dates are not checked.
     Anchor,
 }
 
-/// Whose certificate verification is expected.
+/// Peers that verify the certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Peers {
     Adit,
@@ -43,7 +43,7 @@ impl Peers {
     }
 }
 
-/// Lines about everything a server reads.
+/// Lines about all files that a server reads.
 pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
     let agents = Peers::of(plan.compat);
     let mut groups: Vec<(&str, &TlsFiles, Peers)> =
@@ -104,7 +104,7 @@ fn revocation(ca: &Path, crl: &Path) -> Capability {
     }
 }
 
-/// Lines about everything an agent reads.
+/// Lines about all files that an agent reads.
 pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     const NAME: &str = "server-connection";
     let identity = plan.tls.identity.as_ref();
@@ -173,13 +173,13 @@ fn pair(name: &str, loaded: Result<(), TlsError>, fine: &str) -> Capability {
 }
 
 fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<Capability> {
-    // What cannot be read has its line already.
+    // Unreadable files already have a line.
     let certificates = inspect::certificates(path).unwrap_or_default();
     let lines = certificates
         .iter()
         .enumerate()
         .map(|(number, certificate)| {
-            // Behind the first come those that signed it.
+            // After the first certificate come its issuers.
             let purpose = match purpose {
                 Purpose::Anchor => Purpose::Anchor,
                 first if number == 0 => first,

@@ -1,4 +1,4 @@
-//! The host: kernel, what it was built with, and what this process may ask of it.
+//! The host: its kernel, how that kernel was built, and what this process may use of it.
 
 use std::fs;
 use std::path::Path;
@@ -16,38 +16,38 @@ use adit_net::capabilities;
 use adit_net::cgroup::cgroup2_mount;
 use adit_net::release::Release;
 
-/// The relay's floor on io_uring, and that of everything measured.
+/// The minimum kernel for io_uring relays, and the oldest kernel measured.
 const FLOOR: Release = Release::new(6, 1, 0);
-/// From here on the kernel moves more than one page at once from a pipe to a socket.
+/// From this release on the kernel moves more than one page at once from a pipe to a socket.
 const SPLICE_BATCHED: Release = Release::new(6, 5, 0);
 /// Fewer descriptors are too few for a cluster: each tunnel takes two.
 const DESCRIPTORS: u64 = 65_536;
-/// With less memory, bytes, the budgets are smaller than they are meant to be.
+/// With less memory, in bytes, the budgets are reduced.
 const MEMORY: u64 = 128 << 20;
-/// What a pipe for splicing holds, and what all of a user's pipes should hold together.
+/// Size of a splice pipe; also the least that all of a user's pipes together should hold.
 const PIPE_BYTES: u64 = 1 << 20;
 
-/// What was found; `None` where nothing could be read.
+/// Facts about the host; `None` for facts that cannot be read.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     /// `uname -r`.
     release: Option<String>,
-    /// The kernel describes its own types.
+    /// The kernel offers BTF, a description of its types.
     btf: bool,
-    /// Where cgroup2 is mounted.
+    /// Mount point of cgroup2.
     cgroup2: Option<String>,
-    /// The effective ones.
+    /// Effective capabilities.
     capabilities: Option<CapabilitySet>,
-    /// 0 none, 1 strict, 2 a filter.
+    /// Seccomp mode: 0 none, 1 strict, 2 filter.
     seccomp: Option<u64>,
-    /// A ring could be made; else why not, and the remedy.
+    /// Whether an io_uring ring could be created; else the reason and the remedy.
     ring: Result<(), (String, String)>,
     pipe_bytes_max: Option<u64>,
-    /// Pages that all pipes of a user may hold; 0 is any number.
+    /// Limit of the pages in all pipes of a user; 0 is unlimited.
     pipe_pages_soft: Option<u64>,
-    /// A connection could be given to kernel TLS; else the error.
+    /// Whether a connection could be given to kernel TLS; else the error.
     kernel_tls: Result<(), String>,
-    /// Open files: now, and at most.
+    /// Limits of open files: soft and hard.
     descriptors: (Option<u64>, Option<u64>),
     memory: MemoryLimit,
 }
@@ -102,7 +102,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 pub(super) fn lines(facts: &Facts, needs: Needs) -> Vec<Capability> {
     vec![
         judged(needs.ebpf || needs.io_uring, kernel(facts)),
-        // Programs of ours do without.
+        // This project's eBPF programs do without BTF.
         judged(false, btf(facts)),
         judged(needs.ebpf, cgroup2(facts)),
         judged(needs.ebpf, capabilities(facts)),
@@ -211,7 +211,7 @@ fn ring(facts: &Facts) -> Capability {
     }
 }
 
-/// An engine that is asked for by name keeps a server or an agent from starting where it is impossible; `None`: none is.
+/// The engine requested by name: where it is impossible, a server or agent does not start. `None`: no engine is requested.
 pub(super) fn relay_engine(wanted: Preference) -> Option<Capability> {
     (wanted != Preference::Auto).then(|| relay_engine_of(adit_relay::probe(wanted)))
 }
@@ -261,7 +261,7 @@ fn splice(facts: &Facts) -> Capability {
     }
 }
 
-/// The limits of a user's pipes do not hold for those.
+/// Whether this process is exempt from the pipe limits of a user.
 fn privileged(facts: &Facts) -> bool {
     facts.has(CapabilitySet::SYS_RESOURCE) || facts.has(CapabilitySet::SYS_ADMIN)
 }
@@ -280,7 +280,7 @@ fn kernel_tls(facts: &Facts) -> Capability {
 
 fn descriptors(facts: &Facts) -> Capability {
     const NAME: &str = "descriptors";
-    // Raised at start to the hard limit.
+    // A start raises the soft limit to the hard limit.
     match facts.descriptors.1 {
         None => ok(NAME, "any number of open files"),
         Some(hard) if hard >= DESCRIPTORS => ok(NAME, format!("up to {hard} open files")),

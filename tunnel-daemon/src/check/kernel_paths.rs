@@ -1,6 +1,6 @@
-//! What a command line asks of the kernel, redirect and accounting: whether it would get it, now.
+//! Kernel features that a command line asks for, redirect and accounting: whether the kernel would allow them now.
 //!
-//! Neither keeps a server or an agent from starting, which is why somebody should be told beforehand.
+//! Their absence does not keep a server or agent from starting, so this command reports it beforehand.
 
 use rustix::thread::CapabilitySet;
 
@@ -10,7 +10,7 @@ use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
 use adit_net::capabilities::of_this_process;
 
-/// Lines about a server's.
+/// Lines about a server's kernel features.
 pub(crate) fn of_server(plan: &ServerPlan, host: &Host) -> Vec<Capability> {
     let redirect = plan.transparent.redirect.as_ref();
     let mut lines = redirect.map_or_else(Vec::new, |redirect| host.redirect(redirect));
@@ -24,7 +24,7 @@ pub(crate) fn of_server(plan: &ServerPlan, host: &Host) -> Vec<Capability> {
     lines
 }
 
-/// Lines about an agent's.
+/// Lines about an agent's kernel features.
 pub(crate) fn of_agent(plan: &AgentPlan, host: &Host) -> Vec<Capability> {
     let redirect = plan.redirect.as_ref();
     let mut lines = redirect.map_or_else(Vec::new, |redirect| host.node_redirect(redirect));
@@ -32,7 +32,7 @@ pub(crate) fn of_agent(plan: &AgentPlan, host: &Host) -> Vec<Capability> {
     lines
 }
 
-/// A listener for rules of a packet filter takes those of one kind without any privilege; `None`: of both.
+/// Without CAP_NET_ADMIN the packet filter's listener takes REDIRECT rules only; `None`: TPROXY rules, too.
 fn tproxy(may: CapabilitySet) -> Option<Capability> {
     (!may.contains(CapabilitySet::NET_ADMIN)).then(|| {
         degraded(

@@ -1,4 +1,4 @@
-//! What a command line needs of the Kubernetes API, as far as that is known without asking it.
+//! A command line's access to the Kubernetes API, checked without asking the API server.
 
 use adit_kube::access::{AccessError, Api, Source};
 
@@ -13,7 +13,7 @@ use adit_tls::blocking::start_runtime;
 /// Lines about the access of a server to the Kubernetes API, and its deny list.
 ///
 /// # Errors
-/// No runtime could be made.
+/// The runtime could not be created.
 pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
     let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
     let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
@@ -30,10 +30,10 @@ pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
     Ok(lines)
 }
 
-/// Lines about the access of an agent.
+/// A line about the access of an agent to the Kubernetes API.
 ///
 /// # Errors
-/// No runtime could be made.
+/// The runtime could not be created.
 pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
     plan.leases
         .as_ref()
@@ -41,7 +41,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
         .transpose()
 }
 
-/// Whether there is a configuration that can be used. The API server itself may come later.
+/// Whether a usable configuration exists. The API server itself may start later.
 fn api(source: &Source) -> anyhow::Result<Capability> {
     const NAME: &str = "kubernetes-api";
     let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;

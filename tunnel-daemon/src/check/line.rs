@@ -1,4 +1,4 @@
-//! A line of `adit check`: what was looked at, the verdict and the remedy.
+//! A line of `adit check`: subject, verdict and remedy.
 
 use crate::status::model::{Capability, Verdict};
 
@@ -20,12 +20,12 @@ pub(crate) fn ok(name: &str, text: impl Into<String>) -> Capability {
     line(name, Verdict::Ok, text, None)
 }
 
-/// The line of something that is judged only where it is needed.
+/// The line of a feature, judged only if it is needed.
 pub(super) fn judged(needed: bool, line: Capability) -> Capability {
     if needed { line } else { info(line) }
 }
 
-/// The same without a verdict, and without a remedy: nothing is to be done.
+/// The same line without a verdict and remedy: no action is needed.
 pub(super) fn info(line: Capability) -> Capability {
     Capability {
         verdict: Verdict::Info,

@@ -1,6 +1,6 @@
-//! `adit check`: what this host, and the flags that follow, allow; what is missing, and what to do about it.
+//! `adit check`: what this host and the given flags allow, what is missing, and the remedy.
 //!
-//! Probes gather facts; verdicts are drawn from facts alone, so each of them is tested without the host it is about.
+//! Probes gather facts; verdicts depend on facts alone, so tests need no particular host.
 
 mod certificates;
 mod host;
@@ -27,13 +27,13 @@ use adit_config::plan::{AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPl
 use adit_config::{CheckGiven, CheckOptions};
 use adit_telemetry::log;
 
-/// A clock that says less was never set: no release of this program is as old, 2025-01-01.
+/// An earlier clock was never set: all releases of this program are newer than 2025-01-01.
 const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
 
-/// Looks, and prints.
+/// Runs the checks and prints the report.
 ///
 /// # Errors
-/// Something that has nothing to do with what is looked at: no runtime, no resolver.
+/// A failure outside the checks: no runtime, no resolver.
 #[expect(
     clippy::disallowed_methods,
     reason = "whether the clock suits the dates of certificates is what is looked at"
@@ -94,7 +94,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     Ok(report.exit_code())
 }
 
-/// What is needed of the host, and whether the host allows it, as `adit status` shows it.
+/// Needed host features and whether the host allows them, as `adit status` shows them.
 pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
     let mut lines = lines_of(&Host::probe(), needs);
     lines.retain(|line| line.verdict != Verdict::Info);
@@ -108,7 +108,7 @@ fn lines_of(host: &Host, needs: Needs) -> Vec<Capability> {
     lines
 }
 
-/// In a build that is to have certified cryptography only.
+/// A line about certified cryptography, in builds that allow no other.
 fn fips() -> Option<Capability> {
     const NAME: &str = "fips";
     cfg!(feature = "fips").then(|| {
@@ -127,14 +127,14 @@ fn fips() -> Option<Capability> {
     })
 }
 
-/// What flags take from the host. What they do not take is told and not judged.
+/// Host features that flags need. Features that no flag needs are reported, but not judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Redirect or accounting.
     ebpf: bool,
-    /// Tunnels without frames.
+    /// Raw lanes.
     relay: bool,
-    /// The relay's engine is asked for by name.
+    /// The relay's engine is requested by name.
     io_uring: bool,
     /// Lanes on kernel TLS.
     kernel_tls: bool,
@@ -172,7 +172,7 @@ fn configuration(warnings: &[String]) -> Vec<Capability> {
     lines.collect()
 }
 
-/// What keeps the log, and with it all else, from starting; `None`: nothing does.
+/// Why the log, and therefore the process, would not start; `None` if it would.
 fn logging(plan: &LogPlan) -> Option<Capability> {
     let text = log::check(&log_options(plan)).err()?.to_string();
     let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, "correct it"));

@@ -1,4 +1,4 @@
-//! Where a command line wants to listen: whether it could, now.
+//! Addresses and sockets of a command line: whether a start could listen there now.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
@@ -14,11 +14,11 @@ use adit_config::address::{BindAddress, BindHost};
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan};
 use adit_net::listen::{StaleFile, listen};
 
-/// What a start does where it cannot listen on a port.
+/// What a start does when it cannot listen on a port.
 #[derive(Clone, Copy)]
 enum Without {
     Fails,
-    /// As upstream's programs, it logs that and goes on.
+    /// Logs the failure and goes on, as upstream's programs do.
     GoesOn,
 }
 
@@ -28,7 +28,7 @@ impl Without {
     }
 }
 
-/// The TCP addresses that a start would have by now, each with the name of its line.
+/// The TCP addresses taken so far in the order of a start, each with the name of its line.
 #[derive(Default)]
 struct Ports(Vec<(&'static str, SocketAddr)>);
 
@@ -59,7 +59,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
     lines
 }
 
-/// Lines about an agent's.
+/// Lines about an agent's listeners.
 pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
     let (mut lines, mut ports) = (Vec::new(), Ports::default());
     for target in &plan.target_listeners {
@@ -75,7 +75,7 @@ fn admin_socket(path: Option<&Path>) -> Option<Capability> {
 }
 
 impl Ports {
-    /// Those for health and administration, which a start opens last.
+    /// Lines about the health and admin listeners, which a start opens last.
     fn probes(
         &mut self,
         health: &Option<BindAddress>,
@@ -109,7 +109,7 @@ impl Ports {
     }
 
     /// # Errors
-    /// Why a start could not have that address, and the remedy.
+    /// Why a start could not listen on this address, and the remedy.
     fn take(
         &mut self,
         name: &'static str,
@@ -137,19 +137,18 @@ impl Ports {
     }
 }
 
-/// Whether the kernel refuses the second of two listeners at these addresses. The IPv6 address for all interfaces takes IPv4,
-/// too.
+/// Whether the kernel refuses the second of two listeners at these addresses. The IPv6 wildcard address takes IPv4, too.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let covers = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
     let (a, b) = (one.ip(), other.ip());
     one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
 }
 
-/// Listens for a moment; where.
+/// Listens for a moment and returns the address.
 fn bound(bind: &BindAddress) -> io::Result<SocketAddr> {
     let address: SocketAddr = match &bind.host {
         BindHost::Ip(ip) => SocketAddr::new(*ip, bind.port),
-        // Both families where there are two.
+        // Both address families on hosts with IPv6.
         BindHost::Any => {
             let v6 = listened((Ipv6Addr::UNSPECIFIED, bind.port).into());
             return match v6 {
@@ -167,12 +166,12 @@ fn bound(bind: &BindAddress) -> io::Result<SocketAddr> {
     listened(address)
 }
 
-/// As a start would.
+/// Listens as a start would.
 fn listened(address: SocketAddr) -> io::Result<SocketAddr> {
     listen(address, |_socket| ()).map(|_closed| address)
 }
 
-/// Nothing is made or removed: a running process may be behind that path.
+/// Creates and removes nothing: a running process may use that path.
 fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
     let shown = path.display();
     let dir = match path.parent() {

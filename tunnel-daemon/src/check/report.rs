@@ -1,4 +1,4 @@
-//! The lines on paper, and the exit code.
+//! The report of `adit check` and its exit code.
 
 use std::process::ExitCode;
 
@@ -7,19 +7,19 @@ use serde::Serialize;
 use crate::status::model::{API, Capability, Verdict};
 use crate::status::text::{clean, wrapped};
 
-/// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
+/// Exit code if something is missing or nothing could be checked, so that no script takes the host for suitable.
 pub(crate) const MISSING: u8 = 2;
 
 /// Columns of a line.
 const WIDTH: usize = 80;
-/// Those before the text.
+/// Columns before the text.
 const INDENT: usize = 29;
 
-/// Everything that was found.
+/// All results.
 #[derive(Serialize, Debug)]
 pub(super) struct Report {
     api: u32,
-    /// The worst of the lines.
+    /// The worst verdict of the lines.
     result: Verdict,
     lines: Vec<Capability>,
 }
@@ -46,12 +46,12 @@ impl Report {
     }
 
     /// # Errors
-    /// Never, as far as we know.
+    /// No error is known.
     pub(super) fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
 
-    /// Lines for people, of at most 80 characters where words allow.
+    /// Lines for people, at most 80 characters wide unless a word is longer.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         for line in &self.lines {

@@ -1,4 +1,4 @@
-//! The servers of an agent's command line: whether the agent would get to them. Nothing is registered there.
+//! The servers of an agent's command line: whether the agent could connect to them. Registers with none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls};
 
 const NAME: &str = "server";
-/// With TLS 1.3 a server refuses a client certificate behind the handshake: time for that to arrive.
+/// Time for a refusal to arrive: with TLS 1.3 a server refuses a client certificate after the handshake.
 const REFUSAL: Duration = Duration::from_secs(3);
 
 /// One line for each server.
 ///
 /// # Errors
-/// There is no runtime or resolver.
+/// The runtime or the resolver could not be created.
 pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
     let tls = Reloadable::load(ClientTls {
         ca: plan.tls.ca_cert.clone(),
@@ -39,7 +39,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
         policy: TlsPolicy::default(),
         alpn: Alpn::grpc(&plan.tls.alpn),
     });
-    // What is wrong with the files has its line already.
+    // Broken files already have a line.
     let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";
         return Ok(vec![missing(NAME, untried, "mend them first")]);
@@ -91,7 +91,7 @@ async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capabil
             format!("{address}: the server refused this agent: {error}"),
             "give a certificate that the CA of the server's --cluster-ca-cert has signed",
         ),
-        // It speaks first, or waits for us to.
+        // The server sends first, or waits for the client to.
         Ok(Ok(_)) | Err(_) => ok(
             NAME,
             format!("{address} can be reached, and both ends accept each other"),

@@ -13,10 +13,10 @@ use super::world::{OPEN_TUNNELS, World};
 use crate::ebpf::lacks;
 use crate::wait::wait_until;
 
-/// For the tunnel to end behind its client.
+/// Time for the tunnel to end after its client has.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A captured `curl` without any setting gets the web page, and the kernel says that it redirected it.
+/// Checks that a captured `curl` without any proxy setting gets the web page, and that the kernel counts a redirect.
 pub(super) async fn page(world: &World, captured: &CapturedCgroup) -> anyhow::Result<String> {
     if world.series("adit_redirect_state{state=\"active\"}") != 1 {
         bail!("this host does not allow the redirect: {}", lacks());
@@ -50,7 +50,7 @@ pub(super) async fn page(world: &World, captured: &CapturedCgroup) -> anyhow::Re
         world.server.redirected() == redirected + 1,
         "curl went past the tunnel: the kernel has redirected nothing"
     );
-    // By its counters: nobody knows when the tunnel of another process has moved something and is still open.
+    // Uses counters: the demo cannot tell when another process's tunnel has moved bytes and is still open.
     wait_until(END_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
     let ways = Counters::of(world).since(before);
     Ok(format!(

@@ -8,14 +8,14 @@ use anyhow::Context as _;
 use crate::ebpf_flags;
 use adit_net::cgroup;
 
-/// A cgroup below our own, gone with the value.
+/// A cgroup below this process's own, removed on drop.
 pub(super) struct CapturedCgroup(PathBuf);
 
 impl CapturedCgroup {
-    /// Makes it.
+    /// Creates the cgroup.
     ///
     /// # Errors
-    /// There is no cgroup2 here, or it may not be written to; or there is no redirect in this binary.
+    /// cgroup2 is not mounted or not writable, or this binary has no redirect.
     pub(super) fn make() -> anyhow::Result<Self> {
         ebpf_flags::check("--redirect")?;
         let own = cgroup::own().map_err(anyhow::Error::msg)?;
@@ -29,7 +29,7 @@ impl CapturedCgroup {
         &self.0
     }
 
-    /// Where a process writes its id to become captured.
+    /// File to which a process writes its id to be captured.
     pub(super) fn processes(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }

@@ -1,4 +1,4 @@
-//! What is driven through every frontend, and what must come back.
+//! Checks driven through every frontend, with their expected results.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,9 +19,9 @@ use super::world::{CREDIT_LINKS, OPEN_TUNNELS, TUNNELS, World};
 use crate::wait::wait_until;
 use adit_telemetry::labels::ClientDialect;
 
-/// One step may take this long; on an idle machine each is far below a second, in an emulated one half a minute.
+/// Time limit of one step: an idle machine needs far less than a second, an emulated one half a minute.
 const STEP_PATIENCE: Duration = Duration::from_secs(60);
-/// What may be left open after the last tunnel must be gone by then.
+/// Time for connections to close after the last tunnel.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a bulk transfer, each way, per frontend.
 const BULK_BYTES: u64 = 64 << 20;
@@ -30,19 +30,19 @@ const ANSWERS: usize = 200;
 /// Tunnels opened one after the other.
 const DIALS: usize = 50;
 
-/// Payload of an answer, at least.
+/// Least payload of an answer.
 const ANSWER_BYTES: u64 = GREETING.len() as u64;
 
-/// What came of the steps.
+/// Outcome of the steps.
 #[derive(Default)]
 pub(super) struct Verdict {
-    /// Steps that went as they must.
+    /// Number of steps that succeeded.
     pub(super) right: usize,
-    /// The others: step and what was wrong.
+    /// Failed steps, each with what was wrong.
     pub(super) wrong: Vec<String>,
 }
 
-/// Runs steps and tells the screen.
+/// Runs steps and reports them on the screen.
 struct Steps<'a> {
     screen: &'a Screen,
     verdict: Verdict,
@@ -92,7 +92,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         steps.step("path", driver.path()).await;
         steps.step("moved by", driver.ways(before)).await;
     }
-    // Of several tunnels in one HTTP/2 connection the client's own library decides which of them waits.
+    // The client's HTTP/2 library decides which tunnel of a shared connection waits, so such frontends are left out.
     let fair = world
         .frontends
         .iter()
@@ -131,18 +131,18 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
 
 /// Drives tunnels through one frontend.
 pub(super) struct Driver<'a> {
-    /// What runs.
+    /// The running installation.
     pub(super) world: &'a World,
-    /// Where bytes and times are counted.
+    /// Counts bytes and times.
     pub(super) stats: &'a Stats,
-    /// The way in.
+    /// The frontend under test.
     pub(super) frontend: &'a Frontend,
-    /// Asked about each tunnel while it is open, if somebody wants to know.
+    /// Asked for the path of each open tunnel, if set.
     pub(super) told: Option<&'a TunnelTable<'a>>,
 }
 
 impl Driver<'_> {
-    /// A new tunnel to `target`, speaking HTTP.
+    /// Opens an HTTP tunnel to `target`.
     pub(super) async fn open(&self, target: SocketAddr) -> anyhow::Result<HttpClient> {
         let tasks = &self.world.tasks;
         let started = Instant::now();
@@ -151,7 +151,7 @@ impl Driver<'_> {
         HttpClient::over(io, &target.to_string(), tasks).await
     }
 
-    /// Adds to `used` how the tunnel to `target` goes that was opened last and has moved so much; it has to be open still.
+    /// Adds to `used` the path of the newest tunnel to `target` that has moved this many bytes; the tunnel must still be open.
     async fn ask(
         &self,
         used: &mut Used,
@@ -175,7 +175,7 @@ impl Driver<'_> {
         Ok(used.behind(format!("{:?} from {web}", text.trim_end())))
     }
 
-    /// Downloads and compares.
+    /// Downloads and compares every byte.
     ///
     /// # Errors
     /// The first wrong byte, or a broken tunnel.
@@ -192,7 +192,7 @@ impl Driver<'_> {
         Ok(used.behind(speed))
     }
 
-    /// Uploads; the target compares.
+    /// Uploads; the target compares every byte.
     ///
     /// # Errors
     /// The first wrong byte, or a broken tunnel.
@@ -207,7 +207,7 @@ impl Driver<'_> {
         Ok(used.behind(speed))
     }
 
-    /// `count` requests, one after the other, on one tunnel.
+    /// Sends `count` requests in sequence on one tunnel.
     ///
     /// # Errors
     /// A wrong answer, or a broken tunnel.
@@ -229,10 +229,10 @@ impl Driver<'_> {
         Ok(used.behind(format!("{count} requests on one tunnel, {times}")))
     }
 
-    /// `count` tunnels, one after the other, a request on each.
+    /// Opens `count` tunnels in sequence, with one request on each.
     ///
     /// # Errors
-    /// A wrong answer, or no tunnel.
+    /// A wrong answer, or a tunnel that does not open.
     pub(super) async fn dials(&self, count: usize) -> anyhow::Result<String> {
         let (times, mut used) = (Samples::default(), Used::default());
         for number in 1..=count {
@@ -250,7 +250,7 @@ impl Driver<'_> {
         Ok(used.behind(format!("{count} times dial, request, close, {times}")))
     }
 
-    /// The agent's own words must arrive, and the status that fits them.
+    /// A refused dial must return the agent's own text and the matching status.
     async fn refusal(&self) -> anyhow::Result<String> {
         let target = self.world.closed;
         let expected = format!("dial tcp {target}: connect: connection refused");
@@ -270,7 +270,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Each target is reached by the agent that claims its address, and by no other.
+    /// Each target is reached by the agent that claims its address, and by no other agent.
     async fn path(&self) -> anyhow::Result<String> {
         let (mut ways, mut used) = (Vec::new(), Used::default());
         for target in [self.world.web, self.world.bulk] {
@@ -300,7 +300,7 @@ impl Driver<'_> {
 }
 
 impl Driver<'_> {
-    /// What this frontend's tunnels travelled on. Those that could ride a lane have had the time to.
+    /// Paths of this frontend's tunnels. Waits first, so that the counters include tunnels on lanes.
     async fn ways(&self, before: Counters) -> anyhow::Result<String> {
         let world = self.world;
         wait_until(LEFTOVER_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
@@ -327,7 +327,7 @@ async fn links(world: &World) -> anyhow::Result<String> {
     Ok(format!("{links}, all with credit per tunnel"))
 }
 
-/// No tunnel and no target connection outlives its client.
+/// Checks that no tunnel and no target connection outlives its client.
 async fn leftovers(world: &World) -> anyhow::Result<String> {
     let open = || {
         let targets: i64 = world

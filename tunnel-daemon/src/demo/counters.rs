@@ -1,29 +1,29 @@
-//! What tunnels travelled on, and what moved their bytes: from the server's own counters.
+//! Paths of tunnels and movers of their bytes, from the server's own counters.
 
 use std::fmt;
 
 use super::stats::bytes;
 use super::world::World;
 
-/// Counts so far, or between two looks.
+/// Counts since the start, or between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Counters {
     /// Tunnels on links.
     pub(super) link: u64,
     /// Tunnels in frames on lanes.
     pub(super) lane: u64,
-    /// Tunnels without frames, each on a lane of its own.
+    /// Tunnels on raw lanes.
     pub(super) raw_lane: u64,
-    /// Payload bytes of tunnels without frames that are over, and were copied.
+    /// Payload bytes copied by raw-lane tunnels that have ended.
     pub(super) copied: u64,
-    /// The same of those that were spliced.
+    /// Payload bytes spliced by raw-lane tunnels that have ended.
     pub(super) spliced: u64,
     /// Relay threads wait with io_uring, not epoll.
     pub(super) uring: bool,
 }
 
 impl Counters {
-    /// Since the server started.
+    /// Counts since the server started.
     pub(super) fn of(world: &World) -> Self {
         let opened = |path| world.series(&format!("adit_tunnels_opened_total{{path=\"{path}\"}}"));
         let moved = |mover| world.series(&format!("adit_relay_bytes_total{{mover=\"{mover}\"}}"));
@@ -37,12 +37,12 @@ impl Counters {
         }
     }
 
-    /// Tunnels on lanes of either kind.
+    /// Tunnels on lanes, framed or raw.
     pub(super) fn on_lanes(self) -> u64 {
         self.lane + self.raw_lane
     }
 
-    /// What came since `before`.
+    /// Counts since `before`.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             link: self.link - before.link,
@@ -54,7 +54,7 @@ impl Counters {
         }
     }
 
-    /// What tunnels in frames travelled on, and what moves their bytes.
+    /// Text about framed tunnels: their paths, and what moves their bytes.
     pub(super) fn framed(self) -> String {
         let tunnels = if self.lane == 1 { "tunnel" } else { "tunnels" };
         format!(
@@ -63,7 +63,7 @@ impl Counters {
         )
     }
 
-    /// The same of tunnels without frames, if there were any, and how many bytes were moved how.
+    /// Texts about raw-lane tunnels, if there were any: their number, and the bytes by mover.
     pub(super) fn raw(self) -> Option<(String, String)> {
         let driver = if self.uring { "io_uring" } else { "epoll" };
         let (spliced, copied) = (bytes(self.spliced), bytes(self.copied));

@@ -1,4 +1,4 @@
-//! The folder of one run: everything in it goes away with it.
+//! The folder of one run, removed with its contents at the end.
 
 use std::fs;
 use std::io::Write as _;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// Longest name a unix socket can have, without the final zero.
+/// Longest name that a unix socket can have, without the final zero.
 const SOCKET_NAME_BYTES_MAX: usize = 107;
-/// Keys are in it, and sockets that anyone in our group could use.
+/// The folder holds keys and sockets that this user's group could use otherwise.
 const FOLDER_MODE: u32 = 0o700;
 
 /// A folder only this user can enter.
@@ -19,9 +19,9 @@ pub(super) struct Folder {
 }
 
 enum Place {
-    /// Removed by its own drop.
+    /// Removed when dropped.
     Temporary { _dir: tempfile::TempDir },
-    /// The user's: what we put there is removed, and the folder itself if we made it.
+    /// The user's folder: files of the demo are removed, and the folder itself if the demo created it.
     Given { made: bool },
 }
 
@@ -29,7 +29,7 @@ impl Folder {
     /// A new temporary folder, or `dir`, which must be empty or not there yet.
     ///
     /// # Errors
-    /// It cannot be made, or something is in it.
+    /// The folder cannot be created, or is not empty.
     pub(super) fn make(dir: Option<&Path>) -> anyhow::Result<Self> {
         let Some(dir) = dir else {
             let temporary = tempfile::Builder::new()
@@ -48,14 +48,14 @@ impl Folder {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error).with_context(|| format!("--dir {shown}")),
         };
-        // The commands that are printed must work from any working directory.
+        // The printed commands must work from any working directory.
         let path = fs::canonicalize(dir).with_context(|| format!("--dir {shown}"))?;
         let folder = Self {
             path,
             place: Place::Given { made },
         };
         if !made && let Err(error) = folder.check_empty() {
-            // Nothing in it is ours: no cleaning up.
+            // The folder holds no file of the demo: nothing to clean up.
             std::mem::forget(folder);
             return Err(error.context(format!("--dir {shown}")));
         }
@@ -71,7 +71,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The path of `name` in it.
+    /// The path of `name` in the folder.
     #[must_use]
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
@@ -95,7 +95,7 @@ impl Folder {
     /// Writes a file that only this user can read.
     ///
     /// # Errors
-    /// What the system says, with the path.
+    /// The system's error, with the path.
     pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
         let mut options = fs::OpenOptions::new();
@@ -113,7 +113,7 @@ impl Drop for Folder {
         let Place::Given { made } = self.place else {
             return;
         };
-        // It was empty at the start. Folders and what cannot be removed are not ours and stay.
+        // The folder was empty at the start. Subfolders are not the demo's and stay, as do files that cannot be removed.
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         for entry in entries {
             let _left = fs::remove_file(entry.path());

@@ -1,4 +1,4 @@
-//! The client's side of a frontend: how a tunnel is asked for in each dialect.
+//! The client's side of a frontend: how a tunnel is requested in each dialect.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::stream::{PeerAddr, Socket};
 use adit_tls::tls::{Alpn, ClientTls, TlsError, server_name};
 
-/// For a handshake inside one machine.
+/// Time limit of a handshake inside one machine.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// One way in.
+/// A frontend as its clients see it.
 pub(super) struct Frontend {
-    /// Short, for lines.
+    /// Short name for output lines.
     pub(super) name: &'static str,
     way: Way,
 }
@@ -41,10 +41,10 @@ enum Way {
     },
 }
 
-/// Why there is no tunnel.
+/// Why a tunnel did not open.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
-    /// The server says no; its own words. The status is that of HTTP, if that was spoken.
+    /// The server refuses, with its own text; with an HTTP status if the frontend speaks HTTP.
     #[error("refused: {text}")]
     Refused {
         /// HTTP status.
@@ -62,11 +62,10 @@ fn broken(error: impl Into<anyhow::Error>) -> OpenError {
 }
 
 impl Frontend {
-    /// gRPC on a unix socket. All tunnels share one connection, as with kube-apiserver's library they do not;
-    /// it is the harder case.
+    /// gRPC on a unix socket. All tunnels share one connection, unlike with kube-apiserver's library: this is the harder case.
     ///
     /// # Errors
-    /// No connection.
+    /// The connection fails.
     pub(super) async fn grpc(path: PathBuf) -> Result<Self, ClientError> {
         let channel = grpc_client::connect(&path).await?;
         Ok(Self {
@@ -101,7 +100,7 @@ impl Frontend {
         })
     }
 
-    /// Where it is, for people.
+    /// Address or path, for people.
     #[must_use]
     pub(super) fn place(&self) -> String {
         match &self.way {
@@ -110,7 +109,7 @@ impl Frontend {
         }
     }
 
-    /// What its clients speak.
+    /// The dialect of the frontend's clients.
     #[must_use]
     pub(super) fn dialect(&self) -> ClientDialect {
         match &self.way {

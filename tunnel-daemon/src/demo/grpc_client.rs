@@ -1,4 +1,4 @@
-//! A small gRPC client of the `Proxy` method, built on tonic: what kube-apiserver's library does, in our words.
+//! A small gRPC client of the `Proxy` method, built on tonic: it does what kube-apiserver's library does.
 //!
 //! It shares no code with the server's packet streams, so that the two check each other.
 
@@ -21,7 +21,7 @@ use adit_net::services::proxy_service_client::ProxyServiceClient;
 const QUEUE_PACKETS: usize = 16;
 /// Payload of one packet.
 pub(super) const PACKET_BYTES: usize = 32 * 1024;
-/// Nothing here waits longer.
+/// Longest wait for any answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why a tunnel could not be opened or used.
@@ -30,21 +30,21 @@ pub enum ClientError {
     /// No connection to the server.
     #[error("cannot reach {path}: {source}", path = path.display())]
     Connect {
-        /// The socket tried.
+        /// The socket's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: tonic::transport::Error,
     },
     /// The call failed.
     #[error("call failed: {0}")]
     Call(#[from] Box<tonic::Status>),
-    /// The server or agent refused the dial; its own text.
+    /// The server or agent refused the dial; carries its text.
     #[error("dial failed: {0}")]
     Dial(String),
-    /// The stream ended or carried what it must not.
+    /// The stream ended, or carried an unexpected packet.
     #[error("protocol: {0}")]
     Protocol(&'static str),
-    /// Nothing came in time.
+    /// No answer came in time.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Silent,
 }
@@ -95,7 +95,7 @@ impl GrpcTunnel {
             random,
             window: 0,
         };
-        // Queued before the call: the server answers the call together with the dial.
+        // Queue the dial before the call: the server answers the call together with the dial.
         let dial = packet(raw::PacketType::DialReq, Payload::DialRequest(request));
         packets
             .send(dial)
@@ -146,7 +146,7 @@ impl GrpcTunnel {
         Ok(())
     }
 
-    /// The next bytes; `None` once the tunnel is closed from the other side.
+    /// The next bytes; `None` once the peer has closed the tunnel.
     ///
     /// # Errors
     /// When the call fails or nothing comes in time.
@@ -188,7 +188,7 @@ impl GrpcTunnel {
         }
     }
 
-    /// The tunnel as a stream of bytes, for those who speak a byte protocol through it.
+    /// Turns the tunnel into a stream of bytes, for byte protocols.
     #[must_use]
     pub fn into_io(self) -> GrpcIo {
         GrpcIo::new(self.packets, self.answers, self.conn)

@@ -17,7 +17,7 @@ use super::grpc_client::{PACKET_BYTES, packet};
 
 type Pieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 
-/// See the module. Dropping it without a shutdown ends the call, which closes the tunnel, too.
+/// A gRPC tunnel as a byte stream. Dropping it without a shutdown ends the call, which also closes the tunnel.
 pub struct GrpcIo {
     answers: StreamReader<Pieces, Bytes>,
     packets: PollSender<raw::Packet>,
@@ -55,7 +55,7 @@ impl GrpcIo {
     }
 }
 
-/// `None`: closed, by the other side or with the call.
+/// `None`: the tunnel was closed by the peer, or the call ended.
 async fn next_piece(
     answers: &mut tonic::Streaming<raw::Packet>,
     conn: i64,
@@ -105,7 +105,7 @@ impl AsyncWrite for GrpcIo {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Packets go out in order as the call takes them; nothing is held back here.
+        // The call takes packets in order; this side buffers none.
         Poll::Ready(Ok(()))
     }
 

@@ -1,4 +1,4 @@
-//! What a person can try in a second terminal, and the files for it.
+//! Commands to try in a second terminal, and the files they use.
 
 use std::path::Path;
 
@@ -103,7 +103,7 @@ pub(super) fn print(world: &World, screen: &Screen) -> anyhow::Result<()> {
 
 /// The file that kube-apiserver reads.
 fn egress(socket: &Path) -> anyhow::Result<String> {
-    // A JSON string is a YAML string, whatever is in it.
+    // A JSON string is valid YAML, whatever it contains.
     let socket = serde_json::to_string(&socket.to_string_lossy())?;
     Ok(format!(
         "apiVersion: apiserver.k8s.io/v1beta1\n\
@@ -127,7 +127,7 @@ fn curl_conf(options: &[(&str, String)]) -> String {
     text
 }
 
-/// Quoted for a shell, if it must be.
+/// `text`, quoted for a shell if necessary.
 fn shell(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=%+@,".contains(c);
     if text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! HTTP/1.1 through a tunnel, and HTTP CONNECT to open one: hyper's client, so that nothing of ours judges itself.
+//! HTTP/1.1 through a tunnel, and HTTP CONNECT to open one, by hyper's client: this project's code must not check itself.
 
 use std::convert::Infallible;
 
@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::targets::{Bulk, first_wrong, receipt};
 use adit_net::tasks::Tasks;
 
-/// Longest text that is read whole: pages, refusals, receipts.
+/// Longest body that is read whole as text: pages, refusals, receipts.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
 /// Any connected stream of bytes.
@@ -31,17 +31,17 @@ pub struct HttpClient {
     host: String,
 }
 
-/// A download that nobody reads. Dropping it closes the connection.
+/// A download that is not read. Dropping it closes the connection.
 pub struct Stalled {
     _client: HttpClient,
     _unread: Response<Incoming>,
 }
 
-/// What a proxy said to CONNECT.
+/// A proxy's response to CONNECT.
 pub enum Connected {
     /// The tunnel.
     Open(TokioIo<Upgraded>),
-    /// No tunnel: status and text.
+    /// A refusal: status and text.
     Refused(StatusCode, String),
 }
 
@@ -49,11 +49,11 @@ impl HttpClient {
     /// Speaks HTTP over `io`; `host` goes into the requests.
     ///
     /// # Errors
-    /// No task can be started.
+    /// The task cannot be started.
     pub async fn over(io: impl Io, host: &str, tasks: &Tasks) -> anyhow::Result<Self> {
         let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         tasks.spawn("demo-http", async move {
-            // Its error shows at the request that it breaks.
+            // The next request reports the connection's error.
             let _over = connection.with_upgrades().await;
         })?;
         let host = host.to_owned();
@@ -75,10 +75,10 @@ impl HttpClient {
         Ok(self.sender.send_request(request).await?)
     }
 
-    /// The text at `path`.
+    /// Fetches the text at `path`.
     ///
     /// # Errors
-    /// Another status than 200, a long body, or a broken connection.
+    /// A status other than 200, a long body, or a broken connection.
     pub async fn page(&mut self, path: &str) -> anyhow::Result<String> {
         let response = self.request(Method::GET, path, empty()).await?;
         let (status, text) = (response.status(), text_of(response).await?);
@@ -86,7 +86,7 @@ impl HttpClient {
         Ok(text)
     }
 
-    /// Downloads `length` patterned bytes and compares every one. `seen` is told of each piece.
+    /// Downloads `length` patterned bytes and compares each. `seen` gets the length of every chunk.
     ///
     /// # Errors
     /// The first wrong byte, a short or long body, or a broken connection.
@@ -114,10 +114,10 @@ impl HttpClient {
         Ok(())
     }
 
-    /// Asks for a download of `length` bytes and reads none of it.
+    /// Requests a download of `length` bytes and reads none of it.
     ///
     /// # Errors
-    /// Another status than 200, or a broken connection.
+    /// A status other than 200, or a broken connection.
     pub async fn stall(mut self, length: u64) -> anyhow::Result<Stalled> {
         let path = format!("/bulk/{length}");
         let response = self.request(Method::GET, &path, empty()).await?;
@@ -132,7 +132,7 @@ impl HttpClient {
     /// Uploads `length` patterned bytes; the target compares them.
     ///
     /// # Errors
-    /// What the target found wrong, or a broken connection.
+    /// The target's finding, or a broken connection.
     pub async fn upload(&mut self, length: u64) -> anyhow::Result<()> {
         let body = Bulk::new(length).boxed();
         let response = self.request(Method::POST, "/upload", body).await?;
@@ -146,7 +146,7 @@ impl HttpClient {
 /// Asks the proxy at the other end of `io` for a tunnel to `authority`.
 ///
 /// # Errors
-/// A broken connection; a refusal is none.
+/// A broken connection; a refusal is not an error.
 pub async fn connect(io: impl Io, authority: &str, tasks: &Tasks) -> anyhow::Result<Connected> {
     let mut client = HttpClient::over(io, authority, tasks).await?;
     let response = client.request(Method::CONNECT, authority, empty()).await?;

@@ -1,4 +1,4 @@
-//! What slow clients cost a fast one: nothing. Four clients stop reading their downloads while a fifth goes on, through one agent.
+//! Slow clients must not delay a fast one: four clients stall their downloads beside a fifth, through one agent.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use super::targets::GREETING;
 
 /// Clients that stop reading.
 const STALLED: usize = 4;
-/// Requests of the client that goes on, alone and beside the others.
+/// Requests of the fifth client, first alone and then beside the stalled ones.
 const ECHOES: usize = 50;
-/// Bytes of a download that is not read to its end: more than all buffers on its path.
+/// Bytes of a stalled download: more than all buffers on its path hold.
 const DOWNLOAD_BYTES: u64 = 64 << 20;
-/// Between two looks at downloads that are to come to a halt.
+/// Interval between two checks for a stalled download.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Looks without a byte after which a download has come to a halt.
+/// Consecutive checks without progress after which a download counts as stalled.
 const LOOKS: usize = 5;
-/// Time for that. On a machine so busy that it takes longer, the echo is measured all the same.
+/// Time for downloads to stall. If a busy machine takes longer, the echo is measured anyway.
 const HALT_PATIENCE: Duration = Duration::from_secs(2);
-/// More than so many times the time alone is no difference of chance on an idle machine.
+/// On an idle machine, a slowdown beyond this factor is not chance.
 const ALIKE: u32 = 2;
 
-/// Measures both, and says what that means.
+/// Measures both cases and describes the result.
 ///
 /// # Errors
 /// A wrong answer, or a broken tunnel.
@@ -41,7 +41,7 @@ pub(super) async fn stalled_readers(driver: &Driver<'_>) -> anyhow::Result<Strin
     Ok(text(alone, beside))
 }
 
-/// The median time of an answer through the agent of the downloads.
+/// The median response time through the agent that also serves the downloads.
 async fn echo(driver: &Driver<'_>) -> anyhow::Result<Duration> {
     let mut client = driver.open(driver.world.bulk).await?;
     let times = Samples::default();
@@ -55,7 +55,7 @@ async fn echo(driver: &Driver<'_>) -> anyhow::Result<Duration> {
     times.median().context("no answer")
 }
 
-/// Waits until no byte of a download moves any more.
+/// Waits until the downloads move no more bytes.
 async fn halt(driver: &Driver<'_>) {
     let table = driver.world.server.metrics.adit().open_tunnels();
     let moved = || -> u64 { table.all().iter().map(|live| live.bytes().1).sum() };

@@ -1,4 +1,4 @@
-//! After the checks: a gentle load for ever, and a summary that stays up to date.
+//! After the checks: a light endless load, and a live summary.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -11,34 +11,34 @@ use super::screen::{Screen, Tone};
 use super::stats::{Rate, Stats, bytes};
 use super::world::{CREDIT_LINKS, OPEN_TUNNELS, TUNNELS, World};
 
-/// Between two rounds of the load.
+/// Pause between two rounds of the load.
 const ROUND_PAUSE: Duration = Duration::from_secs(1);
-/// A round that takes longer is a wrong one.
+/// A round that takes longer counts as failed.
 const ROUND_PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes per round and frontend, down and a quarter of it up.
+/// Bytes per round and frontend: this many down, a quarter of it up.
 const ROUND_BYTES: u64 = 4 << 20;
 /// Requests per round and frontend on one tunnel.
 const ROUND_ANSWERS: usize = 20;
 /// Tunnels per round and frontend, one after the other.
 const ROUND_DIALS: usize = 3;
-/// Between two summaries on a terminal.
+/// Interval between two summaries on a terminal.
 const REDRAW_EVERY: Duration = Duration::from_millis(500);
-/// Between two summaries on a pipe.
+/// Interval between two summaries on a pipe.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What went wrong since the checks.
+/// Failures since the checks.
 #[derive(Default)]
 pub(super) struct Wrong(Mutex<Vec<String>>);
 
 impl Wrong {
-    /// How often something did.
+    /// Number of failures.
     #[must_use]
     pub(super) fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     fn add(&self, what: String) {
-        /// The rest looks the same.
+        /// Most failures that are kept; further ones add nothing new.
         const KEPT: usize = 1000;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < KEPT {
@@ -81,7 +81,7 @@ pub(super) async fn drive(
     }
 }
 
-/// Shows the summary until cancelled, or until nobody reads it.
+/// Shows the summary until cancelled, or until standard output is closed.
 pub(super) async fn show(world: &World, stats: &Stats, screen: &Screen, wrong: &Wrong) {
     let started = Instant::now();
     let (down, up) = stats.moved();
@@ -146,7 +146,7 @@ impl Now {
         )
     }
 
-    /// Fits 80 columns behind the two of the spinner.
+    /// A block that fits 80 columns, two of which the spinner takes.
     fn block(&self, stats: &Stats, screen: &Screen) -> String {
         let label = |text: &str| screen.paint(Tone::Faint, format_args!("{text:<8}"));
         let verdict = if self.wrong == 0 {

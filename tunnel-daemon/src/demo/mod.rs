@@ -31,12 +31,12 @@ use self::world::{CREDIT_LINKS, TUNNELS, World};
 use crate::signals::Signals;
 use adit_config::DemoOptions;
 
-/// Runs the demo: with `once` until every frontend was driven, else until a signal.
+/// Runs the demo: with `once` until every frontend was checked, else until a signal.
 ///
 /// The exit code is 0 only if every byte and answer was right.
 ///
 /// # Errors
-/// A part could not be started; the error names it.
+/// A part cannot be started; the error names it.
 pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::of_terminal().context("signals")?;
     let screen = Screen::new(options.plain);
@@ -63,7 +63,7 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether every byte and answer was right.
+/// Runs the checks and the load; returns whether every byte and answer was right.
 async fn drive(
     world: &World,
     screen: &Screen,

@@ -1,4 +1,4 @@
-//! What people see: colours and a spinner on a terminal, plain lines otherwise.
+//! Output for people: colours and a spinner on a terminal, plain lines otherwise.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -10,24 +10,24 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Standard output, one way or the other.
+/// Standard output: a terminal or a plain stream.
 pub(super) struct Screen {
     spinner: Option<ProgressBar>,
     gone: AtomicBool,
 }
 
-/// How a piece of text stands out.
+/// Emphasis of a text.
 #[derive(Clone, Copy)]
 pub(super) enum Tone {
-    /// All is well.
+    /// Success.
     Good,
-    /// Wrong.
+    /// Failure.
     Bad,
     /// A heading.
     Strong,
     /// Less important.
     Faint,
-    /// To be copied.
+    /// A command to copy.
     Command,
 }
 
@@ -44,7 +44,7 @@ impl Tone {
 }
 
 impl Screen {
-    /// Colours only if nobody asked for `plain`, directly or by `NO_COLOR`, and standard output is a terminal.
+    /// Uses colours only on a terminal, and only without `plain` and `NO_COLOR`.
     #[must_use]
     pub(super) fn new(plain: bool) -> Self {
         let quiet = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -64,19 +64,19 @@ impl Screen {
         }
     }
 
-    /// Whether there is a terminal to redraw.
+    /// Whether standard output is a terminal that can be redrawn.
     #[must_use]
     pub(super) fn is_rich(&self) -> bool {
         self.spinner.is_some()
     }
 
-    /// Whether nobody reads any more.
+    /// Whether standard output has been closed by its reader.
     #[must_use]
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
 
-    /// `text` in a tone, or as it is.
+    /// `text` in a tone, or unchanged without colours.
     #[must_use]
     pub(super) fn paint(&self, tone: Tone, text: impl fmt::Display) -> String {
         if self.is_rich() {
@@ -86,7 +86,7 @@ impl Screen {
         }
     }
 
-    /// One line that stays. A pipe without a reader ends the demo and is no reason to panic.
+    /// Prints a lasting line. A closed pipe ends the demo; it is no reason to panic.
     pub(super) fn line(&self, text: impl fmt::Display) {
         let write = || {
             if writeln!(io::stdout().lock(), "{text}").is_err() {
@@ -99,14 +99,14 @@ impl Screen {
         }
     }
 
-    /// What goes on now, beside the spinner; nothing on a pipe.
+    /// Shows the current activity beside the spinner; nothing on a pipe.
     pub(super) fn working(&self, text: impl Into<String>) {
         if let Some(spinner) = &self.spinner {
             spinner.set_message(text.into());
         }
     }
 
-    /// A step that is over.
+    /// Prints the result of a step.
     pub(super) fn step(&self, name: &str, outcome: &Result<String, String>) {
         let (tone, mark, text) = match outcome {
             Ok(detail) => (Tone::Good, "ok   ", detail),
@@ -128,7 +128,7 @@ impl Screen {
         ));
     }
 
-    /// Takes the spinner away.
+    /// Removes the spinner.
     pub(super) fn finish(&self) {
         if let Some(spinner) = &self.spinner {
             spinner.finish_and_clear();

@@ -1,4 +1,4 @@
-//! What the driver has seen: bytes, answers, latencies.
+//! Measurements of the demo's driver: bytes, answers, latencies.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Latencies that are kept; older ones go.
+/// Latencies kept; older ones are dropped.
 const SAMPLES_MAX: usize = 4096;
 
-/// Everything counted since the start.
+/// Counts since the start.
 #[derive(Default)]
 pub(super) struct Stats {
     /// Bytes that clients received and compared.
@@ -31,7 +31,7 @@ pub(super) struct Samples(Mutex<VecDeque<Duration>>);
 pub(super) struct Percentiles(Option<(Duration, Duration)>);
 
 impl Samples {
-    /// The time since `started`.
+    /// Adds the time since `started`.
     pub(super) fn add(&self, started: Instant) {
         let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if samples.len() == SAMPLES_MAX {
@@ -40,14 +40,14 @@ impl Samples {
         samples.push_back(started.elapsed());
     }
 
-    /// 50th and 99th.
+    /// The 50th and 99th percentiles.
     #[must_use]
     pub(super) fn percentiles(&self) -> Percentiles {
         let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sorted: Vec<Duration> = samples.iter().copied().collect();
         drop(samples);
         sorted.sort_unstable();
-        // Nearest rank: the smallest sample that p per cent do not exceed.
+        // Nearest rank: the smallest sample that is at least as large as p per cent of all samples.
         let rank = |p: usize| {
             let rank = (sorted.len() * p).div_ceil(100);
             sorted.get(rank.checked_sub(1)?).copied()
@@ -80,20 +80,20 @@ pub(super) fn bytes(count: u64) -> String {
     indicatif::BinaryBytes(count).to_string()
 }
 
-/// Bytes per second over the last few seconds, so that a load that comes in rounds shows its mean.
+/// Bytes per second over the last few seconds: the mean of a load that comes in rounds.
 pub(super) struct Rate(VecDeque<(Instant, u64)>);
 
 impl Rate {
-    /// What the mean is taken over.
+    /// Period of the mean.
     const WINDOW: Duration = Duration::from_secs(5);
 
-    /// Starts with `count` now.
+    /// Starts with this count.
     #[must_use]
     pub(super) fn new(count: u64) -> Self {
         Self([(Instant::now(), count)].into())
     }
 
-    /// With `count` at `now`.
+    /// The rate, given the count at `now`.
     pub(super) fn per_second(&mut self, now: Instant, count: u64) -> u64 {
         let old = |(at, _): &(Instant, u64)| now.saturating_duration_since(*at) > Self::WINDOW;
         while self.0.len() > 1 && self.0.front().is_some_and(old) {

@@ -1,4 +1,4 @@
-//! Sample targets: a web page, as many patterned bytes as a request asks for, and a place that checks an upload.
+//! Sample targets: a web page, as many patterned bytes as a request asks for, and an upload that is verified.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -17,16 +17,16 @@ use tokio::net::TcpListener;
 
 use adit_net::tasks::Tasks;
 
-/// Bytes of one piece of a bulk body.
+/// Bytes of one chunk of a bulk body.
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Most bytes one request may ask for.
 const BULK_BYTES_MAX: u64 = 16 << 30;
 /// The pattern repeats after this many bytes. It is prime: no block size hides a shift.
 const PERIOD: usize = 251;
-/// What `/` answers.
+/// Body of `/`.
 pub const GREETING: &str = "Hello from the far end of the tunnel.\n";
 
-/// A block at every phase of the pattern, so that pieces are slices of it and checks are comparisons.
+/// A block at every phase of the pattern: chunks are slices of it, and checks compare slices.
 static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
     (0_u64..)
         .take(BLOCK_BYTES + PERIOD)
@@ -34,26 +34,26 @@ static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
         .collect()
 });
 
-/// The byte at `offset` of every bulk body, so that a reader can check any piece.
+/// The byte at `offset` of every bulk body; lets a reader check any chunk.
 #[must_use]
 pub fn pattern_byte(offset: u64) -> u8 {
     u8::try_from(offset % PERIOD as u64).unwrap_or(0)
 }
 
-/// At most a block of the bytes at `offset`, at most `length`.
+/// Pattern bytes from `offset`: at most one block and at most `length`.
 fn pattern(offset: u64, length: u64) -> Bytes {
     let start = usize::from(pattern_byte(offset));
     let length = usize::try_from(length).map_or(BLOCK_BYTES, |length| length.min(BLOCK_BYTES));
     PATTERN.slice(start..start + length)
 }
 
-/// Where `piece`, which was read at `offset` of a bulk body, is first wrong.
+/// Offset of the first wrong byte in `piece`, which was read at `offset` of a bulk body.
 #[must_use]
 pub fn first_wrong(offset: u64, piece: &[u8]) -> Option<u64> {
     let mut at = offset;
     for block in piece.chunks(BLOCK_BYTES) {
         let expected = pattern(at, block.len() as u64);
-        // The comparison of slices is the fast one; bytes are looked at one by one only to name the wrong one.
+        // Comparing slices is fast; single bytes are compared only to locate a wrong one.
         if *block != expected[..] {
             let wrong = block.iter().zip(&expected).position(|(a, b)| a != b)?;
             return Some(at + wrong as u64);
@@ -75,7 +75,7 @@ pub async fn serve(tasks: &Tasks, ip: IpAddr) -> std::io::Result<SocketAddr> {
         while let Ok((socket, _peer)) = listener.accept().await {
             let served = async move {
                 let http = hyper::server::conn::http1::Builder::new();
-                // A client that leaves in the middle is no concern of a sample.
+                // A client may leave in the middle.
                 let _over = http
                     .serve_connection(TokioIo::new(socket), service_fn(answer))
                     .await;
@@ -117,7 +117,7 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     response
 }
 
-/// What an upload answers when all of `length` bytes were right.
+/// Response to an upload whose `length` bytes were all right.
 #[must_use]
 pub fn receipt(length: u64) -> String {
     format!("{length} bytes, all right\n")

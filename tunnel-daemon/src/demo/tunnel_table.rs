@@ -1,4 +1,4 @@
-//! What the server tells of single tunnels while they are open: its own table, the one behind `/v1/tunnels`.
+//! Paths of open tunnels, from the server's own table, the one behind `/v1/tunnels`.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use adit_telemetry::labels::{ClientDialect, Driver, Engine, Path};
 use adit_telemetry::tunnels::TunnelView;
 use adit_telemetry::{OpenTunnels, TunnelSide};
 
-/// The server counts what a client has got behind the call that gave it, which may be after the client has read it.
+/// The server counts bytes after the write that hands them to the client, so the client may read them first.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks: rarely is there a second one.
+/// Interval between two polls; a second one is rare.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// What a tunnel travels on, and what moves its bytes.
+/// Path of a tunnel, and what moves its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Way {
     path: Path,
     engine: Engine,
     driver: Driver,
-    /// Lanes go on in clear text.
+    /// The lanes are in clear text.
     in_clear: bool,
 }
 
@@ -50,12 +50,12 @@ impl fmt::Display for Way {
     }
 }
 
-/// The ways of some tunnels, each with their number.
+/// Paths of some tunnels, each with its number of tunnels.
 #[derive(Default)]
 pub(super) struct Used(Vec<(Way, u64)>);
 
 impl Used {
-    /// One more tunnel.
+    /// Counts one more tunnel.
     pub(super) fn add(&mut self, way: Way) {
         match self.0.iter_mut().find(|(known, _)| *known == way) {
             Some((_, count)) => *count += 1,
@@ -63,7 +63,7 @@ impl Used {
         }
     }
 
-    /// Itself behind a text, if there is anything.
+    /// Appends the paths to `text`, if there are any.
     #[must_use]
     pub(super) fn behind(&self, text: String) -> String {
         match &self.0[..] {
@@ -76,16 +76,16 @@ impl Used {
     }
 }
 
-/// Asks the server about tunnels that are opened one after the other.
+/// Asks the server about tunnels that are opened in sequence.
 pub(super) struct TunnelTable<'a> {
     world: &'a World,
     in_clear: bool,
-    /// The newest that was asked about.
+    /// Id of the newest tunnel asked about.
     last: AtomicU64,
 }
 
 impl<'a> TunnelTable<'a> {
-    /// Of this server.
+    /// The table of this demo's server.
     #[must_use]
     pub(super) fn of(world: &'a World) -> Self {
         Self {
@@ -95,10 +95,10 @@ impl<'a> TunnelTable<'a> {
         }
     }
 
-    /// How the open tunnel to `target` goes that was opened last and has moved so many bytes.
+    /// The path of the newest open tunnel to `target` that has moved this many bytes.
     ///
     /// # Errors
-    /// The server knows of none.
+    /// The server has no such tunnel.
     pub(super) async fn newest(
         &self,
         dialect: ClientDialect,
@@ -133,9 +133,9 @@ impl<'a> TunnelTable<'a> {
     }
 }
 
-/// A tunnel that is looked for. By its bytes, too: until they are all counted something else may come to move them.
+/// The tunnel to find. Includes its byte counts: the mover may still change until all bytes are counted.
 struct Wanted<'a> {
-    /// Opened after the one with this number.
+    /// The tunnel's id is above this one.
     behind: u64,
     dialect: ClientDialect,
     destination: &'a str,

@@ -1,4 +1,4 @@
-//! Everything the demo runs: certificates, one server, two agents, two targets, in this process over real sockets.
+//! Everything that the demo runs in this process: certificates, one server, two agents and two targets, over real sockets.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,39 +19,35 @@ use adit_config::{Command, DemoOptions};
 use adit_net::tasks::Tasks;
 use adit_tls::selfsigned::{ThrowawayCa, Usage};
 
-/// The series of tunnels open now.
+/// Metric of open tunnels.
 pub(super) const OPEN_TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// The series of all tunnels so far.
+/// Metric of all tunnels so far.
 pub(super) const TUNNELS: &str = "konnectivity_network_proxy_server_dial_duration_seconds_count";
-/// The series of links whose tunnels have credit.
+/// Metric of links whose tunnels have credit.
 pub(super) const CREDIT_LINKS: &str = "adit_links{peer=\"adit\"}";
 
-/// Connections of targets and of the driver at once.
+/// Concurrent connections of targets and of the driver.
 const TASKS_MAX: usize = 4096;
-/// Agents in the same process connect in milliseconds.
+/// Time for the agents to connect: in the same process they need milliseconds.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// Tunnels that run when the demo ends are cut after this.
+/// Tunnels still open at the end of the demo are cut after this time.
 const STOP_GRACE: Duration = Duration::from_millis(300);
 
 /// An agent, and the only address that the server sends through it.
 pub(super) struct DemoAgent {
     /// Its id.
     pub(super) name: &'static str,
-    /// What it claims to reach.
+    /// The address it claims to reach.
     pub(super) reaches: Ipv4Addr,
-    /// It, running.
     pub(super) running: agent::RunningAgent,
 }
 
 /// A running demo.
 pub(super) struct World {
-    /// Where files and sockets are.
+    /// Holds files and sockets.
     pub(super) folder: Folder,
-    /// The server.
     pub(super) server: server::RunningServer,
-    /// The agents.
     pub(super) agents: Vec<DemoAgent>,
-    /// The ways in.
     pub(super) frontends: Vec<Frontend>,
     /// The target behind the first agent.
     pub(super) web: SocketAddr,
@@ -59,11 +55,11 @@ pub(super) struct World {
     pub(super) bulk: SocketAddr,
     /// An address of the first agent that refuses connections.
     pub(super) closed: SocketAddr,
-    /// Runs targets and what drives tunnels.
+    /// Runs targets, and the tasks that drive tunnels.
     pub(super) tasks: Tasks,
-    /// Bound and never listening: keeps the port of `closed` free.
+    /// Bound and never listening: reserves the port of `closed`.
     _closed: TcpSocket,
-    /// Whose connections are captured, with --redirect.
+    /// With --redirect: connections of processes in this cgroup are captured.
     pub(super) captured: Option<CapturedCgroup>,
 }
 
@@ -75,10 +71,10 @@ const NORTH: (&str, Ipv4Addr) = ("north", Ipv4Addr::LOCALHOST);
 const SOUTH: (&str, Ipv4Addr) = ("south", Ipv4Addr::new(127, 0, 0, 2));
 
 impl World {
-    /// Starts all of it and waits until both agents are connected.
+    /// Starts all parts and waits until both agents are linked.
     ///
     /// # Errors
-    /// Names the step.
+    /// The error names the step.
     pub(super) async fn start(options: &DemoOptions) -> anyhow::Result<Self> {
         let lanes = options.lane_security;
         let folder = Folder::make(options.dir.as_deref())?;
@@ -153,7 +149,7 @@ impl World {
             .find(|agent| IpAddr::V4(agent.reaches) == target.ip())
     }
 
-    /// The value of one series of the server, as `/metrics` shows it.
+    /// Value of one series of the server, as `/metrics` shows it.
     #[must_use]
     pub(super) fn series(&self, name: &str) -> u64 {
         series(&self.server.metrics.scrape().text(), name)
@@ -166,7 +162,7 @@ impl World {
         text.lines().any(|line| line.starts_with(series))
     }
 
-    /// Whether both ends say that their lanes go on in clear text.
+    /// Whether the metrics of both ends report lanes in clear text.
     #[must_use]
     pub(super) fn lanes_are_in_clear(&self) -> bool {
         const FLAG: &str = "adit_insecure_flags{flag=\"lane-security=plaintext\"}";
@@ -177,10 +173,10 @@ impl World {
         agents_too && self.series(FLAG) == 1
     }
 
-    /// Ends everything; files and sockets go away.
+    /// Stops all parts and removes files and sockets.
     pub(super) async fn stop(self) {
         drop(self.frontends);
-        // The driver's connections first, so that the server has nobody to wait for.
+        // The driver's connections first, so that the server has no client to wait for.
         let _cut = self.tasks.drain(Duration::ZERO).await;
         for agent in &self.agents {
             agent.running.drain();
@@ -190,13 +186,13 @@ impl World {
             agent.running.stop().await;
         }
         drop(self.folder);
-        // Nothing is attached to it any more.
+        // No program is attached to the cgroup any more.
         drop(self.captured);
     }
 }
 
 impl DemoAgent {
-    /// Targets it has reached so far.
+    /// Number of targets this agent has reached.
     #[must_use]
     pub(super) fn dials(&self) -> u64 {
         series(
@@ -206,12 +202,12 @@ impl DemoAgent {
     }
 }
 
-/// A counter or gauge that is not there yet counts nothing.
+/// A missing counter or gauge counts as 0.
 fn series(text: &str, name: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
         .find_map(|value| value.trim().parse::<f64>().ok())
-        // Large counts are shown as 1.5e+08, and are whole all the same.
+        // Large counts are shown as 1.5e+08; they are integers nevertheless.
         .and_then(|value| format!("{value:.0}").parse().ok())
         .unwrap_or(0)
 }
@@ -335,7 +331,7 @@ fn files<'a>(
     })
 }
 
-/// Ids and proxies of the user's environment are for real agents.
+/// Hides the user's environment: its ids and proxies are for real agents.
 fn no_environment(_name: &str) -> Option<String> {
     None
 }

@@ -1,6 +1,6 @@
-//! The redirect of a server put together: listeners, programs in the kernel, rules, state in log and metrics.
+//! Starts a server's redirect: listeners, programs in the kernel, rules, and their state in log and metrics.
 //!
-//! Nothing that is missing here keeps the server from starting.
+//! A missing requirement never keeps the server from starting.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -31,13 +31,13 @@ use adit_server::router::Router;
 /// The redirect of a server, if it has one.
 pub(crate) struct Captured {
     redirect: Option<Arc<Redirect>>,
-    /// What becomes of calls to the agent port.
+    /// Action for calls to the agent port.
     at_agents: Action,
     listeners: Vec<SocketAddr>,
 }
 
 impl Captured {
-    /// None was asked for, or this host does not allow it.
+    /// No redirect is requested, or this host does not allow it.
     pub(crate) fn none() -> Self {
         Self {
             redirect: None,
@@ -46,12 +46,12 @@ impl Captured {
         }
     }
 
-    /// Where captured connections of our own network namespace go.
+    /// Listeners for captured connections of this process's own network namespace.
     pub(crate) fn listeners(&self) -> &[SocketAddr] {
         &self.listeners
     }
 
-    /// Calls that were redirected so far, as the kernel counts them.
+    /// Number of redirected calls, as the kernel counts them.
     pub(crate) fn redirected(&self) -> u64 {
         let calls = self
             .redirect
@@ -64,8 +64,8 @@ impl Captured {
         redirected.map_or(0, |(_, count)| count)
     }
 
-    /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls `agents` may be part of
-    /// the tunnel.
+    /// Exempts calls to this server's own listeners, whose ports are known only once they listen. A process that calls `agents`
+    /// may be an agent, that is, part of the tunnel.
     pub(crate) fn spare(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
         let Some(redirect) = &self.redirect else {
             return;
@@ -78,7 +78,7 @@ impl Captured {
         }
     }
 
-    /// Calls go where they go from now on; connections that are open go on.
+    /// Stops redirecting: new calls connect directly; open connections go on.
     pub(crate) fn detach(&self) {
         if let Some(redirect) = &self.redirect {
             redirect.detach();
@@ -86,22 +86,22 @@ impl Captured {
     }
 }
 
-/// `SO_MARK` of listeners, and of what they accept; 0 is none.
+/// `SO_MARK` of listeners and of the connections they accept; 0 is none.
 pub(crate) type Mark = u32;
-/// Bits by which kube-proxy and the kubelet tell packets to be dropped or masqueraded.
+/// Bits by which kube-proxy and the kubelet mark packets to drop or masquerade.
 const MARKS_OF_KUBERNETES: Mark = 0xC000;
 
-/// A mark from a random number. It stays on accepted connections: the answer to their SYN has borne it already, and taking it
-/// off would take CAP_NET_ADMIN for good.
+/// A mark from a random number. Accepted connections keep it: their SYN-ACK already carried it, and clearing it would need
+/// CAP_NET_ADMIN permanently.
 fn own_mark(random: u32) -> Mark {
     (random & !MARKS_OF_KUBERNETES).max(1)
 }
 
 impl Listening<'_> {
-    /// Attaches what a plan asks for. Whatever this host lacks is a line in the log.
+    /// Attaches the redirect that a plan requests. A failure on this host is logged.
     ///
     /// # Errors
-    /// The file of rules, by name and line.
+    /// The rule file is invalid; the error has its name and line.
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
@@ -139,7 +139,7 @@ impl Listening<'_> {
         }
     }
 
-    /// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.
+    /// Listens on loopback first and tells the kernel afterwards: no call is sent to a port without a listener.
     fn capture(
         &self,
         capturing: Capturing<'_>,
@@ -151,20 +151,20 @@ impl Listening<'_> {
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
         let mark = match plan.on_failure {
             OnFailure::Open => 0,
-            // Whoever takes the port of a server that has ended is not it.
+            // A process that takes the port of an ended server lacks this mark, and so receives no captured calls.
             OnFailure::Closed => own_mark(rand::random()),
         };
         let bound = listen(&redirect, mark, self.accounts)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
-        // Agents that come by loopback are those of this network namespace.
+        // Agents that connect over loopback are in this network namespace.
         if let Some(Listener::Tcp(here)) = bound.first() {
             redirect.at_home(here)?;
         }
-        // Before there are rules: what this server dials is left alone.
+        // Before there are rules: connections that this server dials are exempt.
         self.own_sockets
             .spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
-        // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
-        // nothing is captured that these would have left alone.
+        // Agents that connect at once are recognized; a port that the kernel chooses is exempted once known. These rules go
+        // first, so that no call they exempt is captured.
         let agents = &self.plan.agents.bind;
         if agents.port != 0 {
             let at = [socket_addr(agents)?];
@@ -172,13 +172,13 @@ impl Listening<'_> {
         }
         let rules = rules(&file.plan)?;
         redirect.replace_rules(&rules)?;
-        // Now that ours are in force, those of a predecessor may go.
+        // This server's rules are active, so a predecessor's pinned programs may go.
         match plan.on_failure {
             OnFailure::Open => unpin(&plan.cgroup)?,
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
         say_active(&plan.cgroup, rules.len(), view);
-        // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
+        // Connections captured meanwhile wait in the backlog. This step is last: a failure above leaves nothing attached.
         let in_force = Arc::new(ArcSwap::from_pointee(file.plan));
         let origins = Arc::new(RuleOrigin {
             maps: RedirectOrigin(Arc::clone(&redirect)),
@@ -219,14 +219,14 @@ impl Listening<'_> {
     }
 }
 
-/// What is to be captured.
+/// Input of a capture.
 struct Capturing<'a> {
     plan: &'a RedirectPlan,
     view: &'a Arc<RedirectView>,
     file: Rules,
 }
 
-/// The plan's rules with those of its file, if it has one.
+/// The plan's rules, merged with its file's.
 struct Rules {
     plan: RedirectPlan,
     followed: Option<Followed>,
@@ -234,7 +234,7 @@ struct Rules {
 
 impl Rules {
     /// # Errors
-    /// The file, by name and line.
+    /// The rule file is invalid; the error has its name and line.
     fn load(plan: &RedirectPlan) -> anyhow::Result<Self> {
         let Some(path) = &plan.file else {
             let plan = plan.clone();
@@ -252,7 +252,7 @@ impl Rules {
     }
 }
 
-/// Says why nothing is redirected.
+/// Logs why nothing is redirected.
 pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     let why = format!("{error:#}");
     tracing::warn!(
@@ -263,10 +263,10 @@ pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     view.missing(&why);
 }
 
-/// Listeners on loopback that rules lead to by [`LISTENER`].
+/// Listeners on loopback that rules refer to by [`LISTENER`].
 ///
 /// # Errors
-/// There is no loopback, or the kernel takes no note of them.
+/// Loopback cannot be listened on, or the kernel does not register the listeners.
 pub(crate) fn listen(
     redirect: &Redirect,
     mark: Mark,
@@ -277,7 +277,7 @@ pub(crate) fn listen(
         Listener::bind_with(&at, |socket| accounts.listening(&socket))
     };
     let v4 = bind(Ipv4Addr::LOCALHOST.into()).context("the redirect's listener")?;
-    // Hosts may be without IPv6; calls over it are left alone then.
+    // On hosts without IPv6, calls over IPv6 are not redirected.
     let v6 = bind(Ipv6Addr::LOCALHOST.into()).ok();
     let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
     for listener in [Some(&v4), v6.as_ref()].into_iter().flatten() {

@@ -1,6 +1,6 @@
-//! What a command line asks of the kernel, redirect and accounting: whether it would get it, now.
+//! Kernel features that a command line asks for, redirect and accounting: whether the kernel would allow them now.
 //!
-//! Neither keeps a server or an agent from starting, which is why somebody should be told beforehand.
+//! Their absence does not keep a server or agent from starting, so this command reports it beforehand.
 
 use std::fs;
 use std::net::IpAddr;
@@ -25,16 +25,16 @@ use adit_net::interfaces::local_addresses;
 use adit_redirect::caps::{self, HostCaps};
 use adit_redirect::pins::bpffs_mount;
 
-/// What this host allows.
+/// Kernel features of this host.
 pub(crate) struct Host(HostCaps);
 
 impl Host {
-    /// Tries it out.
+    /// Probes the kernel without loading this project's programs.
     pub(crate) fn probe() -> Self {
         Self(HostCaps::probe())
     }
 
-    /// The same, and whether the kernel takes the programs themselves.
+    /// Probes the kernel, including whether it accepts this project's programs.
     pub(crate) fn probe_programs() -> Self {
         Self(HostCaps::probe().with_programs())
     }
@@ -49,18 +49,18 @@ impl Host {
         of_redirect(plan, &self.0)
     }
 
-    /// Lines about an agent's.
+    /// Lines about an agent's redirect.
     pub(crate) fn node_redirect(&self, plan: &NodeRedirectPlan) -> Vec<Capability> {
         of_node_redirect(plan, &self.0)
     }
 
-    /// The line about accounting; `None`: nobody asked for it.
+    /// The line about accounting; `None` if it is off.
     pub(crate) fn account(&self, plan: AccountPlan) -> Option<Capability> {
         account(plan, &self.0)
     }
 }
 
-/// Everything this host lacks, in one line.
+/// All missing features of this host, in one line.
 pub(crate) fn lacks() -> String {
     let caps = HostCaps::probe();
     let missing: Vec<String> = caps
@@ -75,10 +75,10 @@ pub(crate) fn lacks() -> String {
     missing.join("; ")
 }
 
-/// Whether programs can be loaded: the first thing that is missing, with its remedy.
+/// Whether programs can be loaded: the first missing feature with its remedy.
 fn loading(host: &HostCaps) -> Capability {
     const NAME: &str = "ebpf";
-    // Programs of ours do without type information.
+    // This project's programs need no type information.
     let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
     let needed = needed.chain([("bpf", &host.account_program)]);
     for (what, capability) in needed {
@@ -122,7 +122,7 @@ fn of_node_redirect(plan: &NodeRedirectPlan, host: &HostCaps) -> Vec<Capability>
     lines
 }
 
-/// The first of them that the host lacks.
+/// The first needed feature that the host lacks.
 fn first_missing<'a>(
     needed: impl IntoIterator<Item = (&'static str, &'a caps::Capability)>,
 ) -> Option<String> {
@@ -152,7 +152,7 @@ fn programs(host: &HostCaps) -> Capability {
 
 const CGROUP: &str = "redirect-cgroup";
 
-/// Every cgroup of version 2 has that file, and none of version 1.
+/// Tests for a file that every cgroup of version 2 has, and none of version 1.
 fn cgroup(path: &Path) -> Capability {
     let shown = path.display();
     match fs::metadata(path.join("cgroup.controllers")) {
@@ -170,7 +170,7 @@ fn cgroup(path: &Path) -> Capability {
     }
 }
 
-/// A cgroup that can be attached to, and whether it looks like all of the host, and is a part.
+/// The line of an attachable cgroup, which may look like the host's root and be only a part of the host.
 fn there(path: &Path, is_part: bool) -> Capability {
     let shown = path.display();
     if is_part {
@@ -201,7 +201,7 @@ fn rules_line(rules: Result<usize, String>) -> Capability {
     }
 }
 
-/// Where it is mounted for root alone, another user can keep nothing there, whatever its capabilities.
+/// Whether this user can create folders in the mount: one that belongs to root refuses, whatever the user's capabilities.
 fn writable(mount: PathBuf) -> Result<PathBuf, String> {
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
     match accessat(CWD, mount.as_path(), wanted, AtFlags::EACCESS) {
@@ -213,7 +213,7 @@ fn writable(mount: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// Whether other users may make folders there, too: one that is in the way is theirs, and only root can remove it.
+/// Whether other users can create folders there, too: such a folder may block a pin, and only root can remove it.
 fn is_shared(mount: &Path) -> bool {
     fs::metadata(mount).is_ok_and(|mount| mount.mode() & 0o022 != 0)
 }
@@ -282,7 +282,7 @@ fn helper(may: bool) -> Capability {
     )
 }
 
-/// `None`: nobody asked for it.
+/// `None` if accounting is off.
 fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
     const NAME: &str = "account";
     const REMEDY: &str = "give the process what is named, or --account=off";

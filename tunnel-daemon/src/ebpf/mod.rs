@@ -1,6 +1,6 @@
-//! What takes eBPF: the redirect of a server and of an agent, accounting, and probes of what the host allows.
+//! Parts that use eBPF: the redirect of servers and agents, accounting, and probes of the host.
 //!
-//! A build without the cargo feature `ebpf` has `no_ebpf.rs` in its place.
+//! A build without the cargo feature `ebpf` uses `no_ebpf.rs` instead.
 
 mod capture;
 pub(crate) mod check;
@@ -28,13 +28,13 @@ pub(crate) use self::check::lacks;
 pub(crate) use self::node::NodeRedirect;
 pub(crate) use adit_redirect::caps::maps_need_capability;
 
-/// Why this binary has none of it; `None`: it has all.
+/// Why this binary has no eBPF; `None`: it has.
 pub(crate) const NOT_BUILT: Option<&str> = None;
 
-/// Begins to account; the id of the program, too.
+/// Starts accounting; also returns the program's id.
 ///
 /// # Errors
-/// What this host does not allow.
+/// The host lacks a requirement of accounting.
 pub(crate) fn account(
     plan: AccountPlan,
     metrics: &AditMetrics,
@@ -51,7 +51,7 @@ pub(crate) fn account(
 /// Runs the helper of a redirect in other network namespaces.
 ///
 /// # Errors
-/// Why it cannot go on.
+/// Why the helper ends.
 pub(crate) fn netns_helper(options: &NetnsHelperOptions) -> Result<(), String> {
     namespaces::helper::run(options)
 }

@@ -1,7 +1,7 @@
-//! Listeners in other network namespaces than our own, as those come and go.
+//! Listeners in other network namespaces, opened and closed as namespaces come and go.
 //!
-//! A listener of ours would keep a namespace alive for ever, so it closes when nobody else has one: its file is gone, or, if it
-//! was found by the captured cgroup, no process of that is in it any more.
+//! A listener keeps its namespace alive. It therefore closes when the namespace's file is gone, or, for a namespace found by
+//! the captured cgroup, when it contains no process of that cgroup.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,13 +31,13 @@ use adit_redirect::redirect::Redirect;
 use adit_telemetry::labels::NetnsHelperState;
 use adit_tls::blocking::{self, BlockingError};
 
-/// Between two looks: how long a new namespace may go without a listener, and one that ended be kept by ours.
+/// Interval of scans: a new namespace may lack a listener, and a listener may keep an ended one alive, for this long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The helper, and what it has seen.
+/// The helper and the result of its scan.
 type Looked = (Helper, Result<Look, HelperError>);
 
-/// The namespaces that have a listener of ours, and who opens them.
+/// The captured network namespaces, and the parts that serve their listeners.
 pub(crate) struct Namespaces {
     redirect: Arc<Redirect>,
     mark: Mark,
@@ -55,17 +55,17 @@ pub(crate) struct Namespaces {
 struct Held {
     name: String,
     cookie: u64,
-    /// Its listener for IPv4.
+    /// Address of the IPv4 listener.
     v4: Option<SocketAddr>,
-    /// There is one for IPv6, too.
+    /// The namespace also has an IPv6 listener.
     has_v6: bool,
-    /// Why that cannot be had, once it was said.
+    /// Why there is no IPv6 listener, once logged.
     v6_refused: Option<String>,
     stop: CancellationToken,
 }
 
 impl Held {
-    /// It is captured all the same, over IPv4. It is tried again with each look, and said once.
+    /// Logs a new reason once. The namespace stays captured over IPv4, and each scan tries IPv6 again.
     fn say_refused(&mut self, why: String) {
         if self.v6_refused.as_ref() != Some(&why) {
             let namespace = &self.name;
@@ -79,16 +79,16 @@ impl Held {
     }
 }
 
-/// What looks leave out. It changes nothing that is captured, so the log has it when it begins and when it ends.
+/// What scans leave out. It does not affect captured namespaces, so only its begin and end are logged.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct LeftOut {
-    /// There are more namespaces than may be captured.
+    /// There are more namespaces than the limit.
     is_over: bool,
-    /// There is more to look at than is looked at.
+    /// There are more processes or cgroups than a scan examines.
     is_cut: bool,
 }
 
-/// A change of it.
+/// A change of [`LeftOut`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Notice {
     Over,
@@ -98,7 +98,7 @@ enum Notice {
 }
 
 impl LeftOut {
-    /// What is new with this look.
+    /// Changes with this scan.
     fn changed_by(&mut self, look: &Look) -> Vec<Notice> {
         let now = Self {
             is_over: look.over > 0,
@@ -142,9 +142,9 @@ impl Notice {
 }
 
 impl Namespaces {
-    /// Starts the helper and opens listeners in what is there already. Blocks for moments. Before privileges are dropped.
+    /// Starts the helper and opens listeners in existing namespaces. Blocks briefly. Call it before privileges are dropped.
     ///
-    /// Without a helper nothing is captured in other namespaces, which is said; `None` then.
+    /// Without a helper, other namespaces are not captured: logs the reason and returns `None`.
     pub(crate) fn start(
         plan: &NetnsPlan,
         cgroup: &std::path::Path,
@@ -194,7 +194,7 @@ impl Namespaces {
         }
     }
 
-    /// Keeps them until `stop`; every listener closes with it.
+    /// Opens and closes listeners until `stop`, which closes all of them.
     pub(crate) async fn keep(mut self, helper: Helper) {
         let stop = self.stop.clone();
         let mut looking = self.look(helper);
@@ -209,12 +209,12 @@ impl Namespaces {
                     }
                     Ok((gone, Err(error))) => {
                         self.without(NetnsHelperState::Ended, &error);
-                        // Not by a thread that carries data: its end is waited for, and may be long in coming.
+                        // Not on a data thread: dropping the helper waits for its process to end, which may take long.
                         blocking::start(move || drop(gone));
                         looking = Box::pin(std::future::pending());
                     }
                     Err(error) => {
-                        // It went with the work that held it.
+                        // The helper was dropped with the failed task.
                         let error = HelperError::Gone(format!("cannot be asked any more: {error}"));
                         self.without(NetnsHelperState::Ended, &error);
                         looking = Box::pin(std::future::pending());
@@ -224,7 +224,7 @@ impl Namespaces {
         }
     }
 
-    /// The next look, after a moment.
+    /// The next scan, after [`LOOK_EVERY`].
     fn look(&self, mut helper: Helper) -> BoxFuture<'static, Result<Looked, BlockingError>> {
         let held = self.held.iter().map(|(id, held)| Asked {
             id: *id,
@@ -311,7 +311,7 @@ impl Namespaces {
         });
     }
 
-    /// Listens, then tells the kernel: a call is never sent to a port that nobody listens on.
+    /// Opens the listeners first and tells the kernel afterwards: no call is sent to a port without a listener.
     fn open(&mut self, opened: Opened) -> anyhow::Result<()> {
         let mut listeners = Vec::new();
         for socket in opened.sockets {
@@ -347,7 +347,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// As [`Self::open`], of a namespace that got IPv6 after it was opened. What comes over IPv4 goes on as before.
+    /// Like [`Self::open`], for a namespace that got IPv6 after it was opened. Its IPv4 listener is unaffected.
     fn add_v6(&mut self, id: u64, socket: OwnedFd) -> anyhow::Result<()> {
         let Some(held) = self.held.get_mut(&id) else {
             return Ok(()); // It is not held any more.
@@ -370,7 +370,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// The other way round: no call is sent there any more, then nobody listens. Connections that are open go on.
+    /// Tells the kernel first and closes the listeners afterwards; open connections go on.
     fn close(&mut self, id: u64) {
         let Some(held) = self.held.remove(&id) else {
             return;

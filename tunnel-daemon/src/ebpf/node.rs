@@ -1,6 +1,6 @@
-//! Connections of this node's processes to Service addresses of the control plane, taken from under them (KEP-2025).
+//! Captures connections of this node's processes to Service addresses of the control plane (KEP-2025).
 //!
-//! Nothing that is missing here keeps the agent from starting: connections go where they go then.
+//! A missing requirement never keeps the agent from starting: connections then go directly to the Service.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -34,15 +34,15 @@ use adit_telemetry::labels::{NodeRefusal, RedirectRefusal};
 pub(crate) struct NodeRedirect(Option<Arc<Redirect>>);
 
 impl NodeRedirect {
-    /// None was asked for.
+    /// No redirect is requested.
     pub(crate) fn none() -> Self {
         Self(None)
     }
 
-    /// Attaches programs to the plan's cgroup. Whatever is missing is a line in the log.
+    /// Attaches programs to the plan's cgroup. A missing requirement is logged.
     ///
     /// # Errors
-    /// The file of rules, by name and line.
+    /// The rule file is invalid; the error has its name and line.
     pub(crate) fn start(
         plan: &NodeRedirectPlan,
         parts: &NodeSideParts<'_>,
@@ -67,7 +67,7 @@ impl NodeRedirect {
         }
     }
 
-    /// Calls go where they go from now on; connections that are open go on.
+    /// Stops redirecting: new calls connect directly; open connections go on.
     pub(crate) fn detach(&self) {
         if let Some(redirect) = &self.0 {
             redirect.detach();
@@ -75,7 +75,7 @@ impl NodeRedirect {
     }
 }
 
-/// Listens, then tells the kernel: a call is never sent to a port that nobody listens on.
+/// Listens first and tells the kernel afterwards: no call is sent to a port without a listener.
 fn attach(
     plan: &NodeRedirectPlan,
     all: &NodeRedirectPlan,
@@ -96,7 +96,7 @@ fn attach(
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
     let bound = listen(&redirect, 0, accounts)?;
     let at_node = listen_at_node(&redirect, plan, accounts)?;
-    // Before there are rules: the agent connects to its servers already.
+    // Before there are rules: the agent already connects to its servers.
     own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
@@ -137,7 +137,7 @@ fn attach(
             services.spawn_always("redirect-netns", namespaces.keep(helper));
         }
     }
-    // Only now: it looks at many cgroups, and whoever is captured meanwhile would wait.
+    // Last: this examines many cgroups, and captured connections would wait for it.
     say_neighbours(&redirect, &plan.cgroup, view);
     let looked_after = look_after(
         Arc::clone(&redirect),
@@ -151,7 +151,7 @@ fn attach(
     Ok(redirect)
 }
 
-/// Listeners at addresses of the node, for callers whose namespace has none.
+/// Listeners at the node's addresses, for callers in namespaces without a listener.
 fn listen_at_node(
     redirect: &Redirect,
     plan: &NodeRedirectPlan,
@@ -190,7 +190,7 @@ fn apply(
     Arc::new(move |file| {
         let all = plan.with(file).map_err(anyhow::Error::new)?;
         let rules = rules(&all);
-        // First, so that whoever is captured by the new rules is known.
+        // Publish destinations before the rules, so that connections captured by the new rules find theirs.
         let before = destinations.load_full();
         destinations.store(Arc::new(Destinations {
             now: Destinations::of(&all).now,
@@ -206,10 +206,10 @@ fn apply(
     })
 }
 
-/// Destinations by the address of a Service.
+/// Destinations by Service address.
 struct Destinations {
     now: HashMap<SocketAddr, Arc<str>>,
-    /// Of the rules before: whom those had captured may come a moment later.
+    /// Destinations of the previous rules: connections that those captured may arrive a moment later.
     before: HashMap<SocketAddr, Arc<str>>,
 }
 
@@ -238,10 +238,10 @@ fn rule(address: SocketAddr, action: Action) -> RedirectRule {
     }
 }
 
-/// Where captured connections want to go.
+/// Finds the destinations of captured connections.
 struct Services {
     redirect: Arc<Redirect>,
-    /// They come to the node's address.
+    /// Connections arrive at the node's address.
     at_node: bool,
     destinations: Arc<ArcSwap<Destinations>>,
     metrics: AditMetrics,

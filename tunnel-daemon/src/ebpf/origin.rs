@@ -1,4 +1,4 @@
-//! Where captured connections wanted to go, and by which rule they came.
+//! Original destinations of captured connections, and the rules that captured them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use adit_config::plan::RedirectPlan;
 use adit_net::original_dst::{OriginError, OriginSource};
 use adit_redirect::redirect::Redirect;
 
-/// Asks the maps of the redirect.
+/// Looks up the original destination in the redirect's maps.
 pub(crate) struct RedirectOrigin(pub(crate) Arc<Redirect>);
 
 impl OriginSource for RedirectOrigin {
@@ -19,10 +19,10 @@ impl OriginSource for RedirectOrigin {
     }
 }
 
-/// As that, and knows the rules that captured them.
+/// Like [`RedirectOrigin`], and also finds the rule that captured the connection.
 pub(crate) struct RuleOrigin {
     pub(crate) maps: RedirectOrigin,
-    /// Those in force.
+    /// The active rules.
     pub(crate) rules: Arc<ArcSwap<RedirectPlan>>,
 }
 

@@ -1,6 +1,7 @@
-//! Rules of a redirect that follow a file.
+//! Redirect rules that follow a file.
 //!
-//! A file is read and checked whole before any of it counts. One that is broken leaves the rules as they are, loudly.
+//! A file is read and checked as a whole before any rule applies. If it is broken, the active rules stay and an error is
+//! logged.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -17,29 +18,29 @@ use adit_tls::blocking;
 use adit_tls::reload::{Changes, POLL_PERIOD};
 use adit_tls::reread::Reread;
 
-/// How many rules are in force, and the how many-th set they are.
+/// Number of active rules, and the generation of the rule set.
 type InForce = (usize, u64);
 
-/// Puts the rules of a file in force.
+/// Activates the rules of a file.
 pub(crate) type Apply = Arc<dyn Fn(RuleFile) -> anyhow::Result<InForce> + Send + Sync>;
 
-/// What came of a look at the file. `None`: it holds what it held.
+/// Result of reading the file. `None`: unchanged.
 type Looked = Option<Result<InForce, String>>;
 
-/// A file of rules and what it held when it was read last.
+/// A rule file and its text when last read.
 #[derive(Clone)]
 pub(crate) struct Followed {
     path: PathBuf,
     of: RuleFileOf,
-    /// `None` after an error: whatever it holds then is new.
+    /// `None` after an error: any text then counts as new.
     text: Option<String>,
 }
 
 impl Followed {
-    /// Reads it for the first time.
+    /// Reads the file for the first time.
     ///
     /// # Errors
-    /// It cannot be read, or a line of it; a start should fail on it.
+    /// The file cannot be read or parsed; a start should fail with this error.
     pub(crate) fn load(path: &Path, of: RuleFileOf) -> anyhow::Result<(Self, RuleFile)> {
         let named = || format!("--redirect-file {}", path.display());
         let text = read(path).with_context(named)?;
@@ -66,7 +67,7 @@ impl Followed {
         let mut changes = Changes::of(&[&self.path], &reread);
         let mut last_error = None;
         loop {
-            // First at once: a change between loading and watching would go unnoticed otherwise.
+            // Read at once: a change between loading and watching would go unnoticed otherwise.
             let (read, apply) = (self.clone(), Arc::clone(&apply));
             match blocking::run(move || read.look(&*apply)).await {
                 Ok((text, outcome)) => {
@@ -85,7 +86,7 @@ impl Followed {
         }
     }
 
-    /// Reads, and puts what is new in force.
+    /// Reads the file, and activates its rules if the text is new.
     fn look(self, apply: &dyn Fn(RuleFile) -> anyhow::Result<InForce>) -> (Option<String>, Looked) {
         match read(&self.path) {
             Ok(text) if self.text.as_ref() == Some(&text) => (self.text, None),
@@ -108,7 +109,7 @@ impl Followed {
                 view.reloaded(Ok((rules, set)));
                 tracing::info!(%file, rules, set, "new rules of the redirect are in force");
             }
-            // Once, not with each look at a file that is gone.
+            // Log an error once, not with each poll of a missing file.
             Some(Err(error)) if last_error.as_ref() == Some(&error) => (),
             Some(Err(error)) => {
                 view.reloaded(Err(&error));
@@ -121,7 +122,7 @@ impl Followed {
 
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    // One byte more than may be, so that who parses it sees that.
+    // One byte more than the limit, so that the parser sees an oversized file.
     let most = limits::REDIRECT_FILE_BYTES_MAX as u64 + 1;
     File::open(path)?.take(most).read_to_string(&mut text)?;
     Ok(text)

@@ -1,4 +1,4 @@
-//! What the rules are that the kernel is given for a server: of its plan, and for its own listeners.
+//! The rules that the kernel gets for a server: rules of the plan, and rules for the server's own listeners.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use adit_config::plan::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget};
 use adit_redirect::redirect::{Action, RedirectRule};
 
-/// The number of the one listener among rules.
+/// The listener's number in rules.
 pub(crate) const LISTENER: u32 = 0;
-/// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
+/// Networks that are not redirected unless a rule names them, or a part of them: this host's own addresses never leave it.
 const ALWAYS_LEFT: [&str; 6] = [
     "127.0.0.0/8",
     "169.254.0.0/16",
@@ -19,8 +19,8 @@ const ALWAYS_LEFT: [&str; 6] = [
     "::/128",
 ];
 
-/// One rule for each address a listener has. On loopback whoever calls joins at home only: in another network namespace it is
-/// something else that has the address.
+/// One rule per address of each listener. A caller over loopback joins only in this network namespace: in another namespace the
+/// loopback address belongs to another listener.
 pub(crate) fn own_rules(
     listeners: impl IntoIterator<Item = SocketAddr>,
     action: Action,
@@ -45,7 +45,7 @@ pub(crate) fn own_rules(
     rules
 }
 
-/// What becomes of calls to the agent port.
+/// Action for calls to the agent port.
 pub(crate) fn at_agents(plan: &RedirectPlan) -> Action {
     match plan.agents {
         AgentCalls::Exempt => Action::Join,
@@ -53,10 +53,10 @@ pub(crate) fn at_agents(plan: &RedirectPlan) -> Action {
     }
 }
 
-/// The rules of a plan. What is always left alone first, so that the plan's own words about the same network win.
+/// The rules of a plan. Networks that are never redirected come first, so that the plan's rules for the same network win.
 ///
 /// # Errors
-/// A network that is always left alone cannot be read.
+/// One of these fixed networks cannot be parsed.
 pub(crate) fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
     let mut rules = Vec::new();
     for network in ALWAYS_LEFT {
@@ -75,7 +75,7 @@ pub(crate) fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
         OnFailure::Open => Action::Redirect(LISTENER),
         OnFailure::Closed => Action::RedirectOrDeny(LISTENER),
     };
-    // Where the map ends early, nothing is captured without its exclusions.
+    // Exclusions first: if the map is too small, no target is captured without its exclusions.
     let excluded = plan.excluded.iter();
     rules.extend(excluded.map(|target| rule(target, Action::Leave)));
     rules.extend(plan.targets.iter().map(|target| rule(target, action)));

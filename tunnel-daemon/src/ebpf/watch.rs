@@ -1,4 +1,4 @@
-//! Looks after a redirect while it is there: its counts, who is exempt, the cgroup.
+//! Maintains an active redirect: its counters, exempt processes and the cgroup.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use adit_redirect::redirect::Redirect;
 use adit_telemetry::AditMetrics;
 use adit_tls::blocking;
 
-/// How often counts of the kernel are read, ended processes forgotten, and the cgroup looked after.
+/// Interval between two rounds of maintenance: kernel counters, ended processes, the cgroup.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Other programs that are listed one by one.
+/// Most other programs that are listed one by one.
 const OTHERS_NAMED: usize = 16;
 
-/// Says that programs are attached to a cgroup, with so many rules in force, and where it is less than it looks like.
+/// Records that programs are attached with this number of rules, and warns if the cgroup is only a part of the host.
 pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
     view.active(cgroup, rules);
     if is_part_of_host(cgroup) {
@@ -30,7 +30,7 @@ pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
     }
 }
 
-/// Says which programs of others run beside ours when captured processes connect, as of now.
+/// Logs which programs of other owners currently run when captured processes connect.
 pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
     let others = match redirect.neighbours(cgroup) {
         Ok(found) => {
@@ -64,8 +64,8 @@ pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &Redirect
     view.others(others);
 }
 
-/// Brings the kernel's counts to the metrics, forgets processes that ended, and says when the cgroup is gone: its programs went
-/// with it.
+/// Copies kernel counters to the metrics, forgets exempt processes that ended, and reports a removed cgroup, whose programs are
+/// gone with it.
 pub(crate) async fn look_after(
     redirect: Arc<Redirect>,
     on_failure: OnFailure,
@@ -109,7 +109,7 @@ pub(crate) async fn look_after(
     }
 }
 
-/// Says that exemptions outlive their processes: a stranger may go direct, which matters where nothing else does.
+/// Logs that exemptions outlive their processes: a process that reuses an exempt id connects directly, even with `closed`.
 fn not_forgotten(on_failure: OnFailure, error: &KernelError) {
     match on_failure {
         OnFailure::Open => {

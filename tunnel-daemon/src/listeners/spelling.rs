@@ -1,4 +1,4 @@
-//! Listeners as flags spell them, for the line of the log that says the program has started.
+//! Listeners as flags spell them, for the log line that reports the start.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -6,23 +6,23 @@ use std::path::Path;
 
 use adit_config::plan::{AgentPlan, FrontendListen, FrontendPlan, ServerPlan};
 
-/// How a flag turns a listener off.
+/// A flag's value that turns its listener off.
 const OFF: &str = "off";
 
-/// What a server listens on beside its port for agents.
+/// Listeners of a server, except its port for agents.
 pub(crate) struct ServerListeners {
-    /// As the values of `--frontend`; the TCP port is the one that the kernel chose.
+    /// Values of `--frontend`; a TCP frontend shows the port that the kernel chose.
     pub(crate) frontends: String,
-    /// Absent without one.
+    /// `None` without a transparent listener.
     pub(crate) transparent: Option<String>,
     pub(crate) health: String,
     pub(crate) admin: String,
     pub(crate) admin_socket: String,
 }
 
-/// What an agent listens on.
+/// Listeners of an agent.
 pub(crate) struct AgentListeners {
-    /// As the values of `--target`; absent without one.
+    /// Values of `--target`; `None` without such a listener.
     pub(crate) targets: Option<String>,
     pub(crate) health: String,
     pub(crate) admin: String,
@@ -30,7 +30,7 @@ pub(crate) struct AgentListeners {
 }
 
 impl ServerListeners {
-    /// `frontends`: the address of each that is on TCP, in the order of the plan.
+    /// `frontends`: the address of each frontend that uses TCP, in the order of the plan.
     pub(crate) fn of(
         plan: &ServerPlan,
         frontends: &[Option<SocketAddr>],
@@ -80,7 +80,7 @@ fn or_off(listener: Option<impl Display>) -> String {
     listener.map_or_else(|| OFF.to_owned(), |listener| listener.to_string())
 }
 
-/// Values of a flag that may be given more than once.
+/// Joins the values of a repeatable flag by commas.
 pub(crate) fn list(values: impl IntoIterator<Item = impl Display>) -> String {
     let values: Vec<String> = values.into_iter().map(|value| value.to_string()).collect();
     values.join(",")

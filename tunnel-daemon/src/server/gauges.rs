@@ -1,4 +1,4 @@
-//! What a server counts once a second.
+//! Metrics that a server updates once a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::budgets::publish;
 use adit_server::router::Router;
 use adit_telemetry::{AditMetrics, DialCounts};
 
-/// Gauges that are sums of others' counts, brought up to date once a second.
+/// Updates gauges that are sums of other parts' counts, once a second.
 pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, router: Arc<Router>) {
     const EVERY: Duration = Duration::from_secs(1);
     let mut counted = DialCounts::default();

@@ -1,4 +1,4 @@
-//! Idle lanes of all links: read often, pinged now and then, so that those of an agent that is gone are closed.
+//! Idle lanes of all links: polled every second and pinged at times, so that lanes of a lost agent are closed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use adit_server::router::Router;
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// Polls from one ping to the next.
 const PING_EVERY_POLLS: u64 = 30;
-/// Links polled before other tasks run: some microseconds each, and a server may have ten thousand of them.
+/// Links polled before this task yields: a link takes some microseconds, and a server may have ten thousand links.
 const LINKS_PER_TURN: usize = 64;
 
 /// Polls and pings for as long as the server runs.

@@ -1,4 +1,4 @@
-//! What clients and agents that may reach each other share.
+//! State shared by the clients and agents of one tenant.
 
 use std::sync::Arc;
 
@@ -21,18 +21,18 @@ use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
 use adit_tls::reload::ReloadableServerTls;
 use adit_tunnel::RawLaneRelay;
 
-/// Router, budgets, rules and counts of one set of agents and their clients. A server has one.
+/// Router, budgets, rules and counts of one set of agents and their clients. A server has one tenant.
 pub(super) struct Tenant {
     pub(super) metrics: ServerMetrics,
     /// Registry of links, and the caps of dials.
     pub(super) router: Arc<Router>,
-    /// What a tunnel, a link and the process may hold.
+    /// Budgets of a tunnel, a link and the process.
     pub(super) isolation: IsolationPlan,
     pub(super) budget: Arc<ProcessBudget>,
     pub(super) access: Arc<AccessLog>,
-    /// What clients may have and where they may go.
+    /// Limits of clients and the destinations they may reach.
     clients: Arc<ClientLimits>,
-    /// Listeners that agents may not ask for.
+    /// This server's listeners, to which agents may not connect.
     pub(super) own: Arc<OwnListeners>,
 }
 
@@ -40,7 +40,7 @@ impl Tenant {
     /// The tenant of a plan, without agents.
     ///
     /// # Errors
-    /// A limit that this machine cannot count to.
+    /// A limit exceeds `usize`.
     pub(super) fn new(plan: &ServerPlan) -> anyhow::Result<Self> {
         let isolation = isolation_here(&plan.isolation);
         let budget = process_budget(&isolation);
@@ -70,10 +70,10 @@ impl Tenant {
         self.metrics.adit()
     }
 
-    /// Who judges agents, now and whenever the list of denied ones changes.
+    /// The authorizer of agents; it rechecks them whenever the deny list changes.
     ///
     /// # Errors
-    /// The list cannot be read.
+    /// The deny list cannot be read.
     pub(super) fn authorizer(
         &self,
         plan: &ServerPlan,
@@ -95,7 +95,7 @@ impl Tenant {
         Ok(authorizer)
     }
 
-    /// What its frontends share.
+    /// State that this tenant's frontends share.
     pub(super) fn frontends(
         &self,
         relay: Option<&Arc<RawLaneRelay>>,

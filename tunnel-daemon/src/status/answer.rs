@@ -1,4 +1,4 @@
-//! The paths of the admin socket: questions in, JSON out, never more than a bounded number of rows.
+//! The paths of the admin socket: queries in, JSON out, with a bounded number of rows.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,53 +12,50 @@ use adit_telemetry::labels::Label as _;
 use adit_telemetry::tunnels::TunnelView;
 use adit_telemetry::{DebugLog, LiveTunnel, OpenTunnels, TENANT, TunnelSide};
 
-/// Links in one answer about everything.
+/// Most links in a status answer.
 pub const LINKS_MAX: usize = 1000;
-/// Links in one answer about links: about 3 MB.
+/// Most links in an answer about links: about 3 MB.
 pub const LINKS_LISTED_MAX: usize = 10_000;
-/// Tunnels in one answer, unless the question says otherwise.
+/// Tunnels in one answer, unless the query gives a limit.
 pub const TUNNELS: usize = 100;
 /// Most tunnels in one answer: about 3 MB.
 pub const TUNNELS_MAX: usize = 10_000;
 
-/// Who knows the state of a process.
+/// State of a process.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// What runs.
+    /// Server or agent.
     fn role(&self) -> Role;
-    /// Its id.
     fn id(&self) -> &str;
-    /// Everything but readiness, which is asked elsewhere.
+    /// Everything but readiness, which the data runtime is asked for.
     fn status(&self) -> Status;
-    /// Its log's level.
     fn debug_log(&self) -> &DebugLog;
-    /// Its open tunnels.
     fn tunnels(&self) -> &Arc<OpenTunnels>;
-    /// Its links.
+    /// The links that match `of`.
     fn links(&self, of: &LinkQuery) -> LinksFuture<'_>;
-    /// Changes links, and says which.
+    /// Changes links that match `of`, and returns them.
     fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_>;
 }
 
-/// Links on their way, or why there are none.
+/// Pending links, or why there are none.
 pub(crate) type LinksFuture<'a> =
     Pin<Box<dyn Future<Output = Result<LinkRows, String>> + Send + 'a>>;
 
-/// Links of an answer, and how many there are in all.
+/// Links of an answer, and the number of all matching links.
 pub(crate) struct LinkRows {
     pub(crate) rows: Vec<LinkStatus>,
     pub(crate) total: u64,
 }
 
-/// What may be done to links of a server.
+/// Changes that a server makes to links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LinkChange {
-    /// New tunnels go to other agents while there are any.
+    /// New tunnels go to other agents as long as there are any.
     Drain,
-    /// The link ends, and with it its tunnels.
+    /// Ends the link and its tunnels.
     Unlink,
 }
 
-/// Which links are meant.
+/// Selects links.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct LinkQuery {
     agent: Option<String>,
@@ -69,7 +66,7 @@ impl LinkQuery {
     /// `agent=ID`, `link=N`, both or nothing, in the form of URLs.
     ///
     /// # Errors
-    /// Names what is wrong and what may be written.
+    /// Names the invalid part and the valid forms.
     fn parse(query: &str) -> Result<Self, String> {
         let mut asked = Self::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -87,14 +84,14 @@ impl LinkQuery {
         Ok(asked)
     }
 
-    /// Whether a link is meant; `number` as far as it has one.
+    /// Whether the query matches a link; `number` is `None` on an agent.
     pub(crate) fn is_about(&self, number: Option<u64>, peer: &str) -> bool {
         self.agent.as_deref().is_none_or(|agent| agent == peer)
             && self.link.is_none_or(|link| number == Some(link))
     }
 }
 
-/// The paths of an admin socket.
+/// Builds the service of an admin socket.
 pub(crate) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) -> HttpService {
     let status = StatusAnswer {
         source: Arc::clone(&source),
@@ -126,7 +123,7 @@ impl JsonSource for LinksAnswer {
     }
 }
 
-/// `debug=on` or `debug=off`.
+/// Answers `debug=on` and `debug=off`.
 struct LogAnswer(Arc<dyn Source>);
 
 impl JsonSource for LogAnswer {
@@ -157,7 +154,7 @@ impl JsonSource for ChangeAnswer {
     fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
         Box::pin(async move {
             let asked = LinkQuery::parse(query)?;
-            // Never all of them by an oversight.
+            // An empty query must not change all links by accident.
             if asked == LinkQuery::default() {
                 return Err("name links by agent=ID or link=N".to_owned());
             }
@@ -233,18 +230,18 @@ impl JsonSource for TunnelsAnswer {
     }
 }
 
-/// The order of the tunnels of an answer.
+/// Order of the tunnels in an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Those that have moved most first.
+    /// Most bytes moved first.
     Bytes,
-    /// The oldest first.
+    /// Oldest first.
     Age,
-    /// The newest first.
+    /// Newest first.
     Newest,
-    /// By the id of the peer, then the oldest first.
+    /// By the peer's id, then oldest first.
     Peer,
-    /// By destination, then the oldest first.
+    /// By destination, then oldest first.
     Destination,
 }
 
@@ -267,7 +264,7 @@ struct Question {
 
 impl Question {
     /// # Errors
-    /// Names what is wrong and what may be written.
+    /// Names the invalid part and the valid forms.
     fn parse(query: &str) -> Result<Self, String> {
         let mut question = Self {
             limit: TUNNELS,
@@ -293,11 +290,11 @@ impl Question {
         Ok(question)
     }
 
-    /// Only those that are answered are looked at closely.
+    /// Takes full views only of the tunnels that the answer includes.
     fn answer(self, mut all: Vec<Arc<LiveTunnel>>) -> Vec<TunnelStatus> {
         match self.order {
             Order::Bytes => {
-                // Once each: a tunnel that moves bytes meanwhile must not have two places.
+                // Read the counts once: a tunnel that moves bytes meanwhile must not compare inconsistently.
                 let mut keyed: Vec<_> = all.into_iter().map(|live| (moved(&live), live)).collect();
                 keyed.sort_by(|(a, one), (b, other)| b.cmp(a).then(one.id().cmp(&other.id())));
                 all = keyed.into_iter().map(|(_, live)| live).collect();

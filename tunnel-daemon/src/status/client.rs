@@ -1,4 +1,4 @@
-//! Asks a running process by its admin socket.
+//! A client of a process's admin socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::model::API;
 use super::text::clean;
 
-/// For each read and write: the process answers in milliseconds.
+/// Time limit of each read and write: the process answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest answer that is read: three times that of [`super::answer::TUNNELS_MAX`] tunnels.
+/// Largest answer that is read: three times the size of [`super::answer::TUNNELS_MAX`] tunnels.
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
 
-/// Of what a stranger says, characters that are shown.
+/// Characters shown of an unexpected answer, which may come from any process.
 const SHOWN_MAX: usize = 200;
 
 /// The admin socket of a process.
@@ -28,19 +28,19 @@ pub struct Socket {
 /// Why there is no answer. Each text names the socket and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// No such file.
+    /// The path does not exist.
     #[error("{}: there is no such socket; start the server or agent with --admin-socket, or name its path here with --admin-socket", .0.display())]
     NoSocket(PathBuf),
-    /// A file that nobody serves.
+    /// No process listens on the socket file.
     #[error("{}: nobody listens there; the server or agent that made it has ended, or has not started", .0.display())]
     NobodyListens(PathBuf),
     /// The file's mode forbids it, or the process refused this user.
     #[error("{}: not allowed for this user; only the user that runs the process, and root, may ask it", .0.display())]
     Forbidden(PathBuf),
-    /// Somebody listens and says nothing.
+    /// A process listens, but does not answer.
     #[error("{}: no answer within {} s; the process that listens there hangs, or is stopped", .0.display(), PATIENCE.as_secs())]
     Silent(PathBuf),
-    /// It is something else, or another version.
+    /// The listener is not Adit, or another version.
     #[error("{}: {what}; use the `adit` of the process that listens there", .path.display())]
     Other {
         /// The socket.
@@ -53,13 +53,13 @@ pub enum AskError {
     Failed {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
 }
 
 impl Socket {
-    /// At this path.
+    /// The socket at this path.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Socket {
         }
     }
 
-    /// The JSON text of an answer, of a version that is known here.
+    /// The JSON text of an answer whose version this program knows.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -75,7 +75,7 @@ impl Socket {
         self.answer("GET", question)
     }
 
-    /// Has the process change something, and says what came of it.
+    /// Makes the process change something, and returns the result.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -99,7 +99,7 @@ impl Socket {
         }
     }
 
-    /// An answer.
+    /// Parses an answer.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -122,7 +122,7 @@ impl Socket {
             Ok(answer)
         })();
         match asked {
-            // Who is not welcome is cut off without a word.
+            // The process closes connections of other users without an answer.
             Ok(answer) if answer.is_empty() => Err(AskError::Forbidden(self.path.clone())),
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.failed(error)),
@@ -170,7 +170,7 @@ impl Socket {
             io::ErrorKind::PermissionDenied
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe => AskError::Forbidden(path),
-            // What the system calls a timeout of a socket.
+            // A socket's timeout is one of these errors.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Silent(path),
             _ => AskError::Failed { path, cause },
         }

@@ -1,4 +1,4 @@
-//! The state of a server or an agent, gathered when somebody asks. Nothing secret: no key, no token, no lane secret.
+//! Gathers the state of a server or agent on request. Contains no secret: no key, token or lane secret.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,45 +28,45 @@ use adit_telemetry::labels::{LinkEnding, Path};
 use adit_telemetry::{AditMetrics, DebugLog, OpenTunnels};
 use adit_tunnel::LanePool;
 
-/// For links that take no more commands at the moment.
+/// Time limit for links whose command queue is full.
 const CHANGE_TIME: Duration = Duration::from_secs(5);
 
-/// What server and agent have in common.
+/// State common to server and agent.
 pub(crate) struct Common {
     pub(crate) id: String,
     pub(crate) started: Instant,
     pub(crate) tunnels: Arc<OpenTunnels>,
     pub(crate) budget: Arc<ProcessBudget>,
-    /// Of one link.
+    /// Budget of one link.
     pub(crate) link_budget_bytes: u64,
     pub(crate) descriptors: Arc<OpenDescriptors>,
     pub(crate) data_path: DataPathPlan,
-    /// Most lanes of the process.
+    /// Most lanes that the process may have.
     pub(crate) lanes_max: usize,
     pub(crate) engine: Choice,
-    /// Where there is something to relay.
+    /// `None` if there is nothing to relay.
     pub(crate) relay: Option<RelayHandle>,
-    /// As it was at the start: later this process may no longer try things out.
+    /// Host features as probed at the start: later the process may lack the capabilities to probe.
     pub(crate) host: Vec<Capability>,
     pub(crate) redirect: Arc<RedirectView>,
     pub(crate) account: AccountStatus,
     pub(crate) debug: DebugLog,
 }
 
-/// A server.
+/// State of a server.
 pub(crate) struct ServerSource {
     pub(crate) common: Common,
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: AditMetrics,
 }
 
-/// An agent.
+/// State of an agent.
 pub(crate) struct AgentSource {
     pub(crate) common: Common,
     pub(crate) servers: Servers,
 }
 
-/// Open tunnels by what they belong to.
+/// Counts of open tunnels, by peer or link.
 #[derive(Default)]
 struct Tally {
     counts: TunnelCounts,
@@ -75,7 +75,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// `by_peer`: else by link.
+    /// Counts by peer if `by_peer`, else by link.
     fn of(tunnels: &OpenTunnels, by_peer: bool) -> Self {
         let mut tally = Self::default();
         for live in tunnels.all() {
@@ -101,7 +101,7 @@ impl Tally {
     }
 }
 
-/// Of all links, those that an answer has no room for included.
+/// Sums over all links, including links beyond the limit of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Totals {
     links: u64,
@@ -110,7 +110,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// Of links that may have lanes.
+    /// Sums over links; `None`: the link cannot have lanes.
     fn of(links: impl Iterator<Item = Option<LinkLanes>>) -> Self {
         links.fold(Self::default(), |mut all, lanes| {
             all.links += 1;
@@ -122,7 +122,7 @@ impl Totals {
 }
 
 impl Common {
-    /// What of the host is needed and allowed, for a process that answers such questions.
+    /// Needed host features, probed only if this process has an admin socket.
     pub(crate) fn host(answers: bool, needs: check::Needs) -> Vec<Capability> {
         if answers {
             check::host_lines(needs)
@@ -255,7 +255,7 @@ impl Source for ServerSource {
 }
 
 impl ServerSource {
-    /// The links that were asked for, as rows and as they are.
+    /// The links that the query selects, as rows and as handles.
     fn chosen(&self, of: &LinkQuery) -> (LinkRows, Vec<LinkHandle>) {
         let mut links = self.router.links();
         links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));

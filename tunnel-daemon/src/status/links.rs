@@ -13,10 +13,10 @@ use adit_config::{LinksAction, LinksOptions};
 const WIDTH: usize = 80;
 const NAME_WIDTH: usize = 12;
 
-/// Asks, or has the server change links, and prints which.
+/// Lists links, or has the server change them, and prints the affected links.
 ///
 /// # Errors
-/// No answer, no such link, or standard output is gone.
+/// No answer, no such link, or standard output is closed.
 pub fn run(options: &LinksOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::new(&options.socket);
     let mut question = form_urlencoded::Serializer::new(String::new());

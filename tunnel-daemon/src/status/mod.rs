@@ -1,4 +1,4 @@
-//! What a running server or agent tells on its admin socket, and how `adit status`, `adit top` and `adit links` show it.
+//! The state that a server or agent reports on its admin socket, and how `adit status`, `adit top` and `adit links` show it.
 
 pub mod answer;
 mod client;

@@ -1,11 +1,11 @@
-//! The answers of the admin socket: JSON, with a version that changes when a field changes its meaning or goes away. Fields
-//! may be added; who reads ignores those it does not know.
+//! The answers of the admin socket: JSON, with a version that changes when a field is removed or changes its meaning. Fields
+//! may be added; readers ignore unknown fields.
 
 use serde::{Deserialize, Serialize};
 
 use adit_telemetry::debug::LogView;
 
-/// The version of these answers.
+/// Version of these answers.
 pub const API: u32 = 1;
 
 /// `GET /v1/status`.
@@ -13,40 +13,40 @@ pub const API: u32 = 1;
 pub struct Status {
     /// [`API`].
     pub api: u32,
-    /// What runs.
+    /// Server or agent.
     pub role: Role,
-    /// Its version.
+    /// The process's version.
     pub version: String,
-    /// Its id, as told to peers.
+    /// The process's id, as told to peers.
     pub id: String,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Since it started.
+    /// Time since the start.
     pub uptime_seconds: f64,
-    /// Whether it can do its work.
+    /// Whether the process can serve.
     pub readiness: Readiness,
     /// Open tunnels.
     pub tunnels: TunnelCounts,
-    /// Dials without an answer yet; only on a server.
+    /// Dials not answered yet; only on a server.
     pub pending_dials: Option<u64>,
-    /// Links now, in order of arrival; at most [`super::answer::LINKS_MAX`].
+    /// Current links in order of arrival; at most [`super::answer::LINKS_MAX`].
     pub links: Vec<LinkStatus>,
-    /// How many there are.
+    /// Number of all current links.
     pub links_total: u64,
     /// Lanes of all links.
     pub lanes: LaneStatus,
-    /// What moves the bytes of tunnels without frames.
+    /// What moves the bytes of raw lanes.
     pub relay: RelayStatus,
-    /// What this process needs of the host and its kernel, and whether they allowed it when the process began.
+    /// Host and kernel features that this process needs, and whether they were available at its start.
     pub capabilities: Vec<Capability>,
-    /// Capabilities that at least one thread of the process has or could take, now; `None`: there is no `/proc`.
+    /// Capabilities that at least one thread of the process has or can take now; `None`: `/proc` is not mounted.
     #[serde(default)]
     pub privileges: Option<Vec<String>>,
     /// File descriptors of the process.
     pub descriptors: Descriptors,
-    /// Payload bytes held for readers that pause.
+    /// Payload bytes queued for readers that pause.
     pub memory: Memory,
-    /// What the redirect is; `None` without one.
+    /// State of the redirect; `None` without one.
     #[serde(default)]
     pub redirect: Option<RedirectStatus>,
     /// Accounting in the kernel.
@@ -57,30 +57,30 @@ pub struct Status {
     pub log: LogStatus,
 }
 
-/// `POST /v1/log`: as it is afterwards.
+/// `POST /v1/log`: the state of the log after the change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Log {
     /// [`API`].
     pub api: u32,
-    /// What runs.
+    /// Server or agent.
     pub role: Role,
-    /// Its id.
+    /// The process's id.
     pub id: String,
     /// What is logged.
     pub log: LogStatus,
 }
 
-/// What a process logs.
+/// State of a process's log.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct LogStatus {
-    /// The least severe level, or directives as in `ADIT_LOG`.
+    /// The least severe level that is logged, or directives as in `ADIT_LOG`.
     pub level: String,
-    /// Until debug logging that was switched on goes off; `None`: it was not.
+    /// Seconds until debug logging ends; `None`: it was not switched on.
     pub debug_seconds_left: Option<u64>,
 }
 
 impl LogStatus {
-    /// Of a process's own log.
+    /// State of a log, from its view.
     pub(crate) fn of(view: &LogView) -> Self {
         Self {
             level: view.level.clone(),
@@ -94,7 +94,7 @@ impl LogStatus {
 pub struct AccountStatus {
     /// `off`, `on` or `unavailable`.
     pub state: String,
-    /// The number of its program, or why it is not there.
+    /// The id of the eBPF program, or why there is none.
     pub reason: Option<String>,
 }
 
@@ -103,39 +103,39 @@ pub struct AccountStatus {
 pub struct RedirectStatus {
     /// `active`, or `missing`: nothing is redirected.
     pub state: String,
-    /// What is missing.
+    /// Why nothing is redirected.
     pub reason: Option<String>,
-    /// Whose processes are captured.
+    /// The cgroup whose processes are captured.
     pub cgroup: String,
-    /// It is mounted as if it were all of the host, and is not.
+    /// The cgroup mount looks like the host's root, but shows only a part of the host.
     #[serde(default)]
     pub part_of_host: bool,
-    /// Programs of others at its hooks, as they were when it began.
+    /// Programs of other owners at the same hooks, as found at the start.
     #[serde(default)]
     pub others: Option<RedirectOthers>,
-    /// Rules in force, exclusions and what is always left alone included.
+    /// Active rules, exclusions and built-in exceptions included.
     pub rules: u64,
-    /// The how many-th set of rules that is.
+    /// Generation of the active rule set; increases with every reload.
     pub set: u64,
-    /// The file of rules, if there is one.
+    /// The rule file, if there is one.
     pub file: Option<RedirectFile>,
-    /// Other network namespaces, if they are asked for.
+    /// Other network namespaces, if their capture is requested.
     pub namespaces: Option<RedirectNamespaces>,
 }
 
-/// Programs of others that run when captured processes connect.
+/// Programs of other owners that run when captured processes connect.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct RedirectOthers {
-    /// How many are known of.
+    /// Number of known programs.
     pub count: u64,
-    /// The first of them: hook, number, name where that is known, and when it runs.
+    /// The first of them: hook, id, name if known, and their place relative to this redirect's programs.
     pub programs: Vec<String>,
-    /// What of them is not known, and why.
+    /// What could not be found out about such programs, and why.
     pub unknown: Option<String>,
 }
 
 impl RedirectOthers {
-    /// In a few words; `None` where there are none.
+    /// A short text; `None` if there are no such programs.
     #[must_use]
     pub fn text(&self) -> Option<String> {
         match (self.count, &self.unknown) {
@@ -147,47 +147,45 @@ impl RedirectOthers {
     }
 }
 
-/// The file of a redirect's rules.
+/// The rule file of a redirect.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct RedirectFile {
-    /// As given.
+    /// The path as given.
     pub path: String,
-    /// Why what it holds now is not in force.
+    /// Why the file's present content is not in force.
     pub error: Option<String>,
 }
 
-/// Captured network namespaces besides our own.
+/// Captured network namespaces besides this process's own.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct RedirectNamespaces {
     /// `running`, `missing` or `ended`.
     pub helper: String,
-    /// Why it does not run.
+    /// Why the helper does not run.
     pub reason: Option<String>,
-    /// Paths of those with a listener, as they were found.
+    /// Paths of namespaces with a listener, as they were found.
     pub captured: Vec<String>,
-    /// Those without one, and why.
+    /// Namespaces without a listener, and why.
     pub failed: Vec<String>,
-    /// Those beyond the limit.
+    /// Number of namespaces beyond the limit.
     pub over_limit: u64,
     /// Captured processes whose namespace cannot be read.
     pub unreadable_processes: u64,
-    /// There are more captured processes than are looked at: namespaces of the others are not captured.
+    /// There are more captured processes than are examined: namespaces of the others are not captured.
     #[serde(default)]
     pub look_cut: bool,
 }
 
-/// Server or agent.
+/// Kind of process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// A server.
     Server,
-    /// An agent.
     Agent,
 }
 
 impl Role {
-    /// As in JSON.
+    /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -197,131 +195,131 @@ impl Role {
     }
 }
 
-/// As the health port says it.
+/// Readiness as the health port reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Readiness {
-    /// Whether it is.
+    /// Whether the process is ready.
     pub ready: bool,
-    /// It was told to end, and serves until then.
+    /// The process was told to end, and serves until it does.
     #[serde(default)]
     pub draining: bool,
-    /// Why not.
+    /// Why the process is not ready.
     pub reason: Option<String>,
 }
 
-/// Sums over the open tunnels.
+/// Counts and sums over the open tunnels.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct TunnelCounts {
-    /// All.
+    /// All open tunnels.
     pub open: u64,
-    /// Those on links.
+    /// Tunnels on links.
     pub link: u64,
-    /// Those on lanes.
+    /// Tunnels on lanes, in frames.
     pub lane: u64,
-    /// Those on lanes without frames.
+    /// Tunnels on raw lanes.
     pub raw_lane: u64,
-    /// Of these, those that the kernel's TLS encrypts.
+    /// Tunnels on raw lanes that kernel TLS encrypts; also in `raw_lane`.
     #[serde(default)]
     pub ktls_lane: u64,
     /// Payload bytes that open tunnels have moved from client to target.
     pub bytes_to_target: u64,
-    /// And from target to client.
+    /// Payload bytes that open tunnels have moved from target to client.
     pub bytes_to_client: u64,
 }
 
-/// `GET /v1/links`, and on a server what `POST /v1/unlink` and `POST /v1/drain` were done to.
+/// `GET /v1/links`; on a server also the links that `POST /v1/unlink` and `POST /v1/drain` changed.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Links {
     /// [`API`].
     pub api: u32,
-    /// What runs.
+    /// Server or agent.
     pub role: Role,
-    /// Its id, as told to peers.
+    /// The process's id, as told to peers.
     pub id: String,
-    /// Those that were asked for, in order of arrival; at most [`super::answer::LINKS_LISTED_MAX`].
+    /// The requested links in order of arrival; at most [`super::answer::LINKS_LISTED_MAX`].
     pub links: Vec<LinkStatus>,
-    /// How many there are of these.
+    /// Number of all requested links.
     pub links_total: u64,
 }
 
 /// One link.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// Its number, as logs of a server have it; `None` on an agent.
+    /// The link's number, as in a server's log; `None` on an agent.
     #[serde(default)]
     pub link: Option<u64>,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
-    /// Where the connection comes from, or on an agent the address it was opened to.
+    /// On a server the address the connection comes from, on an agent the address it was opened to.
     pub address: String,
-    /// Who the agent has proved to be, by certificate or token; only on a server.
+    /// The identity that the agent has proved by certificate or token; only on a server.
     pub principal: Option<String>,
-    /// What the agent claims to be good for, as identifiers are written (`host=a&ipv4=10.0.0.1`); only on a server.
+    /// The identifiers that the agent claims, as they are written (`host=a&ipv4=10.0.0.1`); only on a server.
     #[serde(default)]
     pub identifiers: Option<String>,
-    /// `adit`, or `go` for a peer without our extensions.
+    /// `adit`, or `go` for a peer without Adit's extensions.
     pub dialect: String,
-    /// The release of Adit that the peer says it is; Go peers say none.
+    /// The peer's Adit release; `None` for Go peers.
     #[serde(default)]
     pub version: Option<String>,
-    /// For how long it has been there.
+    /// Age of the link.
     pub age_seconds: u64,
-    /// `serving`, `draining`, `retired` or `shadowed`; an agent's are `serving` until it drains.
+    /// `serving`, `draining`, `retired` or `shadowed`; on an agent `serving` until it drains.
     pub condition: String,
-    /// Open tunnels of this peer, those on lanes included.
+    /// Open tunnels of this peer, including tunnels on lanes.
     pub tunnels: u64,
-    /// Payload bytes that the link holds for readers that pause.
+    /// Payload bytes that the link has queued for readers that pause.
     pub held_bytes: u64,
-    /// What it may hold.
+    /// Most bytes that the link may queue.
     pub budget_bytes: u64,
-    /// Its lanes, if it may have some.
+    /// The link's lanes, if it may have lanes.
     pub lanes: Option<LinkLanes>,
 }
 
 /// Lanes of one link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkLanes {
-    /// Without a tunnel.
+    /// Lanes without a tunnel.
     pub idle: u64,
-    /// With one.
+    /// Lanes with a tunnel.
     pub busy: u64,
-    /// Idle ones that the agent means to have; only on an agent.
+    /// Number of idle lanes that the agent aims for; only on an agent.
     pub wanted: Option<u64>,
-    /// Most of them.
+    /// Most lanes that the link may have.
     pub limit: u64,
 }
 
 /// Lanes of a process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneStatus {
-    /// Without a tunnel.
+    /// Lanes without a tunnel.
     pub idle: u64,
-    /// With one.
+    /// Lanes with a tunnel.
     pub busy: u64,
-    /// Most of one link, as configured; 0 is none.
+    /// Most lanes of one link, as configured; 0 for none.
     pub limit_per_link: u64,
-    /// Most of the process: descriptors decide.
+    /// Most lanes of the process, from its limit of descriptors.
     pub limit: u64,
     /// `tls`, `ktls` or `plaintext`.
     pub security: String,
 }
 
-/// What moves the bytes of tunnels without frames.
+/// The relay that moves the bytes of raw lanes.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct RelayStatus {
     /// `io_uring` or `epoll`.
     pub engine: String,
-    /// Why this one.
+    /// Why this engine was chosen.
     pub reason: String,
-    /// Whether it runs: it does where lanes may be in clear text.
+    /// Whether the relay runs: it does where raw lanes are possible, in clear text or on kernel TLS.
     pub used: bool,
-    /// Tunnels it has now.
+    /// Tunnels that the relay moves now.
     #[serde(default)]
     pub tunnels: u64,
-    /// Places of its threads in use; one outlives its tunnel until the kernel has let go of both sockets.
+    /// Slots of the relay's threads in use; a slot outlives its tunnel until the kernel has released both sockets.
     #[serde(default)]
     pub slots: u64,
-    /// Pipes of the kernel that hold or move bytes; those kept for later are not counted.
+    /// Kernel pipes that hold or move bytes; pooled pipes are not counted.
     #[serde(default)]
     pub pipes: u64,
     /// Memory of the buffers in use.
@@ -329,22 +327,22 @@ pub struct RelayStatus {
     pub buffer_bytes: u64,
 }
 
-/// How something stands.
+/// State of a capability.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Told, not judged: nothing at hand needs it.
+    /// Reported, not judged: no flag needs it.
     Info,
-    /// As it should be.
+    /// Available.
     Ok,
-    /// It works, with less than there could be, or will not for long.
+    /// Works, but below what is possible, or only for a limited time.
     Degraded,
-    /// It is not there, or does not work.
+    /// Missing or broken.
     Missing,
 }
 
 impl Verdict {
-    /// As in JSON.
+    /// The name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -356,34 +354,34 @@ impl Verdict {
     }
 }
 
-/// One thing that host or configuration allow, or do not.
+/// A feature that the host or the configuration allows or lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Capability {
     /// Short name.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub verdict: Verdict,
-    /// What was found and what that means.
+    /// The finding, and what follows from it.
     pub text: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
 /// File descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Descriptors {
-    /// In use, or more.
+    /// Descriptors in use, or an upper bound.
     pub in_use: u64,
-    /// Most of them; `None`: no limit.
+    /// Limit of descriptors; `None`: unlimited.
     pub limit: Option<u64>,
 }
 
 /// Payload bytes in queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Memory {
-    /// Held now.
+    /// Bytes queued now.
     pub held_bytes: u64,
-    /// What may be held.
+    /// Most bytes that may be queued.
     pub budget_bytes: u64,
 }
 
@@ -392,31 +390,31 @@ pub struct Memory {
 pub struct Tunnels {
     /// [`API`].
     pub api: u32,
-    /// Who answers.
+    /// Server or agent.
     pub role: Role,
-    /// Its id.
+    /// The process's id.
     pub id: String,
-    /// Its process: after a restart the numbers of tunnels begin again.
+    /// Process id: after a restart the ids of tunnels start again.
     pub pid: u32,
-    /// Open tunnels; those beyond the limit of the question are not listed.
+    /// Number of open tunnels, including those beyond the query's limit.
     pub open: u64,
-    /// The first of them, in the order that was asked for.
+    /// The first tunnels in the requested order.
     pub tunnels: Vec<TunnelStatus>,
 }
 
 /// One open tunnel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TunnelStatus {
-    /// Names it in this process; never used again.
+    /// Identifies the tunnel in this process; never reused.
     pub id: u64,
     /// The dialect of the client; only on a server.
     pub client: Option<String>,
-    /// Whose it is; empty if a process of an earlier version answers.
+    /// The tenant of the tunnel; empty if a process of an earlier version answers.
     #[serde(default)]
     pub tenant: String,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
-    /// host:port as the client asked for it, at most 256 bytes of it. Text of a stranger.
+    /// host:port as the client requested it, cut after 256 bytes. Untrusted text.
     pub destination: String,
     /// `link`, `lane`, `raw-lane` or `ktls-lane`.
     pub path: String,
@@ -424,15 +422,15 @@ pub struct TunnelStatus {
     pub engine: String,
     /// `task`, `epoll` or `io_uring`.
     pub driver: String,
-    /// Since it opened.
+    /// Age of the tunnel.
     pub age_seconds: f64,
     /// Payload bytes from client to target so far.
     pub bytes_to_target: u64,
     /// Payload bytes from target to client so far.
     pub bytes_to_client: u64,
-    /// Round-trip time between server and agent, of the tunnel's own lane; unknown on links, and until the tunnel has moved
-    /// since somebody asked.
+    /// Round-trip time between server and agent on the tunnel's own lane. `None` on links, and until the tunnel has moved bytes
+    /// after the first query.
     pub rtt_micros: Option<u64>,
-    /// Segments of that lane sent again by this end, in the life of the lane.
+    /// Segments of that lane that this end has retransmitted in the life of the lane.
     pub retransmits: Option<u64>,
 }

@@ -14,15 +14,15 @@ use adit_config::StatusOptions;
 
 /// Columns of a line.
 const WIDTH: usize = 80;
-/// Links shown; `--json` has more.
+/// Most links shown; `--json` has more.
 const LINKS_SHOWN: usize = 40;
-/// No process is up for longer.
+/// Longest uptime shown: no process is up for longer.
 const UPTIME_MAX_SECONDS: f64 = 1e10;
 
-/// Asks and prints.
+/// Queries the process and prints its state.
 ///
 /// # Errors
-/// No answer, or standard output is gone.
+/// No answer, or standard output is closed.
 pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::new(&options.socket);
     if options.json {
@@ -33,12 +33,12 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The whole text.
+/// The state as text.
 #[must_use]
 pub fn table(status: &Status) -> String {
     let mut out = String::new();
     let mut line = |name: &str, text: &str| {
-        // All of it: whoever listens at that path may be no process of ours.
+        // Clean all text: the process at that path may not be Adit.
         let text = clean(text, usize::MAX);
         for (number, part) in wrapped(&text, WIDTH - 13).iter().enumerate() {
             let name = if number == 0 { name } else { "" };
@@ -148,7 +148,7 @@ pub fn table(status: &Status) -> String {
     out
 }
 
-/// Names, or how many where a line would not hold them.
+/// Names of the capabilities, or their number if a line would not hold the names.
 fn privileges(held: &[String]) -> String {
     const NAMED_MAX: usize = 8;
     match held.len() {
@@ -158,7 +158,7 @@ fn privileges(held: &[String]) -> String {
     }
 }
 
-/// `None`: the process is of a release that does not tell.
+/// Text about the log; `None`: the process is of a release that does not report it.
 fn log_text(log: &LogStatus) -> Option<String> {
     if log.level.is_empty() {
         return None;

@@ -1,12 +1,12 @@
-//! Numbers and names for people, and nothing that a terminal would obey.
+//! Numbers and names for people, without characters that control a terminal.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-/// Prints to standard output. Whoever reads it may have seen enough, as `head` has: that is no error.
+/// Prints to standard output. A closed pipe, as with `head`, is not an error.
 ///
 /// # Errors
-/// Standard output takes nothing for another reason.
+/// Standard output fails for another reason.
 pub(crate) fn show(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -15,11 +15,11 @@ pub(crate) fn show(text: &str) -> io::Result<()> {
     }
 }
 
-/// `text` without anything that moves a cursor or turns a line around: letters, digits and printable ASCII stay. At most
-/// `width` characters; what is cut ends in `~`.
+/// `text` without characters that move the cursor or change the direction of text: letters, digits and printable ASCII remain.
+/// At most `width` characters; a shortened text ends in `~`.
 pub(crate) fn clean(text: &str, width: usize) -> String {
     let harmless = |c: char| c.is_ascii_graphic() || c == ' ' || c.is_ascii_alphanumeric();
-    // Others may be wider than a column, or none at all.
+    // Other characters may be wider than a column, or have no width.
     let shown = |c: char| if harmless(c) { c } else { '?' };
     let mut characters = text.chars();
     let mut shortened: String = characters.by_ref().take(width).map(shown).collect();
@@ -29,7 +29,7 @@ pub(crate) fn clean(text: &str, width: usize) -> String {
     shortened
 }
 
-/// As [`clean`], cutting the middle: the ends of addresses and ids tell them apart.
+/// Like [`clean`], but cuts the middle: the ends of addresses and ids distinguish them.
 pub(crate) fn clean_middle(text: &str, width: usize) -> String {
     let all = clean(text, usize::MAX);
     let count = all.chars().count();
@@ -44,7 +44,7 @@ pub(crate) fn clean_middle(text: &str, width: usize) -> String {
     short
 }
 
-/// `17`, `1.5k`, `23M`: at most five characters below a million of the largest unit. 1024 to the next.
+/// `17`, `1.5k`, `23M`: at most five characters below a million of the largest unit. Each unit is 1024 times the previous one.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
     if count < 1024 {
@@ -88,7 +88,7 @@ pub(crate) fn micros(micros: u64) -> String {
     }
 }
 
-/// `text` on lines of at most `width` characters, broken at spaces, and inside words that are longer.
+/// `text` in lines of at most `width` characters, broken at spaces and inside longer words.
 pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! The lines of a picture, for any width from 80 columns on.
+//! The lines of a table of tunnels, for widths from 80 columns on.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use crate::status::model::Role;
 use crate::status::text::{age, bytes, clean, clean_middle, micros};
 use adit_config::TopSort;
 
-/// A terminal's least width.
+/// Least width of a terminal.
 pub(super) const WIDTH_MIN: usize = 80;
-/// Columns of all but tenant, peer and destination, with the spaces between.
+/// Columns taken by all fields except tenant, peer and destination, including the spaces between.
 const FIXED: usize = 48;
-/// Of the rest, one part in so many is the peer's.
+/// Divisor of the remaining columns that gives the peer's width.
 const PEER_SHARE: usize = 3;
-/// The column of tenants.
+/// Width of the tenant column.
 const TENANT: usize = 8;
-/// Terminals as wide as this have that column; narrower ones only where it decides the order.
+/// Terminals of this width show the tenant column; narrower ones only if it decides the order.
 const WIDTH_TENANT: usize = 100;
 
-/// One look, in order.
+/// A sample in display order.
 pub(super) struct Picture {
     sample: Sample,
     order: TopSort,
@@ -43,24 +43,24 @@ impl Picture {
         self.sample
     }
 
-    /// Rows there are.
+    /// Number of rows.
     pub(super) fn rows(&self) -> usize {
         self.sample.rows.len()
     }
 
-    /// Head and all rows.
+    /// Title, column heads and all rows.
     pub(super) fn all(&self, width: usize) -> Vec<String> {
         let mut lines = vec![self.title(width), self.columns(width)];
         lines.extend(self.body(width, 0, usize::MAX));
         lines
     }
 
-    /// Head and all rows, with nothing shortened, however wide that is: for pipes.
+    /// Title, column heads and all rows, unshortened at any width: for pipes.
     pub(super) fn whole(&self) -> Vec<String> {
         let longest = |head: &str, text: fn(&Row) -> &str| {
             let rows = self.sample.rows.iter();
             let longest = rows.map(|row| text(row).chars().count()).max();
-            // The head may have a mark.
+            // A head may be followed by the mark of the sort order.
             longest.unwrap_or(0).max(head.len() + 1)
         };
         let widths = Widths {
@@ -76,7 +76,7 @@ impl Picture {
         lines
     }
 
-    /// Who is looked at, and the sums.
+    /// The observed process, and the sums.
     pub(super) fn title(&self, width: usize) -> String {
         self.title_of(width, 20)
     }
@@ -106,7 +106,7 @@ impl Picture {
         clean(&text, width)
     }
 
-    /// The heads of the columns; the one that decides the order is marked.
+    /// The column heads; a mark shows the one that decides the order.
     pub(super) fn columns(&self, width: usize) -> String {
         self.columns_of(&self.widths(width))
     }
@@ -141,7 +141,7 @@ impl Picture {
         )
     }
 
-    /// Some rows, from there on.
+    /// `count` rows, starting at `from`.
     pub(super) fn body(&self, width: usize, from: usize, count: usize) -> Vec<String> {
         let widths = self.widths(width);
         let rows = self.sample.rows.iter().skip(from).take(count);
@@ -162,16 +162,16 @@ impl Picture {
     }
 }
 
-/// Of the columns that depend on the terminal.
+/// Widths of the columns that depend on the terminal.
 struct Widths {
-    /// Of the first column, where there is one.
+    /// Width of the tenant column, if it is shown.
     tenant: Option<usize>,
     peer: usize,
     destination: usize,
 }
 
 impl Widths {
-    /// The first column and the space behind it, where there is one.
+    /// The tenant column and the space after it; empty if it is not shown.
     fn tenant(&self, text: &str) -> String {
         self.tenant.map_or_else(String::new, |width| {
             format!("{:<width$} ", clean_middle(text, width))

@@ -1,4 +1,4 @@
-//! The live view: a terminal that is put back as it was on every way out.
+//! The live view. Restores the terminal on every exit.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -24,13 +24,13 @@ use crate::status::text::clean;
 use crate::status::{AskError, Socket};
 use adit_config::{TopOptions, TopSort};
 
-/// A signal is noticed within this.
+/// Interval between two checks for a signal.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Whoever was told to end has ended by then, or never will.
+/// Time for the loop to end after a signal; then the process exits.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-/// An answer that was asked for is noticed within this.
+/// Interval between two checks for a pending answer.
 const ANSWER_EVERY: Duration = Duration::from_millis(20);
-/// Lines that are not rows: title, columns, and the keys.
+/// Lines that are not rows: title, column heads and keys.
 const FRAME_LINES: usize = 3;
 
 const KEYS: &str = "q quit  s sort  r reverse  p pause  arrows, page, home, end: scroll";
@@ -41,24 +41,24 @@ struct View {
     paused: bool,
     from: usize,
     sample: Option<Sample>,
-    /// Why the last look saw nothing.
+    /// Why the last query failed.
     trouble: Option<String>,
 }
 
-/// What a key asks for.
+/// What a key requests.
 #[derive(PartialEq, Eq, Debug)]
 enum Next {
     GoOn,
     Leave,
 }
 
-/// Until somebody presses `q`, or a signal.
+/// Runs until the user presses `q`, or a signal comes.
 pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         bail!("adit top needs a terminal; add --once to print one picture");
     }
     let mut sampler = Sampler::default();
-    // Before the terminal is taken: most errors are those of the first question.
+    // Query before taking over the terminal: most errors occur at the first query.
     let first = sampler.take(ask(socket)?, Instant::now());
     let told_to_end = Arc::new(AtomicBool::new(false));
     watch_signals(&told_to_end)?;
@@ -110,7 +110,7 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
     }
 }
 
-/// Asks on a thread of its own: keys and signals do not wait for a process that does not answer.
+/// Queries on a thread of its own: keys and signals do not wait for a process that hangs.
 struct Asker<T> {
     questions: mpsc::SyncSender<()>,
     answers: mpsc::Receiver<T>,
@@ -121,7 +121,7 @@ impl<T: Send + 'static> Asker<T> {
     fn start(ask: impl Fn() -> T + Send + 'static) -> anyhow::Result<Self> {
         let (questions, asked) = mpsc::sync_channel(1);
         let (answered, answers) = mpsc::sync_channel(1);
-        // Ends with the process, or when nobody asks any more.
+        // Ends with the process, or when the asker is dropped.
         std::thread::Builder::new()
             .name("adit-asks".to_owned())
             .spawn(move || {
@@ -137,14 +137,14 @@ impl<T: Send + 'static> Asker<T> {
         })
     }
 
-    /// Asks, unless an answer is still to come.
+    /// Sends a query, unless one is pending.
     fn ask(&mut self) {
         if !self.is_asking {
             self.is_asking = self.questions.try_send(()).is_ok();
         }
     }
 
-    /// What has come since.
+    /// The answer that has arrived since the last call.
     fn answer(&mut self) -> Option<T> {
         let answer = self.answers.try_recv().ok()?;
         self.is_asking = false;
@@ -152,8 +152,8 @@ impl<T: Send + 'static> Asker<T> {
     }
 }
 
-/// Puts the terminal back on every way out of [`run`], panics included (those print first where the panic hook puts it back,
-/// too).
+/// Restores the terminal on every exit of [`run`], panics included. A panic message is printed first if the panic hook also
+/// restores the terminal.
 struct Restored;
 
 impl Drop for Restored {
@@ -162,7 +162,7 @@ impl Drop for Restored {
     }
 }
 
-/// Leaves once SIGTERM, SIGINT or SIGHUP came.
+/// Ends the view after SIGTERM, SIGINT or SIGHUP.
 fn watch_signals(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -195,7 +195,7 @@ fn watch_signals(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Leaves once the terminal is gone: SIGHUP goes to whoever leads the session, and that may be somebody else.
+/// Ends the view once the terminal is gone: SIGHUP goes to the session leader, which may be another process.
 fn watch_terminal(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let tell = Arc::clone(told);
     // Ends with the process.
@@ -210,16 +210,16 @@ fn watch_terminal(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the terminal is gone; false if that cannot be waited for.
+/// Waits until the terminal is gone; false if polling fails.
 fn has_hung_up() -> bool {
-    /// Not every way to lose a terminal wakes who waits for no event.
+    /// Poll again after this time: not every loss of a terminal wakes a poll without events.
     const AGAIN: Timespec = Timespec {
         tv_sec: 1,
         tv_nsec: 0,
     };
     let stdin = std::io::stdin();
     loop {
-        // No event is asked for; of a hang-up the kernel tells all the same.
+        // No event is requested; the kernel reports a hang-up regardless.
         let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
         match poll(&mut watched, Some(&AGAIN)) {
             Ok(0) | Err(Errno::INTR) => (),
@@ -229,12 +229,12 @@ fn has_hung_up() -> bool {
     }
 }
 
-/// Tells the loop to end. Where it does not hear that, the process ends all the same: what reads keys goes round for ever on a
-/// terminal that is gone, and a picture waits for one that takes nothing.
+/// Tells the loop to end, and exits the process if the loop does not. On a lost terminal the reader of keys spins forever, and
+/// drawing blocks on a terminal that takes no output.
 fn leave(told: &AtomicBool) {
     told.store(true, Relaxed);
     std::thread::sleep(LEAVE_WITHIN);
-    // The other screen stays: whoever holds standard output is not waited for.
+    // Leaves the alternate screen up: a thread may hold the lock of standard output, and waiting for it could block.
     let _gone = disable_raw_mode();
     std::process::exit(0);
 }
@@ -251,7 +251,7 @@ impl View {
         }
     }
 
-    /// A look that saw nothing leaves the last picture, and says so: the process may come back.
+    /// After a failed query the last picture stays, with a note: the process may come back.
     fn saw(&mut self, look: Result<Sample, AskError>) {
         match look {
             Ok(sample) => {

@@ -14,10 +14,10 @@ use crate::status::model::Tunnels;
 use crate::status::text::show;
 use adit_config::TopOptions;
 
-/// Runs to the end: the one picture, or until somebody has seen enough.
+/// Prints one picture, or runs the live view until the user quits.
 ///
 /// # Errors
-/// No answer at first, or a terminal that cannot be used.
+/// The first query fails, or the terminal cannot be used.
 pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::new(&options.socket);
     if !options.once && !options.json {

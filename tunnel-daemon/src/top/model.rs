@@ -1,4 +1,4 @@
-//! Rates: what tunnels moved between two looks. Pure; the clock is an argument.
+//! Rates: bytes that tunnels moved between two samples. Pure; the clock is an argument.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::status::model::{Role, TunnelStatus, Tunnels};
 use adit_config::TopSort;
 
-/// One open tunnel and how fast it is. As JSON it has the fields of `GET /v1/tunnels`, and the rates.
+/// One open tunnel and its rates. As JSON it has the fields of `GET /v1/tunnels` and the rates.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Row {
     #[serde(flatten)]
@@ -35,19 +35,19 @@ impl Row {
     }
 }
 
-/// What one look saw.
+/// One sample of the open tunnels.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Sample {
     api: u32,
     pub(super) role: Role,
     pub(super) id: String,
-    /// Open tunnels; more than there are rows if the process has very many.
+    /// Number of open tunnels; exceeds the number of rows if the process has very many.
     pub(super) open: u64,
     #[serde(rename = "tunnels")]
     pub(super) rows: Vec<Row>,
 }
 
-/// Remembers the look before.
+/// Remembers the previous sample.
 #[derive(Default)]
 pub(super) struct Sampler {
     before: Option<(Instant, u32)>,
@@ -55,10 +55,10 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Rates since the look before. A tunnel that was not seen then has moved its bytes since it opened.
+    /// Computes rates since the previous sample. The bytes of a tunnel that is new in this sample count from its opening.
     pub(super) fn take(&mut self, now: Tunnels, at: Instant) -> Sample {
-        // Another process on the same path gives the same numbers to other tunnels. In containers it has the same number, too:
-        // there a tunnel that is younger than the look before was not seen then.
+        // Another process on the same path reuses tunnel ids. In containers it also has the same process id: there a tunnel
+        // younger than the previous sample is new.
         let before = self.before.filter(|(_, pid)| *pid == now.pid);
         let since = before.map(|(before, _)| at.saturating_duration_since(before).as_secs_f64());
         let mut bytes = HashMap::with_capacity(now.tunnels.len());
@@ -93,7 +93,7 @@ impl Sampler {
 }
 
 fn per_second(bytes: u64, seconds: f64) -> u64 {
-    // A tunnel as young as that has no rate worth showing.
+    // A younger tunnel has no meaningful rate.
     const SHORTEST: f64 = 0.01;
     #[expect(
         clippy::cast_possible_truncation,
@@ -105,7 +105,7 @@ fn per_second(bytes: u64, seconds: f64) -> u64 {
     rate
 }
 
-/// Puts rows in order; equals by number, so that they do not change places.
+/// Sorts rows; equal rows go by tunnel id, so that they keep their positions.
 pub(super) fn sort(rows: &mut [Row], order: TopSort, reverse: bool) {
     rows.sort_by(|one, other| {
         let by_order = compare(one, other, order);
