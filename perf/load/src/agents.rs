@@ -1,7 +1,7 @@
-//! Agents in this process: those of the daemon, as many as are wanted, each with a link, and lanes where the server takes
-//! some. They share what one program has once: a dialler, certificates, room for lanes.
+//! Agents of the daemon in this process, any number of them. Each has a link, and lanes if the server takes lanes. They share a
+//! dialler, certificates and the budget of lanes.
 //!
-//! The server sees what it would see of as many programs. One that knows no lanes sees Konnectivity agents.
+//! To the server they look like that many programs. A server without lanes sees Konnectivity agents.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,57 +38,57 @@ use anyhow::{Context as _, bail};
 
 use crate::reviews;
 
-/// Links, lanes and targets at once: above any limit of descriptors.
+/// Concurrent links, lanes and targets: above any limit of descriptors.
 const TASKS_MAX: usize = 200_000;
-/// Of groups that have nothing but a task or two that run for good, which do not count.
+/// Limit of task groups that hold only permanent tasks, which the limit does not count.
 const ADMITTED_MAX: usize = 1;
-/// Agents that connect at the same time; a handshake takes a server about a millisecond.
+/// Agents that connect concurrently; a handshake takes a server about a millisecond.
 const CONNECTING: usize = 32;
-/// For those to be connected.
+/// Time for these agents to connect.
 const LINKED_WITHIN: Duration = Duration::from_secs(20);
-/// Between two looks whether they are.
+/// Interval between two checks whether they are connected.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Pauses between attempts to connect, shortest and longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
-/// Where agents connect, and how they prove who they are.
+/// Address of a server's agent port, and credentials of the agents.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentPort {
     /// The server's port for agents.
     pub(crate) address: SocketAddr,
-    /// The folder that `certs` wrote.
+    /// The folder written by `certs`.
     pub(crate) certs: PathBuf,
-    /// By a token each, in place of the certificate.
+    /// Each agent authenticates by a token instead of the certificate.
     pub(crate) tokens: bool,
 }
 
-/// See the module. Dropping it leaves them running until the runtime ends; [`Agents::stop`] does not.
+/// Running agents. Dropping this leaves them running until the runtime ends; [`Agents::stop`] ends them.
 pub(crate) struct Agents {
     server: ServerAddress,
     tls: Arc<ReloadableClientTls>,
-    /// Where tokens are written, if they have some.
+    /// Folder for tokens, if agents use them.
     tokens: Option<PathBuf>,
     lanes: bool,
     resolver: Arc<dyn Resolve>,
     context: LinkContext,
-    /// What runs once for all of them.
+    /// Tasks that serve all agents.
     services: Tasks,
     members: Vec<Member>,
 }
 
 /// One agent.
 struct Member {
-    /// Servers it is connected to.
+    /// Number of servers it is connected to.
     connected: Arc<AtomicUsize>,
-    /// Its search for servers, which is idle once it has found the one there is.
+    /// Its search for servers, idle once it has found the only server.
     search: Tasks,
 }
 
 impl Agents {
-    /// None yet. `lanes`: they have some where the server takes them.
+    /// Creates the context, without agents. `lanes`: agents open lanes if the server takes them.
     ///
     /// # Errors
-    /// The certificates are not there.
+    /// A certificate cannot be loaded.
     pub(crate) fn new(port: &AgentPort, lanes: bool) -> anyhow::Result<Self> {
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
@@ -100,7 +100,7 @@ impl Agents {
         })?;
         let descriptors = Arc::new(Descriptors::of_process());
         let context = LinkContext {
-            // All of them have one.
+            // All agents share this context.
             agent: AgentId::new("agents"),
             dialer: Arc::new(Dialer::new(
                 Arc::clone(&resolver),
@@ -113,7 +113,7 @@ impl Agents {
             metrics: AgentMetrics::new(),
             tasks: Tasks::new(TASKS_MAX),
             dials: Arc::default(),
-            // The descriptors say how many there may be.
+            // The limit of descriptors bounds the lanes.
             lane_room: Arc::new(LaneRoom::new(usize::MAX, descriptors)),
             lane_watch: Arc::new(LaneWatch::default()),
             relay: None,
@@ -139,7 +139,7 @@ impl Agents {
     /// Connects agents until there are `count`.
     ///
     /// # Errors
-    /// One of them is not connected in time.
+    /// An agent does not connect in time.
     pub(crate) async fn grow(&mut self, count: usize) -> anyhow::Result<()> {
         while self.members.len() < count {
             let from = self.members.len();
@@ -152,7 +152,7 @@ impl Agents {
         Ok(())
     }
 
-    /// Ends all of them.
+    /// Stops all agents.
     pub(crate) async fn stop(self) {
         for member in &self.members {
             let _cut = member.search.drain(Duration::ZERO).await;
@@ -207,7 +207,7 @@ impl Agents {
         })
     }
 
-    /// Waits until those from `from` on are connected.
+    /// Waits until the agents from number `from` on are connected.
     async fn linked(&self, from: usize) -> anyhow::Result<()> {
         let end = Instant::now() + LINKED_WITHIN;
         for (number, member) in self.members.iter().enumerate().skip(from) {

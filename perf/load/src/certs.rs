@@ -1,4 +1,4 @@
-//! Throw-away certificates for every peer that speaks TLS.
+//! Throw-away certificates for all peers that speak TLS.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 
-/// Names the server is reached by, whatever else is asked for.
+/// Names of the server that its certificate always has.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Writes `ca.pem`, and for `server` and `agent` each `NAME.pem`, `NAME.key` and both in one as `NAME.both.pem`.
 /// `names` are further names of the server.
 ///
 /// # Errors
-/// The folder is not writable, or no key could be made.
+/// The folder is not writable, or a key cannot be generated.
 pub(crate) fn write(folder: &Path, names: &[String]) -> anyhow::Result<()> {
     let server_names: Vec<&str> = SERVER_NAMES
         .into_iter()

@@ -1,6 +1,6 @@
-//! A long path: packets between two network namespaces, each held for a while, let through at a rate, some of them
-//! lost. It works on packets, so what the kernel's TCP does with distance is part of what is measured. For hosts whose
-//! kernel has no netem; each direction has two threads, and what it holds is bounded by time.
+//! A long path: delays packets between two network namespaces, limits their rate and drops some. It works on packets, so the
+//! kernel's TCP reacts to distance as in reality. Made for hosts whose kernel has no netem. Each direction has two threads;
+//! time bounds what it holds.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -19,9 +19,9 @@ use tappers::{Interface, Tun};
 
 /// Name of the device at both ends.
 const DEVICE: &str = "path";
-/// Largest packet of a device whose MTU nobody has raised, and more.
+/// Upper bound of a packet: above the default MTU.
 const PACKET_BYTES_MAX: usize = 64 * 1024;
-/// Packets between the threads of one direction: never the limit, which is time.
+/// Packets between the threads of one direction: time is the limit that applies.
 const PACKETS_MAX: usize = 64 * 1024;
 
 /// What the path is like.
@@ -41,19 +41,19 @@ pub(crate) struct Shape {
     loss_percent: f64,
 }
 
-/// One direction. Times are those since an epoch of the caller's.
+/// One direction. Times count from an epoch that the caller chooses.
 struct Direction {
     delay: Duration,
     nanos_per_byte: f64,
     queue: Duration,
     loss: f64,
     random: StdRng,
-    /// When the packets before have left.
+    /// Time at which all earlier packets have left.
     free_at: Duration,
 }
 
 impl Direction {
-    /// `seed`: the same packets of a sequence are lost each time.
+    /// `seed`: makes each run lose the same packets of a sequence.
     fn new(shape: &Shape, seed: u64) -> Self {
         Self {
             delay: Duration::from_millis(shape.delay_ms),
@@ -65,7 +65,7 @@ impl Direction {
         }
     }
 
-    /// When a packet of `bytes` that comes at `now` arrives; `None` if it is lost.
+    /// Arrival time of a packet of `bytes` that is sent at `now`; `None` if it is lost.
     fn arrival(&mut self, now: Duration, bytes: usize) -> Option<Duration> {
         let begin = self.free_at.max(now);
         if begin - now > self.queue || self.random.random_bool(self.loss) {
@@ -77,14 +77,14 @@ impl Direction {
     }
 }
 
-/// A packet, and when it arrives.
+/// A packet and its arrival time.
 type Held = (Instant, Vec<u8>);
 
-/// Carries packets until standard input closes. `near` and `far` are network namespaces, as in `/proc/PID/ns/net`; each
-/// gets a device, which is printed as JSON and still has to be given its address.
+/// Forwards packets until standard input closes. `near` and `far` are network namespaces, as in `/proc/PID/ns/net`. Each gets a
+/// device, which is printed as JSON and needs an address.
 ///
 /// # Errors
-/// The shape makes no sense, or the devices cannot be made.
+/// The shape is invalid, or a device cannot be created.
 pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()> {
     ensure!(
         (0.0..=50.0).contains(&shape.loss_percent),
@@ -105,7 +105,7 @@ pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()
     crate::parent_death::until_stdin_closes()
 }
 
-/// Makes the device of one end. Only a thread of its own goes into the namespace.
+/// Creates the device of one end. A thread of its own enters the namespace, so that other threads stay outside.
 fn device(namespace: PathBuf) -> anyhow::Result<Tun> {
     let made = thread::spawn(move || {
         let file =
@@ -137,7 +137,7 @@ fn take(from: &Tun, mut direction: Direction, held: &SyncSender<Held>) {
     let epoch = Instant::now();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     loop {
-        // A device that is still down, or gone with its namespace.
+        // The device is down, or gone with its namespace.
         let Ok(length) = from.recv(&mut buffer) else {
             thread::sleep(Duration::from_millis(1));
             continue;
@@ -157,7 +157,7 @@ fn give(to: &Tun, due: &Receiver<Held>) {
         if !wait.is_zero() {
             thread::sleep(wait);
         }
-        // A device that is down loses it, as a cable would.
+        // A device that is down loses the packet, as a cable would.
         let _sent = to.send(&packet);
     }
 }

@@ -1,7 +1,7 @@
-//! `adit-load`: what `cargo xtask perf` runs beside the programs it measures.
+//! `adit-load`: the load generator and helper programs of `cargo xtask perf`.
 //!
-//! One process serves the targets, another makes the load; neither knows whose server and agent are between them. The
-//! bare relay and the throttle are what results are held against: a path without protocol, and one made slow on purpose.
+//! One process serves the targets, another generates the load; both work with any server and agent between them. The bare relay
+//! and the throttle are references for results: a path without a protocol, and a path slowed on purpose.
 
 mod agents;
 mod certs;
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
     match play(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line: it becomes a cell of the report.
+            // One line, because the report shows it in a table cell.
             eprintln!("{error:#}");
             ExitCode::FAILURE
         }
@@ -176,8 +176,8 @@ fn play(role: Command) -> anyhow::Result<()> {
     }
 }
 
-/// Takes as many descriptors as the hard limit allows, for this process and what it becomes: thousands of idle tunnels
-/// must not fail at a default that nobody chose.
+/// Raises the soft limit of descriptors to the hard limit, for this process and the program it becomes: thousands of idle
+/// tunnels must not fail at the default.
 fn raise_descriptors() -> anyhow::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -1,4 +1,4 @@
-//! What a run prints: numbers by name, and the distributions behind its percentiles.
+//! Output of a run: numbers by name, and the distributions behind its percentiles.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::quantile::Sorted;
 
-/// Points of a distribution that are printed; the samples themselves would be megabytes.
+/// Quantiles that are printed; the samples would take megabytes.
 const POINTS: [f64; 12] = [
     0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0,
 ];
 
-/// Everything measured so far.
+/// All results so far.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Outcome {
     values: BTreeMap<String, f64>,
@@ -23,20 +23,20 @@ pub(crate) struct Outcome {
 #[derive(Debug, Serialize)]
 struct Distribution {
     samples: usize,
-    /// Share of samples, and microseconds that this share did not exceed.
+    /// Share of samples, and the microseconds that this share does not exceed.
     quantiles_us: Vec<(f64, f64)>,
 }
 
 impl Outcome {
-    /// Notes a number.
+    /// Records a number.
     pub(crate) fn value(&mut self, name: impl Into<String>, value: f64) {
         self.values.insert(name.into(), value);
     }
 
-    /// Notes p50, p99 and p99.9 of `samples` as values, and their distribution.
+    /// Records p50, p99 and p99.9 of `samples` as values, and their distribution.
     ///
     /// # Errors
-    /// There is no sample: a measurement without one has failed.
+    /// There are no samples: the measurement has failed.
     pub(crate) fn latencies(&mut self, name: &str, samples: Vec<Duration>) -> anyhow::Result<()> {
         let sorted = Sorted::new(samples);
         for (suffix, q) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {

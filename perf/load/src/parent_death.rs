@@ -1,4 +1,4 @@
-//! Ties a program's life to its parent's: whatever becomes of the harness, nothing it started stays behind.
+//! Ties a program's life to its parent's, so that no process outlives the harness.
 
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
@@ -7,13 +7,13 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-/// Becomes `program`; its process id stays this one's.
+/// Replaces this process by `program`; the process id stays.
 ///
 /// # Errors
-/// The parent is already gone, or the program cannot be run. It does not return otherwise.
+/// The parent is already gone, or the program cannot be run. The function does not return otherwise.
 pub(crate) fn become_program(parent: u32, program: &[String]) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("asking for the parent's death")?;
-    // A parent that died before the call above sends no signal any more.
+    // A parent that ended before the call above sends no signal.
     let now = getppid().map(|id| id.as_raw_nonzero().get());
     if now.and_then(|id| u32::try_from(id).ok()) != Some(parent) {
         bail!("process {parent} is not the parent any more");
@@ -25,7 +25,7 @@ pub(crate) fn become_program(parent: u32, program: &[String]) -> anyhow::Result<
     Err(error).with_context(|| format!("starting {name}"))
 }
 
-/// Blocks until whoever holds the other end of standard input is done with this process.
+/// Blocks until the other end of standard input is closed.
 ///
 /// # Errors
 /// Standard input cannot be read.

@@ -1,22 +1,22 @@
-//! What to measure and how much of it: the part of a scenario that the load tool is told.
+//! The part of a scenario that the load tool gets: the measurements and their amounts.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// A measurement by name, in the order they run: memory is weighed first, since later ones leave buffers behind.
+/// A measurement by name, in order of execution: memory is measured first, since later measurements leave buffers behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Measurement {
-    /// Memory of tunnels that carry nothing.
+    /// Memory of idle tunnels.
     Idle,
-    /// Memory and CPU time of a server that has many agents.
+    /// Memory and CPU time of a server with many agents.
     Agents,
-    /// How many agents a second a server lets in.
+    /// Agents per second that a server accepts.
     Links,
-    /// Round trips, each connection asking again once it has its answer.
+    /// Closed-loop round trips: the next request follows the answer.
     Echo,
-    /// Round trips at a fixed rate, whatever the answers do.
+    /// Open-loop round trips, at a fixed rate.
     Paced,
     /// Dial, one round trip, close.
     Dials,
@@ -24,13 +24,13 @@ pub(crate) enum Measurement {
     Bulk,
     /// Echo beside bulk downloads.
     Mixed,
-    /// Echo beside readers that never read.
+    /// Echo beside stalled readers.
     Isolation,
     /// A fixed number of operations.
     Counted,
 }
 
-/// An operation that is counted.
+/// An operation of [`Measurement::Counted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operation {
@@ -50,13 +50,13 @@ pub(crate) enum Operation {
 pub(crate) struct Counted {
     /// The operation.
     pub(crate) operation: Operation,
-    /// Connections that share the echoes, each as many; the others take one.
+    /// Connections that share the echoes evenly; other operations use one.
     pub(crate) connections: u64,
-    /// How often.
+    /// Number of operations.
     pub(crate) times: u64,
 }
 
-/// All of them, in order.
+/// All measurements, in order.
 const ALL: [Measurement; 10] = [
     Measurement::Idle,
     Measurement::Agents,
@@ -70,43 +70,42 @@ const ALL: [Measurement; 10] = [
     Measurement::Counted,
 ];
 
-/// See the module. Unknown fields are refused: a misspelt one would measure something else than was asked for.
+/// The plan. Unknown fields are refused: with a misspelt field the run would measure something else.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Plan {
-    /// Which ones; the order is always that of the enum.
+    /// Selected measurements; they always run in the order of the enum.
     pub(crate) measurements: Vec<Measurement>,
-    /// Length of each timed measurement.
+    /// Duration of each timed measurement.
     pub(crate) seconds: f64,
-    /// Streams of bulk transfers.
+    /// Numbers of streams of bulk transfers.
     pub(crate) streams: Vec<usize>,
-    /// Connections of closed-loop echo.
+    /// Numbers of connections of closed-loop echo.
     pub(crate) connections: Vec<usize>,
-    /// Echoes for each second of open-loop echo.
+    /// Rates of open-loop echo, per second.
     pub(crate) rates: Vec<u32>,
     /// Connections that share such a rate.
     pub(crate) rate_connections: usize,
-    /// Workers that dial.
+    /// Numbers of workers that dial.
     pub(crate) dialers: Vec<usize>,
-    /// Idle tunnels to weigh.
+    /// Numbers of idle tunnels.
     pub(crate) idle: Vec<usize>,
-    /// Agents to weigh.
+    /// Numbers of agents.
     pub(crate) agents: Vec<usize>,
-    /// Length of the look at how busy a server with them is: CPU time is counted in steps of 10 ms, and idle lanes are looked
-    /// after every 30 s.
+    /// Period of the CPU measurement with idle agents: CPU time counts in steps of 10 ms, and idle lanes are pinged every 30 s.
     pub(crate) agents_seconds: f64,
-    /// Readers that never read.
+    /// Number of readers that never read.
     pub(crate) stalled_readers: usize,
-    /// Bulk downloads beside which echo is measured.
+    /// Number of bulk downloads beside echo.
     pub(crate) mixed_streams: usize,
-    /// What is done a fixed number of times.
+    /// Operations of [`Measurement::Counted`].
     pub(crate) counted: Option<Counted>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
         Self {
-            // Not every path has a port for agents, and counts are for who counts beside us.
+            // Not every path has an agent port, and counted operations need an external tool that counts their cost.
             measurements: ALL
                 .into_iter()
                 .filter(|one| {
@@ -131,14 +130,14 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// The measurements asked for, in the order of the enum.
+    /// The selected measurements, in the order of the enum.
     pub(crate) fn in_order(&self) -> Vec<Measurement> {
         ALL.into_iter()
             .filter(|one| self.measurements.contains(one))
             .collect()
     }
 
-    /// Length of a timed measurement.
+    /// Duration of a timed measurement.
     pub(crate) fn lasting(&self) -> Duration {
         Duration::from_secs_f64(self.seconds.clamp(0.01, 600.0))
     }

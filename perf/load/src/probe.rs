@@ -1,4 +1,4 @@
-//! Waits until a path carries bytes, the only readiness that every peer has, or until a server has its agent.
+//! Waits until a path carries bytes, the only readiness that all peers share, or until a server has an agent.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 
 use crate::way::{Target, Targets};
 
-/// How long it is tried.
+/// Time limit of all attempts.
 const LIMIT: Duration = Duration::from_secs(20);
-/// One try.
+/// Time limit of one attempt.
 const TRY: Duration = Duration::from_millis(500);
-/// Between two.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// Waits until an echo comes back.
 ///
 /// # Errors
-/// No echo came back; the error is that of the last try.
+/// No echo came back; carries the error of the last attempt.
 pub(crate) fn wait(targets: &Targets) -> anyhow::Result<()> {
     let address = targets.address(Target::Echo);
     until("no echo", || once(address))
 }
 
-/// Waits until `/readyz` of a server is 200: it has an agent.
+/// Waits until `/readyz` of a server answers 200: it has an agent.
 ///
 /// # Errors
-/// It is not; the error is that of the last try.
+/// The server is not ready; carries the error of the last attempt.
 pub(crate) fn wait_ready(address: SocketAddr) -> anyhow::Result<()> {
     until("not ready", || ready(address))
 }

@@ -1,14 +1,14 @@
-//! What the kernel says about processes and the machine: `/proc`, read and parsed.
+//! Statistics of processes and the machine, read from `/proc`.
 
 use std::fs;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 
-/// A process that takes part in the measured path.
+/// A measured process.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
-    /// `server`, `agent`, or what the peer calls it.
+    /// `server`, `agent`, or the peer's name for it.
     pub(crate) role: String,
     id: u32,
 }
@@ -34,7 +34,7 @@ impl Process {
     /// Resident memory, KiB.
     ///
     /// # Errors
-    /// The process is gone: what was measured around its end is worth nothing.
+    /// The process has ended, which makes the measurement worthless.
     pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
         let status = self.read("status")?;
         field_kib(&status, "VmRSS:").with_context(|| format!("{}: no VmRSS", self.role))
@@ -43,7 +43,7 @@ impl Process {
     /// User and system time so far, seconds.
     ///
     /// # Errors
-    /// The process is gone.
+    /// The process has ended.
     pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let stat = self.read("stat")?;
         let ticks = ticks_of_process(&stat).with_context(|| format!("{}: odd stat", self.role))?;
@@ -59,12 +59,12 @@ impl Process {
 /// User and system time of all processes together, seconds.
 ///
 /// # Errors
-/// One of them is gone.
+/// A process has ended.
 pub(crate) fn cpu_seconds(processes: &[Process]) -> anyhow::Result<f64> {
     processes.iter().map(Process::cpu_seconds).sum()
 }
 
-/// Time all processors of this machine were busy, seconds: kernel threads and interrupts included.
+/// Busy time of all processors of this machine, seconds: kernel threads and interrupts included.
 ///
 /// # Errors
 /// `/proc/stat` is not readable.
@@ -74,16 +74,16 @@ pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
     Ok(ticks / ticks_per_second())
 }
 
-/// Memory of the kernel that connections use, KiB, of the whole machine.
+/// Kernel memory for connections of the whole machine, KiB.
 pub(crate) struct KernelMemory {
     /// Bytes queued in TCP sockets.
     pub(crate) tcp_buffers_kib: f64,
-    /// Structures that cannot be given back: sockets, files, and all others.
+    /// Unreclaimable slab memory: sockets, files and all other structures.
     pub(crate) slab_kib: f64,
 }
 
 impl KernelMemory {
-    /// Reads both.
+    /// Reads both values.
     ///
     /// # Errors
     /// `/proc` is not readable.
@@ -104,13 +104,13 @@ fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-/// A line `NAME:   123 kB`.
+/// Parses a line `NAME:   123 kB`.
 fn field_kib(text: &str, name: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Fields 14 and 15 of `/proc/PID/stat`, counted behind the name, which may hold blanks and brackets.
+/// Fields 14 and 15 of `/proc/PID/stat`, counted after the name, which may contain blanks and brackets.
 fn ticks_of_process(stat: &str) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split_whitespace().skip(11);
@@ -118,7 +118,7 @@ fn ticks_of_process(stat: &str) -> Option<f64> {
     Some(ticks()? + ticks()?)
 }
 
-/// user, nice, system, irq and softirq of the first line; idle, iowait and steal are not work done here.
+/// Sum of user, nice, system, irq and softirq of the first line; idle, iowait and steal are not work of this machine.
 fn ticks_of_machine(stat: &str) -> Option<f64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let fields: Vec<f64> = line
@@ -129,7 +129,7 @@ fn ticks_of_machine(stat: &str) -> Option<f64> {
     [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
 }
 
-/// `TCP: ... mem N`, in pages.
+/// Pages of `TCP: ... mem N`.
 fn tcp_pages(sockstat: &str) -> Option<f64> {
     let line = sockstat
         .lines()

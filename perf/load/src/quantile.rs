@@ -1,4 +1,4 @@
-//! Exact quantiles: every sample is kept, nothing is put into classes.
+//! Exact quantiles: every sample is kept, none is put into a bucket.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ impl Sorted {
         Self(samples)
     }
 
-    /// How many there are.
+    /// Number of samples.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The smallest sample that at least the share `q` of all does not exceed, in microseconds.
+    /// The smallest sample that is at least as large as the share `q` of all samples, in microseconds.
     pub(crate) fn micros(&self, q: f64) -> Option<f64> {
-        // The epsilon keeps 0.99 of 100 samples at the 99th in spite of binary fractions.
+        // The epsilon keeps 0.99 of 100 samples at the 99th, despite binary fractions.
         let below = ((q * self.0.len() as f64 - 1e-9).ceil() - 1.0).max(0.0);
         #[expect(
             clippy::cast_possible_truncation,

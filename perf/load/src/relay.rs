@@ -1,5 +1,5 @@
-//! The bare relay: a port for each target, and a forwarding loop between: that of `adit-relay`, or one of others for comparison.
-//! No protocol, no TLS: what is left is what passing bytes on costs on this machine, the yardstick of the guard.
+//! The bare relay: a port for each target, and a forwarding loop between them: adit-relay's, or another for comparison. It has
+//! no protocol and no TLS: it shows this machine's cost of forwarding bytes, the guard's reference.
 
 mod ring_splice;
 mod tokio_copy;
@@ -16,13 +16,12 @@ use serde::Serialize;
 
 use crate::way::{Target, Targets};
 
-/// Buffer or pipe of a direction in the loops of others: what a direction of ours grows to.
+/// Buffer or pipe of a direction in loops other than adit-relay's: the size to which adit-relay's buffers grow.
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Connections on their way to a thread; whoever accepts waits for room.
+/// Connections waiting for a thread; the accepting thread blocks beyond that.
 const WAITING_MAX: usize = 64;
 
-/// Takes a client and the connection to its target. They neither delay small writes nor, unless somebody says so, return from
-/// calls that would block.
+/// Takes a client and the connection to its target. Both sockets have TCP_NODELAY, and block unless the loop changes that.
 type Connections = Box<dyn Fn(TcpStream, TcpStream) -> std::io::Result<()> + Send + Sync>;
 
 #[derive(Serialize)]
@@ -98,10 +97,10 @@ impl Options {
     }
 }
 
-/// Serves until standard input closes.
+/// Relays until standard input closes.
 ///
 /// # Errors
-/// No port or thread to be had.
+/// A port or thread is not available.
 pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> {
     let relay: Arc<Connections> = Arc::new(options.start()?);
     let port = |target| forward(Arc::clone(&relay), targets.address(target));
@@ -115,13 +114,13 @@ pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> 
     crate::parent_death::until_stdin_closes()
 }
 
-/// Runs a loop that lives as long as the process.
+/// Runs a loop in a thread that lives as long as the process.
 fn in_thread(run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name("relay".to_owned());
     thread.spawn(run).map(drop)
 }
 
-/// Accepts on a port of its own, in a thread that lives as long as the process.
+/// Accepts on a new port, in a thread that lives as long as the process.
 fn forward(relay: Arc<Connections>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
     let address = listener.local_addr()?;
@@ -129,7 +128,7 @@ fn forward(relay: Arc<Connections>, to: SocketAddr) -> anyhow::Result<SocketAddr
         .name("accept".to_owned())
         .spawn(move || {
             for client in listener.incoming() {
-                // A connection that cannot be relayed is closed, which its client counts as a failure.
+                // Close a connection that cannot be relayed: its client counts that as a failure.
                 if let Err(error) = client.and_then(|client| pass_on(&relay, client, to)) {
                     eprintln!("adit-load relay: {error}");
                 }

@@ -1,5 +1,5 @@
-//! What a server needs of a Kubernetes API to let agents in by tokens: a TokenReview is answered by what the token says of itself.
-//! Nobody has signed it; the server under test cannot tell.
+//! A stub of the Kubernetes API for servers that authenticate agents by token: it answers a TokenReview with the token's own
+//! claims. Tokens have no signature; the server under test cannot tell.
 
 use std::convert::Infallible;
 use std::fs;
@@ -19,18 +19,18 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Whose tokens they are.
+/// Namespace of the tokens' service account.
 const NAMESPACE: &str = "kube-system";
 const ACCOUNT: &str = "konnectivity-agent";
-/// What they are for.
+/// Audience of the tokens.
 const AUDIENCE: &str = "system:konnectivity-server";
-/// Around the claims of a token: an empty header, and what would be a signature.
+/// Text before and after a token's claims: an empty header, and a placeholder for the signature.
 const HEAD: &str = "e30.";
 const TAIL: &str = ".c2ln";
-/// Longer than any measurement.
+/// Lifetime of a token: longer than any measurement.
 const LIFETIME_SECONDS: u64 = 24 * 3600;
 
-/// Writes a token bound to a node of that number, and says where.
+/// Writes a token bound to node `number`, and returns its path.
 ///
 /// # Errors
 /// The folder is not writable.
@@ -49,7 +49,7 @@ pub(crate) fn write_token(folder: &Path, number: usize) -> anyhow::Result<PathBu
     Ok(path)
 }
 
-/// Answers until standard input closes.
+/// Serves reviews until standard input closes.
 ///
 /// # Errors
 /// No port is free, or the folder is not writable.
@@ -66,7 +66,7 @@ pub(crate) fn serve(folder: &Path) -> anyhow::Result<()> {
         "users": [{"name": "load", "user": {"token": "of-the-server"}}],
     });
     fs::write(folder.join("kubeconfig"), kubeconfig.to_string())?;
-    // For the agent behind the measured path; those of the load have others.
+    // For the agent on the measured path; agents of the load generator have their own tokens.
     fs::rename(write_token(folder, usize::MAX)?, folder.join("token"))?;
     let _serving = runtime.spawn(accept(listener));
     println!("{}", json!({"reviews": address}));
@@ -81,7 +81,7 @@ async fn accept(listener: TcpListener) {
             let _late_answers = socket.set_nodelay(true);
             let serve =
                 http1::Builder::new().serve_connection(TokioIo::new(socket), service_fn(answer));
-            // Whoever breaks off is gone.
+            // The client may have disconnected.
             let _gone = serve.await;
         });
     }
@@ -103,8 +103,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(response)
 }
 
-/// The answer to a review; `None`: it has no token of ours. Go's clients write reviews as protobuf and read JSON as well, so the
-/// token is looked for in the bytes.
+/// The answer to a review; `None`: it contains no token of this program. Go clients write reviews as protobuf and accept JSON,
+/// so the token is searched for in the bytes.
 fn reviewed(review: &[u8]) -> Option<Value> {
     let text = String::from_utf8_lossy(review);
     let (_before, token) = text.split_once(HEAD)?;

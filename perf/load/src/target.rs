@@ -1,7 +1,7 @@
-//! The targets: echo, a source that need not end, a sink that counts, and a port where the count is asked for.
+//! The targets: echo, a source that can be endless, a sink that counts, and a port that reports the count.
 //!
-//! They speak what the interop targets speak (a line with a number starts the source, which sends as many bytes, and with
-//! 0 does not end; a line `ID -1` starts the sink), so both load tools dial either.
+//! They use the protocol of the interop targets, so both load tools can dial either: a line with a number starts the source,
+//! which sends that many bytes, or endlessly for 0; a line `ID -1` starts the sink.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// One write of the source, and one read of the sink: large, so that the targets cost little beside what is measured.
+/// Size of a source's write and of a sink's read: large, so that targets cost little CPU time.
 const PIECE_BYTES: usize = 256 * 1024;
 /// Buffer of an echo connection, which carries 64 bytes at a time.
 const ECHO_BYTES: usize = 16 * 1024;
 /// Longest line that starts a source or sink.
 const LINE_BYTES_MAX: u64 = 64;
 
-/// Where they are.
+/// Addresses of the targets.
 #[derive(Serialize)]
 struct Addresses {
     echo: String,
@@ -40,8 +40,7 @@ enum Role {
     Control,
 }
 
-/// Serves until standard input closes. Echo has a thread of its own, so that bulk transfers beside it do not make it
-/// wait for its turn here.
+/// Serves until standard input closes. Echo has its own thread, so that bulk transfers do not delay it.
 ///
 /// # Errors
 /// No port is free.
@@ -63,7 +62,7 @@ pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
             .block_on(TcpListener::bind((host, 0)))
             .with_context(|| format!("listening on {host}"))?;
         addresses.push(listener.local_addr()?.to_string());
-        // The runtime holds the task until it is dropped.
+        // The runtime keeps the task until it is dropped.
         let _serving = runtime
             .handle()
             .spawn(accept(listener, role, Received::clone(&received)));
@@ -86,14 +85,14 @@ pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
 
 async fn accept(listener: TcpListener, role: Role, received: Received) {
     let mut connections = JoinSet::new();
-    // An error of accept passes (a client gone, descriptors short for a moment); the loop ends with the runtime.
+    // Errors of accept pass: a client has gone, or descriptors are short for a moment. The loop ends with the runtime.
     loop {
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _peer)) => {
                 let received = Received::clone(&received);
                 connections.spawn(async move {
-                    // How a connection ended is seen at the other side.
+                    // The peer sees how the connection ended.
                     let _over = one(stream, role, &received).await;
                 });
             }
@@ -131,7 +130,7 @@ async fn source(stream: TcpStream) -> std::io::Result<()> {
     let asked: u64 = asked.trim().parse().map_err(std::io::Error::other)?;
     let mut stream = stream.into_inner();
     let piece = vec![b'x'; PIECE_BYTES];
-    // As many as nobody lives to see the end of.
+    // Practically endless.
     let mut left = if asked == 0 { u64::MAX } else { asked };
     while left > 0 {
         let length = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
@@ -139,7 +138,7 @@ async fn source(stream: TcpStream) -> std::io::Result<()> {
             .write_all(piece.get(..length).unwrap_or_default())
             .await?;
         left -= length as u64;
-        // Many streams share few threads: each has its turn after one piece.
+        // Many streams share few threads: yield after each write.
         tokio::task::yield_now().await;
     }
     stream.shutdown().await
@@ -163,7 +162,7 @@ async fn sink(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {
     }
 }
 
-/// Answers each line with the bytes received so far.
+/// Answers each line with the number of bytes received so far.
 async fn control(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {
     let mut stream = BufReader::with_capacity(128, stream);
     while !line(&mut stream).await?.is_empty() {
@@ -173,7 +172,7 @@ async fn control(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()>
     Ok(())
 }
 
-/// One line, end of line included; empty at the end of the stream.
+/// Reads one line, including its end; empty at EOF.
 async fn line(stream: &mut BufReader<TcpStream>) -> std::io::Result<String> {
     let mut line = String::new();
     stream.take(LINE_BYTES_MAX).read_line(&mut line).await?;

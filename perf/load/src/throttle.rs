@@ -1,5 +1,5 @@
-//! A slowdown on purpose, in front of a program that has none: every piece is copied once more and paid for with
-//! processor time. The guard must notice it, or it would not notice a real one.
+//! A deliberate slowdown in front of a program: it copies every chunk once more and spends CPU time on it. The guard must
+//! detect it, or it would not detect a real one.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 /// Bytes copied at a time.
 const PIECE_BYTES: usize = 16 * 1024;
-/// Processor time for each piece.
+/// CPU time spent on each chunk.
 const PAUSE: Duration = Duration::from_micros(30);
 
 /// Serves until the process is killed.
@@ -27,7 +27,7 @@ pub(crate) async fn serve(listen: PathBuf, to: PathBuf) -> anyhow::Result<()> {
         let (client, _peer) = listener.accept().await?;
         let to = to.clone();
         connections.spawn(async move {
-            // The client sees how it ended.
+            // The client sees how the connection ended.
             let _over = pass_on(client, to).await;
         });
     }

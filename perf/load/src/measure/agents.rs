@@ -1,5 +1,4 @@
-//! Agents that have nothing to do: what the server holds for each, what all of them cost it in CPU time, and how long a
-//! dial takes that goes to one of them.
+//! Idle agents: the server's memory for each, its CPU time for all, and the duration of a dial through one of them.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +9,18 @@ use crate::agents::Agents;
 use crate::outcome::Outcome;
 use crate::process::{self, Process};
 
-/// The process that is weighed.
+/// Role of the measured process.
 const SERVER: &str = "server";
-/// Connected before anything is weighed, so that what the server sets up once is not counted.
+/// Agents connected before the first measurement, so that the server's one-time setup is not counted.
 const FIRST: usize = 8;
-/// Length of a look at how busy the processes are: longer than the pauses of agents that wait for room to open more lanes.
+/// Period over which CPU use is sampled: longer than the backoff of agents that wait for room to open more lanes.
 const LOOK: Duration = Duration::from_secs(3);
-/// Share of a core from which on they are still busy with what was opened, such as lanes.
+/// Share of a core above which a process still counts as busy, for example with opening lanes.
 const BUSY_SHARE: f64 = 0.05;
-/// Those that are never quiet are measured as they are.
+/// Longest wait for idle processes; busy ones are measured after it all the same.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// See the module. Larger counts are reached from smaller ones; each is weighed against none. Dials come last, since they
+/// Runs the measurement. Each count grows from the previous one, and is compared with no agents. Dials come last, since they
 /// leave buffers behind.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let server = load.processes.iter().find(|one| one.role == SERVER);
@@ -56,7 +55,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     Ok(())
 }
 
-/// Waits until the processes have done what connecting gave them to do.
+/// Waits until the processes have finished the work that connecting caused.
 async fn settle(processes: &[Process]) -> anyhow::Result<()> {
     let end = Instant::now() + SETTLE_LIMIT;
     loop {
@@ -69,7 +68,7 @@ async fn settle(processes: &[Process]) -> anyhow::Result<()> {
     }
 }
 
-/// Share of one core that a process takes.
+/// CPU use of a process, as a share of one core.
 async fn cpu_share(process: &Process, window: Duration) -> anyhow::Result<f64> {
     let (before, begin) = (process.cpu_seconds()?, Instant::now());
     tokio::time::sleep(window).await;

@@ -1,4 +1,4 @@
-//! Downloads and uploads: payload bytes at the receiver, and the processor time spent on them.
+//! Downloads and uploads: payload bytes at the receiver, and the CPU time spent on them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::outcome::Outcome;
 use crate::process;
 use crate::way::{Dialer, Target, Tunnel};
 
-/// One read of a download.
+/// Size of a read in a download.
 pub(super) const READ_BYTES: usize = 256 * 1024;
-/// One write of an upload: what io.Copy writes at a time.
+/// Size of a write in an upload: what io.Copy writes at a time.
 pub(super) const WRITE_BYTES: usize = 32 * 1024;
-/// Transfers are cut when they do not end by themselves within this time.
+/// Transfers that do not end within this time are cut.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Which way bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// Target to client.
@@ -41,7 +41,7 @@ impl Direction {
     }
 }
 
-/// See the module.
+/// Measures both directions with each number of streams.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     for &streams in &load.plan.streams {
         for direction in [Direction::Down, Direction::Up] {
@@ -90,31 +90,31 @@ pub(super) struct Transfers {
     counter: Counter,
 }
 
-/// Who knows how much arrived: the receiver of it.
+/// Counts arrived bytes, at their receiver.
 enum Counter {
-    /// Downloads end here.
+    /// Downloads arrive in this process.
     Here(Arc<AtomicU64>),
-    /// Uploads end in the sink, which is asked.
+    /// Uploads arrive in the sink, which reports the count.
     There(Sink),
 }
 
-/// The account of the sinks, asked for without the measured path.
+/// A connection to the sinks' counter, outside the measured path.
 pub(super) struct Sink(BufReader<TcpStream>);
 
 impl Sink {
-    /// Connects to where they tell.
+    /// Connects to the counter at `control`.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The connection is refused.
     pub(super) async fn connect(control: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(control).await;
         Ok(Self(BufReader::new(stream.context("asking the sink")?)))
     }
 
-    /// Bytes that all uploads together have brought so far.
+    /// Bytes that all uploads together have delivered so far.
     ///
     /// # Errors
-    /// They do not answer.
+    /// The counter does not answer.
     pub(super) async fn received(&mut self) -> anyhow::Result<u64> {
         let mut line = String::new();
         self.0.write_all(b"received\n").await?;
@@ -123,7 +123,7 @@ impl Sink {
     }
 }
 
-/// All counts at one moment.
+/// All counters at one moment.
 struct Reading {
     at: Instant,
     bytes: u64,
@@ -132,10 +132,10 @@ struct Reading {
 }
 
 impl Transfers {
-    /// Opens all tunnels, then lets them run.
+    /// Opens all tunnels, then starts the transfers.
     ///
     /// # Errors
-    /// A dial fails, or the sink cannot be asked.
+    /// A dial fails, or the sinks' counter does not answer.
     pub(super) async fn start(
         dialer: &Dialer,
         direction: Direction,
@@ -188,10 +188,10 @@ impl Transfers {
         })
     }
 
-    /// Bytes that arrived so far.
+    /// Bytes that have arrived so far.
     ///
     /// # Errors
-    /// A transfer has ended, or the sink does not answer.
+    /// A transfer has ended, or the sinks' counter does not answer.
     pub(super) async fn bytes(&mut self) -> anyhow::Result<u64> {
         if let Some(ended) = self.tasks.try_join_next() {
             ended?.context("a transfer ended by itself")?;
@@ -203,7 +203,7 @@ impl Transfers {
         }
     }
 
-    /// Ends all transfers; those that stall are cut.
+    /// Ends all transfers; stalled ones are cut.
     ///
     /// # Errors
     /// A transfer had failed before.
@@ -215,7 +215,7 @@ impl Transfers {
             }
             Ok(())
         };
-        // Time is up: dropping the rest closes their connections.
+        // Time is up: dropping the remaining tasks closes their connections.
         tokio::time::timeout(STOP_LIMIT, ended)
             .await
             .unwrap_or(Ok(()))
@@ -234,7 +234,7 @@ async fn download(
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         moved.fetch_add(length as u64, Ordering::Relaxed);
-        // Many streams share few threads: each has its turn after one read.
+        // Many streams share few threads: yield after each read.
         tokio::task::yield_now().await;
     }
     Ok(())

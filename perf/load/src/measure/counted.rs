@@ -1,4 +1,4 @@
-//! A fixed number of operations, whatever time they take: for who counts beside us what each of them costs.
+//! A fixed number of operations, however long they take: an external tool counts their cost.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::plan::Operation;
 use crate::way::{Dialer, Target};
 
 const MIB: u64 = 1 << 20;
-/// How often the sinks are asked whether all has come.
+/// Interval between two queries whether the sinks have received everything.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
-/// See the module. Notes how often it was, which says that all of them were done.
+/// Runs the planned operations. Records their number, which shows that all of them were done.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let counted = load.plan.counted;
     let counted = counted.context("the plan does not say what: `counted` is missing")?;
@@ -66,7 +66,7 @@ async fn dials(dialer: &Dialer, times: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends with the source: nothing is on its way then.
+/// Returns when the source ends the stream: then no bytes are in flight.
 async fn download(dialer: &Dialer, bytes: u64) -> anyhow::Result<()> {
     let mut tunnel = dialer.open(Target::Source).await?;
     tunnel.write_all(format!("{bytes}\n").as_bytes()).await?;
@@ -82,7 +82,7 @@ async fn download(dialer: &Dialer, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends when all has come to the sink.
+/// Returns when the sink has received all bytes.
 async fn upload(dialer: &Dialer, control: SocketAddr, bytes: u64) -> anyhow::Result<()> {
     let mut sink = Sink::connect(control).await?;
     let all = sink.received().await? + bytes;
@@ -92,7 +92,7 @@ async fn upload(dialer: &Dialer, control: SocketAddr, bytes: u64) -> anyhow::Res
     for _ in 0..bytes / WRITE_BYTES as u64 {
         tunnel.write_all(&piece).await?;
     }
-    // Before that the tunnel must not go: what is on its way would go with it.
+    // Keep the tunnel open until then: closing it would drop bytes in flight.
     while sink.received().await? < all {
         tokio::time::sleep(ASK_EVERY).await;
     }

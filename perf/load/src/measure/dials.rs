@@ -1,4 +1,4 @@
-//! Dial, one round trip, close: how many in a second, and how long until the first answer.
+//! Dial, one round trip, close: rate per second, and time until the first answer.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::process;
 use crate::way::{Dialer, Target};
 
-/// See the module.
+/// Measures with each number of workers.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     for &workers in &load.plan.dialers {
         let name = format!("dials_{workers}");
@@ -36,7 +36,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     Ok(())
 }
 
-/// Dials, asks once and closes, again and again until `end`.
+/// Dials, does one round trip and closes, repeatedly until `end`.
 ///
 /// # Errors
 /// A dial, a round trip or a close fails.

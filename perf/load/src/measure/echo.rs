@@ -1,4 +1,4 @@
-//! Round trips of 64 bytes, closed loop: a connection asks again once it has its answer.
+//! Closed-loop round trips of 64 bytes: a connection sends the next request after the answer to the previous one.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use crate::outcome::Outcome;
 use crate::process;
 use crate::way::{Dialer, Target, Tunnel};
 
-/// Size of a question and its answer.
+/// Size of a request and of its answer.
 pub(super) const MESSAGE_BYTES: usize = 64;
-/// Round trips of a connection before any counts.
+/// Round trips of a connection that are not measured.
 const WARM_UP: u64 = 20;
 
-/// See the module.
+/// Measures with each number of connections.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     for &connections in &load.plan.connections {
@@ -39,7 +39,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     Ok(())
 }
 
-/// Opens all connections first; then all ask for as long as told.
+/// Opens all connections first; then runs round trips on all of them for the given time.
 ///
 /// # Errors
 /// A dial or a round trip fails.
@@ -84,10 +84,10 @@ async fn ask_until(mut tunnel: Tunnel, end: Instant) -> anyhow::Result<Vec<Durat
     Ok(samples)
 }
 
-/// Asks and compares the answer.
+/// Sends one request and compares the answer.
 ///
 /// # Errors
-/// The tunnel broke, or the answer is to another question.
+/// The tunnel breaks, or the answer does not match the request.
 pub(super) async fn round_trip(tunnel: &mut Tunnel, number: u64) -> anyhow::Result<()> {
     let question = message(number);
     let mut answer = [0; MESSAGE_BYTES];
@@ -97,7 +97,7 @@ pub(super) async fn round_trip(tunnel: &mut Tunnel, number: u64) -> anyhow::Resu
     Ok(())
 }
 
-/// A question like no other of its connection.
+/// A request that is unique on its connection.
 pub(super) fn message(number: u64) -> [u8; MESSAGE_BYTES] {
     let mut message = [b'.'; MESSAGE_BYTES];
     for (to, from) in message.iter_mut().zip(number.to_be_bytes()) {

@@ -1,4 +1,4 @@
-//! Memory of tunnels that carry nothing: resident in each process, and in the kernel, which belongs to nobody.
+//! Memory of idle tunnels: resident memory of each process, and kernel memory, which the kernel accounts to no process.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::outcome::Outcome;
 use crate::process::KernelMemory;
 use crate::way::{Target, Tunnel};
 
-/// Opened before anything is weighed, so that what a process sets up once is not counted.
+/// Tunnels opened before the first measurement, so that one-time setup is not counted.
 const FIRST: usize = 8;
-/// Until allocators and the kernel have settled.
+/// Time for allocators and the kernel to settle.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// See the module. Larger counts are reached from smaller ones; each is weighed against none.
+/// Runs the measurement. Each count grows from the previous one, and is compared with no tunnels.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let mut counts = load.plan.idle.clone();
     counts.sort_unstable();
@@ -52,7 +52,7 @@ async fn open_until(
 }
 
 struct Weight {
-    /// Of each process, in their order.
+    /// Resident memory of each process, in order of the processes.
     resident_kib: Vec<f64>,
     kernel: KernelMemory,
 }

@@ -1,4 +1,4 @@
-//! Echo beside readers that never read, against echo alone in the same run.
+//! Echo beside stalled readers, compared with echo alone in the same run.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::outcome::Outcome;
 use crate::quantile::Sorted;
 use crate::way::Target;
 
-/// Until every buffer on the way to a stalled reader is full.
+/// Time until every buffer on the path to a stalled reader is full.
 const FILL: Duration = Duration::from_millis(500);
-/// Until what stalled readers held is gone.
+/// Time until the buffers of stalled readers are released.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Echo that takes this much longer than its time is stalled itself.
+/// An echo run that exceeds its duration by this much has stalled.
 const STALL_LIMIT: Duration = Duration::from_secs(3);
 
-/// See the module. An echo that stalls is a result, not a failure: `isolation_completed` is 0 then.
+/// Runs the measurement. A stalled echo is a result, not a failure: it sets `isolation_completed` to 0.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     let mut calm = closed_loop(&load.dialer, 1, lasting / 2).await?;
@@ -26,7 +26,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     for _ in 0..load.plan.stalled_readers {
         stalled.push(load.dialer.open(Target::Source).await?);
     }
-    // All are open before the first stalls: a server that lets one stall the others would not even take the next dial.
+    // Open all tunnels before the first stalls: a server without isolation would not even accept the next dial.
     for tunnel in &mut stalled {
         tunnel.write_all(b"0\n").await?;
     }
@@ -42,7 +42,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     let Some(beside) = beside else {
         return Ok(());
     };
-    // The other half of the calm time comes afterwards, so that a machine that changes its pace meanwhile does less.
+    // The second half of the calm run comes afterwards, which averages out a machine whose speed drifts.
     drop(stalled);
     tokio::time::sleep(SETTLE).await;
     calm.extend(closed_loop(&load.dialer, 1, lasting / 2).await?);

@@ -1,5 +1,5 @@
-//! Agents that come all at once, as after a server's restart: how many of them a second have a link. No lanes, so that all peers
-//! do the same.
+//! Agents that connect all at once, as after a server's restart: links established per second. Without lanes, so that all peers
+//! do the same work.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::Load;
 use crate::agents::Agents;
 use crate::outcome::Outcome;
 
-/// See the module. Each count begins with none.
+/// Measures each count, starting from no agents.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let port = load.agents.as_ref();
     let port = port.context("say with --agents where agents connect")?;

@@ -1,4 +1,4 @@
-//! Echo beside bulk downloads: what somebody at a terminal feels while others copy.
+//! Echo beside bulk downloads: the latency of an interactive user while others transfer files.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use super::echo::closed_loop;
 use crate::outcome::Outcome;
 use crate::way::Dialer;
 
-/// Echo that takes this much longer than its time has stalled.
+/// An echo run that exceeds its duration by this much has stalled.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// Measures echo while the downloads run.
 #[expect(
     clippy::disallowed_methods,
     reason = "the load generator is no service: it may end where a host refuses a thread"
@@ -38,7 +38,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     outcome.latencies("mixed_echo", samples)
 }
 
-/// Echo on a thread of its own: in a queue with the downloads it would measure the queue.
+/// Runs echo on a thread of its own: on the downloads' threads it would measure their scheduling.
 fn echo_apart(dialer: &Dialer, lasting: Duration) -> anyhow::Result<Vec<Duration>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

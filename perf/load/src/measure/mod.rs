@@ -1,6 +1,6 @@
-//! The measurements. Each opens what it needs, measures a known time, closes, and notes numbers by name.
+//! The measurements. Each opens its tunnels, measures for a given time, closes them, and records numbers by name.
 //!
-//! Every one is bounded: a peer that stalls makes its measurement fail, never the run hang.
+//! Every measurement is bounded: a stalled peer fails the measurement, and does not hang the run.
 
 mod agents;
 mod bulk;
@@ -24,27 +24,27 @@ use crate::plan::{Measurement, Plan};
 use crate::process::Process;
 use crate::way::Dialer;
 
-/// What all measurements share.
+/// Input that all measurements share.
 pub(crate) struct Load<'a> {
-    /// How much of what.
+    /// The plan of measurements.
     pub(crate) plan: &'a Plan,
-    /// The measured path.
+    /// Dials through the measured path.
     pub(crate) dialer: Dialer,
-    /// Where targets tell what arrived.
+    /// Address at which targets report received bytes.
     pub(crate) control: SocketAddr,
-    /// Where agents connect, if this path has such a port.
+    /// The server's agent port, if this path has one.
     pub(crate) agents: Option<AgentPort>,
-    /// Server and agent, or what takes their place.
+    /// The measured processes: server and agent, or their substitutes.
     pub(crate) processes: Vec<Process>,
 }
 
-/// Beyond its own time no measurement takes longer to open and close all it uses.
+/// Longest time that a measurement needs beyond its duration, for opening and closing.
 const OVERHEAD_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs what the plan asks for.
+/// Runs the planned measurements.
 ///
 /// # Errors
-/// The first measurement that fails, by name.
+/// The first measurement that fails; the error names it.
 pub(crate) async fn run(load: Load<'_>) -> anyhow::Result<Outcome> {
     let plan = load.plan;
     let mut outcome = Outcome::default();
@@ -78,7 +78,7 @@ async fn one(
     }
 }
 
-/// Into how many parts a measurement falls, each of which opens and closes.
+/// Number of rounds of a measurement, each of which opens and closes tunnels.
 fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
     let count = match measurement {
         Measurement::Idle => plan.idle.len(),

@@ -1,5 +1,5 @@
-//! Round trips of 64 bytes, open loop: questions go out at a fixed rate whatever the answers do, and each is timed from
-//! the moment it was due. So a stall is felt by every question it held up, as by users who do not wait for each other.
+//! Open-loop round trips of 64 bytes: requests go out at a fixed rate, and each is timed from the moment it was due. A stall
+//! therefore delays every request in it, as with independent users.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use super::echo::{MESSAGE_BYTES, message};
 use crate::outcome::Outcome;
 use crate::way::{Target, Tunnel};
 
-/// Questions due on one connection that its task has not written yet.
+/// Most due requests of one connection that its task has not written yet.
 const DUE_MAX: usize = 16 * 1024;
-/// How long answers are waited for after the last question was due.
+/// Time limit for answers after the last request was due.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// Measures each rate.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     for &rate in &load.plan.rates {
         let name = format!("paced_{rate}");
@@ -31,7 +31,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
 }
 
 struct Paced {
-    /// One for each question that was due; unanswered ones count with the time they were waited for.
+    /// One per due request; unanswered requests count with the time waited for them.
     samples: Vec<Duration>,
     unanswered: usize,
 }
@@ -45,7 +45,7 @@ async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
     let connections = load.plan.rate_connections.max(1);
     let mut asking = JoinSet::new();
     let mut queues = Vec::with_capacity(connections);
-    // Tunnels first: the clock starts when all are open.
+    // Open all tunnels first: the clock starts afterwards.
     let mut tunnels = Vec::with_capacity(connections);
     for _ in 0..connections {
         tunnels.push(load.dialer.open(Target::Echo).await?);
@@ -68,7 +68,7 @@ async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
         paced.unanswered += one.unanswered;
     }
     for missed in pacing.await? {
-        // The queue of its connection was full: as late as a question can be.
+        // The connection's queue was full: count the longest possible delay.
         paced
             .samples
             .push(give_up.saturating_duration_since(missed));
@@ -77,7 +77,7 @@ async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
     Ok(paced)
 }
 
-/// When questions are due.
+/// Times at which requests are due.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     start: Instant,
@@ -94,7 +94,7 @@ impl Schedule {
         )]
         let count = (f64::from(rate) * lasting.as_secs_f64()).ceil().max(1.0) as u32;
         Self {
-            // The pacing thread takes a moment to start.
+            // Time for the pacing thread to start.
             start: Instant::now() + Duration::from_millis(20),
             count,
             rate,
@@ -110,10 +110,10 @@ impl Schedule {
     }
 }
 
-/// Tells each connection in turn when its next question is due, at that moment. A thread of its own, since the timer of
-/// the runtime counts whole milliseconds. Returns the times of questions no connection had room for.
+/// Tells each connection in turn when its next request is due, at that moment. Uses a thread, since the runtime's timer has a
+/// resolution of a millisecond. Returns the due times of requests for which no queue had room.
 fn pace(schedule: Schedule, queues: &[mpsc::Sender<Instant>]) -> Vec<Instant> {
-    // Without it the kernel may wake the thread 50 microseconds late; later wake-ups only make the result worse.
+    // Without this the kernel may wake the thread 50 microseconds late. Late wake-ups only worsen the result.
     let _finer = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     let mut missed = Vec::new();
     for (number, queue) in (0..schedule.count).zip(queues.iter().cycle()) {
@@ -135,7 +135,7 @@ async fn connection(
 ) -> anyhow::Result<Paced> {
     let (answers, questions) = tokio::io::split(tunnel);
     let (asked, pending) = mpsc::channel(DUE_MAX);
-    // On one task: when the writer ends, the reader still waits for what is pending.
+    // Both on one task: after the writer ends, the reader still waits for pending answers.
     let (_written, paced) = tokio::join!(
         write(questions, queue, asked),
         read(answers, pending, give_up)
@@ -157,7 +157,7 @@ async fn write(
     Ok(())
 }
 
-/// Answers come in the order of the questions, so each belongs to the oldest one pending.
+/// Answers come in request order, so each answer belongs to the oldest pending request.
 async fn read(
     mut answers: ReadHalf<Tunnel>,
     mut pending: mpsc::Receiver<Instant>,

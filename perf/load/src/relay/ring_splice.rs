@@ -1,6 +1,6 @@
-//! What a ring that performs the splicing costs: `IORING_OP_SPLICE` from socket to pipe, then from pipe to socket, one
-//! direction independent of the other. The kernel hands each of them to a thread of its own (io-wq). Each connection makes two
-//! pipes, which is most of what a dial costs here.
+//! The cost of splicing by the ring: `IORING_OP_SPLICE` from socket to pipe, then from pipe to socket, each direction on its
+//! own. The kernel runs every splice on an io-wq thread. Each connection creates two pipes, which is most of the cost of a dial
+//! here.
 #![expect(
     unsafe_code,
     reason = "a measurement: submission entries name descriptors that have to stay open"
@@ -19,27 +19,27 @@ use rustix::pipe::{fcntl_setpipe_size, pipe};
 
 use super::{BUFFER_BYTES, Connections, WAITING_MAX, in_thread};
 
-/// Submissions between two calls into the kernel.
+/// Submissions between two system calls.
 const ENTRIES: u32 = 1024;
-/// Completions that wait: two for each connection of any measurement.
+/// Completion queue entries: two for each connection of any measurement.
 const COMPLETIONS: u32 = 8192;
-/// Of the read that waits for new connections.
+/// User data of the read that waits for new connections.
 const BELL: u64 = u64::MAX;
 /// The two directions of a connection.
 const DIRECTIONS: usize = 2;
 
-/// Bytes of one socket on their way to the other one.
+/// Bytes from one socket to the other.
 struct Direction {
     read: OwnedFd,
     write: OwnedFd,
-    /// In the pipe.
+    /// Bytes in the pipe.
     filled: u32,
     is_over: bool,
 }
 
-/// Closed when both directions are over: no entry names any of its descriptors then.
+/// Dropped when both directions are over: no entry then refers to its descriptors.
 struct Connection {
-    /// Direction 0 goes from the first to the second one.
+    /// Direction 0 goes from the first socket to the second.
     sockets: [TcpStream; DIRECTIONS],
     directions: [Direction; DIRECTIONS],
 }
@@ -47,7 +47,7 @@ struct Connection {
 /// Starts the thread.
 ///
 /// # Errors
-/// No thread or ring to be had.
+/// A thread or ring is not available.
 pub(super) fn start() -> anyhow::Result<Connections> {
     let ring = IoUring::builder()
         .setup_cqsize(COMPLETIONS)
@@ -66,7 +66,7 @@ pub(super) fn start() -> anyhow::Result<Connections> {
         };
         if let Err(error) = relay.run() {
             eprintln!("adit-load relay: {error}");
-            // Not dropped: the ring may still write to what the bell is read into. And nothing is measured without it.
+            // Exit without dropping: the ring may still write to the bell's buffer, and measurements need this loop.
             std::process::exit(1);
         }
     })?;
@@ -82,7 +82,7 @@ pub(super) fn start() -> anyhow::Result<Connections> {
 struct Relay {
     ring: IoUring,
     bell: Arc<OwnedFd>,
-    /// Where the ring writes what it read from the bell.
+    /// Buffer of the ring's read from the bell.
     count: Box<[u8; 8]>,
     received: mpsc::Receiver<[TcpStream; 2]>,
     connections: Vec<Option<Connection>>,
@@ -140,7 +140,7 @@ impl Relay {
         (0..DIRECTIONS).try_for_each(|direction| self.go_on(place * DIRECTIONS + direction))
     }
 
-    /// A splice of that direction is done.
+    /// A splice of direction `number` has completed.
     fn moved(&mut self, number: usize, result: i32) -> io::Result<()> {
         let place = number / DIRECTIONS;
         let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) else {
@@ -150,7 +150,7 @@ impl Relay {
         let count = u32::try_from(result).unwrap_or(0);
         let into = &connection.sockets[(number + 1) % DIRECTIONS];
         match (direction.filled, count) {
-            // The end, in order or not.
+            // End of the stream, by EOF or by an error.
             (0, 0) => {
                 direction.is_over = true;
                 let end = if result == 0 {
@@ -161,7 +161,7 @@ impl Relay {
                 let _gone = into.shutdown(end);
             }
             (0, read) => direction.filled = read,
-            // Whoever sends has to see that nobody takes it.
+            // The sender must see that its bytes are not taken.
             (_, 0) => {
                 direction.is_over = true;
                 let from = &connection.sockets[number % DIRECTIONS];
@@ -176,7 +176,7 @@ impl Relay {
         self.go_on(number)
     }
 
-    /// The next splice of that direction, if there is one.
+    /// Submits the next splice of direction `number`, if there is one.
     fn go_on(&mut self, number: usize) -> io::Result<()> {
         let place = self.connections.get(number / DIRECTIONS);
         let Some(connection) = place.and_then(Option::as_ref) else {

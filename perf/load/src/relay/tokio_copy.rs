@@ -1,4 +1,4 @@
-//! What a relay of tasks costs: tokio's own copy in both directions, on one thread.
+//! The cost of a relay of tasks: tokio's own bidirectional copy, on one thread.
 
 use std::net::TcpStream;
 
@@ -11,7 +11,7 @@ use super::{BUFFER_BYTES, Connections, WAITING_MAX, in_thread};
 /// Starts the thread.
 ///
 /// # Errors
-/// No thread or runtime to be had.
+/// A thread or runtime is not available.
 pub(super) fn start() -> anyhow::Result<Connections> {
     let (connections, received) = mpsc::channel(WAITING_MAX);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -37,7 +37,7 @@ async fn relay(mut received: mpsc::Receiver<[TcpStream; 2]>) {
             let (Ok(mut client), Ok(mut target)) = (client, target) else {
                 return;
             };
-            // How a connection ended is seen at its ends.
+            // Both peers see how the connection ended.
             let _over =
                 copy_bidirectional_with_sizes(&mut client, &mut target, BUFFER_BYTES, BUFFER_BYTES)
                     .await;

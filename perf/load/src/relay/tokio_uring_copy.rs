@@ -1,4 +1,4 @@
-//! What tokio-uring costs: a read and a write by the ring, one after the other, in each direction, on one thread.
+//! The cost of tokio-uring: in each direction the ring reads, then writes, on one thread.
 
 use std::io;
 use std::net::Shutdown;
@@ -10,13 +10,13 @@ use tokio_uring::net::TcpStream;
 
 use super::{BUFFER_BYTES, Connections, WAITING_MAX, in_thread};
 
-/// Room in the ring: two directions of as many connections as any measurement has.
+/// Ring entries: two directions of as many connections as any measurement has.
 const ENTRIES: u32 = 4096;
 
 /// Starts the thread.
 ///
 /// # Errors
-/// No thread to be had. Without io_uring the thread panics, and nothing is relayed.
+/// A thread is not available. Without io_uring the thread panics, and nothing is relayed.
 pub(super) fn start() -> anyhow::Result<Connections> {
     let (connections, received) = mpsc::channel(WAITING_MAX);
     in_thread(move || {
@@ -24,7 +24,7 @@ pub(super) fn start() -> anyhow::Result<Connections> {
             .entries(ENTRIES)
             .start(relay(received));
     })?;
-    // The ring waits where a call would block, so the sockets stay as they are: others fail with EAGAIN.
+    // Keep the sockets blocking: the ring waits for readiness itself, and non-blocking sockets fail with EAGAIN.
     Ok(Box::new(move |client, target| {
         connections
             .blocking_send([client, target])
@@ -39,7 +39,7 @@ async fn relay(mut received: mpsc::Receiver<[std::net::TcpStream; 2]>) {
             tokio_uring::spawn(async move {
                 let end = match copy(&from, &to).await {
                     Ok(()) => Shutdown::Write,
-                    // Both ends have to see it, and the direction that waits.
+                    // Both peers must see the error, and so must the waiting direction.
                     Err(_broken) => Shutdown::Both,
                 };
                 let _gone = to.shutdown(end);

@@ -1,4 +1,4 @@
-//! HTTP CONNECT, the client's side, as kube-apiserver speaks it: one request, then bytes.
+//! HTTP CONNECT, the client's side, as kube-apiserver uses it: one request, then bytes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,20 +7,20 @@ use std::path::Path;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-/// Longest answer head that is read.
+/// Longest response head.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 
-/// Asks the frontend at `socket` for a tunnel.
+/// Opens a tunnel through the frontend at `socket`.
 ///
 /// # Errors
-/// Another status than 200, or a broken connection.
+/// A status other than 200, or a broken connection.
 pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(socket).await?;
     let request = format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut head = Vec::with_capacity(512);
     while !head.ends_with(b"\r\n\r\n") {
-        // The targets wait for the client to speak, so nothing follows the head and reading on is safe.
+        // Targets wait for the client to send first, so no payload follows the head and over-reading is safe.
         if stream.read_buf(&mut head).await? == 0 || head.len() > HEAD_BYTES_MAX {
             break;
         }

@@ -1,5 +1,5 @@
-//! A gRPC tunnel as kube-apiserver opens it: an HTTP/2 connection and a `Proxy` stream for each, closed with a request
-//! that is waited for. Payload is neither copied on its way out nor collected on its way in.
+//! A gRPC tunnel as kube-apiserver opens it: an HTTP/2 connection and a `Proxy` stream per tunnel, closed by CLOSE_REQ and
+//! CLOSE_RSP. Payload is copied once when sent, and not collected when received.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,13 +17,13 @@ use tokio::io::ReadBuf;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-/// Payload of one packet: what io.Copy in kube-apiserver writes at a time.
+/// Payload of one packet: the size of io.Copy's writes in kube-apiserver.
 const PACKET_BYTES: usize = 32 * 1024;
-/// More than the head of any message.
+/// Upper bound of a message's head.
 const HEAD_BYTES: usize = 64;
-/// Bytes the server may send before we have read: as wide as the Go library's window grows.
+/// Receive window: the size to which the Go library's window grows.
 const WINDOW_BYTES: u32 = 1 << 20;
-/// The Go library waits as long for the close to be confirmed.
+/// Time limit for the answer to a close, as in the Go library.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// An open tunnel. Dropping it cuts the connection.
@@ -36,7 +36,7 @@ pub(crate) struct GrpcTunnel {
     conn: ConnId,
     ended: bool,
     asked_to_close: bool,
-    /// Drives the connection.
+    /// The task that drives the connection.
     _connection: JoinSet<()>,
 }
 
@@ -44,7 +44,7 @@ impl GrpcTunnel {
     /// Dials `address` through the frontend at `socket`.
     ///
     /// # Errors
-    /// The dial was refused, or what came is not the protocol.
+    /// The dial is refused, or the answer violates the protocol.
     pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<Self> {
         let stream = UnixStream::connect(socket).await?;
         let (mut requests, connection) = client::Builder::new()
@@ -56,7 +56,7 @@ impl GrpcTunnel {
             .map_err(io::Error::other)?;
         let mut driver = JoinSet::new();
         driver.spawn(async move {
-            // Its error shows at the stream that it breaks.
+            // The affected stream reports the connection's error.
             let _over = connection.await;
         });
         let request = http::Request::post("http://localhost/ProxyService/Proxy")
@@ -106,10 +106,10 @@ impl GrpcTunnel {
         }
     }
 
-    /// Asks for the close and waits until it is confirmed.
+    /// Sends CLOSE_REQ and waits for CLOSE_RSP.
     ///
     /// # Errors
-    /// No confirmation, or the connection broke before it.
+    /// CLOSE_RSP does not arrive, or the connection breaks before it.
     pub(super) async fn close(mut self) -> io::Result<()> {
         if self.ended {
             return Ok(());
@@ -128,10 +128,10 @@ impl GrpcTunnel {
             })?
     }
 
-    /// Sends the request to close, once.
+    /// Sends CLOSE_REQ, at most once.
     ///
     /// # Errors
-    /// The stream is over.
+    /// The stream has ended.
     pub(super) fn ask_to_close(&mut self) -> io::Result<()> {
         if self.asked_to_close {
             return Ok(());
@@ -169,7 +169,7 @@ impl GrpcTunnel {
         }
     }
 
-    /// See [`tokio::io::AsyncRead`]. The end of the tunnel reads as the end of the stream.
+    /// See [`tokio::io::AsyncRead`]. The end of the tunnel reads as EOF.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -190,7 +190,7 @@ impl GrpcTunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// See [`tokio::io::AsyncWrite`]. Waits until HTTP/2 takes the whole packet, so that nothing piles up in memory.
+    /// See [`tokio::io::AsyncWrite`]. Waits for HTTP/2 flow control for the whole packet, so that memory use is bounded.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,

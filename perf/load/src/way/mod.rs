@@ -1,4 +1,4 @@
-//! The ways to a target: a plain connection, HTTP CONNECT, or the gRPC stream that kube-apiserver uses.
+//! Paths to a target: a plain connection, HTTP CONNECT, or the gRPC stream that kube-apiserver uses.
 
 mod connect;
 mod grpc;
@@ -18,7 +18,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use grpc::GrpcTunnel;
 
-/// A dial that takes longer has failed: no healthy peer comes near it.
+/// Time limit of a dial; healthy peers need far less.
 const DIAL_LIMIT: Duration = Duration::from_secs(20);
 
 /// How a target is reached.
@@ -32,14 +32,14 @@ pub(crate) enum Way {
     Grpc,
 }
 
-/// What a tunnel is wanted for.
+/// The target of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Sends back what it gets.
+    /// Returns the bytes it receives.
     Echo,
-    /// Sends without end once asked.
+    /// Sends endlessly once requested.
     Source,
-    /// Counts what it gets.
+    /// Counts the bytes it receives.
     Sink,
 }
 
@@ -60,7 +60,7 @@ impl FromStr for Targets {
 }
 
 impl Targets {
-    /// The address of one of them.
+    /// The address of this target.
     pub(crate) fn address(&self, target: Target) -> SocketAddr {
         match target {
             Target::Echo => self.echo,
@@ -84,11 +84,11 @@ enum Route {
     Grpc(PathBuf),
 }
 
-/// A stream of bytes to a target. Dropping it closes it at once; gRPC tunnels say goodbye with [`Tunnel::close`].
+/// A byte stream to a target. Dropping it closes it at once; [`Tunnel::close`] closes gRPC tunnels by protocol.
 pub(crate) enum Tunnel {
     /// A connection of its own.
     Tcp(TcpStream),
-    /// A connection to the frontend, all of it this tunnel's.
+    /// A connection to the frontend that serves this tunnel alone.
     Unix(UnixStream),
     /// A gRPC stream.
     Grpc(Box<GrpcTunnel>),
@@ -96,7 +96,7 @@ pub(crate) enum Tunnel {
 
 impl Dialer {
     /// # Errors
-    /// The way needs a frontend and none is given.
+    /// This way needs a frontend, and none is given.
     pub(crate) fn new(
         way: Way,
         frontend: Option<PathBuf>,
@@ -116,7 +116,7 @@ impl Dialer {
     /// Opens a tunnel to `target`.
     ///
     /// # Errors
-    /// It was refused or took longer than [`DIAL_LIMIT`].
+    /// The dial is refused, or takes longer than [`DIAL_LIMIT`].
     pub(crate) async fn open(&self, target: Target) -> io::Result<Tunnel> {
         let address = self.targets.address(target);
         let dial = async {
@@ -144,10 +144,10 @@ impl Dialer {
 }
 
 impl Tunnel {
-    /// Closes the tunnel as its client would: a gRPC client waits until the close is confirmed, the others just close.
+    /// Closes the tunnel as its client would: gRPC waits for the answer to the close, the others just close.
     ///
     /// # Errors
-    /// The confirmation did not come.
+    /// The answer to the close does not arrive.
     pub(crate) async fn close(self) -> io::Result<()> {
         match self {
             Self::Tcp(_) | Self::Unix(_) => Ok(()),
@@ -187,7 +187,7 @@ impl AsyncWrite for Tunnel {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
-            // What was taken is on its way: nothing is held back.
+            // Packets are already handed to HTTP/2: this side buffers none.
             Self::Grpc(_) => Poll::Ready(Ok(())),
         }
     }
