@@ -1,4 +1,4 @@
-//! The way to a server: name to addresses, TCP, an HTTP proxy in between if the environment asks for one, TLS.
+//! Connects to a server: resolves the name, opens TCP, through an HTTP proxy if the environment names one, and runs TLS.
 
 mod error;
 
@@ -32,45 +32,45 @@ use adit_tls::reload::ReloadableClientTls;
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::server_name;
 
-/// Longest answer of a forward proxy, bytes.
+/// Size limit of a forward proxy's answer, bytes.
 const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Of [`limits::LINK_CONNECT_TIMEOUT`], what all addresses of a name have together: the rest is for the lookup before and the
-/// greeting behind, and for telling what was wrong with them.
+/// The part of [`limits::LINK_CONNECT_TIMEOUT`] that all addresses of a name share. The rest is for the lookup, the greeting,
+/// and reporting why the addresses failed.
 const ADDRESSES_TIME: Duration = Duration::from_secs(15);
-/// The least that one of several addresses has for TLS: a server that starts again is met by all its agents at once.
+/// Least time for TLS to one of several addresses: all agents of a server that restarts connect at once.
 const TLS_TIME_MIN: Duration = Duration::from_secs(5);
 
-/// Addresses remembered: more than a control plane has servers.
+/// Limit on remembered addresses: more than a control plane has servers.
 const RECENT_MAX: usize = 64;
 
 const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
 
-/// How this agent gets to its servers.
+/// Connects this agent to its servers.
 pub struct ServerConnector {
-    /// Names to addresses.
+    /// Resolves names to addresses.
     pub resolver: Arc<dyn Resolve>,
-    /// Current certificates.
+    /// Current TLS files.
     pub tls: Arc<ReloadableClientTls>,
-    /// From the environment.
+    /// Proxy settings from the environment.
     pub proxy: ForwardProxy,
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     pub accounts: Accounts,
-    /// What a redirect of this agent leaves alone.
+    /// Sockets that a redirect on this node must not capture.
     pub own_sockets: OwnSockets,
-    /// Whose connections these are.
+    /// The id of this agent.
     pub agent: AgentId,
-    /// Servers met before.
+    /// Addresses of earlier links.
     pub recent_servers: RecentServers,
 }
 
-/// Addresses in the order in which links were made to them, the latest last. The one of longest ago is tried first, so that a
-/// server that comes back is met at the next attempt, and not once chance has it.
+/// Addresses in the order of the last link to each. The least recent address is tried first, so that a server that comes back
+/// is found at the next attempt and not by chance.
 #[derive(Debug, Default)]
 pub struct RecentServers(Mutex<Vec<SocketAddr>>);
 
 impl RecentServers {
-    /// Puts the latest last; those of which nothing is known stay in front, in their order. Priorities stay as they are.
+    /// Sorts the most recent address last, within each priority; unknown addresses stay first, in their order.
     fn last(&self, servers: &mut [resolve::ServerAddress]) {
         let recent_servers = self.locked();
         let since = |addr| recent_servers.iter().position(|other| *other == addr);
@@ -87,7 +87,7 @@ impl RecentServers {
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
-        // Nothing panics while it is held.
+        // Nothing panics while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -108,19 +108,19 @@ enum Purpose {
 }
 
 impl ServerConnector {
-    /// Connects to one server: the first of its addresses that takes a connection and proves that it is the server.
-    /// A cancelled call leaves nothing behind.
+    /// Connects to one server: through the first address that accepts a connection and proves to be the server. A cancelled
+    /// call has no effect.
     ///
     /// # Errors
-    /// See [`ConnectorError`]; of several addresses, the most telling one's.
+    /// See [`ConnectorError`]; of several addresses, the most specific failure.
     pub async fn connect(&self, address: &ServerAddress) -> Result<Connected, ConnectorError> {
         self.connect_for(address, Purpose::Link).await
     }
 
-    /// Connects a lane to whichever server answers there; not yet bound. A cancelled call leaves nothing behind.
+    /// Connects a lane to whichever server answers at the address; the lane is not bound yet. A cancelled call has no effect.
     ///
     /// # Errors
-    /// As [`Self::connect`]. A server that knows no lanes refuses the handshake.
+    /// See [`Self::connect`]. A server without support for lanes refuses the handshake.
     pub async fn connect_lane(
         &self,
         address: &ServerAddress,
@@ -142,7 +142,7 @@ impl ServerConnector {
                 target: join(host, *port),
                 answer: why.to_owned(),
             })?;
-            // The proxy resolves the name, which may mean nothing here.
+            // The proxy resolves the name, which this host may be unable to resolve.
             let tcp = self.through(&proxy, &join(host, *port), purpose).await?;
             let limit = limits::TLS_HANDSHAKE_TIMEOUT;
             return self.secure(tcp, host, *port, purpose, limit).await;
@@ -175,12 +175,12 @@ impl ServerConnector {
         Ok(reached)
     }
 
-    /// The first of these that takes a connection and finishes TLS. Connects overlap: an address that does not answer costs
-    /// the next one 300 ms. Handshakes do not, or each slow one would bother all servers; they share the time there is. Records
-    /// of a greater priority number have their turn once those before them have failed, or had their share of the time.
+    /// Connects to the first of `servers` that accepts TCP and finishes TLS. Connects overlap: an address that does not answer
+    /// delays the next by 300 ms. Handshakes do not overlap, since slow ones would burden all servers; they share the time.
+    /// Records with a greater priority number are tried once those before them have failed or used their share of the time.
     ///
     /// # Errors
-    /// The most telling failure; none if there was nothing to try.
+    /// The most specific failure; `None` if there was no address to try.
     async fn first_of(
         &self,
         servers: Vec<resolve::ServerAddress>,
@@ -206,7 +206,7 @@ impl ServerConnector {
                 let next = if rank == last && told.is_none() {
                     race.next().await
                 } else {
-                    // Before the caller's time is over, which would say nothing.
+                    // Before the caller's timeout, which would hide the reason.
                     timeout_at(until, race.next()).await.unwrap_or(None)
                 };
                 let Some((server, dialled)) = next else {
@@ -220,7 +220,7 @@ impl ServerConnector {
                         }
                         let limit = tls_time(time, left);
                         let (host, port) = (&server.host, server.addr.port());
-                        // Boxed: it is far larger than the rest of this call.
+                        // Boxed: this future is far larger than the rest of the call.
                         match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
                             Ok(reached) => return Ok(reached),
                             Err(failure) => failure,
@@ -244,7 +244,7 @@ impl ServerConnector {
         Err(told)
     }
 
-    /// One TCP connection, which the kernel may account for.
+    /// Opens one TCP connection, counted in kernel accounting.
     async fn dial(&self, addr: SocketAddr, purpose: Purpose) -> io::Result<TcpStream> {
         let socket = if addr.is_ipv4() {
             TcpSocket::new_v4()
@@ -265,7 +265,7 @@ impl ServerConnector {
             .inspect_err(|_refused| self.accounts.failed(accounted))
     }
 
-    /// The first of a name's addresses that takes a connection; else what the last one said.
+    /// Connects to the first of a name's addresses that accepts; else returns the last error.
     async fn any_of(&self, host: &str, port: u16, purpose: Purpose) -> Result<TcpStream, String> {
         let draw = |below| rand::random_range(0..below);
         let found = servers_of_host(&*self.resolver, host, port, draw).await;
@@ -319,7 +319,7 @@ impl ServerConnector {
         Ok(Connected { stream, authority })
     }
 
-    /// The proxy for this server as configured, unless the exceptions name it.
+    /// The configured proxy for this server, unless an exception names the server.
     fn proxy_for(&self, host: &str, port: u16) -> Option<&str> {
         let proxy = self.proxy.https_proxy.as_deref()?;
         let exceptions = self.proxy.no_proxy.as_deref().unwrap_or_default();
@@ -350,9 +350,9 @@ impl ServerConnector {
             .await
             .map_err(|error| failed(error.to_string()))?;
         let mut head = Vec::new();
-        // Go's programs, too, take lines without a carriage return.
+        // Go programs, too, accept lines without a carriage return.
         while !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
-            // Byte by byte: nothing behind the head may be swallowed, and this happens once a connection.
+            // Byte by byte, so that no byte behind the head is consumed; this happens once per connection.
             let byte = tcp
                 .read_u8()
                 .await
@@ -375,7 +375,7 @@ impl ServerConnector {
     }
 }
 
-/// Those of one priority together, in order.
+/// Groups the servers by priority, in order.
 fn by_priority(servers: Vec<resolve::ServerAddress>) -> Vec<Vec<resolve::ServerAddress>> {
     let mut ranks: Vec<Vec<resolve::ServerAddress>> = Vec::new();
     for server in servers {
@@ -393,7 +393,8 @@ fn by_priority(servers: Vec<resolve::ServerAddress>) -> Vec<Vec<resolve::ServerA
     ranks
 }
 
-/// Time for one of `addresses` that are left: its share, in whole seconds, and never more than one alone has.
+/// TLS timeout for one of `addresses` remaining addresses: its share of `left` in whole seconds, at most the timeout of a
+/// single address.
 fn tls_time(left: Duration, addresses: usize) -> Duration {
     let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
     let share = Duration::from_secs((left / addresses).as_secs());
@@ -404,7 +405,7 @@ fn join(host: &str, port: u16) -> String {
     format!("{}:{port}", bracketed(host))
 }
 
-/// As RFC 3986 section 3.2.2 writes hosts.
+/// The host as RFC 3986 section 3.2.2 writes it.
 fn bracketed(host: &str) -> String {
     if host.contains(':') {
         format!("[{host}]")
@@ -419,10 +420,10 @@ fn tune(tcp: &TcpStream) {
     }
 }
 
-/// `host:port` of an `http://` proxy, port 80 if it names none.
+/// `host:port` of an `http://` proxy; the default port is 80.
 ///
 /// # Errors
-/// What is not supported; never with what was configured, since a password may be in it.
+/// The unsupported part; never the configured text, which may contain a password.
 fn proxy_address(text: &str) -> Result<String, &'static str> {
     let rest = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
@@ -430,7 +431,7 @@ fn proxy_address(text: &str) -> Result<String, &'static str> {
         None => text,
     };
     let address = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-    // In all of it: a password may hold what would end the address.
+    // Searched in the whole text: a password may contain characters that end the address.
     if rest.contains('@') {
         return Err("a user name or password for the proxy is not supported");
     }

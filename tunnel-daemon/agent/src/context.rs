@@ -1,4 +1,4 @@
-//! What every link of an agent shares.
+//! State shared by all links of an agent.
 
 use std::sync::Arc;
 
@@ -12,35 +12,35 @@ use adit_telemetry::{AgentMetrics, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{LaneWatch, RawLaneRelay};
 
-/// What every link of an agent shares.
+/// State shared by all links of an agent.
 #[derive(Clone)]
 pub struct LinkContext {
-    /// This agent.
+    /// The id of this agent.
     pub agent: AgentId,
     /// Dials targets.
     pub dialer: Arc<dyn TargetDialer>,
-    /// What one tunnel may cost the others.
+    /// How far one tunnel may affect the others.
     pub isolation: Isolation,
-    /// Bytes held in the whole process.
+    /// Budget of bytes held in the whole process.
     pub budget: Arc<ProcessBudget>,
     /// Log when the queue towards a target is full.
     pub warn_on_channel_limit: bool,
     /// Counters.
     pub metrics: AgentMetrics,
-    /// Where dials and targets run.
+    /// Runs dials and tunnels.
     pub tasks: Tasks,
-    /// Dials of targets, over the link and over lanes.
+    /// Counts dials of targets, over links and lanes.
     pub dials: Arc<Dials>,
-    /// Room for lanes in the whole process.
+    /// Slots for lanes in the whole process.
     pub lane_room: Arc<LaneRoom>,
-    /// Looks after lanes in trouble.
+    /// Checks stalled lanes and lanes without a link.
     pub lane_watch: Arc<LaneWatch>,
-    /// For tunnels on lanes in clear text; absent where no lane is.
+    /// Relays tunnels on raw lanes; `None` without lanes.
     pub relay: Option<Arc<RawLaneRelay>>,
 }
 
 impl LinkContext {
-    /// Enters a tunnel to a target among those that are open.
+    /// Adds a tunnel to a target to the table of open tunnels.
     pub fn enter(&self, server: &ServerId, destination: &str, path: Path) -> TunnelEntry {
         let table = self.metrics.adit().open_tunnels();
         table.enter(&TunnelFacts {

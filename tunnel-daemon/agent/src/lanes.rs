@@ -1,7 +1,7 @@
 //! Lanes of one link at the agent: opened ahead of need, each served by a task of its own.
 //!
-//! The keeper decides how many there are and opens them; a lane without a tunnel waits for the server's OPEN. What it
-//! carries is dialled and copied in the lane's own task, so a byte meets no queue on its way.
+//! The keeper decides how many lanes exist and opens them; an idle lane waits for the server's OPEN. The lane's own task dials
+//! and copies, so bytes pass through no queue.
 
 use std::fmt;
 use std::sync::atomic::{
@@ -35,12 +35,12 @@ use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
 use adit_tunnel::moment;
 
-/// Lanes that one keeper opens at once.
+/// Limit on lanes that one keeper opens concurrently.
 const OPENING_MAX: usize = 4;
-/// How often the number of idle lanes is looked at when nothing happens.
+/// How often the number of idle lanes is checked without other events.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// The lanes of one link. Clones name the same lanes.
+/// The lanes of one link. Clones share the same lanes.
 #[derive(Clone)]
 pub struct LaneKeeper(Arc<Shared>);
 
@@ -52,15 +52,15 @@ struct Shared {
     slots: Arc<Semaphore>,
     growth: Mutex<Growth>,
     idle: AtomicUsize,
-    /// Lanes that are being opened; each has its slot.
+    /// Lanes being opened; each holds a slot.
     opening: AtomicUsize,
-    /// Bound lanes whose tasks have not begun to wait yet.
+    /// Bound lanes whose tasks do not wait for OPEN yet.
     arriving: AtomicUsize,
-    /// A lane was asked for a tunnel.
+    /// A lane was used for a tunnel since the last check.
     proved: AtomicBool,
-    /// The server goes away: this end opens no tunnels there.
+    /// The server is going away: this agent opens no tunnels there.
     leaving: AtomicBool,
-    /// Lanes lost right after they were bound.
+    /// Lanes lost shortly after they were bound.
     stillborn: AtomicUsize,
     changed: Notify,
     surplus: Notify,
@@ -68,13 +68,13 @@ struct Shared {
     gone: CancellationToken,
 }
 
-/// Why a lane could not be opened; worth a line in the log, and a pause after some of them.
+/// Why a lane could not be opened; logged, and several in a row cause a backoff.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OpenError(pub String);
 
 impl LaneKeeper {
-    /// For a link whose server has granted lanes; never more than `lanes_max` of them.
+    /// A keeper for a link whose server has granted lanes; it opens at most `lanes_max`.
     #[must_use]
     pub fn new(
         server: ServerId,
@@ -113,24 +113,24 @@ impl LaneKeeper {
         &self.0.server
     }
 
-    /// What a lane of this link proves itself with.
+    /// The link id and secret with which a lane is bound.
     #[must_use]
     pub fn bind(&self) -> BindTo {
         self.0.bind.clone()
     }
 
-    /// A dial came over the link, since no lane was idle.
+    /// A dial came over the link, because no lane was idle.
     pub fn missed(&self) {
         self.short();
     }
 
-    /// The link is over: idle lanes are closed, tunnels that are open live on.
+    /// The link is over: closes idle lanes; open tunnels live on.
     pub fn close(&self) {
         self.0.gone.cancel();
     }
 
-    /// Keeps the right number of lanes until [`Self::close`]. `open` connects one and binds it; behind a load balancer
-    /// it may belong to another link of this agent.
+    /// Keeps the right number of lanes until [`Self::close`]. `open` connects and binds one; behind a load balancer the lane
+    /// may belong to another link of this agent.
     pub async fn run<F, O>(self, open: F)
     where
         F: Fn() -> O,
@@ -150,7 +150,7 @@ impl LaneKeeper {
         let mut wanted = self.adit().lanes_wanted_share();
         loop {
             wanted.set(self.growth().wanted());
-            // Tunnels on lanes from before say nothing of a server that has refused all since.
+            // Tunnels on older lanes prove nothing about a server that has refused all lanes since.
             if self.0.proved.swap(false, Relaxed) && backoff.has_gained() {
                 backoff.note(true);
             }
@@ -159,7 +159,7 @@ impl LaneKeeper {
             }
             let at_once = backoff.at_once(OPENING_MAX);
             while !backoff.lasts() && opening.len() < at_once && self.missing() > 0 {
-                // Its room is taken before its server may open a tunnel on it.
+                // The slot is taken before the server can open a tunnel on the lane.
                 let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
                     break;
                 };
@@ -184,9 +184,9 @@ impl LaneKeeper {
                             backoff.note(false);
                         }
                     }
-                    // Behind a balancer it may be of use for another link of this agent.
+                    // Behind a load balancer the lane may belong to another link of this agent, which may need it.
                     Ok((keeper, lane)) => {
-                        // Asked before it takes the slot, which would count as a busy lane there.
+                        // Asked before the lane takes its slot there, which would count as a busy lane.
                         let wanted = keeper.wants_more();
                         let (slot, needed) = match slot.move_to(&keeper.0.slots) {
                             Ok(slot) => (slot, wanted),
@@ -203,7 +203,7 @@ impl LaneKeeper {
                     }
                 },
                 () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
-                    // Lanes that have waited so long without being lost are as good as used.
+                    // Lanes that have waited this long without being lost count as successes.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
                     if waited && (paused.is_none() || backoff.has_gained()) {
                         backoff.note(true);
@@ -213,11 +213,11 @@ impl LaneKeeper {
         }
     }
 
-    /// Lanes now.
+    /// Number of lanes by state.
     #[must_use]
     pub fn count(&self) -> Lanes {
         let all = self.0.lanes_max - self.0.slots.available_permits();
-        // In this order: a lane that begins to wait meanwhile is counted twice rather than not at all.
+        // In this order: a lane that becomes idle meanwhile is counted twice rather than missed.
         let opening = self.0.opening.load(Relaxed);
         let arriving = self.0.arriving.load(Acquire);
         let idle = self.0.idle.load(Relaxed);
@@ -228,13 +228,13 @@ impl LaneKeeper {
         }
     }
 
-    /// Idle lanes that are meant to be.
+    /// Target number of idle lanes.
     #[must_use]
     pub fn wanted(&self) -> usize {
         self.growth().wanted()
     }
 
-    /// Most lanes at once.
+    /// Limit on lanes.
     #[must_use]
     pub fn lanes_max(&self) -> usize {
         self.0.lanes_max
@@ -247,7 +247,7 @@ impl LaneKeeper {
         self.growth().missing(self.count())
     }
 
-    /// Whether one more lane, whose slot of the process is taken already, is of use to it.
+    /// Whether one more lane is of use to this keeper; the caller holds the process's slot.
     fn wants_more(&self) -> bool {
         self.0.context.lane_room.has_descriptors() && self.growth().missing(self.count()) > 0
     }
@@ -260,7 +260,7 @@ impl LaneKeeper {
         self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a lane that was just bound. One that is not `needed` is given up as the idle ones are: its server may have opened a
+    /// Adds a lane that was just bound. A lane that is not `needed` is drained like idle lanes: its server may have opened a
     /// tunnel on it already.
     fn add(&self, mut lane: Lane, slot: Slot, needed: bool) {
         lane.hold(slot);
@@ -294,7 +294,7 @@ impl LaneKeeper {
         self.closed(end);
     }
 
-    /// Counts a lane that is no more.
+    /// Counts the end of a lane.
     fn closed(&self, end: LaneEnd) {
         self.adit().lane_closed(end);
         self.0.changed.notify_one();
@@ -311,7 +311,7 @@ impl fmt::Debug for LaneKeeper {
     }
 }
 
-/// A lane that was bound and does not wait yet: on its way until its task begins, or is dropped.
+/// A bound lane that is not idle yet: counted as arriving until its task begins or is dropped.
 struct Arriving(LaneKeeper);
 
 impl Arriving {
@@ -324,7 +324,7 @@ impl Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         self.0.0.arriving.fetch_sub(1, Release);
-        // More may be wanted now that none is on its way.
+        // More lanes may be wanted once none is arriving.
         self.0.0.changed.notify_one();
     }
 }

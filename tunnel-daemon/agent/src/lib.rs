@@ -1,6 +1,7 @@
 //! The agent: links to servers, lanes, dialling of targets, and listeners that ask a server for a tunnel.
 //!
-//! Owns which servers it is connected to and which targets may be dialled. Refuses to know other agents and the clients of a server.
+//! Owns which servers the agent connects to and which targets may be dialled. Knows neither other agents nor a server's
+//! clients.
 #![deny(unsafe_code)]
 
 pub mod connector;

@@ -1,4 +1,4 @@
-//! One connection to one server: open it, learn who answered, run its link.
+//! One connection to one server: opens it, identifies the server, runs the link.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -36,87 +36,87 @@ use adit_tunnel::{
     serve_target,
 };
 
-/// Commands (dial outcomes above all) a link may have waiting.
+/// Commands queued for one link, mostly dial outcomes.
 const COMMANDS_MAX: usize = 1024;
-/// How long a server may take to answer the call with its headers; upstream waits for ever.
+/// Time for a server to answer the call with headers; upstream waits for ever.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes on the way from one server: enough for 1 Gbit/s over 100 ms.
+/// Bytes in flight from one server: enough for 1 Gbit/s over 100 ms.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-/// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
+/// Bytes in the HTTP/2 layer, above which control packets would have to wait.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// Packets towards our own server.
+/// Packet size towards an Adit server.
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
-/// Control packets waiting for a server that does not read.
+/// Control packets queued for a server that does not read.
 const CONTROL_MAX: usize = 65_536;
-/// Dials at once for one server.
+/// Limit on pending dials for one server.
 const DIALS_MAX: usize = 4096;
-/// Servers in Go refuse pings that come more often.
+/// Least interval between pings: Go servers refuse more frequent ones.
 const PING_EVERY_MIN: Duration = Duration::from_secs(30);
-/// Towards a server in Go the kernel asks: keepalive probes after this, each second.
+/// For a Go server, TCP keepalive replaces pings: probes start after this time, one per second.
 const PROBE_AFTER: Duration = Duration::from_secs(3);
-/// A kernel that has acknowledged nothing for this long, probes included, belongs to a server that is silent.
+/// A server is silent when its kernel has acknowledged nothing for this long, probes included.
 const PROBES_SILENT: Duration = Duration::from_secs(4);
 
-/// Why there is no link.
+/// Why no link could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The HTTP/2 connection or the call failed.
     #[error("call to the server failed: {0}")]
     Http2(#[from] h2::Error),
-    /// The server refused the call; this is its own text.
+    /// The server refused the call, with this text.
     #[error("the server refused this agent: {message} (gRPC status {status})")]
     Refused {
         /// gRPC status number as sent.
         status: String,
-        /// The server's words.
+        /// The server's text.
         message: String,
     },
-    /// The answer's headers are not a Konnectivity server's.
+    /// The response headers are not those of a Konnectivity server.
     #[error(transparent)]
     Headers(#[from] HelloError),
-    /// No headers in time.
+    /// The server sent no headers in time.
     #[error("the server did not answer the call within {} s", HEADERS_TIMEOUT.as_secs())]
     Silent,
-    /// Something of ours that should be ASCII is not.
+    /// A local value for a header is not ASCII.
     #[error("{0} cannot be sent as a header")]
     BadHeader(&'static str),
 }
 
-/// What one agent says of itself to every server.
+/// What the agent sends about itself to every server.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Id and identifiers.
     pub hello: AgentHello,
-    /// Bearer token of this attempt, if tokens are in use.
+    /// Bearer token for this attempt, if tokens are in use.
     pub token: Option<Masked<String>>,
 }
 
-/// An accepted call, not yet running.
+/// An accepted call whose link is not running yet.
 pub struct Opened {
-    /// Who answered.
+    /// The server's answer.
     pub server: ServerHello,
     streams: LinkStreams,
-    /// None once it has ended: then the streams tell.
+    /// `None` once the connection has ended: the streams then carry the error.
     connection: Option<Running>,
-    /// The connection lives as long as this.
+    /// Keeps the connection alive.
     requests: SendRequest<MessageBuf>,
     silence: Silence,
 }
 
-/// For how long a server has been silent, as its connection tells; zero: it is not.
+/// How long a server has been silent, as reported by its connection; zero: it responds.
 pub struct Silence {
     told: watch::Receiver<Duration>,
-    /// Of a server in Go: its socket.
+    /// The socket of a Go server.
     socket: Option<OwnedFd>,
 }
 
-/// A connection, boxed because it is moved from the call to the link and may outlive it.
+/// A connection; boxed, because it moves from the call to the link and may outlive the link.
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Opens the `Connect` call over a fresh connection. `socket`: a descriptor of its TCP socket, if it has one.
 ///
 /// # Errors
-/// See [`ConnectError`]. A cancelled call leaves nothing behind once `io` is dropped.
+/// See [`ConnectError`]. A cancelled call has no effect once `io` is dropped.
 pub async fn open<S>(
     io: S,
     authority: &str,
@@ -167,7 +167,7 @@ where
     let ((requests, response, send), has_ended) = tokio::select! {
         biased;
         called = &mut call => (called?, false),
-        // What ended the connection has ended the call, too, and that says why; or the answer came just before.
+        // The error that ended the connection ends the call, too, and the call reports it; or the answer came just before.
         () = &mut connection => (call.await?, true),
     };
     refused(response.headers())?;
@@ -229,7 +229,7 @@ fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectE
     Ok(request)
 }
 
-/// A trailers-only answer carries the status among the headers.
+/// A trailers-only response carries the gRPC status among the headers.
 fn refused(headers: &HeaderMap) -> Result<(), ConnectError> {
     let text = |name| {
         headers
@@ -254,31 +254,32 @@ fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
         .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
 }
 
-/// A running link, as its owner holds it.
+/// Handle to a running link.
 #[derive(Clone)]
 pub struct AgentLink {
-    /// Who is at the other end.
+    /// The server at the other end.
     pub server: ServerId,
-    /// Reaches the link task.
+    /// Sends commands to the link task.
     pub commands: mpsc::Sender<Command>,
-    /// Its lanes, if the server takes some.
+    /// Its lanes, if the server grants lanes.
     pub lanes: Option<LaneKeeper>,
-    /// Where its endpoints report.
+    /// Where endpoints of this link notify it.
     pub dirty_list: Arc<DirtyList>,
     /// Whether both ends are Adit.
     pub credit: bool,
-    /// The release that the server says it is.
+    /// The release that the server reports.
     pub version: PeerVersion,
-    /// The address it was opened to.
+    /// The address that was dialled.
     pub address: Arc<str>,
-    /// Since when it is there.
+    /// When the link was opened.
     pub since: Instant,
     /// The server is silent.
     pub is_silent: bool,
 }
 
 impl Opened {
-    /// Splits into a handle and the future that is the link. At most `lanes_max` lanes, if the server grants any.
+    /// Splits the call into a handle and the future that runs the link. It opens at most `lanes_max` lanes, if the server
+    /// grants any.
     pub fn start(
         self,
         context: &LinkContext,
@@ -302,7 +303,7 @@ impl Opened {
             isolation: context.isolation,
             control_max: CONTROL_MAX,
         };
-        // All servers are of one control plane.
+        // All servers belong to one control plane.
         let link = Link::new(config, Arc::clone(&context.budget), Arc::default());
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let grant = self.server.lane_grant.as_ref();
@@ -343,7 +344,7 @@ impl Opened {
 }
 
 impl Silence {
-    /// Of a server that is never silent.
+    /// For a server that is never silent.
     #[cfg(test)]
     pub(super) fn none() -> Self {
         let (_never, told) = watch::channel(Duration::ZERO);
@@ -351,7 +352,7 @@ impl Silence {
         Self { told, socket }
     }
 
-    /// Tells when the server has fallen silent, and when it is heard again. Runs until its connection ends.
+    /// Calls `tell` when the server falls silent and when it responds again. Runs until its connection ends.
     pub async fn watch(mut self, tell: impl Fn(bool)) {
         let mut was_silent = false;
         let mut every = tokio::time::interval(PROBES_SILENT / 4);
@@ -370,7 +371,7 @@ impl Silence {
         }
     }
 
-    /// Whether the kernel at the other end says nothing. One that answers may belong to a process that does not.
+    /// Whether the peer's kernel is silent. A kernel that answers does not prove that its process does.
     fn probes_are_unanswered(&self) -> bool {
         let socket = self.socket.as_ref();
         let state = socket.and_then(|socket| tcp_state(socket).ok());
@@ -487,7 +488,7 @@ async fn dial_and_serve(
         Ok(socket) => (Ok(()), Some(socket)),
         Err(text) => (Err(text), None),
     };
-    // A link that is gone has no use for the socket.
+    // A link that is over needs no socket.
     if commands
         .send(Command::Dialed(Dialed {
             key,

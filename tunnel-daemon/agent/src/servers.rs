@@ -1,4 +1,4 @@
-//! All connections of one agent: finds servers, keeps one link to each, replaces what is lost.
+//! All connections of one agent: finds servers, keeps one link to each, replaces lost links.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -35,31 +35,31 @@ use adit_telemetry::labels::{LinkDirection, Segment};
 use adit_tunnel::lane::{Lane, bind_to_server};
 use adit_tunnel::{Command, LinkExit};
 
-/// What the search for servers needs.
+/// Settings of the search for servers.
 pub struct ServersSettings {
-    /// Where servers may be.
+    /// Addresses of servers.
     pub addresses: Vec<ServerAddress>,
-    /// How to get to them.
+    /// Connects to them.
     pub connector: ServerConnector,
     /// Id, identifiers and extensions of this agent.
     pub hello: AgentHello,
     /// Bearer token file, re-read at every attempt so that rotation works.
     pub token_path: Option<PathBuf>,
-    /// How often it may try.
+    /// How often to try.
     pub policy: SyncPolicy,
-    /// Which number of servers counts, once their leases are known.
+    /// Which count of servers is used, once their leases are known.
     pub count_source: CountSource,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
-    /// Most lanes to one server; 0: none.
+    /// Limit on lanes to one server; 0: no lanes.
     pub lanes_max: usize,
-    /// What protects them behind their greeting.
+    /// Security of lanes after their greeting.
     pub lane_security: LaneSecurity,
-    /// Connections of this node wait for lanes: a server without them is worth a warning.
+    /// Connections of this node need lanes: a server without lanes causes a warning.
     pub serves_node: bool,
 }
 
-/// Handle to the search and its links. Clones name the same.
+/// Handle to the search and its links. Clones share them.
 #[derive(Clone)]
 pub struct Servers {
     shared: Arc<Shared>,
@@ -74,37 +74,37 @@ struct Shared {
     connected: Arc<AtomicUsize>,
     heard: Arc<AtomicUsize>,
     changed: Notify,
-    /// Turns to open a lane, of all links together.
+    /// Limits concurrent opening of lanes, over all links.
     opening: ConcurrencyLimit,
 }
 
-/// The lanes to all servers, for tunnels that this end opens. Clones name the same.
+/// The lanes to all servers, for tunnels that this agent opens. Clones share them.
 #[derive(Clone)]
 pub struct ServerLanes(Arc<Shared>);
 
-/// What there is of them now.
+/// A snapshot of links and lanes.
 pub struct LanesNow {
-    /// Links, to servers with lanes and without.
+    /// Number of links, to servers with and without lanes.
     pub links: usize,
-    /// Of those with lanes.
+    /// Keepers of the links with lanes.
     pub keepers: Vec<LaneKeeper>,
 }
 
-/// Waits for changes.
+/// Waits for changes of the links.
 pub struct Changes(watch::Receiver<()>);
 
 impl Changes {
-    /// Waits until links have come or gone since this was made, or since the last call.
+    /// Waits until links have been added or removed since this was created, or since the last call.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // The search is over: whoever asks is about to be, too.
+            // The search is over, and the caller is about to end, too.
             std::future::pending::<()>().await;
         }
     }
 }
 
 impl ServerLanes {
-    /// Now.
+    /// A snapshot.
     #[must_use]
     pub fn now(&self) -> LanesNow {
         let links = locked(&self.0.links);
@@ -117,14 +117,14 @@ impl ServerLanes {
         }
     }
 
-    /// From now on.
+    /// Subscribes to changes from now on.
     #[must_use]
     pub fn changes(&self) -> Changes {
         Changes(self.0.links_changed.subscribe())
     }
 }
 
-/// Why an attempt came to nothing.
+/// Why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
     #[error(transparent)]
@@ -169,39 +169,39 @@ impl Servers {
         ServerLanes(Arc::clone(&self.shared))
     }
 
-    /// Servers with a link now, shared for readiness.
+    /// Number of servers with a link, shared for readiness.
     #[must_use]
     pub fn connected(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.shared.connected)
     }
 
-    /// Those of them that are not silent.
+    /// Number of these servers that are not silent.
     #[must_use]
     pub fn heard(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.shared.heard)
     }
 
-    /// Links now, in order of arrival.
+    /// Current links, in order of arrival.
     #[must_use]
     pub fn links(&self) -> Vec<AgentLink> {
         let links = locked(&self.shared.links);
         links.iter().map(|(_, link)| link.clone()).collect()
     }
 
-    /// Whether targets that are gone have left nothing on a link that its server is still to get.
+    /// Whether all data that departed targets left on links has been sent to the servers.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let links = locked(&self.shared.links);
         links.iter().all(|(_, link)| link.dirty_list.is_settled())
     }
 
-    /// Whether this agent has said that it goes away.
+    /// Whether this agent has announced that it is going away.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         locked(&self.shared.state).is_draining()
     }
 
-    /// These servers have a lease: those that are not held are looked for.
+    /// These servers have a lease: the agent looks for those without a link.
     pub fn leased(&self, servers: BTreeSet<ServerId>) {
         let chance = rand::random::<f64>();
         locked(&self.shared.state).leased(servers, Instant::now(), chance);
@@ -209,19 +209,19 @@ impl Servers {
         self.shared.changed.notify_one();
     }
 
-    /// Waits until there is a link, and returns the server of the first.
+    /// Waits for the first link, and returns its server.
     pub async fn first(&self) -> ServerId {
         let mut changes = self.shared.links_changed.subscribe();
         loop {
             if let Some((_, link)) = locked(&self.shared.links).first() {
                 return link.server.clone();
             }
-            // It lives as long as this.
+            // The sender lives as long as `self`.
             let _changed = changes.changed().await;
         }
     }
 
-    /// Ends every link, so that its server hears of it; completes when their tasks know.
+    /// Ends every link in order, so that servers learn of it; completes when the link tasks have the command.
     pub async fn leave(&self) {
         let links: Vec<_> = locked(&self.shared.links)
             .iter()
@@ -233,9 +233,10 @@ impl Servers {
         join_all(links.into_iter().map(stop)).await;
     }
 
-    /// Tells every server that this agent goes away, and stops looking for more.
+    /// Announces to every server that this agent is going away, and stops the search.
     pub fn drain(&self) {
-        // Links first and held: a link that is being opened now finds out in `keep`, and only there.
+        // The lock on links is taken first and held: a link that is being opened checks for draining in `keep`, under this
+        // lock.
         let links = locked(&self.shared.links);
         locked(&self.shared.state).drain();
         for (_, link) in links.iter() {
@@ -251,13 +252,13 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether there is a link to a server that is not silent.
+/// Whether a link leads to `server` and is not silent.
 fn serves(links: &[(u64, AgentLink)], server: &ServerId) -> bool {
     let mut links = links.iter();
     links.any(|(_, link)| link.server == *server && !link.is_silent)
 }
 
-/// A newer link has taken the place of this one, which lives as long as its tunnels.
+/// A newer link has replaced this one, which stays as long as it has tunnels.
 fn supersede(link: &AgentLink, tasks: &Tasks) {
     let commands = link.commands.clone();
     let telling = async move {
@@ -269,7 +270,7 @@ fn supersede(link: &AgentLink, tasks: &Tasks) {
 }
 
 fn announce_drain(link: &AgentLink, tasks: &Tasks) {
-    // Dials that end together, as at a deadline, may fill the queue for a moment. A link that is over needs no word.
+    // Concurrent dial outcomes, as at a deadline, may fill the queue for a moment. A link that is over needs no announcement.
     if let Err(TrySendError::Full(drain)) = link.commands.try_send(Command::Drain) {
         let commands = link.commands.clone();
         let telling = async move {
@@ -281,7 +282,7 @@ fn announce_drain(link: &AgentLink, tasks: &Tasks) {
     }
 }
 
-/// A link to a server. Dropping it lets go, however the link ended: a server that is held is not tried again.
+/// A held server, which is not tried again. Dropping this releases the server, however its link ended.
 struct Held {
     shared: Arc<Shared>,
     server: ServerId,
@@ -291,7 +292,7 @@ struct Held {
 }
 
 impl Held {
-    /// Says how the link ended.
+    /// Runs the link and logs how it ended.
     async fn until(self, running: impl Future<Output = LinkExit>, silence: Silence) {
         let watch = silence.watch(|is_silent| {
             self.shared
@@ -336,7 +337,7 @@ impl Drop for Held {
 impl Shared {
     async fn run(self: Arc<Self>) {
         let (mut serial, shared) = (0_u64, &self);
-        // One for each address at most: what leads nowhere takes its whole time, and is not to take that of others.
+        // At most one attempt per address, so that an address that does not answer delays no other.
         let mut attempts = FuturesUnordered::new();
         loop {
             let links = locked(&self.links).len() + attempts.len();
@@ -377,7 +378,7 @@ impl Shared {
         }
     }
 
-    /// Keeps what an attempt has opened, unless it leads to a server that is held: another may have led there meanwhile.
+    /// Keeps an opened link, unless another attempt has led to the same server meanwhile.
     fn attempted(self: &Arc<Self>, at: usize, opened: Option<Opened>, serial: u64) {
         let mut state = locked(&self.state);
         let (outcome, opened) = match opened {
@@ -398,7 +399,7 @@ impl Shared {
                 }
             }
         };
-        // Before the link runs: its end may come at once, and must find what it takes back.
+        // Before the link runs: the link may end at once, and its end must find the server held.
         state.attempted(at, outcome, Instant::now(), rand::random::<f64>());
         drop(state);
         if let Some(opened) = opened {
@@ -452,7 +453,7 @@ impl Shared {
         }
     }
 
-    /// Keeps lanes to the server that the address led to, until its link is over.
+    /// Keeps lanes to the server behind this address until its link is over.
     fn keep_lanes(
         self: &Arc<Self>,
         at: usize,
@@ -467,13 +468,13 @@ impl Shared {
         }
     }
 
-    /// Connects a lane and binds it to the link this agent has to whoever answers.
+    /// Connects a lane and binds it to this agent's link to the server that answers.
     async fn open_lane(&self, at: usize, share: &Share) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
         let addresses = &self.settings.addresses;
         let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
         let servers = locked(&self.links).iter().filter(takes_lanes).count();
-        // Those without a link yet are about to want theirs.
+        // Addresses without a link yet count as servers that will need lanes.
         let servers = servers.max(addresses.len());
         let _turn = self.opening.take(share, servers).await;
         let Some(address) = addresses.get(at) else {
@@ -498,10 +499,10 @@ impl Shared {
             .map_err(|error| failed(&error))
     }
 
-    /// A link is gone, or never ran.
+    /// Removes a link that has ended, or never ran.
     fn forget(&self, server: &ServerId, serial: u64) {
         let mut links = locked(&self.links);
-        // By identity: a slow end must not take its own successor away.
+        // By serial: a slow end must not remove its successor.
         links.retain(|(id, _)| *id != serial);
         if !serves(&links, server) {
             locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
@@ -512,13 +513,13 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// The server at the other end of a link has fallen silent, or is heard again.
+    /// Records that the server of a link has fallen silent, or responds again.
     fn tell_silence(&self, server: &ServerId, serial: u64, is_silent: bool) {
         let mut links = locked(&self.links);
         if let Some((_, link)) = links.iter_mut().find(|(id, _)| *id == serial) {
             link.is_silent = is_silent;
         }
-        // Under the lock of the links, as in `forget`.
+        // Under the lock on links, as in `forget`.
         let mut state = locked(&self.state);
         if is_silent {
             tracing::warn!(%server, "server is silent: another connection to it is tried");
@@ -556,7 +557,7 @@ impl Shared {
             }
         };
         let Connected { stream, authority } = self.settings.connector.connect(address).await?;
-        // A descriptor of its own: the stream is about to belong to HTTP/2.
+        // A duplicate descriptor: HTTP/2 takes ownership of the stream.
         let socket = stream
             .tcp()
             .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());

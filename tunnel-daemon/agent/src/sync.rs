@@ -1,7 +1,7 @@
-//! When and where the agent tries for another server connection. Pure: time and chance are arguments.
+//! Decides when and where the agent opens its next link. Pure: time and random numbers are arguments.
 //!
-//! One address may lead to several servers (a load balancer), and several addresses may be given. The agent
-//! wants as many distinct servers as it was told there are, and every address to lead to a server it holds.
+//! One address may lead to several servers (a load balancer), and several addresses may be given. The agent wants as many
+//! distinct servers as were announced, and every address to lead to a server it holds.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,42 +12,42 @@ use tokio::time::Instant;
 use adit_config::limits::SERVERS_HELD_MAX;
 use adit_config::plan::CountSource;
 
-/// Attempts in a row that found only known servers before they are treated like failures.
+/// Attempts in a row that found only held servers, before such attempts count as failures.
 const DUPLICATES_FREE: u32 = 10;
-/// Failures grow the pause by this factor (upstream's).
+/// Growth factor of the pause after failures (upstream's).
 const BACKOFF_FACTOR: f64 = 1.5;
-/// Share of a pause that is added at random (upstream's).
+/// Random part of a pause (upstream's).
 const JITTER: f64 = 0.1;
-/// For so long after a lease has appeared, attempts that find only known servers come at the shortest pause.
+/// Time after a new lease during which attempts that find only held servers use the shortest pause.
 const EAGER_FOR: Duration = Duration::from_secs(30);
 
-/// How often attempts may come.
+/// How often to attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct SyncPolicy {
-    /// Pause after an attempt that worked or found nothing to do.
+    /// Pause after an attempt that succeeded or was not needed.
     pub interval: Duration,
     /// Longest pause after failures.
     pub interval_cap: Duration,
-    /// Go on trying after the count is met, at most once per `interval_cap`.
+    /// Continue after all servers are held, at most once per `interval_cap`.
     pub forever: bool,
 }
 
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Attempt {
-    /// A server not held before; it says there are `count` of them.
+    /// A server not held before, which announces `count` servers.
     New {
-        /// Who answered.
+        /// The server that answered.
         server: ServerId,
-        /// As announced; below 1 counts as 1, and more than [`SERVERS_HELD_MAX`] as that.
+        /// As announced; clamped to 1..=[`SERVERS_HELD_MAX`].
         count: i64,
     },
-    /// A server that is held already.
+    /// A server that is already held.
     Duplicate {
-        /// Who answered.
+        /// The server that answered.
         server: ServerId,
     },
-    /// No connection.
+    /// The connection failed.
     Failed,
 }
 
@@ -57,7 +57,7 @@ struct Address {
     failures: u32,
     not_before: Option<Instant>,
     under_way: bool,
-    /// The last attempt met nobody.
+    /// The last attempt failed.
     is_dead: bool,
 }
 
@@ -67,11 +67,11 @@ pub struct SyncState {
     policy: SyncPolicy,
     addresses: Vec<Address>,
     held: Vec<ServerId>,
-    /// As a server announced it last.
+    /// The last count that a server announced.
     announced: usize,
-    /// More than an agent holds were announced once.
+    /// A server has announced more than an agent can hold.
     had_excess: bool,
-    /// Servers with a lease, once they are known.
+    /// Servers with a lease, once known.
     leased: Option<BTreeSet<ServerId>>,
     source: CountSource,
     eager_until: Option<Instant>,
@@ -81,7 +81,7 @@ pub struct SyncState {
 }
 
 impl SyncState {
-    /// For `addresses` configured addresses (at least one).
+    /// State for `addresses` configured addresses (at least one).
     #[must_use]
     pub fn new(policy: SyncPolicy, addresses: usize) -> Self {
         let addresses = (0..addresses.max(1)).map(|_| Address::default()).collect();
@@ -100,14 +100,14 @@ impl SyncState {
         }
     }
 
-    /// Counts leases in this way, once they are known.
+    /// Sets how leases are counted, once known.
     #[must_use]
     pub fn counting(mut self, source: CountSource) -> Self {
         self.source = source;
         self
     }
 
-    /// Servers there are, as far as known; at least 1.
+    /// Number of servers, as far as known; at least 1.
     #[must_use]
     pub fn known_count(&self) -> usize {
         match (&self.leased, self.source) {
@@ -117,8 +117,8 @@ impl SyncState {
         }
     }
 
-    /// These servers have a lease. One that is new is looked for soon: a lease says that a server is there, and not where.
-    /// Whose lease has ended keeps its link. `chance` is uniform in `0..1`: many agents learn of a lease at the same time.
+    /// Sets the servers with a lease. A new server is looked for soon: a lease tells that a server exists, not where. A server
+    /// whose lease has ended keeps its link. `chance` is uniform in `0..1`: many agents learn of a lease at the same time.
     pub fn leased(&mut self, servers: BTreeSet<ServerId>, now: Instant, chance: f64) {
         let is_news = |server: &ServerId| {
             let known = self
@@ -139,7 +139,7 @@ impl SyncState {
         self.leased = Some(servers);
     }
 
-    /// Whether there is no server left to look for.
+    /// Whether all known servers are held.
     fn is_met(&self) -> bool {
         let all_leased = || {
             let held = |server: &ServerId| self.held.contains(server);
@@ -150,12 +150,12 @@ impl SyncState {
         self.held.len() >= self.known_count() && all_leased()
     }
 
-    /// Whether to go on although all are held: by the flag, unless leases say that these are all.
+    /// Whether to continue although all are held: by the flag, unless leases list all servers.
     fn goes_on(&self) -> bool {
         self.policy.forever && self.leased.as_ref().is_none_or(BTreeSet::is_empty)
     }
 
-    /// Servers held.
+    /// Number of held servers.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.len()
@@ -167,13 +167,13 @@ impl SyncState {
         self.draining
     }
 
-    /// No further attempts: lost connections are not replaced.
+    /// Stops all attempts: lost links are not replaced.
     pub fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// The address to try next and when, or `None` while there is nothing to try: each has one attempt at a time. One that
-    /// leads to no server held keeps its own time, and none of the others waits for it.
+    /// The next address and the time of its attempt, or `None` while no attempt is needed. Each address has one attempt at a
+    /// time. An address that leads to no held server has its own timer, and delays no other address.
     #[must_use]
     pub fn next_attempt(&self, now: Instant) -> Option<(usize, Instant)> {
         if self.draining {
@@ -193,8 +193,8 @@ impl SyncState {
         first.map(|(at, due, _)| (at, due))
     }
 
-    /// As [`Self::next_attempt`]; `None` also while as many links are there, or on their way, as an agent may have. Links count and not
-    /// servers held: those that are silent are replaced, and stay.
+    /// Like [`Self::next_attempt`]; also `None` at the limit on links, including those being opened. Counts links and not held
+    /// servers: links to silent servers are replaced and stay.
     #[must_use]
     pub fn next_attempt_beside(&self, links: usize, now: Instant) -> Option<(usize, Instant)> {
         (links < SERVERS_HELD_MAX)
@@ -202,7 +202,7 @@ impl SyncState {
             .flatten()
     }
 
-    /// Whether this is the first count of servers that is too large to be believed.
+    /// Whether this is the first announced count above the limit.
     pub fn is_first_excess(&mut self, count: i64) -> bool {
         let is_excess = usize::try_from(count).is_ok_and(|count| count > SERVERS_HELD_MAX);
         is_excess && !std::mem::replace(&mut self.had_excess, true)
@@ -215,7 +215,7 @@ impl SyncState {
             .is_some_and(|server| self.held.contains(server))
     }
 
-    /// Whether this server is held already.
+    /// Whether this server is held.
     #[must_use]
     pub fn holds(&self, server: &ServerId) -> bool {
         self.held.contains(server)
@@ -228,7 +228,7 @@ impl SyncState {
         }
     }
 
-    /// Takes an attempt's outcome; `chance` is uniform in `0..1`.
+    /// Records an attempt's outcome; `chance` is uniform in `0..1`.
     pub fn attempted(&mut self, at: usize, outcome: Attempt, now: Instant, chance: f64) {
         self.next = (at + 1) % self.addresses.len();
         let mut failed = false;
@@ -290,16 +290,16 @@ impl SyncState {
         }
     }
 
-    /// A silent server is heard again.
+    /// A silent server responds again.
     pub fn regain(&mut self, server: &ServerId) {
         if !self.held.contains(server) {
             self.held.push(server.clone());
         }
     }
 
-    /// A held server is gone; its addresses may be tried again after one interval at most, at once if their pause was over.
-    /// So may all whose last attempt led somewhere: behind a balancer the next connection may lead to it, whichever the last
-    /// one led to. That others were met again and again while it was held says nothing against them now.
+    /// A held server is gone. Its addresses may be tried again after one interval at most, at once if their pause was over. So
+    /// may every address whose last attempt succeeded: behind a balancer the next connection may reach the lost server.
+    /// Duplicates found while the server was held no longer count.
     pub fn lost(&mut self, server: &ServerId, now: Instant, chance: f64) {
         self.held.retain(|held| held != server);
         let soon = now

@@ -1,4 +1,4 @@
-//! Dials of targets, counted.
+//! Dials targets, and counts the dials.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use adit_net::descriptors::Use;
 use adit_telemetry::FailedDial;
 use adit_telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
 
-/// A dial under way.
+/// A running dial.
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<Socket, DialError>> + Send + 'a>>;
 
 /// Opens connections to targets.
 pub trait TargetDialer: Send + Sync {
-    /// Connects to `address`, a host and a port as a client wrote them; `protocol` is that of the dial, of which Konnectivity has
-    /// `tcp` only. Dropped, it leaves nothing behind.
+    /// Connects to `address`, a host and a port as sent by the client. `protocol` is the dial's; Konnectivity has only `tcp`. A
+    /// dropped call has no effect.
     fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a>;
 }
 
-/// TCP, to names and addresses that the allow-list has.
+/// Dials over TCP, to names and addresses on the allow-list.
 impl TargetDialer for Dialer {
     fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a> {
         Box::pin(async move { Ok(Socket::Tcp(Self::dial(self, protocol, address).await?)) })
     }
 }
 
-/// The dials of a process: an agent that goes away waits for them.
+/// Counts the dials of a process; an agent that drains waits for them.
 #[derive(Debug, Default)]
 pub struct Dials {
     under_way: AtomicUsize,
@@ -40,7 +40,7 @@ pub struct Dials {
 }
 
 impl Dials {
-    /// One more, for as long as the guard lives: until its target counts as open, or it has failed.
+    /// Counts one dial until the guard is dropped: its target counts as open, or it has failed.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> UnderWay {
         self.asked.fetch_add(1, Relaxed);
@@ -48,20 +48,20 @@ impl Dials {
         UnderWay(Arc::clone(self))
     }
 
-    /// Those that have no outcome yet.
+    /// Number of pending dials.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.under_way.load(Relaxed)
     }
 
-    /// All since the process began: who looks now and then sees also those that were short.
+    /// Number of dials since the process began; comparing two readings also reveals short dials.
     #[must_use]
     pub fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
 }
 
-/// A dial without an outcome.
+/// A pending dial.
 #[derive(Debug)]
 pub struct UnderWay(Arc<Dials>);
 
@@ -72,7 +72,7 @@ impl Drop for UnderWay {
 }
 
 impl LinkContext {
-    /// A dial of a target failed, whose request came on `path`: counted and logged.
+    /// Counts and logs a failed dial of a target; its request came on `path`.
     pub(super) fn dial_failed(
         &self,
         destination: &str,
@@ -91,11 +91,11 @@ impl LinkContext {
     }
 }
 
-/// Dials a target, counts how it went, and logs a failure; `path` is what the request came on. A dropped call leaves nothing
-/// behind and is no failure: the dial was called off.
+/// Dials a target, counts the outcome, and logs a failure; the request came on `path`. A dropped call is a cancelled dial: it
+/// has no effect and counts as no failure.
 ///
 /// # Errors
-/// The text for the client, as a Go dialler would have put it.
+/// The text for the client, in the words of a Go dialler.
 pub async fn dial_target(
     context: &LinkContext,
     protocol: &str,
@@ -108,13 +108,13 @@ pub async fn dial_target(
         Err(error)
     };
     if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
-        // The address is kept for as long as its tunnel lives. Servers that are Adit ask no agent for such a one.
+        // The address is kept for the tunnel's lifetime. Adit servers never send one this long.
         return refused(DialReason::Other, DialFailure::TooLong.to_string());
     }
     let started = tokio::time::Instant::now();
     let descriptors = context.lane_room.descriptors();
     if !descriptors.has_room(Use::Tunnel) {
-        // What Go's dialler says when there is none left, and servers know. The last ones are for links and lookups.
+        // Go's dialler uses this text without descriptors, and servers know it. The last descriptors are for links and lookups.
         let (protocol, address) = (Excerpt(protocol), Excerpt(address));
         let error = format!("dial {protocol} {address}: socket: too many open files");
         return refused(DialReason::Overload, error);
@@ -124,7 +124,7 @@ pub async fn dial_target(
         let error = format!("dial {protocol} {address}: agent is short of memory for tunnels");
         return refused(DialReason::Overload, error);
     }
-    // Counted before there is one, or dials that wait together would each think to be the last.
+    // Counted before the dial succeeds, or concurrent dials would each take the last descriptor.
     descriptors.opened();
     match context.dialer.dial(protocol, address).await {
         Ok(socket) => {

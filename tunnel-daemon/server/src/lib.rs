@@ -1,7 +1,7 @@
 //! The server: frontends for clients, links and lanes of agents, and the router between them.
 //!
-//! Owns admission of agents and clients and the choice of a link. Takes checked plans and accepted streams. Refuses to know flags,
-//! who listens and how a target is dialled.
+//! Owns admission of agents and clients and the choice of a link. Takes checked plans and accepted streams. Knows neither flags
+//! nor listening sockets, nor how a target is dialled.
 #![deny(unsafe_code)]
 
 pub mod backend;

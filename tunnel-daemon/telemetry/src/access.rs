@@ -1,4 +1,4 @@
-//! The access log: one event per tunnel at its end, under a rate limit that says what it swallowed.
+//! The access log: one event per tunnel at its end, under a rate limit that reports suppressed events.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +12,21 @@ use crate::rate::EventLimit;
 
 /// Target of access events, for filters.
 pub const TARGET: &str = "adit::access";
-/// Events at once, in seconds of the rate.
+/// Burst of events, in seconds of the rate.
 const BURST_SECONDS: u32 = 2;
-/// Longest piece of a peer's text in an event, in bytes: a destination may be 4 MiB long.
+/// Length limit of a peer's text in an event, in bytes: a destination may be 4 MiB long.
 const SHOWN_BYTES_MAX: usize = 256;
 
-/// What there is to say about one tunnel, or about a dial that became none.
+/// Facts about one tunnel, or about a failed dial.
 #[derive(Clone, Copy, Debug)]
 pub struct TunnelRecord<'a> {
     /// The dialect the client spoke.
     pub client_dialect: ClientDialect,
     /// The agent that served it; empty if none did.
     pub agent: &'a str,
-    /// All agents that were asked, in order and separated by commas, where they are not just that one.
+    /// All agents that were asked, in order and separated by commas; `None` if only `agent` was asked.
     pub agents_asked: Option<&'a str>,
-    /// host:port as the client asked for it. A peer's text: cut and escaped here.
+    /// host:port as the client asked for it. A peer's text: truncated and escaped here.
     pub destination: &'a str,
     /// Payload bytes from client to target.
     pub bytes_to_target: u64,
@@ -36,34 +36,33 @@ pub struct TunnelRecord<'a> {
     pub dial: Duration,
     /// From the answer to the end; zero for a dial that failed.
     pub life: Duration,
-    /// How it ended.
+    /// How the tunnel ended.
     pub end: TunnelEnd,
-    /// More about the end: the failed dial's reason, or who is known to have cut the tunnel.
+    /// More about the end: the failed dial's reason, or which side cut the tunnel.
     pub detail: Option<Detail>,
     /// What moved the bytes.
     pub engine: Engine,
-    /// What waited for the client's socket.
+    /// The I/O driver of the client's socket.
     pub driver: Driver,
-    /// Why that did.
+    /// Why this driver was chosen.
     pub driver_reason: DriverReason,
-    /// What they travelled on, or the request of a dial that failed; `None` where no agent was asked.
+    /// The path of the tunnel, or of the failed dial's request; `None` if no agent was asked.
     pub path: Option<Path>,
-    /// Which end asked for it.
+    /// Which end asked for the tunnel.
     pub opened_by: OpenedBy,
-    /// Whom the certificate of an agent that asked for it names.
+    /// The principal in the certificate of the agent that asked for the tunnel.
     pub principal: Option<&'a str>,
 }
 
-/// Writes records as events, a bounded number a second. One per process, shared by reference.
+/// Writes records as events, up to a limit per second. One per process, shared by reference.
 #[derive(Debug)]
 pub struct AccessLog {
     limit: EventLimit,
 }
 
 impl AccessLog {
-    /// At most `per_second` events in the long run and twice as many at once; 0 a second is no limit.
-    /// `suppressed_total` counts what is swallowed
-    /// ([`AditMetrics::access_events_suppressed`](crate::AditMetrics::access_events_suppressed)).
+    /// At most `per_second` events per second on average and twice as many at once; 0 means no limit. `suppressed_total` counts
+    /// suppressed events ([`AditMetrics::access_events_suppressed`](crate::AditMetrics::access_events_suppressed)).
     #[must_use]
     pub fn new(per_second: u32, suppressed_total: IntCounter) -> Self {
         let burst = per_second.saturating_mul(BURST_SECONDS);
@@ -72,7 +71,7 @@ impl AccessLog {
         }
     }
 
-    /// Writes `record`, or swallows it if too many came lately; the next event says how many were.
+    /// Writes `record`, or suppresses it above the rate limit; the next event reports the number of suppressed ones.
     pub fn record(&self, record: &TunnelRecord<'_>) {
         self.record_at(record, Instant::now());
     }
@@ -111,7 +110,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
     );
 }
 
-/// At most 256 bytes, cut between characters: what an event shows of a peer's text.
+/// The first 256 bytes at most, cut between characters: how events show a peer's text.
 #[must_use]
 pub fn cut(text: &str) -> &str {
     beginning(text, SHOWN_BYTES_MAX)

@@ -10,36 +10,36 @@ use tracing_subscriber::EnvFilter;
 
 use crate::log::{LogError, LogOptions, filter};
 
-/// After this debug logging goes off by itself, so that one left on fills no disk.
+/// After this time debug logging ends by itself, so that it cannot fill a disk.
 pub const DEBUG_LASTS: Duration = Duration::from_secs(15 * 60);
 
-/// Puts another filter in force.
+/// Installs another filter.
 pub(super) type Apply = Box<dyn Fn(EnvFilter) + Send + Sync>;
 
-/// The log's level. Clones name the same.
+/// The log's level, changeable at run time. Clones share it.
 #[derive(Clone)]
 pub struct DebugLog(Arc<Switch>);
 
 struct Switch {
-    /// As the process was started.
+    /// The options at process start.
     options: LogOptions,
     apply: Apply,
-    /// When debug logging that was switched on goes off.
+    /// When debug logging ends, if it is on.
     until: Mutex<Option<Instant>>,
     changed: Notify,
 }
 
-/// What the log is set to.
+/// The current log level.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogView {
-    /// A level, or the directives of the environment.
+    /// A level, or the directives from the environment.
     pub level: String,
-    /// Debug logging was switched on, and goes off after this time.
+    /// Time left until debug logging ends, if it is on.
     pub debug_left: Option<Duration>,
 }
 
 impl Default for DebugLog {
-    /// Of a process whose log is set up by others: switches nothing.
+    /// For a process whose log is set up elsewhere: changes nothing.
     fn default() -> Self {
         Self::new(LogOptions::default(), Box::new(|_filter| ()))
     }
@@ -55,7 +55,7 @@ impl DebugLog {
         }))
     }
 
-    /// What the log is set to now.
+    /// The current log level.
     #[must_use]
     pub fn view(&self) -> LogView {
         let left = self
@@ -73,20 +73,20 @@ impl DebugLog {
         }
     }
 
-    /// Switches debug logging on for [`DEBUG_LASTS`], or off if that is on. `by` is for the log.
+    /// Toggles debug logging; it lasts for [`DEBUG_LASTS`]. `by` is logged as the cause.
     ///
     /// # Errors
-    /// The filter of the environment cannot be extended.
+    /// The filter from the environment cannot be extended.
     pub fn toggle(&self, by: &'static str) -> Result<(), LogError> {
         let is_on = self.until().is_some();
         self.set(!is_on, by)
     }
 
-    /// Switches debug logging on for [`DEBUG_LASTS`] from now, or off. The level that the process was started with stays where it
-    /// shows as much. `by` is for the log.
+    /// Switches debug logging on for [`DEBUG_LASTS`] from now, or off. A more verbose level from the process start is kept.
+    /// `by` is logged as the cause.
     ///
     /// # Errors
-    /// The filter of the environment cannot be extended.
+    /// The filter from the environment cannot be extended.
     pub fn set(&self, on: bool, by: &'static str) -> Result<(), LogError> {
         let options = &self.0.options;
         let mut until = self.until();
@@ -108,7 +108,7 @@ impl DebugLog {
         Ok(())
     }
 
-    /// Switches debug logging off when its time is over. Never ends.
+    /// Ends debug logging when its time is over. Never returns.
     pub async fn run(&self) {
         loop {
             let until = *self.until();
@@ -125,7 +125,7 @@ impl DebugLog {
     fn expire(&self) {
         let is_over = self.until().is_some_and(|until| until <= Instant::now());
         if is_over {
-            // The filter that comes back is the one of the start.
+            // The filter from the process start is known to be valid.
             let _never_refused = self.set(false, "its time is over");
         }
     }
@@ -135,7 +135,7 @@ impl DebugLog {
     }
 }
 
-/// The later directive counts.
+/// The later directive wins.
 fn with_debug(filter: &str) -> String {
     format!("{},adit=debug", filter.trim())
 }

@@ -1,15 +1,15 @@
-//! What became of dials, as numbers that only grow.
+//! Counts of dial outcomes, which only grow.
 
-/// What became of dials and links since the start.
+/// Counts of dial and link outcomes since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DialCounts {
-    /// Agents asked because the one before was not sent the dial.
+    /// Agents asked because the dial could not be sent to the agent before.
     pub retries: u64,
-    /// Agents asked beside one that is slow to answer.
+    /// Agents asked in parallel with an agent that is slow to answer.
     pub hedges: u64,
-    /// Agents asked beside, or after, one that is silent.
+    /// Agents asked in parallel with a silent agent, or after it.
     pub failovers: u64,
-    /// Dials that waited for an agent to come back.
+    /// Dials that waited for an agent to reconnect.
     pub waited: u64,
     /// Links whose agent fell silent.
     pub suspicions: u64,

@@ -1,7 +1,7 @@
 //! The Prometheus text format as Go's library writes it.
 //!
-//! Own writer because the crate's prints bucket bounds as `0.000001` where Go prints `1e-06`: `le` is a label,
-//! so old and new series of one dashboard would not be the same series.
+//! The `prometheus` crate prints bucket bounds as `0.000001` where Go prints `1e-06`. `le` is a label, so one dashboard would
+//! see two different series.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,23 +17,23 @@ use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 /// Content type of [`Scrape::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How long answers share a text.
+/// How long concurrent answers share a text.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
-/// Something that can be scraped. Cheap to clone.
+/// A source of metrics for scrapes. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Scrape {
     registry: Registry,
-    /// Tunnels whose bytes are counted before the values are read.
+    /// Tunnels whose byte counts are published before the values are read.
     tunnels: Option<Arc<OpenTunnels>>,
-    /// The last text of [`Self::answer`], while an answer with it is being sent.
+    /// The last text of [`Self::answer`], as long as an answer with it is being sent.
     sending: Arc<Mutex<Option<Made>>>,
 }
 
-/// When a text was made, and the text.
+/// A text and its creation time.
 type Made = (Instant, Weak<String>);
 
-/// Keeps a text for as long as an answer is made of it.
+/// Keeps a text alive for as long as an answer is sent from it.
 struct Shared(Arc<String>);
 
 impl AsRef<[u8]> for Shared {
@@ -51,7 +51,7 @@ impl Scrape {
         }
     }
 
-    /// The same, where open tunnels have moved bytes that no counter has yet.
+    /// Like [`Self::new`], with open tunnels whose bytes are published before each scrape.
     pub(super) fn with_tunnels(registry: Registry, tunnels: &Arc<OpenTunnels>) -> Self {
         Self {
             tunnels: Some(Arc::clone(tunnels)),
@@ -59,8 +59,8 @@ impl Scrape {
         }
     }
 
-    /// [`Self::text`], for an answer. Answers that are sent at the same time share a text that is less than a second old: a text has
-    /// several MB where there are many series, and whoever asks need not read. A scrape beside no other has the present values.
+    /// [`Self::text`] for an HTTP answer. Concurrent answers share a text that is less than a second old: with many series it
+    /// has several MB, and scrapers may read slowly. A scrape without concurrent ones has the current values.
     #[must_use]
     pub fn answer(&self) -> Bytes {
         self.answer_at(Instant::now())
@@ -80,7 +80,7 @@ impl Scrape {
         Bytes::from_owner(Shared(text))
     }
 
-    /// The present values, sorted by family name. Reads a few files of /proc: not for a data thread.
+    /// The current values, sorted by family name. Reads a few files of /proc, so do not call it on a data thread.
     #[must_use]
     pub fn text(&self) -> String {
         if let Some(tunnels) = &self.tunnels {
@@ -104,7 +104,7 @@ pub(super) fn register_process(registry: &Registry) {
         .expect("process families are declared once");
 }
 
-/// The crate's collector with CPU time in nanoseconds, where its own counts whole seconds.
+/// The crate's collector, but with CPU time in nanoseconds instead of whole seconds.
 struct Process(ProcessCollector);
 
 impl Collector for Process {
@@ -126,7 +126,7 @@ impl Collector for Process {
     }
 }
 
-/// CPU time of all threads of this process so far.
+/// CPU time of all threads of this process.
 fn cpu_time() -> Duration {
     let spent = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(
@@ -159,7 +159,7 @@ fn write_family(text: &mut String, family: &MetricFamily) -> std::fmt::Result {
                 write_sample(text, name, metric, None, metric.get_gauge().get_value())?
             }
             MetricType::HISTOGRAM => write_histogram(text, name, metric)?,
-            // No family of ours is one.
+            // No family has these types.
             MetricType::SUMMARY | MetricType::UNTYPED => {}
         }
     }
@@ -238,7 +238,7 @@ fn write_label(text: &mut String, label: &LabelPair) -> std::fmt::Result {
     write!(text, "{}=\"{value}\"", label.name())
 }
 
-/// A float as Go's shortest `%g` prints it: an exponent below 1e-4 and from 1e6 on, two digits at least.
+/// A float as Go's shortest `%g` prints it: with an exponent below 1e-4 and from 1e6 on, of at least two digits.
 fn go_float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

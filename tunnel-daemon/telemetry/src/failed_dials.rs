@@ -1,4 +1,4 @@
-//! The log line of a failed dial, and its counter: one of each for a dial, at the end that saw it fail.
+//! Logs and counts failed dials: once per dial, at the end where the dial failed.
 
 use std::fmt;
 
@@ -9,29 +9,29 @@ use crate::rate::EventLimit;
 
 /// Target of these lines, for filters.
 const TARGET: &str = "adit::dial";
-/// Lines a second in the long run.
+/// Limit on lines per second, on average.
 const LINES_PER_SECOND: u32 = 10;
-/// Lines at once.
+/// Limit on lines at once.
 const LINES_BURST: u32 = 50;
 
-/// A dial that failed.
+/// A failed dial.
 #[derive(Clone, Copy, Debug)]
 pub struct FailedDial<'a> {
-    /// host:port as the client asked for it. A peer's text: cut and escaped here.
+    /// host:port as the client asked for it. A peer's text: truncated and escaped here.
     pub destination: &'a str,
     /// Why it failed.
     pub reason: DialReason,
-    /// How far it had come.
+    /// How far the dial had come.
     pub stage: DialStage,
-    /// The whole error, in words. May be a peer's text: cut and escaped here.
+    /// The full error text. May be a peer's text: truncated and escaped here.
     pub error: &'a str,
-    /// The agent that dialled or was to dial; `None` where no agent was asked.
+    /// The agent that dialled or was meant to; `None` if no agent was asked.
     pub agent: Option<&'a str>,
-    /// What the request travelled on; `None` where it was sent to no agent.
+    /// The path of the request; `None` if no agent was sent one.
     pub path: Option<Path>,
 }
 
-/// Counts failed dials and logs them, a bounded number of lines a second.
+/// Counts failed dials and logs them, up to a limit of lines per second.
 pub(super) struct FailedDials {
     limit: EventLimit,
     failures: Counters<DialReason>,
@@ -53,7 +53,7 @@ impl FailedDials {
         }
     }
 
-    /// Counts and logs one. The line says how many were not logged before it.
+    /// Counts and logs one failed dial. The line reports how many were not logged before it.
     pub(super) fn record(&self, dial: &FailedDial<'_>) {
         self.failures.of(dial.reason).inc();
         if !tracing::enabled!(target: TARGET, tracing::Level::WARN) {

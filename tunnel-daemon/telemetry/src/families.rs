@@ -1,8 +1,8 @@
 //! Building blocks of metric sets: a registrar for one-line declarations, series resolved once per label
 //! value, and upstream's bucket sets.
 //!
-//! Two kinds of birth, because scrapers tell them apart: a *lazy* family is absent from a scrape until first
-//! used (what Go's vectors do), an *eager* one shows zeroes from the start.
+//! Scrapers distinguish two kinds of families: a *lazy* family is absent from a scrape until first used, like Go's vectors; an
+//! *eager* one shows zeroes from the start.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,23 +15,22 @@ use prometheus::{
 
 use crate::labels::Label;
 
-/// Buckets B0 of the compatibility page, in seconds: the client library's default.
+/// Buckets B0 of the compatibility page, in seconds: the defaults of the client library.
 pub const BUCKETS_DEFAULT: &[f64] = &[
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
-/// Buckets B1, in seconds: dials and writes as the server sees them.
+/// Buckets B1, in seconds: dials and writes, measured at the server.
 pub const BUCKETS_SERVER_LATENCY: &[f64] = &[
     0.000_001, 0.000_01, 0.000_1, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5,
 ];
-/// Buckets B2, in seconds: lives of tunnels, up to a day.
+/// Buckets B2, in seconds: tunnel lifetimes, up to a day.
 pub const BUCKETS_LIFE: &[f64] = &[
     1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 14_400.0, 43_200.0, 86_400.0,
 ];
-/// Buckets B3, in seconds: dials as the agent sees them.
+/// Buckets B3, in seconds: dials, measured at the agent.
 pub const BUCKETS_AGENT_LATENCY: &[f64] = &[0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0];
 
-/// Why registering cannot fail: names are literals of this crate, each set has a registry of its own, and
-/// the tests of each set build it.
+/// Why registering cannot fail: names are literals of this crate, each set has its own registry, and tests build each set.
 const SOUND: &str = "family names are valid literals, each declared once per registry";
 
 /// Declares families under one prefix in one registry.
@@ -42,7 +41,7 @@ pub struct Registrar<'a> {
 }
 
 impl<'a> Registrar<'a> {
-    /// Families will be called `prefix` + name.
+    /// Family names will be `prefix` + name.
     #[must_use]
     pub fn new(registry: &'a Registry, prefix: &'static str) -> Self {
         Self {
@@ -52,7 +51,7 @@ impl<'a> Registrar<'a> {
         }
     }
 
-    /// Families that nobody scrapes, unless `is_exported`: the other program's.
+    /// A registrar whose families are left out of scrapes unless `is_exported`: those of the other program.
     #[must_use]
     pub fn exported_if(&self, is_exported: bool) -> Self {
         Self {
@@ -73,19 +72,19 @@ impl<'a> Registrar<'a> {
         self.keep(IntGauge::with_opts(self.opts(name, help)))
     }
 
-    /// A counter vector with free labels, absent until used. For label values only the caller bounds.
+    /// A counter vector with free labels, absent until used. The caller must bound the number of label values.
     #[must_use]
     pub fn counter_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
         self.keep(IntCounterVec::new(self.opts(name, help), labels))
     }
 
-    /// A gauge vector with free labels, absent until used. For label values only the caller bounds.
+    /// A gauge vector with free labels, absent until used. The caller must bound the number of label values.
     #[must_use]
     pub fn gauge_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.keep(IntGaugeVec::new(self.opts(name, help), labels))
     }
 
-    /// A gauge vector of fractions with free labels, absent until used. For label values only the caller bounds.
+    /// A gauge vector of fractions with free labels, absent until used. The caller must bound the number of label values.
     #[must_use]
     pub fn float_gauge_vec(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.keep(GaugeVec::new(self.opts(name, help), labels))
@@ -119,7 +118,7 @@ impl<'a> Registrar<'a> {
         Counters::new(self.counter_vec(name, help, &[label]))
     }
 
-    /// A counter per value of `L`, all 0 from the start: what alerts on increase need.
+    /// A counter per value of `L`, all 0 from the start, which alerts on increases need.
     #[must_use]
     pub fn counters_from_zero<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {
         let counters = self.counters(name, help, label);
@@ -227,7 +226,7 @@ impl<L: Label> Gauges<L> {
     }
 }
 
-/// A label-less gauge that appears in a scrape only once it was used.
+/// A gauge without labels that appears in a scrape once it was used.
 pub struct LazyGauge {
     vec: IntGaugeVec,
     series: OnceLock<IntGauge>,
@@ -241,7 +240,7 @@ impl LazyGauge {
     }
 }
 
-/// A label-less histogram that appears in a scrape only once it observed something. Cheap to clone.
+/// A histogram without labels that appears in a scrape once it has a value. Cheap to clone.
 #[derive(Clone)]
 pub struct LazyHistogram(Arc<LazyHistogramInner>);
 

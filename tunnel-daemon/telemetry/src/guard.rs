@@ -1,4 +1,4 @@
-//! Guards: a gauge goes back down, and a life is measured, on every path out, cancelled ones included.
+//! Guards that lower a gauge or record a lifetime on every code path, cancellation included.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::families::LazyHistogram;
 use crate::labels::{EndReason, OpenedBy, Path};
 use crate::metrics_adit::AditMetrics;
 
-/// Holds a gauge one higher for as long as it lives.
+/// Raises a gauge by one until dropped.
 #[must_use = "the gauge goes back down as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct GaugeGuard(IntGauge);
@@ -27,7 +27,7 @@ impl Drop for GaugeGuard {
     }
 }
 
-/// Holds a gauge `amount` higher: bytes held in a queue, say.
+/// Raises a gauge by `amount`, such as bytes held in a queue, until dropped.
 #[must_use = "the amount is given back as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct AmountGuard {
@@ -36,7 +36,7 @@ pub struct AmountGuard {
 }
 
 impl AmountGuard {
-    /// Nothing held yet.
+    /// A guard that holds nothing yet.
     pub fn new(gauge: &IntGauge) -> Self {
         Self {
             gauge: gauge.clone(),
@@ -44,7 +44,7 @@ impl AmountGuard {
         }
     }
 
-    /// Holds `amount` from now on, whatever it was before.
+    /// Replaces the amount held.
     pub fn set(&mut self, amount: usize) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         self.gauge.add(amount.saturating_sub(self.amount));
@@ -58,7 +58,7 @@ impl Drop for AmountGuard {
     }
 }
 
-/// An open tunnel. Its end is counted once, also when its task is cut off, which a panic and the end of the process do.
+/// Counts an open tunnel. Its end is counted once, also when its task is dropped by a panic or at the end of the process.
 #[must_use = "the tunnel counts as ended as soon as this is dropped"]
 pub struct CountedTunnel {
     metrics: AditMetrics,
@@ -67,7 +67,7 @@ pub struct CountedTunnel {
 }
 
 impl CountedTunnel {
-    /// Its target has accepted.
+    /// A tunnel opened for a client; its target has accepted.
     pub fn opened(metrics: &AditMetrics, path: Path) -> Self {
         metrics.tunnel_opened(path);
         Self {
@@ -77,7 +77,7 @@ impl CountedTunnel {
         }
     }
 
-    /// A tunnel that an agent asked for is open.
+    /// A tunnel opened for an agent.
     pub fn opened_by_agent(metrics: &AditMetrics) -> Self {
         Self {
             metrics: metrics.clone(),
@@ -86,7 +86,7 @@ impl CountedTunnel {
         }
     }
 
-    /// It ended.
+    /// Records why the tunnel ended.
     pub fn ended(mut self, reason: EndReason) {
         self.reason = Some(reason);
     }
@@ -102,7 +102,7 @@ impl Drop for CountedTunnel {
     }
 }
 
-/// One established tunnel: counted while it lives, its duration observed when it ends.
+/// An established tunnel: counted until dropped, when its duration is recorded.
 #[must_use = "the tunnel counts as ended as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct OpenTunnel {

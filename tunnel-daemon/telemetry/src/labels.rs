@@ -1,18 +1,18 @@
-//! Label values as enums, so that how many series can exist is known at compile time.
+//! Label values as enums, so that the number of series is bounded at compile time.
 //!
-//! Upstream's spelling lives here and nowhere else. Adding a value is one line in the list it belongs to.
+//! Only this module knows upstream's spelling. Adding a value takes one line in its list.
 
 use adit_core::failure::DialFailure;
 
-/// A label whose values are all known: what [`crate::families::Counters`] caches series by.
+/// A label with a fixed set of values, by which [`crate::families::Counters`] caches series.
 pub trait Label: Copy + Eq + 'static {
     /// Every value, in the order of [`Label::index`].
     const ALL: &'static [Self];
-    /// Spelling on the wire of a scrape.
+    /// Spelling in a scrape.
     fn as_str(self) -> &'static str;
     /// Position in [`Label::ALL`].
     fn index(self) -> usize;
-    /// What the page of metrics says of it.
+    /// Its description on the metrics page.
     #[cfg(test)]
     fn meaning(self) -> &'static str;
 }
@@ -66,7 +66,7 @@ pub use offence::Offence;
 pub use tunnel::{Detail, EndReason, TunnelEnd};
 
 label! {
-    /// Which half of the path a packet was seen on, and in which direction.
+    /// Where a packet was seen, and in which direction.
     Segment {
         /// Read from a gRPC client.
         FromClient = "from_client",
@@ -80,7 +80,7 @@ label! {
 }
 
 label! {
-    /// The gRPC method a stream belongs to.
+    /// The gRPC method of a stream.
     ServiceMethod {
         /// `ProxyService/Proxy`: a client's tunnel.
         Proxy = "Proxy",
@@ -90,7 +90,7 @@ label! {
 }
 
 label! {
-    /// Why a dial failed, as `dial_failure_count` says it. One dial may count under several.
+    /// Why a dial failed, as in `dial_failure_count`. One dial may count under several reasons.
     DialFailureReason {
         /// No strategy found an agent.
         NoAgent = "no_agent",
@@ -114,7 +114,7 @@ label! {
 }
 
 impl From<&DialFailure> for DialFailureReason {
-    /// The reason [`DialFailure::reason`] names; a name this list lacks counts as a lost backend.
+    /// The reason named by [`DialFailure::reason`]; a name missing in this list counts as a lost backend.
     fn from(failure: &DialFailure) -> Self {
         let name = failure.reason();
         Self::ALL
@@ -146,7 +146,7 @@ label! {
 }
 
 label! {
-    /// Where the bytes of a tunnel go.
+    /// Direction of a tunnel's bytes.
     Direction {
         /// From the client to the target.
         ToTarget = "to_target",
@@ -156,7 +156,7 @@ label! {
 }
 
 label! {
-    /// What the far end of a link is: decides credit, half-close and budgets.
+    /// Implementation of a link's peer: decides credit, half-close and budgets.
     PeerKind {
         /// Adit, which negotiated `adit-link`.
         Adit = "adit",
@@ -166,7 +166,7 @@ label! {
 }
 
 label! {
-    /// What a tunnel's bytes travel on between server and agent.
+    /// Path of a tunnel's bytes between server and agent.
     Path {
         /// The link, shared with the agent's other tunnels.
         Link = "link",
@@ -180,7 +180,7 @@ label! {
 }
 
 label! {
-    /// Which cap refused a dial.
+    /// Which limit refused a dial.
     DialCap {
         /// Dials in flight of one agent.
         PerAgent = "per_agent",
@@ -208,7 +208,7 @@ label! {
 }
 
 label! {
-    /// What came of new TLS files on disk.
+    /// Outcome of loading changed TLS files.
     ReloadResult {
         /// The new files are in use.
         Ok = "ok",
@@ -218,7 +218,7 @@ label! {
 }
 
 label! {
-    /// A listener of ours, for errors of accept(2) and refused connections.
+    /// The listener of an accept(2) error or a refused connection.
     Listener {
         /// Frontends.
         Frontend = "frontend",
@@ -232,7 +232,7 @@ label! {
 }
 
 label! {
-    /// Why a connection to a listener with TLS came to no TLS session.
+    /// Why a connection to a TLS listener got no TLS session.
     HandshakeFailure {
         /// Its peer said nothing in time.
         Silent = "silent",
@@ -282,7 +282,7 @@ label! {
 }
 
 label! {
-    /// Why a tunnel that an agent was to open, or opened, is none.
+    /// Why a tunnel requested by an agent was not opened.
     NodeRefusal {
         /// The server does not allow the destination.
         NotAllowed = "not_allowed",
@@ -318,7 +318,7 @@ label! {
 }
 
 impl NodeRefusal {
-    /// In words, for a log line.
+    /// The reason as a text for a log line.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -352,7 +352,7 @@ label! {
 }
 
 label! {
-    /// What a file of certificates is for.
+    /// The use of a certificate file.
     CertificateKind {
         /// Shown to peers.
         Certificate = "certificate",
@@ -362,7 +362,7 @@ label! {
 }
 
 label! {
-    /// What waits for a tunnel's sockets.
+    /// What polls a tunnel's sockets.
     Driver {
         /// The task of its client or target.
         Task = "task",
@@ -374,7 +374,7 @@ label! {
 }
 
 label! {
-    /// Why a tunnel has its driver, and why relay threads have theirs.
+    /// Why a tunnel, or the relay threads, use their driver.
     DriverReason {
         /// The tunnel is in frames, or became none: no relay thread understands those, its task does.
         Framed = "framed",
@@ -393,7 +393,7 @@ label! {
     }
 }
 
-/// Spelling of a gRPC code as Go prints it: one `l` in `Canceled`, `OK` in capitals.
+/// A gRPC code in Go's spelling: `Canceled` with one `l`, `OK` in capitals.
 #[must_use]
 pub fn go_code(code: tonic::Code) -> &'static str {
     match code {

@@ -1,7 +1,7 @@
 //! Logs, metrics and per-tunnel guards.
 //!
-//! Owns every series name, label and log format. Knows nothing of sockets, sessions or HTTP: who wants a
-//! scrape answered asks for text and serves it elsewhere.
+//! Owns every series name, label and log format. Knows nothing of sockets, sessions or HTTP: it makes the text of a scrape, and
+//! other packages serve it.
 #![deny(unsafe_code)]
 
 pub mod access;
@@ -35,9 +35,9 @@ mod tests;
 pub mod tunnels;
 mod versions;
 
-/// The version of this program.
+/// Version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The first digits of the commit that it is made of, or `unknown`.
+/// First digits of the commit that the program was built from, or `unknown`.
 pub const COMMIT: &str = {
     let recorded = env!("ADIT_COMMIT");
     if recorded.is_empty() {

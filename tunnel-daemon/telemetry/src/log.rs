@@ -1,6 +1,6 @@
-//! Log set-up: what the options say becomes the process's one subscriber.
+//! Log set-up: installs the process's one subscriber from the options.
 //!
-//! Options are values from above; the environment is read by `app`, which passes [`FILTER_VARIABLE`] down.
+//! Options come from the caller: the binary reads the environment and passes the value of [`FILTER_VARIABLE`].
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
@@ -22,36 +22,37 @@ use crate::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
 pub const FILTER_VARIABLE: &str = "ADIT_LOG";
-/// How an event is written.
+/// Format of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
-    /// logfmt: one line for people and for programs.
+    /// logfmt: one line per event, for people and for programs.
     #[default]
     Text,
-    /// One JSON object a line, fields flattened.
+    /// One JSON object per line, with flattened fields.
     Json,
 }
 
-/// Where events go.
+/// Destination of events.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum LogDestination {
     /// Standard error.
     #[default]
     Stderr,
-    /// A file that is appended to, and emptied when the next line would make it larger than allowed (klog's
-    /// way, so an operator's tooling for upstream still fits).
+    /// A file that is appended to. It is truncated before a line that would exceed its limit, as klog does, so that an
+    /// operator's tooling for upstream still fits.
     File {
-        /// Created if missing; its folder is not.
+        /// Created if missing; its directory must exist.
         path: PathBuf,
-        /// Size limit; 0 is none. klog counts in megabytes: [`LogDestination::klog_file`].
+        /// Size limit in bytes; 0 means none. For klog's megabytes see [`LogDestination::klog_file`].
         bytes_max: u64,
-        /// Lines as severe as this, or more, also go to standard error; `None` is none of them.
+        /// Lines of this level or more severe also go to standard error; `None`: no lines.
         also_stderr: Option<Level>,
     },
 }
 
 impl LogDestination {
-    /// klog's `--log-file`, with `--log-file-max-size` in megabytes and what `--alsologtostderr` and `--stderrthreshold` mean.
+    /// klog's `--log-file`, with `--log-file-max-size` in megabytes, and the effect of `--alsologtostderr` and
+    /// `--stderrthreshold`.
     #[must_use]
     pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: Option<Level>) -> Self {
         Self::File {
@@ -62,14 +63,14 @@ impl LogDestination {
     }
 }
 
-/// All that [`init`] needs to know.
+/// Options of [`init`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogOptions {
     /// Text or JSON.
     pub format: LogFormat,
-    /// Least severe level written, for our own modules; libraries are held at warnings.
+    /// Least severe level written for Adit's modules; libraries are limited to warnings.
     pub level: LevelFilter,
-    /// Directives for libraries that are to say more, such as `h2=debug`, with commas between.
+    /// Directives for libraries that should log more, such as `h2=debug`, separated by commas.
     pub libraries: String,
     /// Standard error or a file.
     pub destination: LogDestination,
@@ -97,29 +98,29 @@ pub enum LogError {
         "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit_tunnel=debug"
     )]
     BadFilter {
-        /// What was given.
+        /// The input.
         input: String,
-        /// What is wrong with it.
+        /// Why it does not parse.
         cause: tracing_subscriber::filter::ParseError,
     },
     /// The file cannot be opened for appending.
     #[error("log file {}: {cause}; its folder has to exist and be writable", path.display())]
     File {
-        /// The file.
+        /// The log file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The system gives no thread to write with.
+    /// The system could not start the writer thread.
     #[error("cannot start the thread that writes logs: {0}")]
     Thread(io::Error),
-    /// Something else in this process set a subscriber first.
+    /// Other code in this process installed a subscriber first.
     #[error("logging is set up twice in this process")]
     AlreadySet,
 }
 
-/// Keeps the log's writer going. Dropping it waits a moment for the lines written so far: keep it in `main`,
-/// and drop it before `std::process::exit`, which drops nothing.
+/// Keeps the log's writer running. Dropping it waits briefly for queued lines. Keep it in `main`, and drop it before
+/// `std::process::exit`, which runs no destructors.
 #[must_use = "lines may be lost at the end of the process without it"]
 pub struct LogGuard {
     queues: Vec<Queue>,
@@ -127,7 +128,7 @@ pub struct LogGuard {
 }
 
 impl LogGuard {
-    /// What changes the level while the process runs.
+    /// Changes the level while the process runs.
     #[must_use]
     pub fn debug_log(&self) -> DebugLog {
         self.debug.clone()
@@ -140,10 +141,10 @@ impl Drop for LogGuard {
     }
 }
 
-/// Sets this process's subscriber, for good. Lines are written by a thread of their own, which calls `begin` first.
+/// Installs this process's subscriber permanently. A separate thread, which first calls `begin`, writes the lines.
 ///
 /// # Errors
-/// [`LogError`] names the input at fault; nothing is set up then.
+/// [`LogError`] names the input at fault; nothing is installed then.
 pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
     let start =
@@ -154,7 +155,7 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
             also_stderr: Some(least),
             ..
         } => {
-            // A queue of its own: a reader of standard error who stopped reading does not keep lines from the file.
+            // A separate queue, so that a reader of standard error that stopped reading does not block lines to the file.
             let beside = start(Sink::stderr())?;
             let both = queue.clone().and(beside.clone().with_max_level(least));
             (subscriber(options, both, ansi)?, vec![queue, beside])
@@ -168,10 +169,10 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     Ok(LogGuard { queues, debug })
 }
 
-/// Whether [`init`] would take these options. Sets up nothing, and makes no file.
+/// Whether [`init`] would accept these options. Installs nothing, and creates no file.
 ///
 /// # Errors
-/// What it would say.
+/// The error that [`init`] would return.
 pub fn check(options: &LogOptions) -> Result<(), LogError> {
     filter(options)?;
     let LogDestination::File { path, .. } = &options.destination else {
@@ -193,7 +194,7 @@ pub fn check(options: &LogOptions) -> Result<(), LogError> {
 
 type BoxedSubscriber = Box<dyn tracing::Subscriber + Send + Sync>;
 
-/// The subscriber `options` describe, writing to `writer`, which tests set for one thread; and what changes its filter.
+/// The subscriber for `options`, writing to `writer`, which tests set for one thread; and the function that changes its filter.
 pub(super) fn subscriber<W>(
     options: &LogOptions,
     writer: W,
@@ -206,7 +207,7 @@ where
         .with_env_filter(filter(options)?)
         .with_writer(writer)
         .with_ansi(ansi)
-        // A report of a failed write would go to standard error by a macro that panics when that is closed.
+        // Reporting a failed write would use a macro that panics when standard error is closed.
         .log_internal_errors(false);
     Ok(match options.format {
         LogFormat::Text => {
@@ -229,12 +230,12 @@ where
 
 fn apply_by<S: 'static>(handle: reload::Handle<EnvFilter, S>) -> Apply {
     Box::new(move |filter| {
-        // It fails only when the subscriber is gone.
+        // Fails only when the subscriber is gone.
         let _gone = handle.reload(filter);
     })
 }
 
-/// The line that says why a process ends, newline included: in `format`, so that whoever reads the log can read it, too.
+/// The line that says why a process ends, newline included, in the log's `format`, so that log readers can parse it.
 #[must_use]
 pub fn fatal(format: LogFormat, why: &str) -> String {
     let why = why.trim();
@@ -254,7 +255,7 @@ pub fn fatal(format: LogFormat, why: &str) -> String {
     }
 }
 
-/// A line of the log itself: what [`Logfmt`] writes, without a time.
+/// A line about the log itself: as [`Logfmt`] writes, without a time.
 pub(super) fn own_line(level: &str, message: &str, fields: &[(&str, &str)]) -> String {
     let mut line = format!("level={level} target=adit::log");
     pair(&mut line, "msg", message);
@@ -278,7 +279,7 @@ pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
                 cause,
             }),
         None => {
-            // h2 and hyper log each frame at debug: that is no answer to "what is Adit doing".
+            // h2 and hyper log each frame at debug level, which would drown Adit's own lines.
             let libraries = options.level.min(LevelFilter::WARN);
             let (level, named) = (options.level, &options.libraries);
             let directives = format!("{libraries},adit={level},{named}");

@@ -1,4 +1,4 @@
-//! Text lines of the log: logfmt, one event a line, whatever peers put into its fields.
+//! Text lines of the log: logfmt, one event per line, whatever bytes of a peer its fields contain.
 
 use std::fmt::{self, Write as _};
 
@@ -41,7 +41,7 @@ where
     }
 }
 
-/// Its name, and the colour as terminals number it.
+/// The level's name, and its terminal colour code.
 fn level(level: Level) -> (&'static str, u8) {
     match level {
         Level::ERROR => ("error", 31),
@@ -82,7 +82,7 @@ impl Visit for Fields {
     }
 }
 
-/// Appends ` KEY=VALUE`: a character that a key cannot have becomes `_`, and a value is quoted where it has to be.
+/// Appends ` KEY=VALUE`: characters invalid in a key become `_`, and a value is quoted where needed.
 pub(super) fn pair(line: &mut String, key: &str, value: &str) {
     line.push(' ');
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -100,7 +100,7 @@ pub(super) fn pair(line: &mut String, key: &str, value: &str) {
             '\n' => line.push_str("\\n"),
             '\r' => line.push_str("\\r"),
             '\t' => line.push_str("\\t"),
-            // Separators of lines for some readers, though no control characters.
+            // Some readers treat these as line separators, though they are no control characters.
             c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') => {
                 let _infallible = write!(line, "\\u{:04x}", u32::from(c));
             }

@@ -1,10 +1,10 @@
-//! Secrets as types: what must not reach a log cannot be printed by accident.
+//! Types for secrets, which keep secrets out of logs.
 
 use std::fmt;
 
 use zeroize::{Zeroize, Zeroizing};
 
-/// A secret whose `Debug` and `Display` show a mask, and which dropping clears. Tokens, link secrets, keys.
+/// A secret, such as a token, link secret or key: `Debug` and `Display` show a mask, and dropping clears the memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Masked<T: Zeroize>(Zeroizing<T>);
 
@@ -14,7 +14,7 @@ impl<T: Zeroize> Masked<T> {
         Self(Zeroizing::new(secret))
     }
 
-    /// The secret itself, for the one place that needs it; the name makes such places easy to find.
+    /// The secret itself, where it is needed; the name makes such places easy to find.
     pub fn reveal(&self) -> &T {
         &self.0
     }

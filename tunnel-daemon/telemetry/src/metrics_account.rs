@@ -1,7 +1,7 @@
-//! Families of what the kernel counts of our connections, prefix `adit_ebpf_`, the same on server and agent.
+//! Families of kernel accounting, prefix `adit_ebpf_`, the same on server and agent.
 //!
-//! Numbers of their own, beside those of the engines, which stay authoritative. Label values come from agents and from
-//! the configuration, so whoever asks for series bounds how many there are.
+//! These counts stand beside the engines' counts, which stay authoritative. Label values come from agents and from the
+//! configuration, so the caller bounds the number of series.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::labels::{AccountLoss, AccountRole, Label as _};
 const BUCKETS_RTT: &[f64] = &[
     0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 ];
-/// Of each connection.
+/// Labels of each connection.
 const LABELS: &[&str] = &["tenant", "role", "agent", "destination_class"];
 const LABELS_DIRECTED: &[&str] = &["tenant", "role", "agent", "destination_class", "direction"];
-/// Whose tunnels and connections these are: one tenant, until there are more.
+/// Value of the label `tenant`: there is one tenant.
 pub const TENANT: &str = "default";
 
 /// Handles of these families. Cheap to clone; clones share the series.
@@ -39,7 +39,7 @@ struct Inner {
     lifetime: HistogramVec,
 }
 
-/// Numbers of one connection, or what they grew by.
+/// Counts of one connection, or their increase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccountCounts {
     /// Payload bytes that the peer acknowledged.
@@ -55,7 +55,7 @@ pub struct AccountCounts {
 }
 
 impl AccountCounts {
-    /// What was added since; never negative.
+    /// The increase since `earlier`; never negative.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl AccountCounts {
     }
 }
 
-/// The series of one set of labels.
+/// The series of one label set.
 #[derive(Clone)]
 pub struct AccountSeries {
     connections: IntCounter,
@@ -83,8 +83,8 @@ pub struct AccountSeries {
     labels: [String; LABELS.len()],
 }
 
-/// The exported mean of the round-trip times of open connections, of one set of labels. The series goes with it, so there is
-/// at most one of it at a time.
+/// The exported mean round-trip time of open connections of one label set. Dropping it removes the series, so at most one
+/// exists at a time.
 pub struct OpenRtt {
     gauge: Gauge,
     family: GaugeVec,
@@ -148,23 +148,23 @@ impl AccountMetrics {
         }))
     }
 
-    /// Whether the kernel counts.
+    /// Sets whether kernel accounting is attached.
     pub fn attached(&self, attached: bool) {
         self.0.attached.set(i64::from(attached));
     }
 
-    /// How many sets of labels there are, without those called other.
+    /// Sets the number of label sets, without `other`.
     pub fn series_in_use(&self, sets: usize) {
         self.0.series.set(i64::try_from(sets).unwrap_or(i64::MAX));
     }
 
-    /// Ends that were lost in all, by reason: a number that only grows.
+    /// Updates the total of lost connection ends for this reason; totals only grow.
     pub fn lost(&self, why: AccountLoss, in_all: u64) {
         let counter = self.0.lost.of(why);
         counter.inc_by(in_all.saturating_sub(counter.get()));
     }
 
-    /// The series of a set of labels, 0 from here on, but for [`AccountSeries::open_rtt`]. The caller bounds how many there are.
+    /// The series of a label set, 0 from the start except [`AccountSeries::open_rtt`]. The caller bounds the number of sets.
     #[must_use]
     pub fn series(&self, role: AccountRole, agent: &str, class: &str) -> AccountSeries {
         let labels = [TENANT, role.as_str(), agent, class];
@@ -188,7 +188,7 @@ impl AccountMetrics {
 }
 
 impl AccountSeries {
-    /// A connection moved so much since it was last looked at.
+    /// Adds the increase of one connection since its last check.
     pub fn grew(&self, by: &AccountCounts) {
         self.sent_bytes.inc_by(by.sent_bytes);
         self.received_bytes.inc_by(by.received_bytes);
@@ -197,7 +197,7 @@ impl AccountSeries {
         self.retransmits.inc_by(by.retransmits);
     }
 
-    /// A connection ended. Times in seconds; no round-trip time if none was measured.
+    /// Counts the end of a connection. Times in seconds; no round-trip time if none was measured.
     pub fn ended(&self, rtt_seconds: Option<f64>, lifetime_seconds: f64) {
         self.connections.inc();
         if let Some(rtt) = rtt_seconds {
@@ -206,7 +206,7 @@ impl AccountSeries {
         self.lifetime.observe(lifetime_seconds);
     }
 
-    /// Exports the mean round-trip time of connections that are open, in seconds, for as long as what is returned lives.
+    /// Exports the mean round-trip time of open connections, in seconds, until the returned value is dropped.
     #[must_use]
     pub fn open_rtt(&self, mean_seconds: f64) -> OpenRtt {
         let gauge = self.open_rtts.with_label_values(&self.labels);
@@ -220,14 +220,14 @@ impl AccountSeries {
 }
 
 impl OpenRtt {
-    /// The mean now, in seconds.
+    /// Sets the current mean, in seconds.
     pub fn set(&self, mean_seconds: f64) {
         self.gauge.set(mean_seconds);
     }
 }
 
 impl Drop for OpenRtt {
-    /// A mean of nothing is not 0: the series is absent until there is one again.
+    /// The mean of no connections is not 0: the series is absent until there is a mean again.
     fn drop(&mut self) {
         let _gone = self.family.remove_label_values(&self.labels);
     }

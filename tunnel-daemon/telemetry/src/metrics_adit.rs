@@ -1,7 +1,8 @@
-//! Our own families, prefix `adit_`.
+//! Adit's own families, prefix `adit_`.
 //!
-//! To add one: a field, a line in `register` (of `server` or `agent` if only that one counts in it), a method. Use a label enum from
-//! `labels` wherever the values are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
+//! To add a family: a field, a line in `register` (of `server` or `agent` if only one program counts in it), a method. Use a
+//! label enum from `labels` where the values are known: such families show zeroes from the start, so that an alert on increases
+//! sees the first event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use crate::metrics_redirect::RedirectMetrics;
 use crate::tunnels::{OpenTunnels, TunnelBytes};
 use crate::versions::LinksByVersion;
 
-/// Which program has them: families that only one of the two counts in are not exported by the other.
+/// Which program this is: families used by only one program are not exported by the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
     /// A server.
@@ -32,7 +33,7 @@ pub(super) enum Side {
     Agent,
 }
 
-/// Handles of our own families. Cheap to clone; clones share the series.
+/// Handles of Adit's own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
 pub struct AditMetrics(Arc<Inner>);
 
@@ -239,30 +240,30 @@ impl AditMetrics {
         }))
     }
 
-    /// What the kernel counts of connections.
+    /// Kernel accounting of connections.
     #[must_use]
     pub fn account(&self) -> &AccountMetrics {
         &self.0.account
     }
 
-    /// A flag that gives up a protection is in force: name it without dashes in front.
+    /// A flag that disables a protection is set; name it without leading dashes.
     pub fn insecure_flag(&self, flag: &'static str) {
         self.0.insecure_flags.with_label_values(&[flag]).set(1);
     }
 
-    /// The process-wide gauge of held payload bytes, for an owner that adds and subtracts itself.
+    /// The process-wide gauge of held payload bytes, for a caller that adds and subtracts by itself.
     #[must_use]
     pub fn held_bytes(&self) -> &IntGauge {
         &self.0.held_bytes
     }
 
-    /// The memory for tunnels, bytes.
+    /// Sets the memory limit for tunnels, bytes.
     pub fn set_process_budget(&self, bytes: u64) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.0.process_budget.set(bytes);
     }
 
-    /// What of the memory for tunnels is in use, bytes: held, queued, in the kernel.
+    /// Sets the memory for tunnels in use, bytes: held, queued, in the kernel.
     pub fn set_memory(&self, held: u64, queued: u64, kernel: u64) {
         let gauges = [
             (&self.0.held_bytes, held),
@@ -274,12 +275,12 @@ impl AditMetrics {
         }
     }
 
-    /// A share of the held bytes that is given back by `Drop`.
+    /// A share of the held bytes, subtracted when dropped.
     pub fn held_bytes_share(&self) -> AmountGuard {
         AmountGuard::new(&self.0.held_bytes)
     }
 
-    /// The tunnels that are open, one by one.
+    /// The table of open tunnels.
     #[must_use]
     pub fn open_tunnels(&self) -> &Arc<OpenTunnels> {
         &self.0.open_tunnels
@@ -300,7 +301,7 @@ impl AditMetrics {
         self.0.offences.of(kind.into()).inc();
     }
 
-    /// What became of dials between two looks.
+    /// Adds the dials between two snapshots.
     pub fn dials(&self, before: &DialCounts, now: &DialCounts) {
         let retries = &self.0.dial_retries;
         retries
@@ -318,7 +319,7 @@ impl AditMetrics {
             .inc_by(now.suspicions - before.suspicions);
     }
 
-    /// An answer came to a dial that had been called off.
+    /// An answer came to a cancelled dial.
     pub fn late_dial_answer(&self) {
         self.0.late_dial_answers.inc();
     }
@@ -328,19 +329,19 @@ impl AditMetrics {
         self.0.dials_refused.of(cap).inc();
     }
 
-    /// A dial failed: counted, and logged within the rate limit. Once for each dial of a client, however many agents it asked.
+    /// A dial failed: counted, and logged within the rate limit. Called once per client dial, however many agents it asked.
     pub fn dial_failed(&self, dial: &FailedDial<'_>) {
         self.0.failed_dials.record(dial);
     }
 
-    /// What is in use of a file expires then, in seconds since 1970.
+    /// The loaded part of a file expires at this time, in seconds since 1970.
     pub fn certificate_expiry(&self, file: &str, kind: CertificateKind, seconds: u64) {
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
         let gauge = &self.0.certificate_expiry;
         gauge.with_label_values(&[file, kind.as_str()]).set(seconds);
     }
 
-    /// Changed TLS files were read.
+    /// Changed TLS files were loaded.
     pub fn tls_reload(&self, result: ReloadResult) {
         self.0.tls_reloads.of(result).inc();
     }
@@ -360,27 +361,27 @@ impl AditMetrics {
         GaugeGuard::new(&self.0.links_retired)
     }
 
-    /// A lane is bound and does this for as long as the guard lives.
+    /// A lane is bound and in this state until the guard is dropped.
     pub fn lane(&self, state: LaneState) -> GaugeGuard {
         GaugeGuard::new(self.0.lanes.of(state))
     }
 
-    /// A bound lane is no more.
+    /// A bound lane ended.
     pub fn lane_closed(&self, why: LaneEnd) {
         self.0.lanes_closed.of(why).inc();
     }
 
-    /// A dial to an agent with lanes went this way.
+    /// A dial to an agent with lanes took this path.
     pub fn lane_dial(&self, result: LaneDial) {
         self.0.lane_dials.of(result).inc();
     }
 
-    /// A dial on a lane was answered, or given up, after so long.
+    /// A dial on a lane was answered or given up after this time.
     pub fn lane_answered(&self, waited: Duration) {
         self.0.lane_answer.observe(waited.as_secs_f64());
     }
 
-    /// A share of the idle lanes that are wanted, given back by `Drop`.
+    /// A share of the target number of idle lanes, subtracted when dropped.
     pub fn lanes_wanted_share(&self) -> AmountGuard {
         AmountGuard::new(&self.0.lanes_wanted)
     }
@@ -396,7 +397,7 @@ impl AditMetrics {
         self.0.relay_bytes.of(mover)
     }
 
-    /// What the relay counts itself: tunnels open now, and failures since its start.
+    /// Publishes the relay's own counts: open tunnels, and failures since its start.
     pub fn relay(&self, driver: Driver, tunnels: u64, [panics, driver_failures]: [u64; 2]) {
         let up_to = |counter: &IntCounter, now: u64| {
             counter.inc_by(now.saturating_sub(counter.get()));
@@ -407,34 +408,34 @@ impl AditMetrics {
         up_to(&self.0.relay_driver_failures, driver_failures);
     }
 
-    /// A tunnel that an agent asked for is open for as long as the guard lives.
+    /// A tunnel requested by an agent is open until the guard is dropped.
     pub fn node_tunnel(&self) -> GaugeGuard {
         self.0.node_opened.inc();
         GaugeGuard::new(&self.0.node_tunnels)
     }
 
-    /// One more waits for such a tunnel for as long as the guard lives.
+    /// One more connection waits for such a tunnel until the guard is dropped.
     pub fn node_waiting(&self) -> GaugeGuard {
         GaugeGuard::new(&self.0.node_waiting)
     }
 
-    /// Connections of an agent's listeners, with a tunnel or without one yet.
+    /// Connections on an agent's listeners, with or without a tunnel.
     #[must_use]
     pub fn node_connections(&self) -> i64 {
         self.0.node_tunnels.get() + self.0.node_waiting.get()
     }
 
-    /// Such a tunnel ended.
+    /// A tunnel requested by an agent ended.
     pub fn node_tunnel_closed(&self, end: TunnelEnd) {
         self.0.node_closed.of(end).inc();
     }
 
-    /// There is no such tunnel.
+    /// A tunnel requested by an agent was refused.
     pub fn node_refused(&self, why: NodeRefusal) {
         self.0.node_refusals.of(why).inc();
     }
 
-    /// accept(2) failed, or a connection was refused by a cap.
+    /// accept(2) failed, or a limit refused a connection.
     pub fn accept_error(&self, listener: Listener) {
         self.0.accept_errors.of(listener).inc();
     }
@@ -444,12 +445,12 @@ impl AditMetrics {
         self.0.accept_pauses.of(listener).inc();
     }
 
-    /// A connection to a listener with TLS came to no TLS session.
+    /// A connection to a TLS listener got no TLS session.
     pub fn handshake_failed(&self, why: HandshakeFailure) {
         self.0.handshakes_failed.of(why).inc();
     }
 
-    /// An agent's id and identifiers are taken on its word for as long as the guard lives.
+    /// An agent's id and identifiers are unverified claims until the guard is dropped.
     pub fn claimed_identity(&self) -> GaugeGuard {
         self.0.claimed_identities.inc();
         GaugeGuard::new(&self.0.claims_unverified)

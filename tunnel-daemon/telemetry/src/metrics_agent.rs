@@ -1,4 +1,4 @@
-//! The agent's families: names, labels, buckets and zero series as upstream's agent exports them.
+//! The agent's families, with the names, labels, buckets and zero series of upstream's agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ struct Inner {
 }
 
 impl AgentMetrics {
-    /// A registry of its own with every family.
+    /// A set with its own registry and every family.
     #[must_use]
     pub fn new() -> Self {
         let registry = Registry::new();
@@ -56,7 +56,7 @@ impl AgentMetrics {
                  (from_server or to_server). Deprecated: use stream_errors_total.",
                 "direction",
             ),
-            // This text and that of open_endpoint_connections are compared byte for byte by upstream's suite.
+            // Upstream's suite compares this text and that of open_endpoint_connections byte for byte.
             endpoint_dial_failures: families.counters(
                 "endpoint_dial_failure_total",
                 "Number of failures dialing the remote endpoint, by reason (example: timeout).",
@@ -72,25 +72,25 @@ impl AgentMetrics {
         }))
     }
 
-    /// What `/metrics` answers from.
+    /// The source of `/metrics`.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
         Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
     }
 
-    /// Leases of servers.
+    /// Series of server leases.
     #[must_use]
     pub fn leases(&self) -> &Arc<AgentLeaseMetrics> {
         &self.0.leases
     }
 
-    /// The families that are ours and not upstream's.
+    /// Adit's own families, which upstream does not have.
     #[must_use]
     pub fn adit(&self) -> &AditMetrics {
         &self.0.adit
     }
 
-    /// Packet counter of one segment (`FromAgent` sent, `ToAgent` received), to be kept by a link.
+    /// Packet counter of one segment (`FromAgent` sent, `ToAgent` received), kept by a link.
     #[must_use]
     pub fn packets(&self, segment: Segment) -> PacketCounter {
         self.0.streams.counter(segment)
@@ -106,33 +106,33 @@ impl AgentMetrics {
         self.0.server_connection_failures.of(direction).inc();
     }
 
-    /// A target was reached, after this long.
+    /// A target was connected, after this time.
     pub fn dial_succeeded(&self, elapsed: Duration) {
         self.0.dial_duration.observe(elapsed);
     }
 
-    /// A target could not be reached.
+    /// A dial to a target failed.
     pub fn dial_failure(&self, reason: EndpointDialFailure) {
         self.0.endpoint_dial_failures.of(reason).inc();
     }
 
-    /// How many distinct servers this agent is connected to.
+    /// Sets the number of distinct servers that this agent is connected to.
     pub fn set_open_server_connections(&self, count: usize) {
         self.0.open_server_connections.set(clamped(count));
     }
 
-    /// How many servers there are, as far as this agent knows.
+    /// Sets the number of servers that this agent knows of.
     pub fn set_known_server_count(&self, count: usize) {
         self.0.known_server_count.set(clamped(count));
     }
 
-    /// Target sockets open now.
+    /// Number of open target sockets.
     #[must_use]
     pub fn open_endpoint_connections(&self) -> i64 {
         self.0.open_endpoint_connections.get()
     }
 
-    /// One more of them, for as long as the guard lives.
+    /// One more open target socket until the guard is dropped.
     pub fn open_endpoint_connection(&self) -> GaugeGuard {
         GaugeGuard::new(&self.0.open_endpoint_connections)
     }

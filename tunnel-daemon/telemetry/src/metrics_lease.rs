@@ -1,4 +1,4 @@
-//! Series of leases, under the names that upstream's server and agent give them.
+//! Series of leases, with the names of upstream's server and agent.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec};
 
 use crate::families::{BUCKETS_AGENT_LATENCY, BUCKETS_DEFAULT, Registrar};
 
-/// Values of the label `reason`: those of Kubernetes' API, and of requests without an answer. Any other is counted as [`OTHER`]: an API
-/// server, or whoever answers in its place, could make series without end.
+/// Values of the label `reason`: those of the Kubernetes API, and of requests without an answer. Any other is counted as
+/// [`OTHER`], since a hostile API server could create any number of series.
 const REASONS: &[&str] = &[
     "",
     "AlreadyExists",
@@ -36,7 +36,7 @@ const REASONS: &[&str] = &[
 /// Every other reason.
 const OTHER: &str = "other";
 
-/// Of a server, which lists leases and deletes those that have expired.
+/// Metrics of a server, which lists leases and deletes expired ones.
 pub struct ServerLeaseMetrics {
     culled: IntCounter,
     deletes: IntCounterVec,
@@ -45,7 +45,7 @@ pub struct ServerLeaseMetrics {
     list_seconds: HistogramVec,
 }
 
-/// Of an agent, which lists and watches them.
+/// Metrics of an agent, which lists and watches leases.
 pub struct AgentLeaseMetrics {
     lists: IntCounterVec,
     watches: IntCounterVec,
@@ -90,7 +90,7 @@ impl LeaseEvents for ServerLeaseMetrics {
     }
 
     fn watched(&self, _status: u16, _reason: &str) {
-        // Servers watch none.
+        // Servers watch no leases.
     }
 
     fn deleted(&self, status: u16, reason: &str, time: Duration) {
@@ -137,17 +137,17 @@ impl LeaseEvents for AgentLeaseMetrics {
     }
 
     fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
-        // Agents delete none.
+        // Agents delete no leases.
     }
 }
 
-/// The label for a reason.
+/// The label value for a reason.
 fn known(reason: &str) -> &'static str {
     let mut reasons = REASONS.iter().copied();
     reasons.find(|known| *known == reason).unwrap_or(OTHER)
 }
 
-/// Counts one request, by its answer, and how long it took.
+/// Counts one request by its answer, and records its duration.
 fn count(
     requests: &IntCounterVec,
     seconds: &HistogramVec,

@@ -1,4 +1,4 @@
-//! Series of the transparent frontend: state of the redirect, calls it saw, connections it refused.
+//! Series of the transparent frontend: state of the redirect, calls seen, connections refused.
 
 use adit_ebpf_abi::CALL_OUTCOMES;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
@@ -62,7 +62,7 @@ impl RedirectMetrics {
         metrics
     }
 
-    /// What the redirect is now.
+    /// Sets the state of the redirect.
     pub fn set_state(&self, state: RedirectState) {
         for other in [
             RedirectState::Off,
@@ -73,30 +73,30 @@ impl RedirectMetrics {
         }
     }
 
-    /// Rules in force.
+    /// Sets the number of active rules.
     pub fn set_rules(&self, count: usize) {
         self.rules.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The file of rules changed.
+    /// The rule file was reloaded.
     pub fn reloaded(&self, result: ReloadResult) {
         self.reloads.of(result).inc();
     }
 
-    /// What the helper is now.
+    /// Sets the state of the helper.
     pub fn set_helper(&self, state: NetnsHelperState) {
         for other in NetnsHelperState::ALL {
             self.helper.of(*other).set(i64::from(*other == state));
         }
     }
 
-    /// Other network namespaces in this state.
+    /// Sets the number of other network namespaces in this state.
     pub fn set_namespaces(&self, state: NetnsState, count: usize) {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.namespaces.of(state).set(count);
     }
 
-    /// Calls since the programs were loaded, which is once in the life of this process.
+    /// Sets the calls since the programs were loaded, once per process.
     pub fn set_calls(&self, outcome: &'static str, calls: u64) {
         let counter: IntCounter = self.calls.with_label_values(&[outcome]);
         counter.inc_by(calls.saturating_sub(counter.get()));

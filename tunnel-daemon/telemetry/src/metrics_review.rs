@@ -8,7 +8,7 @@ use prometheus::{Histogram, IntGauge};
 use crate::families::{Counters, Registrar};
 use crate::labels::TokenReview;
 
-/// Upper bounds in seconds: an API server answers within milliseconds, and is given up after ten seconds.
+/// Upper bounds in seconds: an API server answers within milliseconds, and the request times out after ten seconds.
 const BUCKETS: [f64; 10] = [0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 10.0];
 
 /// Handles, all at zero from the start.

@@ -1,4 +1,4 @@
-//! The server's families: names, labels, buckets and zero series as upstream's server exports them.
+//! The server's families, with the names, labels, buckets and zero series of upstream's server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +42,8 @@ struct Inner {
 }
 
 impl ServerMetrics {
-    /// A registry of its own with every family. `strategies` are the configured ones by upstream name
-    /// (`default`, `destHost`, ...): each shows `ready_backends` 0 from the start.
+    /// A set with its own registry and every family. `strategies` are the configured ones by upstream name (`default`,
+    /// `destHost`, ...): each shows `ready_backends` 0 from the start.
     #[must_use]
     pub fn new(strategies: &[&'static str]) -> Self {
         let registry = Registry::new();
@@ -57,31 +57,31 @@ impl ServerMetrics {
         metrics
     }
 
-    /// What `/metrics` answers from.
+    /// The source of `/metrics`.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
         Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
     }
 
-    /// The families that are ours and not upstream's.
+    /// Adit's own families, which upstream does not have.
     #[must_use]
     pub fn adit(&self) -> &AditMetrics {
         &self.0.adit
     }
 
-    /// Leases.
+    /// Series of leases.
     #[must_use]
     pub fn leases(&self) -> &Arc<ServerLeaseMetrics> {
         &self.0.leases
     }
 
-    /// Reviews of tokens.
+    /// Series of token reviews.
     #[must_use]
     pub fn reviews(&self) -> &Arc<ReviewMetrics> {
         &self.0.reviews
     }
 
-    /// Packet counter of one segment, to be kept by a stream.
+    /// Packet counter of one segment, kept by a stream.
     #[must_use]
     pub fn packets(&self, segment: Segment) -> PacketCounter {
         self.0.streams.counter(segment)
@@ -107,7 +107,7 @@ impl ServerMetrics {
         self.0.frontend_write.observe(waited);
     }
 
-    /// A dial awaits its answer.
+    /// A dial waits for its answer.
     pub fn pending_dial(&self) -> GaugeGuard {
         GaugeGuard::new(self.0.pending_backend_dials.used())
     }
@@ -130,7 +130,7 @@ impl ServerMetrics {
         GaugeGuard::new(&self.0.http_connections)
     }
 
-    /// A reader of `method` is held up by a full queue.
+    /// A reader of `method` is blocked by a full queue.
     pub fn full_receive_channel(&self, method: ServiceMethod) -> GaugeGuard {
         GaugeGuard::new(self.0.full_receive_channels.of(method))
     }

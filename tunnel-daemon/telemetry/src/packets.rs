@@ -1,7 +1,7 @@
 //! Packets and stream errors by segment and packet type.
 //!
-//! One atomic add per packet: series are resolved at the first packet of a kind. Peers choose the type
-//! number, so only the first [`UNKNOWN_TYPES_MAX`] unknown numbers get a series; the rest share `other`.
+//! One atomic add per packet: series are resolved at the first packet of a kind. Peers choose the type number, so only the
+//! first [`UNKNOWN_TYPES_MAX`] unknown numbers get a series; the rest share `other`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,10 +11,10 @@ use prometheus::{IntCounter, IntCounterVec};
 use crate::families::Registrar;
 use crate::labels::{Label, Segment, go_code};
 
-/// How many distinct unknown packet types get a series of their own, over all segments.
+/// Limit on distinct unknown packet types with their own series, over all segments.
 pub const UNKNOWN_TYPES_MAX: usize = 16;
 
-/// Types with a name: upstream's seven and our three.
+/// Types with a name: upstream's seven and Adit's three.
 const NAMED: &[PacketType] = &[
     PacketType::DialReq,
     PacketType::DialRsp,
@@ -32,12 +32,12 @@ const OTHER: usize = NAMED.len() + UNKNOWN_TYPES_MAX;
 const KINDS: usize = OTHER + 1;
 const SEGMENTS: usize = Segment::ALL.len();
 
-/// The type of a packet as a label.
+/// The packet type as a label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PacketKind {
     /// A type this build knows.
     Known(PacketType),
-    /// A number from a newer peer, or nonsense.
+    /// An unknown number, from a newer or misbehaving peer.
     Unknown(i32),
 }
 
@@ -48,7 +48,7 @@ impl From<PacketType> for PacketKind {
 }
 
 impl From<i32> for PacketKind {
-    /// From the wire's number.
+    /// From the type number on the wire.
     fn from(number: i32) -> Self {
         PacketType::try_from(number).map_or(Self::Unknown(number), Self::Known)
     }
@@ -132,7 +132,7 @@ pub struct PacketCounter {
 }
 
 impl PacketCounter {
-    /// One more packet of this kind.
+    /// Counts one packet of this kind.
     pub fn count(&self, kind: impl Into<PacketKind>) {
         let table = &*self.table;
         let index = table.index_of(kind.into());
@@ -153,7 +153,7 @@ impl std::fmt::Debug for PacketCounter {
 }
 
 impl Table {
-    /// Always below `KINDS`. An unknown number takes the first free slot, for good.
+    /// Always below `KINDS`. An unknown number takes the first free index, permanently.
     fn index_of(&self, kind: PacketKind) -> usize {
         let number = match kind {
             PacketKind::Known(known) => return position_of(known),

@@ -1,23 +1,23 @@
-//! A token bucket that is told the time, so that its behaviour is a table and not a race, and a limit on log lines made of it.
+//! A token bucket whose time is an argument, so that tests are deterministic, and a limit on log lines built on it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-/// Lets `burst` events through at once and `per_second` in the long run.
+/// Admits `burst` events at once and `per_second` on average.
 #[derive(Debug)]
 pub struct TokenBucket {
-    /// What one event costs, in nanoseconds of refill time.
+    /// Cost of one event, in refill time.
     cost: Duration,
-    /// The most refill time that can be saved up.
+    /// Limit on saved refill time.
     capacity: Duration,
     saved: Duration,
     refilled: Instant,
 }
 
 impl TokenBucket {
-    /// A full bucket. A rate of 0 lets nothing through, ever.
+    /// A full bucket. A rate of 0 admits nothing.
     #[must_use]
     pub fn new(per_second: u32, burst: u32, now: Instant) -> Self {
         let cost = Duration::from_secs(1)
@@ -36,7 +36,7 @@ impl TokenBucket {
         }
     }
 
-    /// Whether as many tokens are there as can be: the bucket is as good as a new one.
+    /// Whether the bucket is full, and so equals a new one.
     #[must_use]
     pub fn is_full(&self, now: Instant) -> bool {
         self.saved_at(now) == self.capacity
@@ -61,7 +61,7 @@ impl TokenBucket {
     }
 }
 
-/// A limit on log lines of one kind. Lines that are suppressed are counted, and the next line can say how many there were.
+/// A limit on log lines of one kind. Suppressed lines are counted, and the next line can report their number.
 #[derive(Debug)]
 pub struct EventLimit {
     /// `None`: every line is written.
@@ -72,12 +72,12 @@ pub struct EventLimit {
 #[derive(Debug)]
 struct LimitState {
     bucket: TokenBucket,
-    /// Lines suppressed since the last one that was written.
+    /// Lines suppressed since the last written line.
     suppressed: u64,
 }
 
 impl EventLimit {
-    /// At most `per_second` lines in the long run and `burst` at once; 0 a second is no limit.
+    /// At most `per_second` lines per second on average and `burst` at once; 0 per second means no limit.
     #[must_use]
     pub fn new(per_second: u32, burst: u32, suppressed_total: IntCounter) -> Self {
         let state = (per_second > 0).then(|| {
@@ -92,13 +92,13 @@ impl EventLimit {
         }
     }
 
-    /// How many lines were suppressed before this one; `None` if this one is to be suppressed too.
+    /// Number of lines suppressed before this one; `None` if this one is to be suppressed, too.
     #[must_use]
     pub fn admit(&self) -> Option<u64> {
         self.admit_at(Instant::now())
     }
 
-    /// As [`Self::admit`], at `now`.
+    /// Like [`Self::admit`], at `now`.
     #[must_use]
     pub fn admit_at(&self, now: Instant) -> Option<u64> {
         let Some(state) = &self.state else {

@@ -1,7 +1,7 @@
-//! Where log lines go: a queue, a thread, and standard error or a file at its end.
+//! Destination of log lines: a queue and a thread that writes to standard error or a file.
 //!
-//! The queue is what keeps a reader of our standard error who stopped reading from stopping the data path:
-//! when it is full, lines are lost, counted, and the loss is said in the log itself.
+//! The queue keeps a blocked standard error from stopping the data path. When it is full, lines are lost and counted, and the
+//! log itself reports the loss.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -15,21 +15,21 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::log::{LogDestination, LogError, LogFormat, own_line};
 
-/// Lines waiting to be written; at 200 bytes a line about 800 KiB.
+/// Limit on queued lines; at 200 bytes a line about 800 KiB.
 pub(super) const LINES_MAX: usize = 4_096;
-/// Longest line, bytes, so that a full queue has at most 32 MiB: names of certificates and paths may be as long as their protocol
-/// allows. Of a longer line the beginning is written.
+/// Limit on a line, bytes, so that a full queue takes at most 32 MiB: certificate names and paths may be as long as their
+/// protocol allows. A longer line is truncated.
 pub(super) const LINE_BYTES_MAX: usize = 8 * 1024;
-/// Of a longer line: its beginning is written as a value, with an escape for each quote.
+/// Part kept of a longer line: it is written as a value, in which each quote is escaped.
 const BEGINNING_BYTES_MAX: usize = LINE_BYTES_MAX / 2 - 256;
 const TOO_LONG: &str = "a log line was too long: this is its beginning";
 const LOST: &str = "log lines lost, whoever reads them is too slow";
-/// How long the end of the process waits for the queue, at each of two steps.
+/// How long the end of the process waits for the queue in each of two steps.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 enum Message {
     Line(Vec<u8>),
-    /// Dropped once all lines before it are written.
+    /// Dropped once all earlier lines are written.
     Flush(Sender<()>),
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Starts the thread that writes to `sink`, after a call of `begin`; it ends with the last clone of the queue.
+    /// Starts the thread that writes to `sink`, after calling `begin`; it ends with the last clone of the queue.
     pub(super) fn start(
         sink: impl Write + Send + 'static,
         lines_max: usize,
@@ -65,7 +65,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Waits, for a bounded time, until the lines queued so far are written.
+    /// Waits, with a timeout, until the lines queued so far are written.
     pub(super) fn flush(&self) {
         let (done, written) = bounded(1);
         if self
@@ -73,7 +73,7 @@ impl Queue {
             .send_timeout(Message::Flush(done), FLUSH_TIMEOUT)
             .is_ok()
         {
-            // Disconnection is the signal; a timeout means the destination hangs, and so would we.
+            // Disconnection is the signal; a timeout keeps a destination that hangs from blocking the process.
             let _written = written.recv_timeout(FLUSH_TIMEOUT);
         }
     }
@@ -104,7 +104,7 @@ impl<'a> MakeWriter<'a> for Queue {
     }
 }
 
-/// The thread: writes lines in order, and says how many were lost as soon as it can write again.
+/// The thread: writes lines in order, and reports lost lines as soon as it can write again.
 fn write_lines(
     mut sink: impl Write,
     received: &Receiver<Message>,
@@ -125,7 +125,7 @@ fn write_lines(
     }
 }
 
-/// The line, or its beginning if it is too long; in either format one line that says so.
+/// The line, or a truncated one with a notice, as one line of the same format.
 fn bounded_line(line: &[u8], format: LogFormat) -> Vec<u8> {
     if line.len() <= LINE_BYTES_MAX {
         return line.to_vec();
@@ -172,7 +172,7 @@ fn loss_notice(lines: u64, format: LogFormat) -> String {
     }
 }
 
-/// Where lines end up. A line that cannot be written is lost: there is nobody to tell.
+/// Where lines are written. A line that cannot be written is lost without a report.
 #[derive(Debug)]
 pub(super) struct Sink {
     /// `None`: standard error.
@@ -214,7 +214,7 @@ impl Write for Sink {
     }
 }
 
-/// A file that is emptied rather than grown beyond its limit.
+/// A file that is truncated instead of exceeding its limit.
 #[derive(Debug)]
 struct CappedFile {
     file: File,

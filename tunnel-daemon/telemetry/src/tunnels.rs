@@ -1,5 +1,5 @@
-//! The open tunnels of a process, for whoever asks: entered when a tunnel opens, taken out when it ends, and not touched
-//! in between. A tunnel's bytes are numbers that its own task stores as they move.
+//! The table of open tunnels of a process, for status output: an entry is added when a tunnel opens, removed when it ends, and
+//! not touched in between. The tunnel's own task stores its byte counts as they change.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,51 +12,51 @@ use crate::access::cut;
 use crate::families::Counters;
 use crate::labels::{ClientDialect, Direction, Driver, Engine, Path};
 
-/// Parts of the table with a lock each, so that tunnels that open at once rarely meet.
+/// Parts of the table, each with its own lock, so that tunnels that open concurrently rarely contend.
 const SHARDS: usize = 16;
-/// [`LiveTunnel::rtt_micros`] before anybody asked.
+/// [`LiveTunnel::rtt_micros`] before the first request for it.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Which end of a tunnel this process is.
+/// Which end of a tunnel this process serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TunnelSide {
-    /// A server: its own socket is the client's.
+    /// A server: its socket is the client's.
     Client(ClientDialect),
-    /// An agent: its own socket is the target's.
+    /// An agent: its socket is the target's.
     Target,
 }
 
-/// What is known of a tunnel when it opens.
+/// Facts about a tunnel when it opens.
 #[derive(Clone, Copy, Debug)]
 pub struct TunnelFacts<'a> {
-    /// This end.
+    /// Which end this process serves.
     pub side: TunnelSide,
     /// The process at the other end: the agent's id on a server, the server's id on an agent.
     pub peer: &'a str,
-    /// The link it belongs to, by its number; 0 where links have none.
+    /// The tunnel's link, by number; 0 where links have none.
     pub link: u64,
-    /// host:port as the client asked for it; cut.
+    /// host:port as the client asked for it; truncated.
     pub destination: &'a str,
-    /// What it travels on.
+    /// The path that the tunnel takes.
     pub path: Path,
 }
 
-/// How a connection's way to its peer does.
+/// Quality of the connection to the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathQuality {
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// Segments sent again since the connection began.
+    /// Retransmitted segments since the connection began.
     pub retransmits: u32,
 }
 
-/// A tunnel whose bytes something else moves, and counts.
+/// A tunnel whose bytes are moved and counted outside its task.
 pub trait Relayed: Send + Sync {
     /// Bytes of this end's socket that the other end took, and bytes that this end's socket took.
     fn bytes(&self) -> (u64, u64);
-    /// What moves them, and what waits for the sockets.
+    /// What moves the bytes, and its I/O driver.
     fn mover(&self) -> (Engine, Driver);
-    /// The way to the process at the other end; asks the kernel.
+    /// Quality of the path to the process at the other end; asks the kernel.
     fn quality(&self) -> Option<PathQuality>;
 }
 
@@ -71,83 +71,83 @@ pub struct LiveTunnel {
     opened: Instant,
     sent: AtomicU64,
     received: AtomicU64,
-    /// Somebody wants to know about the way to the peer.
+    /// Path quality was requested.
     asked: AtomicBool,
     rtt_micros: AtomicU32,
     retransmits: AtomicU32,
     relayed: OnceLock<Box<dyn Relayed>>,
-    /// Bytes that the metrics have: to target, to client.
+    /// Bytes published in the metrics: to target, to client.
     published: [AtomicU64; 2],
-    /// An agent asked for this tunnel.
+    /// The tunnel was requested by an agent.
     is_of_agent: bool,
 }
 
-/// Where the bytes of tunnels are counted.
+/// Byte counters of tunnels.
 pub(super) struct TunnelBytes {
-    /// Of tunnels that clients asked for.
+    /// Tunnels requested by clients.
     pub(super) of_clients: Counters<Direction>,
-    /// Of tunnels that agents asked for.
+    /// Tunnels requested by agents.
     pub(super) of_agents: Counters<Direction>,
 }
 
-/// An open tunnel as it was at one moment.
+/// A snapshot of an open tunnel.
 #[derive(Clone, Debug)]
 pub struct TunnelView {
-    /// Names it in this process; never used again.
+    /// The tunnel's id in this process; never reused.
     pub id: u64,
-    /// This end.
+    /// Which end this process serves.
     pub side: TunnelSide,
     /// The process at the other end.
     pub peer: String,
-    /// The link it belongs to.
+    /// The tunnel's link, by number.
     pub link: u64,
     /// host:port as the client asked for it.
     pub destination: String,
-    /// What it travels on.
+    /// The path that the tunnel takes.
     pub path: Path,
-    /// Since it opened.
+    /// Time since it opened.
     pub age: Duration,
     /// Payload bytes from client to target.
     pub bytes_to_target: u64,
     /// Payload bytes from target to client.
     pub bytes_to_client: u64,
-    /// What moves them.
+    /// What moves the bytes.
     pub engine: Engine,
-    /// What waits for the sockets.
+    /// The I/O driver of the sockets.
     pub driver: Driver,
-    /// The way to the process at the other end, where this tunnel has a connection of its own.
+    /// Quality of the path to the other end, if this tunnel has a connection of its own.
     pub quality: Option<PathQuality>,
 }
 
 impl LiveTunnel {
-    /// Bytes that this end's socket has given and taken so far. By the one task that owns the tunnel.
+    /// Sets the bytes read from and written to this end's socket. Called only by the task that owns the tunnel.
     #[inline]
     pub fn moved(&self, sent: u64, received: u64) {
         self.sent.store(sent, Relaxed);
         self.received.store(received, Relaxed);
     }
 
-    /// Whether somebody wants [`Self::tell_quality`]; once.
+    /// Whether [`Self::tell_quality`] was requested; clears the request.
     #[inline]
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.asked.load(Relaxed) && self.asked.swap(false, Relaxed)
     }
 
-    /// How the way to the peer does at the moment.
+    /// Stores the current quality of the path.
     pub fn tell_quality(&self, quality: PathQuality) {
         let micros = u32::try_from(quality.rtt.as_micros()).unwrap_or(UNKNOWN - 1);
         self.retransmits.store(quality.retransmits, Relaxed);
         self.rtt_micros.store(micros, Relaxed);
     }
 
-    /// Something else moves and counts the bytes from now on.
+    /// From now on `relayed` moves and counts the bytes.
     pub fn relayed_by(&self, relayed: Box<dyn Relayed>) {
         // A tunnel is handed over once.
         let _first = self.relayed.set(relayed);
     }
 
-    /// The tunnel now; its task is asked for the rest, which the next view has.
+    /// A snapshot. Requests the path quality from the tunnel's task for the next snapshot.
     #[must_use]
     pub fn view(&self, now: Instant) -> TunnelView {
         let (bytes_to_target, bytes_to_client) = self.bytes();
@@ -171,7 +171,7 @@ impl LiveTunnel {
         }
     }
 
-    /// Payload bytes from client to target, and from target to client, so far.
+    /// Payload bytes from client to target, and from target to client.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         let (sent, received) = match self.relayed.get() {
@@ -184,7 +184,7 @@ impl LiveTunnel {
         }
     }
 
-    /// Adds to the metrics what has moved since the last call. Calls may cross: each byte is added once.
+    /// Adds the bytes moved since the last call to the metrics. With concurrent calls each byte is added once.
     fn publish(&self, counters: &TunnelBytes) {
         let (to_target, to_client) = self.bytes();
         let [target, client] = &self.published;
@@ -200,7 +200,7 @@ impl LiveTunnel {
         family.of(Direction::ToClient).inc_by(to_client);
     }
 
-    /// Names it in this process.
+    /// The tunnel's id in this process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
@@ -218,13 +218,13 @@ impl LiveTunnel {
         &self.destination
     }
 
-    /// What it travels on.
+    /// The path that the tunnel takes.
     #[must_use]
     pub fn path(&self) -> Path {
         self.path
     }
 
-    /// The link it belongs to.
+    /// The tunnel's link, by number.
     #[must_use]
     pub fn link(&self) -> u64 {
         self.link
@@ -249,17 +249,17 @@ impl fmt::Debug for LiveTunnel {
     }
 }
 
-/// All open tunnels. One per process, shared by reference.
+/// The table of open tunnels. One per process, shared by reference.
 #[derive(Default)]
 pub struct OpenTunnels {
     shards: [Mutex<HashMap<u64, Arc<LiveTunnel>>>; SHARDS],
     opened: AtomicU64,
-    /// `None`: nothing counts them.
+    /// `None`: bytes are not counted.
     bytes: Option<TunnelBytes>,
 }
 
 impl OpenTunnels {
-    /// A table whose tunnels have their bytes counted.
+    /// A table whose tunnels' bytes are counted.
     pub(super) fn counted_in(bytes: TunnelBytes) -> Self {
         Self {
             bytes: Some(bytes),
@@ -267,8 +267,7 @@ impl OpenTunnels {
         }
     }
 
-    /// Brings the counters of bytes up to date. To be called before they are read: the tunnels themselves touch no metric while
-    /// bytes move.
+    /// Updates the byte counters. Call it before they are read: tunnels touch no metric while bytes move.
     pub fn publish_bytes(&self) {
         if let Some(counters) = &self.bytes {
             for live in self.all() {
@@ -277,12 +276,12 @@ impl OpenTunnels {
         }
     }
 
-    /// Enters a tunnel that a client asked for; it is in the table for as long as the entry lives.
+    /// Adds a tunnel requested by a client; it stays in the table until the entry is dropped.
     pub fn enter(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
         self.enter_as(facts, false)
     }
 
-    /// Enters a tunnel that an agent asked for.
+    /// Adds a tunnel requested by an agent.
     pub fn enter_node(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
         self.enter_as(facts, true)
     }
@@ -313,7 +312,7 @@ impl OpenTunnels {
         }
     }
 
-    /// Those open now, in no order. No lock is held while they are looked at.
+    /// All open tunnels, unordered. No lock is held while the caller uses them.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
         let mut all = Vec::new();
@@ -331,7 +330,7 @@ impl OpenTunnels {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while these are held.
+    // Nothing panics while the lock is held.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -341,7 +340,7 @@ impl fmt::Debug for OpenTunnels {
     }
 }
 
-/// A tunnel's place in the table.
+/// A tunnel's entry in the table, removed when dropped.
 #[must_use = "the tunnel leaves the table as soon as its entry is dropped"]
 #[derive(Debug)]
 pub struct TunnelEntry {
@@ -350,7 +349,7 @@ pub struct TunnelEntry {
 }
 
 impl TunnelEntry {
-    /// For whoever moves its bytes.
+    /// The tunnel's counters, for the task that moves its bytes.
     #[must_use]
     pub fn live(&self) -> Arc<LiveTunnel> {
         Arc::clone(&self.live)

@@ -1,4 +1,4 @@
-//! Links by the release of the peer: what a fleet runs, before anyone upgrades.
+//! Links by the peer's release: shows which releases a fleet runs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,11 +8,11 @@ use prometheus::IntGaugeVec;
 use crate::families::Registrar;
 use crate::guard::GaugeGuard;
 
-/// Releases that have a series of their own. Peers name them themselves, and could name a new one each time.
+/// Limit on releases with their own series. Peers report the release, and could report a new one each time.
 const VERSIONS_MAX: usize = 16;
-/// The label of all releases beyond those.
+/// The label of all releases beyond the limit.
 const OTHER: &str = "other";
-/// The label of peers that say none: Go's.
+/// The label of peers that report no release, such as Go peers.
 const UNKNOWN: &str = "unknown";
 
 pub(super) struct LinksByVersion {

@@ -1,4 +1,4 @@
-//! Why a server cannot be reached, and which of several reasons is the one to tell.
+//! Why a connection to a server failed, and which of several failures to report.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,18 +9,18 @@ use adit_net::resolve::ResolveError;
 use adit_tls::handshake::HandshakeError;
 use adit_tls::tls::TlsError;
 
-/// Why a server cannot be reached.
+/// Why a connection to a server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
-    /// The name has no address.
+    /// The lookup failed.
     #[error("lookup {name}: {source}")]
     Resolve {
         /// The name looked up.
         name: String,
-        /// Why.
+        /// Cause of the failure.
         source: ResolveError,
     },
-    /// The host cannot be a TLS server name, or a file is broken.
+    /// The host is not a valid TLS server name, or a TLS file is broken.
     #[error(transparent)]
     Name(#[from] TlsError),
     /// An address accepted no connection.
@@ -28,21 +28,21 @@ pub enum ConnectorError {
     Tcp {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// No address came of the name.
+    /// The lookup returned no address.
     #[error("{0} has no address")]
     NoAddress(String),
-    /// TLS.
+    /// The TLS handshake failed.
     #[error(transparent)]
     Tls(#[from] HandshakeError),
-    /// The forward proxy said no.
+    /// The forward proxy refused.
     #[error("proxy {proxy} refused to connect to {target}: {answer}")]
     Proxy {
         /// The proxy's address as configured.
         proxy: String,
-        /// The server wanted.
+        /// The intended server.
         target: String,
         /// First line of its answer, or what went wrong.
         answer: String,
@@ -50,7 +50,7 @@ pub enum ConnectorError {
 }
 
 impl ConnectorError {
-    /// Of the failures of two addresses of one name, the one that says more about the server; of equals the later one.
+    /// Of two failures for addresses of one name, the one that says more about the server; of equal ones `later`.
     pub(super) fn or_more_telling(self, later: Self) -> Self {
         if later.rank() <= self.rank() {
             later
@@ -59,8 +59,8 @@ impl ConnectorError {
         }
     }
 
-    /// Lower is told first: a refused certificate before a peer that is no TLS server, that before a closed port, and that
-    /// before what only says that this host has no route.
+    /// Lower is reported first: a refused certificate, then a peer that is no TLS server, then a closed port, then a missing
+    /// route on this host.
     fn rank(&self) -> u8 {
         match self {
             Self::Tls(HandshakeError::Failed(cause)) if is_refusal(cause) => 0,
@@ -75,7 +75,7 @@ impl ConnectorError {
     }
 }
 
-/// Whether one end said no to what the other one showed or asked for.
+/// Whether one end refused the other's certificate or parameters.
 fn is_refusal(cause: &io::Error) -> bool {
     let tls = cause
         .get_ref()
@@ -86,7 +86,7 @@ fn is_refusal(cause: &io::Error) -> bool {
     )
 }
 
-/// Failures that say something about this host's addresses and routes, not about the server.
+/// Failures caused by this host's addresses and routes, not by the server.
 fn is_local(cause: &io::Error) -> bool {
     let local = [Errno::NETUNREACH, Errno::ADDRNOTAVAIL, Errno::AFNOSUPPORT];
     Errno::from_io_error(cause).is_some_and(|errno| local.contains(&errno))

@@ -1,26 +1,26 @@
-//! When attempts to open lanes are given up for a while.
+//! Backoff for attempts to open lanes.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Attempts in a row that may fail before there is a pause; and so many for each idle lane that is wanted may lead to another
-/// server that needs none: behind a balancer of ten servers nine of ten do.
+/// Failed attempts in a row before a backoff. Also the attempts per wanted idle lane that may lead to another server without
+/// need of a lane: behind a balancer with ten servers, nine of ten do.
 const MISSES_MAX: u32 = 3;
-/// First pause after too many of them; each further one is twice as long.
+/// First backoff; each further one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause.
+/// Longest backoff.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The time after failures during which no lane is tried.
+/// Period after failures during which no lane is opened.
 #[derive(Default)]
 pub(super) struct Backoff {
     misses: u32,
-    /// Attempts that led to other servers since the last that led here, or the last pause for them.
+    /// Attempts that led to other servers since the last one that led here, or since the last backoff for such attempts.
     strays: usize,
     length: Duration,
     until: Option<Instant>,
-    /// A lane was bound since the last attempt that failed.
+    /// A lane was bound since the last failed attempt.
     gained: bool,
 }
 
@@ -37,7 +37,7 @@ impl Backoff {
         }
     }
 
-    /// An attempt led to another server, which needs no lane; so many idle ones are `wanted` here.
+    /// An attempt led to another server that needs no lane; `wanted` idle lanes are wanted here.
     pub(super) fn stray(&mut self, wanted: usize) {
         self.strays += 1;
         if self.strays >= wanted.max(1).saturating_mul(MISSES_MAX as usize) {
@@ -48,23 +48,23 @@ impl Backoff {
 
     fn begin(&mut self) {
         self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        // A tenth at random, so that agents which lost the same server do not come back together.
+        // Up to a tenth is added at random, so that agents that lost the same server do not return together.
         let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
         self.until = Some(Instant::now() + self.length + spread);
     }
 
-    /// A lane was bound. What comes of it is not known yet.
+    /// A lane was bound. Whether it lasts is not known yet.
     pub(super) fn gain(&mut self) {
         self.gained = true;
         self.strays = 0;
     }
 
-    /// Whether one was since the last attempt that failed, or the last success.
+    /// Whether a lane was bound since the last failed attempt or the last success.
     pub(super) fn has_gained(&self) -> bool {
         self.gained
     }
 
-    /// How many attempts there may be at once, of `most`: one that follows a pause shows whether more are worth it.
+    /// Attempts allowed at once, of `most`: after a backoff a single one, to see whether the server accepts lanes.
     pub(super) fn at_once(&self, most: usize) -> usize {
         if self.misses < MISSES_MAX { most } else { 1 }
     }

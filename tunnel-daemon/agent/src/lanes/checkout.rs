@@ -1,7 +1,7 @@
-//! Idle lanes for tunnels that this end opens: asked for, lent, and given back.
+//! Idle lanes for tunnels that this agent opens: requests, loans and returns.
 //!
-//! A lane that waits belongs to a task of its own, which gives it away when somebody asks. Whoever has borrowed it opens one
-//! tunnel on it; afterwards, or when it is dropped, the lane is served as before.
+//! A task of its own holds each idle lane and lends it on request. The borrower opens one tunnel on it. Afterwards, or when the
+//! borrower drops it, the lane is served as before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,10 +18,10 @@ use adit_telemetry::labels::{LaneEnd, LaneState};
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, LaneOwner as _};
 
-/// An OPEN that the server's kernel has not acknowledged by then is taken elsewhere.
+/// Time for the server's kernel to acknowledge an OPEN; then another lane is tried.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Those that wait for a lane of one link.
+/// Requests for a lane of one link.
 #[derive(Default)]
 pub(super) struct Checkouts {
     asking: Mutex<VecDeque<oneshot::Sender<Borrowed>>>,
@@ -48,7 +48,7 @@ impl Checkouts {
         while let Some(borrower) = asking.pop_front() {
             if !borrower.is_closed() {
                 if !asking.is_empty() {
-                    // One call may have stood for several.
+                    // One notification may have stood for several requests.
                     self.asked.notify_one();
                 }
                 return Some(borrower);
@@ -57,7 +57,7 @@ impl Checkouts {
         None
     }
 
-    /// Waits for somebody who would borrow. A cancelled call has taken nobody.
+    /// Waits for a request to borrow a lane. A cancelled call removes no request.
     pub(super) async fn next(&self) -> oneshot::Sender<Borrowed> {
         loop {
             if let Some(borrower) = self.take() {
@@ -68,17 +68,17 @@ impl Checkouts {
     }
 }
 
-/// What became of an OPEN.
+/// Outcome of an OPEN.
 pub enum Opened {
     /// The tunnel.
     Open(Endpoint),
-    /// There is none, the server says.
+    /// The server refused the tunnel.
     Refused(RefusalCode),
-    /// Nobody can know whether the server has seen it, but there is no tunnel: another lane may be tried.
+    /// No tunnel; whether the server has seen the OPEN is unknown. Another lane may be tried.
     Lost,
 }
 
-/// A lane for one tunnel. Dropping it gives the lane back; a tunnel that is being opened on it is given up.
+/// A lane lent for one tunnel. Dropping it returns the lane and gives up a tunnel that is being opened.
 pub struct Borrowed {
     lane: Option<Lane>,
     keeper: LaneKeeper,
@@ -99,7 +99,7 @@ impl Borrowed {
         self.lane.take()
     }
 
-    /// Opens a tunnel. A cancelled call gives it up.
+    /// Opens a tunnel. A cancelled call gives up the tunnel.
     pub async fn open(mut self, request: &OpenRequest) -> Opened {
         let Some(lane) = &mut self.lane else {
             return Opened::Lost;
@@ -113,7 +113,7 @@ impl Borrowed {
         let answer = match soon {
             Ok(answer) => answer,
             Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
-                // Cut off, so that the server does not dial when the path comes back.
+                // Reset, so that the server does not dial when the network path recovers.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
                     self.keeper.adit().lane_closed(LaneEnd::Silent);
@@ -141,7 +141,7 @@ impl Borrowed {
     }
 }
 
-/// Waits for the answer to an OPEN: `None` is a tunnel.
+/// Waits for the answer to an OPEN; `None`: the tunnel is open.
 async fn answer(lane: &mut Lane, keeper: &LaneKeeper) -> Result<Option<RefusalCode>, LaneFailure> {
     loop {
         match lane.event().await? {
@@ -157,7 +157,7 @@ async fn answer(lane: &mut Lane, keeper: &LaneKeeper) -> Result<Option<RefusalCo
 impl Drop for Borrowed {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
-            // Never what the server has opened on it, which is the keeper's to answer.
+            // Reset only this end's tunnel: the keeper answers an OPEN of the server.
             if self.opening {
                 lane.end().reset("the client gave up");
             }
@@ -168,29 +168,29 @@ impl Drop for Borrowed {
 }
 
 impl LaneKeeper {
-    /// Whether a lane is idle at the moment.
+    /// Whether a lane is idle.
     #[must_use]
     pub fn has_idle(&self) -> bool {
         self.0.idle.load(Relaxed) > 0
     }
 
-    /// The server has said that it goes away.
+    /// The server has announced that it is going away.
     pub fn leaves(&self) {
         if !self.0.leaving.swap(true, Relaxed) {
             tracing::info!(server = %self.server(), "a server goes away; it gets no connections of this node");
         }
     }
 
-    /// Whether it has.
+    /// Whether the server has announced that it is going away.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.0.leaving.load(Relaxed)
     }
 
-    /// An idle lane, or the next one; `None` when the link is gone. A dropped call asks no more.
+    /// Borrows an idle lane, or the next that becomes idle; `None` when the link is gone. A dropped call withdraws the request.
     pub async fn borrow(&self) -> Option<Borrowed> {
         let mut lent = self.0.checkouts.ask();
-        // A lane that is missing is opened now, not at the next look.
+        // A missing lane is opened now, not at the keeper's next check.
         self.0.changed.notify_one();
         tokio::select! {
             biased;

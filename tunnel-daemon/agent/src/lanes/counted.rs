@@ -1,8 +1,8 @@
-//! A count of things that are there.
+//! A counter held by a guard.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// One more in a count for as long as it lives.
+/// Counts one more until dropped.
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {

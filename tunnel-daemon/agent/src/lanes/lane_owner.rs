@@ -1,4 +1,4 @@
-//! Where lanes go when their tunnels are over.
+//! Takes lanes back when their tunnels are over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{DrainError, LaneOwner, LaneWatch, drain};
 
-/// The owner of a keeper's lanes, as their endpoints know it.
+/// The owner of a keeper's lanes, as endpoints see it.
 pub(super) struct Owner(pub(super) LaneKeeper);
 
 impl LaneOwner for Owner {
@@ -50,7 +50,7 @@ impl LaneOwner for Owner {
                     keeper.closed(LaneEnd::Silent);
                     lane.reset_connection();
                 }
-                // Closed in order: what was not read yet still arrives.
+                // Closed with FIN: unread bytes still arrive.
                 Err(DrainError::Unread) => keeper.closed(LaneEnd::Silent),
             }
         };

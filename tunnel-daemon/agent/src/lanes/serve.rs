@@ -1,4 +1,4 @@
-//! One lane in a task of its own: it waits, is lent or asked for a tunnel, dials, and hands the tunnel on.
+//! Serves one lane in a task of its own: waits, lends the lane or takes an OPEN, dials, and hands the tunnel on.
 
 use std::io::ErrorKind::ConnectionReset;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use adit_tls::stream::{Connection as _, Socket};
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, EndpointWatch, RawLaneEnd, serve_target, until_answered};
 
-/// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
+/// A lane lost sooner than this without a tunnel counts as a failed attempt.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
 
 impl LaneKeeper {
-    /// Serves a lane that carries nothing, up to its next tunnel that opens; one that is not `arriving` has carried one.
+    /// Serves a lane without a tunnel until a tunnel opens on it. A lane that is not `arriving` has carried a tunnel before.
     pub(super) async fn serve(&self, mut lane: Lane, mut arriving: Option<Arriving>) {
         let (since, proven) = (Instant::now(), arriving.is_none());
         loop {
@@ -35,7 +35,7 @@ impl LaneKeeper {
                     self.0.proved.store(true, Relaxed);
                     match borrower.send(Borrowed::new(lane, self.clone())) {
                         Ok(()) => return self.0.changed.notify_one(),
-                        // It has given up in the meantime.
+                        // The borrower has given up meanwhile.
                         Err(borrowed) => match borrowed.give_back() {
                             Some(back) => lane = back,
                             None => return,
@@ -60,7 +60,7 @@ impl LaneKeeper {
             }
             lane.count_as(self.adit().lane(LaneState::Busy));
             self.0.changed.notify_one();
-            // Until its target counts as open, or the lane is idle again.
+            // Until the target counts as open, or the lane is idle again.
             let _under_way = self.0.context.dials.begin();
             let answer = {
                 let OpenRequest {
@@ -71,7 +71,7 @@ impl LaneKeeper {
                 until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };
             match answer {
-                // Tasks copy what relay threads have no room for.
+                // Relay threads have no room: a task copies the tunnel's frames.
                 Ok(Some(Ok(socket))) if request.raw && !self.relay_has_room() => {
                     lane.end().accept_framed();
                     return self.open(lane, socket, request.address);
@@ -86,9 +86,9 @@ impl LaneKeeper {
                     return self.open(lane, socket, request.address);
                 }
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
-                // Nobody waits for the answer any more.
+                // The server has withdrawn the OPEN.
                 Ok(None) => (),
-                // How a dial of a raw lane is given up: nothing went wrong.
+                // The server gives up a dial for a raw lane by RST; this is no failure.
                 Err(LaneFailure::Io(error)) if request.raw && error.kind() == ConnectionReset => {
                     self.adit().lane_closed(LaneEnd::Used);
                     return self.0.changed.notify_one();
@@ -98,11 +98,11 @@ impl LaneKeeper {
         }
     }
 
-    /// Waits for an OPEN, or for somebody at this end who has a use for the lane.
+    /// Waits for an OPEN, or for a local request to borrow the lane.
     async fn wait(&self, lane: &mut Lane, arriving: Option<Arriving>) -> Result<Waited, LaneEnd> {
-        // One that either end gives up takes no more tunnels, however long the server keeps it.
+        // A lane that either end drains takes no more tunnels, however long the server keeps it.
         let mut idle = (!lane.state().is_draining()).then(|| Counted::new(&self.0.idle));
-        // Only now: whoever counts between the two would miss it, and open one too many.
+        // Only after the lane counts as idle: a count in between would miss it, and one lane too many would be opened.
         drop(arriving);
         let stopping = self.0.context.tasks.stopping();
         loop {
@@ -130,7 +130,7 @@ impl LaneKeeper {
         }
     }
 
-    /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
+    /// Starts an accepted tunnel in a task of its own: this future, which has waited and dialled, is larger.
     fn open(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
         let owner = Arc::new(Owner(self.clone()));
@@ -146,7 +146,7 @@ impl LaneKeeper {
             drop(entry);
             counted.ended(outcome.reason_at_target());
         });
-        // Without room the endpoint is dropped, which ends the tunnel.
+        // When the task is refused, the endpoint is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
     }
 
@@ -155,12 +155,12 @@ impl LaneKeeper {
         relay.is_some_and(|relay| relay.has_room())
     }
 
-    /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
+    /// Starts an accepted tunnel on a raw lane: from here on relay threads own both sockets.
     fn open_raw(&self, lane: Lane, socket: Socket, address: String) {
         let context = &self.0.context;
         let (raw_lane, relay) = match (lane.into_raw(self.adit()), &context.relay) {
             (Ok(raw_lane), Some(relay)) => (raw_lane, relay),
-            // No lane becomes a raw lane without a relay. The raw lane is dropped, which resets it.
+            // Without a relay no lane becomes a raw lane. Dropping the raw lane resets it.
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
@@ -189,7 +189,7 @@ impl LaneKeeper {
                 engine = outcome.engine.as_str(),
                 "target connection over"
             );
-            // There is room for another lane.
+            // A slot for another lane is free.
             if let Some(keeper) = keeper.upgrade() {
                 keeper.changed.notify_one();
             }
@@ -197,10 +197,10 @@ impl LaneKeeper {
     }
 }
 
-/// What an idle lane waited for.
+/// What an idle lane received.
 enum Waited {
-    /// The server has asked for a tunnel.
+    /// The server has sent OPEN.
     Asked(OpenRequest),
-    /// Somebody at this end would open one.
+    /// A local borrower requests the lane.
     Lend(oneshot::Sender<Borrowed>),
 }

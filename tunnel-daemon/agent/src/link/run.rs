@@ -1,4 +1,4 @@
-//! The task of a link: its driver and its connection, and how they end.
+//! The task of a link: runs its driver and its connection, and ends both.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -13,7 +13,7 @@ use adit_net::poll_set::together;
 use adit_net::tasks::Tasks;
 use adit_tunnel::{LinkDriver, LinkExit};
 
-/// Time for the server to answer the orderly end of a link, at each of two steps.
+/// Time for the server to answer each of the two steps of an orderly end.
 const GOODBYE_MAX: Duration = Duration::from_millis(250);
 
 /// Runs a link and its connection in one task, until the link is over.
@@ -31,7 +31,7 @@ pub(super) async fn run(
             && open.as_mut().poll(cx).is_ready()
         {
             connection = None;
-            // The link learns of it from its stream.
+            // The link learns the error from its stream.
             cx.waker().wake_by_ref();
         }
         Poll::Pending
@@ -53,15 +53,15 @@ pub(super) async fn run(
         let _late = timeout(GOODBYE_MAX, ended).await;
     }
     drop((driver, requests));
-    // What is left says GOAWAY and close_notify, and ends by itself.
+    // The connection still sends GOAWAY and close_notify, and ends by itself.
     match connection {
         None => (),
-        // There are no further tasks.
+        // Too late for a task of its own.
         Some(rest) if tasks.is_stopping() => {
             let _late = timeout(GOODBYE_MAX, rest).await;
         }
         Some(rest) => {
-            // At the limit of tasks the server sees it cut off.
+            // At the limit of tasks the server sees the connection cut off.
             let _full = tasks.spawn("agent-connection", rest);
         }
     }

@@ -1,7 +1,7 @@
-//! Node to control plane, at the agent: connections of this node that a server's network is to serve.
+//! Node proxy at the agent: connections from this node to destinations in a server's network.
 //!
-//! A listener accepts, something says where the connection wants to go ([`DestinationSource`]), and a tunnel is opened on a lane of some
-//! server. What cannot be served is reset, and counted by reason.
+//! A listener accepts, a [`DestinationSource`] tells the destination, and a tunnel is opened on a lane of some server. A
+//! connection that cannot be served is reset, and counted by reason.
 
 mod proxy;
 
@@ -16,32 +16,32 @@ pub use proxy::NodeProxy;
 use adit_telemetry::labels::NodeRefusal;
 use adit_tls::stream::ByteStream;
 
-/// Connections of one listener at once.
+/// Limit on connections of one listener.
 pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
-/// Of all listeners of an agent.
+/// Limit on connections of all listeners of an agent.
 pub const CONNECTIONS_MAX: usize = 16_384;
-/// Tasks for connections: beyond those above there is room for some that are accepted to be reset, each at once.
+/// Limit on tasks for connections: more than the connections above, so that refused ones can be reset at once.
 pub const TASKS_MAX: usize = CONNECTIONS_MAX + 1024;
 
-/// Where an accepted connection wants to go.
+/// The destination of an accepted connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// `host:port` as servers are asked with it.
+    /// `host:port`, as sent to servers.
     pub destination: Arc<str>,
-    /// The address its client called; `None`: the one that accepted it.
+    /// The address that the client dialled; `None`: the local address of the accepted socket.
     pub called: Option<SocketAddr>,
 }
 
-/// Knows where accepted connections want to go.
+/// Finds the destinations of accepted connections.
 pub trait DestinationSource: Send + Sync + 'static {
-    /// Of this one; `peer` is who connected.
+    /// The destination of `accepted`; `peer` is the client's address.
     ///
     /// # Errors
-    /// It is not known, or not to be served.
+    /// The destination is unknown, or must not be served.
     fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Wanted, NodeRefusal>;
 }
 
-/// All connections of a listener want to go to one place.
+/// One destination for all connections of a listener.
 #[derive(Clone, Debug)]
 pub struct Fixed(pub Arc<str>);
 
@@ -54,7 +54,7 @@ impl DestinationSource for Fixed {
     }
 }
 
-/// What the connections of one listener share. Clones name the same listener.
+/// State shared by the connections of one listener. Clones share the same listener.
 #[derive(Clone)]
 pub struct NodeListener {
     proxy: Arc<NodeProxy>,
@@ -63,13 +63,13 @@ pub struct NodeListener {
 }
 
 impl NodeListener {
-    /// For connections that want to go where `source` says.
+    /// A listener for connections whose destination `source` tells.
     #[must_use]
     pub fn new(proxy: &Arc<NodeProxy>, source: Arc<dyn DestinationSource>) -> Self {
         Self::with_max(proxy, source, CONNECTIONS_PER_LISTENER_MAX)
     }
 
-    /// As that, with so many connections at once.
+    /// Like [`Self::new`], with `connections_max`.
     fn with_max(
         proxy: &Arc<NodeProxy>,
         source: Arc<dyn DestinationSource>,

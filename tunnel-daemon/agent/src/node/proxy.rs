@@ -1,4 +1,4 @@
-//! From an accepted connection to a tunnel: which server, which lane, how long, and what is said when there is none.
+//! From an accepted connection to a tunnel: which server and lane to use, for how long to try, and how to report a failure.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,34 +25,34 @@ use adit_telemetry::labels::{
 use adit_telemetry::{AditMetrics, CountedTunnel, FailedDial, TunnelFacts, TunnelSide};
 use adit_tunnel::{Endpoint, close_gracefully, copy_bidirectional, reset_on_close};
 
-/// How long a connection is held for want of a lane, over all attempts.
+/// How long a connection waits for a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
-/// How long one server may take to answer: its own dial of 5 s, and the way.
+/// Time for one server to answer: 5 s for its own dial, and the round trip.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
-/// A server that has no lane to lend for so long gives way to another, if there is one.
+/// How long one server may have no lane to lend before another one is tried.
 const LENT_WITHIN: Duration = Duration::from_secs(1);
-/// Attempts for one connection: each but the last found a lane that was lost, taken by the server, or of one that leaves.
+/// Attempts for one connection: each before the last met a lane that was lost or used by the server, or a server that leaves.
 const ATTEMPTS_MAX: u32 = 8;
-/// Connections without a tunnel yet, of all listeners.
+/// Limit on connections of all listeners that have no tunnel yet.
 const OPENING_MAX: usize = 1024;
 
-/// Takes connections to servers. One per agent.
+/// Carries connections of this node to servers. One per agent.
 pub struct NodeProxy {
     lanes: ServerLanes,
     metrics: AditMetrics,
     descriptors: Arc<Descriptors>,
     accounts: Accounts,
-    /// Our own, for the labels of accounting.
+    /// The id of this agent, for the labels of accounting.
     agent: AgentId,
     opening: Semaphore,
-    /// Connections of all listeners.
+    /// Slots for connections of all listeners.
     pub(super) connections: Semaphore,
-    /// It was said that no server takes lanes.
+    /// The absence of servers with lanes was logged.
     told: AtomicBool,
 }
 
 impl NodeProxy {
-    /// Over the lanes of these servers.
+    /// A proxy over these servers' lanes.
     #[must_use]
     pub fn new(
         lanes: ServerLanes,
@@ -73,10 +73,10 @@ impl NodeProxy {
         })
     }
 
-    /// A word on whether connections can be served now, for probes.
+    /// A short status for probes, if connections can be served now.
     ///
     /// # Errors
-    /// Why they cannot.
+    /// Why connections cannot be served.
     pub fn state(&self) -> Result<&'static str, &'static str> {
         let now = self.lanes.now();
         if now.links == 0 {
@@ -88,7 +88,8 @@ impl NodeProxy {
         }
     }
 
-    /// A cancelled call resets the connection, which its client takes for one to its destination from the first moment.
+    /// Serves one connection. A cancelled call resets it: its client takes it for a connection to the destination from the
+    /// start.
     pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, wanted: &Wanted) {
         reset_on_close(&socket);
         let waiting = self.metrics.node_waiting();
@@ -117,7 +118,7 @@ impl NodeProxy {
         endpoint.tell(entry.live());
         let outcome = copy_bidirectional(&mut socket, &mut endpoint, Bytes::new()).await;
         let reason = outcome.reason_at_client();
-        // To the destination is from the socket here.
+        // Bytes from the socket go to the destination.
         let (to_target, to_client) = (outcome.from_socket, outcome.to_socket);
         closed.ended(reason);
         let reason = reason.as_str();
@@ -125,7 +126,7 @@ impl NodeProxy {
         let closing = outcome.closing();
         drop((endpoint, entry, open));
         if let Some(closing) = closing {
-            // A destination that broke off must not look like one that closed.
+            // A tunnel cut off by the destination must not look like an orderly close.
             close_gracefully(&mut socket, closing).await;
         }
     }
@@ -147,7 +148,7 @@ impl NodeProxy {
                 stage,
                 error: why.words(),
                 agent: Some(self.agent.as_str()),
-                // Without a lane the request was sent to no server.
+                // Without a lane no server was asked.
                 path: (stage != DialStage::Route && stage != DialStage::Send).then_some(Path::Lane),
             });
         }
@@ -173,7 +174,7 @@ impl NodeProxy {
         if !self.descriptors.has_room(Use::Tunnel) {
             return Err(NodeRefusal::Descriptors);
         }
-        // Of a captured connection our own address is none that its client knows.
+        // The client of a captured connection does not know this socket's local address.
         let called = wanted.called.or_else(|| socket.local_addr().ok());
         let request = OpenRequest {
             protocol: "tcp".to_owned(),
@@ -188,7 +189,7 @@ impl NodeProxy {
             biased;
             // Boxed: the tunnel that follows may live for days.
             opened = Box::pin(self.open_somewhere(&request)) => opened,
-            // A reset, but no half-close: that may come as early as it likes.
+            // Reacts to a reset, but not to a half-close, which is allowed at any time.
             _error = socket.ready(Interest::ERROR) => Err(NodeRefusal::GivenUp),
         }
     }
@@ -207,7 +208,7 @@ impl NodeProxy {
             match opening.await {
                 Err(_elapsed) => return Err(NodeRefusal::TimedOut),
                 Ok(Opened::Open(endpoint)) => return Ok((endpoint, keeper.server().clone())),
-                // Crossed by a tunnel of the server's, which has the lane now.
+                // A tunnel of the server was opened first and has the lane.
                 Ok(Opened::Refused(RefusalCode::Busy)) | Ok(Opened::Lost) => {
                     failure = NodeRefusal::LaneLost;
                 }
@@ -221,7 +222,7 @@ impl NodeProxy {
         Err(failure)
     }
 
-    /// A lane of some server, within `left`.
+    /// Borrows a lane of some server, within `left`.
     async fn borrow(&self, left: Duration) -> Result<(LaneKeeper, Borrowed), NodeRefusal> {
         let mut why = NodeRefusal::NoServer;
         let lent = tokio::time::timeout(left, async {
@@ -235,7 +236,7 @@ impl NodeProxy {
                 self.told.store(false, Relaxed);
                 keepers.retain(|keeper| !keeper.is_leaving());
                 keepers.shuffle(&mut rand::rng());
-                // Stable: among those that have a lane, or have none, the draw stands. Asked once each, since that changes.
+                // A stable sort keeps the random order within both groups. The key is cached because `has_idle` changes.
                 keepers.sort_by_cached_key(|keeper| !keeper.has_idle());
                 let Some(keeper) = keepers.first() else {
                     why = if now.links > 0 {
@@ -253,11 +254,11 @@ impl NodeProxy {
                         if let Some(borrowed) = lent {
                             return Ok((keeper.clone(), borrowed));
                         }
-                        // Its link has just gone, which is soon known.
+                        // The link has just ended; the change follows soon.
                         changed.next().await;
                     }
                     () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => (),
-                    // Another server may have a lane, or this one may go away.
+                    // Another server may have a lane now, or this server has gone.
                     _ = changed.next() => (),
                 }
             }

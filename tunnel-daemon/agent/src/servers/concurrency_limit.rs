@@ -1,24 +1,24 @@
-//! Turns to open a lane: few at once over all servers, and of these at most half for each of several. One that takes
-//! connections and never answers keeps nobody from the lanes of the others.
+//! Limits concurrent opening of lanes: a few over all servers, and at most half of them for each of several servers. A server
+//! that accepts connections and never answers does not block lanes to others.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Lanes that are opened at once, over all servers.
+/// Lanes opened concurrently, over all servers.
 const TURNS: u32 = 4;
-/// The same for each server while there are several.
+/// Lanes opened concurrently for each of several servers.
 const TURNS_OF_ONE: u32 = TURNS / 2;
 
 const _: () = assert!(TURNS_OF_ONE > 0, "each server has a turn");
 
-/// The turns of one agent.
+/// The slots of one agent.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimit(Semaphore);
 
-/// What one server may have of them: a turn weighs more while there are others. Those from before weigh what they did.
+/// One server's share of the slots: with several servers each permit takes more of it. Permits already held keep their weight.
 #[derive(Debug)]
 pub(super) struct Share(Semaphore);
 
-/// A turn; over when dropped.
+/// A slot, released when dropped.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     _permits: Option<[SemaphorePermit<'a>; 2]>,
@@ -37,15 +37,15 @@ impl Default for Share {
 }
 
 impl ConcurrencyLimit {
-    /// Waits for a turn of the server that `share` belongs to, of so many. A cancelled call has taken none.
+    /// Waits for a slot for the server of `share`, one of `servers`. A cancelled call takes none.
     pub(super) async fn take<'a>(&'a self, share: &'a Share, servers: usize) -> Permit<'a> {
         let permits = if servers > 1 { TURNS / TURNS_OF_ONE } else { 1 };
-        // The share first: whoever waits for it keeps nobody else waiting.
+        // The share first: waiting for the share blocks no other server.
         let take = async {
             let of_server = share.0.acquire_many(permits).await.ok()?;
             Some([of_server, self.0.acquire().await.ok()?])
         };
-        // Neither is ever closed.
+        // Neither semaphore is ever closed.
         Permit {
             _permits: take.await,
         }

@@ -1,4 +1,4 @@
-//! Whether a caller on the agent port is an agent: by its certificate, by its token, or by both.
+//! Decides whether a caller on the agent port is an agent: by certificate, by token, or by both.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,13 +18,13 @@ use adit_telemetry::rate::TokenBucket;
 use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tls::stream::PeerAddr;
 
-/// Refusals of strangers that are logged in a second in the long run, and at once. The others are counted.
+/// Logged refusals of unauthenticated callers: per second on average, and at once. All others are only counted.
 const LOGGED_PER_SECOND: u32 = 5;
 const LOGGED_BURST: u32 = 50;
 
-/// Metadata of one caller that may always wait for a review: what agents say as a rule.
+/// Metadata of one caller that may always wait for a review: more than agents usually send.
 const SMALL_BYTES: usize = 4 * 1024;
-/// Metadata of all other callers that wait, together: a caller that nobody knows may say 256 KiB.
+/// Metadata of all other waiting callers together: an unauthenticated caller may send 256 KiB.
 const LARGE_BYTES_MAX: usize = 16 << 20;
 
 /// Decides who may link.
@@ -35,7 +35,7 @@ pub struct AgentAuthenticator {
     logged: Mutex<TokenBucket>,
 }
 
-/// Why a call is refused: what its agent is told.
+/// Why a call is refused, as its agent is told.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) reason: AgentRefusal,
@@ -44,7 +44,7 @@ pub(super) struct Refused {
 }
 
 impl AgentAuthenticator {
-    /// Without `tokens` certificates alone decide.
+    /// Without `tokens`, certificates alone decide.
     #[must_use]
     pub fn new(tokens: Option<(Reviewer, AgentProof)>) -> Self {
         Self {
@@ -59,20 +59,20 @@ impl AgentAuthenticator {
         }
     }
 
-    /// Addresses that agents with links come from.
+    /// Addresses from which agents with links connect.
     pub(super) fn addresses(&self) -> &AdmittedAddresses {
         &self.addresses
     }
 
-    /// Whether to log one more refusal of somebody who has proved nothing.
+    /// Whether to log one more refusal of an unauthenticated caller.
     pub(super) fn may_log(&self) -> bool {
         locked(&self.logged).try_take(Instant::now())
     }
 
-    /// What there is to review of a call; `None`: its certificate will do. The headers need not be kept for it.
+    /// The token to review; `None`: the certificate suffices. The review does not need the headers.
     ///
     /// # Errors
-    /// There is no token where one is needed, in upstream's words.
+    /// A token is needed and missing; in upstream's words.
     pub(super) fn token(
         &self,
         headers: &HeaderMap,
@@ -92,10 +92,10 @@ impl AgentAuthenticator {
         })
     }
 
-    /// Room for what a caller says, which is kept until its token is reviewed.
+    /// Reserves memory for a caller's metadata, which is kept until its token is reviewed.
     ///
     /// # Errors
-    /// It is much, and so is what others say who wait.
+    /// The metadata is large, and so is that of other waiting callers.
     pub(super) fn room(&self, headers: &HeaderMap) -> Result<Option<LargeCaller>, Refused> {
         let lengths = headers
             .iter()
@@ -111,10 +111,10 @@ impl AgentAuthenticator {
         })
     }
 
-    /// Who the caller is. `certificate` is what its TLS session has proved. A cancelled call leaves nothing behind.
+    /// Identifies the caller. `certificate` was proved by its TLS session. A cancelled call has no effect.
     ///
     /// # Errors
-    /// It is nobody who may link, in upstream's words.
+    /// The caller may not link; in upstream's words.
     pub(super) async fn identify(
         &self,
         token: Option<Token>,
@@ -149,7 +149,7 @@ impl AgentAuthenticator {
 /// The token of a call.
 ///
 /// # Errors
-/// There is not exactly one, in upstream's words.
+/// There is not exactly one token; in upstream's words.
 fn bearer(headers: &HeaderMap) -> Result<Token, String> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let value = values
@@ -177,11 +177,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of callers that say more than others. Clones share the count.
+/// Bytes of callers with large metadata. Clones share the count.
 #[derive(Clone, Default)]
 struct LargeCallers(Arc<AtomicUsize>);
 
-/// One of them; what it takes is given back when it is dropped.
+/// One such caller; dropping it releases its bytes.
 pub(super) struct LargeCaller {
     all: LargeCallers,
     bytes: usize,
@@ -204,23 +204,23 @@ impl Drop for LargeCaller {
     }
 }
 
-/// How many links there are from each address. Clones share the counts.
+/// Number of links from each address. Clones share the counts.
 #[derive(Clone, Default)]
 pub(super) struct AdmittedAddresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
-/// A link from an address, for as long as it lives.
+/// Counts a link from an address until dropped.
 pub(super) struct AdmittedAddress {
     addresses: AdmittedAddresses,
     address: Option<IpAddr>,
 }
 
 impl AdmittedAddresses {
-    /// Whether an agent with a link comes from there.
+    /// Whether an agent with a link connects from this address.
     pub(super) fn has(&self, peer: PeerAddr) -> bool {
         address(peer).is_some_and(|address| locked(&self.0).contains_key(&address))
     }
 
-    /// One more link from there.
+    /// Counts one more link from this address.
     pub(super) fn enter(&self, peer: PeerAddr) -> AdmittedAddress {
         let address = address(peer);
         if let Some(address) = address {

@@ -23,17 +23,17 @@ use adit_tls::reload::{Changes, ReloadableServerTls};
 use adit_tls::reread::Reread;
 use adit_tunnel::lane::LaneRights;
 
-/// How often the file is read, where its changes cannot be watched.
+/// How often the file is read where changes cannot be watched.
 const POLL: Duration = Duration::from_secs(30);
-/// Links checked before other tasks run: verifying a signature takes a tenth of a millisecond.
+/// Links checked before the task yields: verifying a signature takes a tenth of a millisecond.
 const LINKS_PER_GO: usize = 16;
-/// Longest file that is read.
+/// Size limit of the file.
 const BYTES_MAX: u64 = 4 << 20;
 
 /// Why a deny list cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DenyFileError {
-    /// It is longer than a deny list can be.
+    /// The file is larger than a deny list may be.
     #[error("--agent-deny {path}: it has more than {} MiB; write patterns", BYTES_MAX >> 20, path = .0.display())]
     TooLong(PathBuf),
     /// It cannot be read.
@@ -41,7 +41,7 @@ pub enum DenyFileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// A line is wrong.
@@ -49,35 +49,35 @@ pub enum DenyFileError {
     Wrong {
         /// The file.
         path: PathBuf,
-        /// Which one, and why.
+        /// The line, and the reason.
         cause: DenyError,
     },
 }
 
-/// The deny list and the TLS files in force. Clones share them.
+/// The active deny list and TLS files. Clones share them.
 #[derive(Clone, Default)]
 pub struct AgentAuthorizer(Arc<InForce>);
 
 #[derive(Default)]
 struct InForce {
     denied: ArcSwap<DenyList>,
-    /// Of the agent listener.
+    /// TLS of the agent listener.
     tls: Option<Arc<ReloadableServerTls>>,
     /// Number of changes so far.
     changes: AtomicU64,
     changed: Notify,
 }
 
-/// Why an agent may not stay.
+/// Why an agent may not keep its links.
 pub(super) enum Denial {
     /// The deny list has this entry.
     Denied(String),
-    /// Its certificate was let in once, and would be no more.
+    /// Its certificate was accepted once, and no longer is.
     Certificate(rustls::Error),
 }
 
 impl Denial {
-    /// What the agent is told.
+    /// The text for the agent.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Denied(entry) => format!("the deny list of this server names {entry}"),
@@ -103,7 +103,7 @@ impl Denial {
 }
 
 impl AgentAuthorizer {
-    /// Reads the deny list, if there is one. `tls` is what the agent listener uses.
+    /// Reads the deny list, if there is one. `tls` belongs to the agent listener.
     ///
     /// # Errors
     /// The list cannot be read, or a line of it is wrong.
@@ -119,7 +119,7 @@ impl AgentAuthorizer {
         })))
     }
 
-    /// To be called when the agent listener uses other files than before.
+    /// Call it when the agent listener has loaded other TLS files.
     pub fn tls_changed(&self) {
         self.0.changes.fetch_add(1, AcqRel);
         self.0.changed.notify_one();
@@ -130,7 +130,7 @@ impl AgentAuthorizer {
         self.0.changes.load(Acquire)
     }
 
-    /// Why an agent may not stay, if so.
+    /// Why an agent may not keep its links; `None`: it may.
     pub(super) fn denial(&self, agent: &AgentId, identity: &AgentIdentity) -> Option<Denial> {
         let list = self.0.denied.load();
         if let Some(entry) = list.entry_for(agent, &identity.holders()) {
@@ -143,8 +143,8 @@ impl AgentAuthorizer {
             .map(Denial::Certificate)
     }
 
-    /// Follows the deny list, if there is one, and what the agent listener uses, until `stop`. Whoever may not stay loses links at
-    /// once, and tunnels on lanes within seconds. A list that cannot be used changes nothing, and is logged.
+    /// Follows changes of the deny list and of the agent listener's TLS files, until `stop`. A denied agent loses links at
+    /// once, and tunnels on lanes within seconds. A deny list that cannot be used changes nothing, and is logged.
     pub async fn follow(
         self,
         denied: Option<PathBuf>,
@@ -202,7 +202,7 @@ impl AgentAuthorizer {
         }
     }
 
-    /// Ends the links of agents that may not stay. False: some could not be ended yet.
+    /// Ends the links of denied agents. False: some could not be ended yet.
     async fn check_links(&self, router: &Router, tasks: &Tasks, metrics: &AditMetrics) -> bool {
         let mut all = true;
         for (at, link) in router.links().into_iter().enumerate() {
@@ -225,18 +225,18 @@ impl AgentAuthorizer {
     }
 }
 
-/// What one agent's lanes depend on: it may stay, and was not unlinked.
+/// The right of one agent to keep tunnels on its lanes: it is not denied, and was not unlinked.
 pub(super) struct Rights {
     authorizer: AgentAuthorizer,
     agent: AgentId,
     identity: AgentIdentity,
     are_revoked: AtomicBool,
-    /// Number of changes up to which it may stay.
+    /// Number of changes up to which the agent was checked and not denied.
     judged: AtomicU64,
 }
 
 impl Rights {
-    /// Of an agent that may stay as of `judged` changes.
+    /// Rights of an agent that is not denied as of `judged` changes.
     pub(super) fn new(
         authorizer: AgentAuthorizer,
         agent: AgentId,

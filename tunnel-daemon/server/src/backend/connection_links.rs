@@ -1,25 +1,25 @@
-//! Links of one connection of the agent port, and connections that carry none.
+//! Links of one connection on the agent port, and the close of connections without links.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::LinkId;
 
-/// How often a connection is looked at, which may be without a link for two looks.
+/// How often a connection is checked; it is closed after two checks in a row without a link.
 const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
 
 /// The links of a connection. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct ConnectionLinks(Arc<Mutex<Vec<LinkId>>>);
 
-/// One of them, for as long as it lives.
+/// One link of a connection, removed when dropped.
 pub(super) struct ConnectionLink {
     links: ConnectionLinks,
     id: LinkId,
 }
 
 impl ConnectionLinks {
-    /// One more.
+    /// Adds a link.
     pub(super) fn enter(&self, id: LinkId) -> ConnectionLink {
         self.lock().push(id);
         ConnectionLink {
@@ -28,7 +28,7 @@ impl ConnectionLinks {
         }
     }
 
-    /// All of them now.
+    /// All links at present.
     pub(super) fn all(&self) -> Vec<LinkId> {
         self.lock().clone()
     }
@@ -44,8 +44,8 @@ impl Drop for ConnectionLink {
     }
 }
 
-/// Ends when a connection has had no link at one look after another: it holds a descriptor that others need, and agents connect anew
-/// for each attempt.
+/// Completes when a connection has had no link at two checks in a row. Such a connection holds a descriptor that others need,
+/// and agents open a new connection for each attempt.
 pub(super) async fn without_links(links: &ConnectionLinks) {
     let mut looks = 0;
     while looks < 2 {

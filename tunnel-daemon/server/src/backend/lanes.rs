@@ -1,4 +1,4 @@
-//! Connections of agents that want to be lanes: greeted, bound to their link, given to its pool.
+//! Connections that become lanes: greets them, binds them to their link, and adds them to its pool.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -18,16 +18,16 @@ use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tunnel::LanePool;
 use adit_tunnel::lane::{BindError, Slot, greet_agent};
 
-/// Connections that are not bound yet, in all: as many as handshakes.
+/// Limit on connections not bound yet, in all: as many as handshakes.
 const UNBOUND_MAX: usize = 256;
-/// Of one address: an agent opens four at a time, and several may share an address.
+/// Limit for one address: an agent opens four at a time, and several agents may share an address.
 const UNBOUND_PER_SOURCE_MAX: usize = 64;
-/// Of one certificate, which may come from many addresses, as when all nodes share one: half, so that it keeps nobody out.
+/// Limit for one certificate: half, so that others always get in. It may come from many addresses, as when all nodes share one.
 const UNBOUND_PER_CERTIFICATE_MAX: usize = 128;
-/// Of strangers, who have no certificate and come from addresses without a link: half, too.
+/// Limit for strangers, which have no certificate and come from addresses without a link: half, too.
 const UNBOUND_STRANGERS_MAX: usize = 128;
 
-/// Binds lanes.
+/// Binds new lanes to links.
 pub(super) struct LaneListener {
     router: Arc<Router>,
     server: ServerId,
@@ -58,7 +58,7 @@ impl LaneListener {
         }
     }
 
-    /// Greets one connection; its lane lives on in the pool of its link.
+    /// Greets one connection; its lane moves to the pool of its link.
     pub(super) async fn serve(&self, stream: ByteStream) {
         if let Some(tcp) = stream.tcp() {
             socket::tune_lane(tcp);
@@ -81,7 +81,7 @@ impl LaneListener {
             if !found.identity().may_bind(holder.as_deref()) {
                 return Err(BindError::NoLink);
             }
-            // Before the lane is told that it is bound, so that its agent knows when there is no room.
+            // Before READY, so that the agent learns when there is no room.
             let slot = found.slot().ok_or(BindError::Full)?;
             let secret = found.secret().clone();
             place = Some((found, slot));
@@ -116,18 +116,18 @@ impl LaneListener {
             _ => LaneRefusal::Handshake,
         };
         match why {
-            // An agent that lost its link a moment ago, or went away.
+            // The agent lost its link a moment ago, or went away.
             LaneRefusal::NoLink | LaneRefusal::Full | LaneRefusal::Handshake => {
                 tracing::debug!(%peer, %error, "no lane came of a connection");
             }
-            // Strangers get as far.
+            // Strangers get this far.
             _ => tracing::debug!(%peer, %error, "lane refused"),
         }
         self.metrics.lane_refused(why);
     }
 }
 
-/// Counts connections that are not bound yet.
+/// Counts connections not bound yet.
 #[derive(Clone, Default)]
 struct Unbound(Arc<Mutex<Sources>>);
 
@@ -138,19 +138,19 @@ struct Sources {
     by_source: HashMap<Source, usize>,
 }
 
-/// Whose connection it is, as far as that is known before it is bound.
+/// Where a connection comes from, as far as known before it is bound.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Source {
-    /// Of this certificate.
+    /// A client certificate.
     Certificate(Arc<str>),
-    /// Of somebody without one, at an address that a link comes from.
+    /// No certificate, from an address that a link comes from.
     Admitted,
-    /// Of anybody.
+    /// No certificate, from any other address.
     Stranger,
 }
 
 impl Source {
-    /// Unbound connections of this source, all addresses together.
+    /// Limit on unbound connections of this source, over all addresses.
     fn max(&self) -> usize {
         match self {
             Self::Certificate(_) => UNBOUND_PER_CERTIFICATE_MAX,
@@ -160,7 +160,7 @@ impl Source {
     }
 }
 
-/// One more of that kind, unless there are `max`.
+/// Counts one more of `kind`; false at `max`.
 fn count_up<K: Eq + Hash>(counts: &mut HashMap<K, usize>, kind: K, max: usize) -> bool {
     let count = counts.entry(kind).or_default();
     let room = *count < max;
@@ -168,7 +168,7 @@ fn count_up<K: Eq + Hash>(counts: &mut HashMap<K, usize>, kind: K, max: usize) -
     room
 }
 
-/// One less; a kind without any is forgotten.
+/// Counts one less; removes a kind without connections.
 fn count_down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, kind: &K) {
     if let Some(count) = counts.get_mut(kind) {
         *count -= 1;
@@ -178,7 +178,7 @@ fn count_down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, kind: &K) {
     }
 }
 
-/// One of them; gone when it is bound or closed.
+/// One unbound connection; dropped when it is bound or closed.
 struct Entry {
     unbound: Unbound,
     address: Option<IpAddr>,
@@ -186,7 +186,7 @@ struct Entry {
 }
 
 impl Unbound {
-    /// `None` when there are too many.
+    /// Counts a connection; `None` at a limit.
     fn enter(&self, peer: PeerAddr, source: Source) -> Option<Entry> {
         let address = match peer {
             PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),

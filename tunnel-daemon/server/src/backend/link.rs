@@ -18,34 +18,34 @@ use adit_telemetry::labels::{
 use adit_telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 use adit_tunnel::{LinkDriver, LinkExit, LinkHooks, LinkStreams};
 
-/// Packets towards our own agent.
+/// Packet size towards an Adit agent.
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
-/// Control packets waiting for an agent that does not read.
+/// Control packets queued for an agent that does not read.
 const CONTROL_MAX: usize = 65_536;
 
 /// Why a server ends its links.
 const SHUTTING_DOWN: &str = "this server is shutting down";
 
-/// What every link of a server is given.
+/// Settings of every link of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSettings {
-    /// What one tunnel may cost the others.
+    /// How far one tunnel may affect the others.
     pub isolation: Isolation,
-    /// Dials in flight on one link.
+    /// Limit on pending dials of one link.
     pub dials_max: usize,
     /// Deadline of a dial; `None`: no limit.
     pub dial_timeout: Option<Duration>,
 }
 
-/// Whether an agent's id and identifiers were granted to it.
+/// Whether the agent's id and identifiers are covered by grants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claims {
     Granted,
-    /// There are no grants: they are the agent's own claim.
+    /// No grants are configured: the id and identifiers are the agent's own claim.
     Unverified,
 }
 
-/// Runs a link until its stream ends; the router forgets it then.
+/// Runs a link until its stream ends; then it is removed from the router.
 pub(super) async fn run_link(
     router: Arc<Router>,
     entered: RegisteredLink,
@@ -101,7 +101,7 @@ pub(super) async fn run_link(
     };
     let dirty_list = Arc::clone(&handle.dirty_list);
     let id = handle.id;
-    // The router's own handle keeps the command queue open; ours would keep it open for ever.
+    // The router's handle keeps the command queue open; this handle would keep it open for ever.
     drop(handle);
     publish(&router, &metrics);
     let link = Link::new(config, budget, source);
@@ -150,7 +150,7 @@ struct Hooks {
 }
 
 impl LinkHooks for Hooks {
-    // A server's link dials through its peer, never by itself.
+    // A server's link dials through its peer only.
     fn start_dial(
         &mut self,
         _key: TunnelKey,
@@ -214,7 +214,7 @@ impl LinkHooks for Hooks {
             }
             Event::Offence(violation) => adit.protocol_offence(violation),
             Event::Foreign => adit.protocol_offence(Offence::Foreign),
-            // Counted where they are seen: the frontend and the packet counters.
+            // Counted elsewhere: in the frontend and the packet counters.
             Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
         }
     }

@@ -1,4 +1,4 @@
-//! What the links of all agents may take, shared by their sources of trust.
+//! Limits that the links of all agents share, by trust source.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use adit_net::grpc::Code;
 use adit_net::source_quota::{Source, SourcePlaces, SourceQuota};
 use adit_telemetry::labels::AgentRefusal;
 
-/// Links of all agents. One source, such as all agents behind one address with one certificate, has 37,500 at least.
+/// Links of all agents. One source, such as all agents behind one address with one certificate, has at least 37,500.
 const LINKS_MAX: usize = 50_000;
-/// Identifiers of a link that count for nothing, bytes: those of nearly all agents.
+/// Identifiers of a link that are not counted, bytes: those of nearly all agents.
 const SMALL_BYTES: usize = 4 * 1024;
-/// What all others may have together, bytes. The registry has some times as much memory for them.
+/// Larger identifiers of all links together, bytes. The registry takes some times as much memory for them.
 const LARGE_BYTES_MAX: usize = 64 << 20;
 
-/// Links, and memory for the identifiers of agents that have many.
+/// Limits on links, and on memory for the identifiers of agents that have many.
 pub(super) struct LinkQuota {
     links: Arc<SourceQuota>,
     large: Arc<SourceQuota>,
 }
 
-/// What one link has of both, for as long as it lives.
+/// One link's share of both limits, released when dropped.
 #[derive(Debug)]
 pub(super) struct LinkPlaces {
     _link: SourcePlaces,
@@ -43,10 +43,10 @@ impl LinkQuota {
         }
     }
 
-    /// Room for a link.
+    /// Reserves a link.
     ///
     /// # Errors
-    /// There are too many, or too long identifiers, together with those of others.
+    /// There are too many links, or too many bytes of identifiers, together with those of other agents.
     pub(super) fn enter(&self, hello: &AgentHello, source: &Source) -> Result<LinkPlaces, Refused> {
         let Some(link) = self.links.take(source, 1) else {
             return Err(refused(format!(

@@ -1,5 +1,5 @@
-//! Node to control plane, at the server: tunnels that agents ask for on their lanes. What may be dialled is on a list, who
-//! asked is in the log.
+//! Node proxy at the server: tunnels from nodes to the control plane, which agents open on their lanes. A list says which
+//! destinations may be dialled; the log says which agent asked.
 
 mod quota;
 
@@ -34,34 +34,34 @@ use adit_telemetry::{
 };
 use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
-/// Time for a destination to accept, all addresses together, and to take the header.
+/// Time for a destination to accept, over all addresses, and to take the PROXY header.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a server needs to dial for agents.
 pub struct NodeSettings {
-    /// Dials what may be dialled: see [`Destinations`]. Each agent's is a copy with its id.
+    /// Dials allowed destinations only: see [`Destinations`]. Each agent has a copy with its id.
     pub dialer: Dialer,
-    /// Whether connections begin with a header that names their agent.
+    /// Whether connections begin with a PROXY header that names their agent.
     pub proxy_header: bool,
-    /// One event per tunnel.
+    /// Gets one event per tunnel.
     pub access: Arc<AccessLog>,
     /// Counters.
     pub metrics: AditMetrics,
-    /// Where tunnels run.
+    /// Runs the tunnels.
     pub tasks: Tasks,
-    /// What they share with clients.
+    /// Descriptors, shared with clients.
     pub descriptors: Arc<Descriptors>,
-    /// Tunnels of all agents, shared by sources of trust.
+    /// Limit on tunnels of all agents, shared by trust source.
     pub tunnels_max: usize,
-    /// From then on no more are opened.
+    /// Once cancelled, no more tunnels are opened.
     pub leaving: CancellationToken,
 }
 
-/// The list of allowed destinations, and the server's own listeners, which are on no list.
+/// The list of allowed destinations, and the server's own listeners, which are never allowed.
 pub struct Destinations {
-    /// As configured.
+    /// The configured list.
     pub allowed: Arc<DestinationList>,
-    /// Of this process.
+    /// The listeners of this process.
     pub own: Arc<OwnListeners>,
 }
 
@@ -90,7 +90,7 @@ pub struct NodeProxy {
     agents: Quotas,
 }
 
-/// The door as one link's agent finds it.
+/// The node proxy for the agent of one link.
 struct AgentDoor {
     proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
@@ -101,7 +101,7 @@ struct AgentDoor {
 }
 
 impl NodeProxy {
-    /// For all links of a server.
+    /// A proxy for all links of a server.
     #[must_use]
     pub fn new(settings: NodeSettings) -> Arc<Self> {
         Arc::new(Self {
@@ -110,7 +110,7 @@ impl NodeProxy {
         })
     }
 
-    /// For a link of this agent.
+    /// The proxy for a link of this agent.
     pub(super) fn of_agent(
         self: &Arc<Self>,
         agent: &AgentId,
@@ -157,7 +157,7 @@ impl AgentOpens for AgentDoor {
             drop(place);
         };
         if settings.tasks.spawn("node-tunnel", serving).is_err() {
-            // Dropped, which has refused it.
+            // The dropped `open` has refused the tunnel.
             self.refused(NodeRefusal::Limit);
         }
     }
@@ -180,14 +180,14 @@ impl AgentDoor {
             return Err(NodeRefusal::Descriptors);
         }
         if asked.protocol.len() + asked.address.len() > limits::DIAL_BYTES_MAX {
-            // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
+            // Dial data waits beside its tunnel, and a port may have as many leading zeros as fit into a frame.
             return Err(NodeRefusal::NotAllowed);
         }
         self.quota.tunnel(&self.source).ok_or(NodeRefusal::Limit)
     }
 }
 
-/// One tunnel that was asked for.
+/// One tunnel requested by an agent.
 struct Asked {
     proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
@@ -228,7 +228,7 @@ impl Asked {
         }
     }
 
-    /// When this server goes away, the agent has time to ask another one.
+    /// Gives up the dial when this server leaves, so that the agent has time to ask another server.
     async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
         let leaving = &self.proxy.settings.leaving;
         let dialed = leaving.run_until_cancelled(self.dial(request)).await;
@@ -241,7 +241,7 @@ impl Asked {
         let dialed = self.dialer.dial(&request.protocol, &request.address).await;
         let mut socket = dialed.map_err(|error| Refused {
             why: refusal(&error),
-            // For the log, not for the answer: how this network looks is nothing for an agent to know.
+            // For the log only: the answer must not reveal this network to the agent.
             error: Some((error.reason(), error.to_string())),
         })?;
         if settings.proxy_header {
@@ -256,10 +256,10 @@ impl Asked {
     }
 }
 
-/// Why there is no tunnel.
+/// Why a tunnel was refused.
 struct Refused {
     why: NodeRefusal,
-    /// What the dial met.
+    /// How the dial failed.
     error: Option<((DialReason, DialStage), String)>,
 }
 
@@ -277,7 +277,7 @@ async fn relay(socket: TcpStream, endpoint: Endpoint, address: &str, mut record:
     tunnel.await;
 }
 
-/// Counts a tunnel and writes its access event, whatever happens.
+/// Counts a tunnel and writes its access event, on every path.
 struct Record<'a> {
     asked: &'a Asked,
     destination: &'a str,
@@ -286,7 +286,7 @@ struct Record<'a> {
     open: Option<OpenNode>,
 }
 
-/// A tunnel that is open.
+/// An open tunnel.
 struct OpenNode {
     entry: TunnelEntry,
     counted: CountedTunnel,
@@ -295,7 +295,7 @@ struct OpenNode {
 }
 
 impl Record<'_> {
-    /// For whoever moves the bytes.
+    /// The open tunnel's counters, for the task that moves its bytes.
     fn opened(&mut self) -> Arc<LiveTunnel> {
         self.waiting = None;
         let metrics = &self.asked.proxy.settings.metrics;
@@ -340,7 +340,7 @@ impl Record<'_> {
         self.write((0, 0), dial, TunnelEnd::Other, Detail::Node(why));
     }
 
-    /// The tunnel ended; `moved`: payload bytes to the target and to the client, where they are not those of the table.
+    /// The tunnel ended. `moved`: payload bytes to the target and to the client; `None`: those in the table of open tunnels.
     fn ended(&mut self, moved: Option<(u64, u64)>, reason: EndReason) {
         let Some(open) = self.open.take() else {
             return;
@@ -398,7 +398,7 @@ fn refusal(error: &DialError) -> NodeRefusal {
     }
 }
 
-/// As the agent is told.
+/// The code sent to the agent.
 fn code(refusal: NodeRefusal) -> RefusalCode {
     match refusal {
         NodeRefusal::NotAllowed => RefusalCode::Denied,
@@ -412,7 +412,7 @@ fn code(refusal: NodeRefusal) -> RefusalCode {
     }
 }
 
-/// For whoever reads a capture; addresses are not in it.
+/// A text for packet captures; it contains no addresses.
 fn text(refusal: NodeRefusal) -> &'static str {
     match refusal {
         NodeRefusal::NotAllowed => "not an allowed destination",

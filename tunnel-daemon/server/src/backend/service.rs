@@ -1,4 +1,4 @@
-//! `AgentService/Connect`: who calls, whether it may, and the link that becomes of it.
+//! `AgentService/Connect`: identifies the caller, authorizes it, and runs its link.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -45,44 +45,44 @@ use adit_tunnel::{LanePool, LaneWatch, LinkStreams, PoolSettings};
 
 /// Path of the only method.
 const METHOD: &str = "/AgentService/Connect";
-/// Bytes on the way from one agent: enough for 1 Gbit/s over 100 ms.
+/// Bytes in flight from one agent: enough for 1 Gbit/s over 100 ms.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-/// Of these, what a Go agent may use: its tunnels share it without credit, so less waits in a paced link.
+/// The part of these that a Go agent may use: its tunnels share the window without credit, so less waits in a paced link.
 const STREAM_WINDOW_GO_BYTES: u32 = 2 << 20;
-/// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
+/// Bytes in the HTTP/2 layer, above which control packets would have to wait.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
 /// Streams one agent connection may open; agents open one.
 const LINKS_PER_CONNECTION_MAX: u32 = 8;
 
-/// What the listener needs to know.
+/// Settings of the agent listener.
 pub struct BackendSettings {
-    /// Told to agents.
+    /// What agents are told about this server.
     pub server: ServerHello,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
-    /// Who may link.
+    /// Decides which callers may link.
     pub admission: AgentAuthenticator,
-    /// Servers with leases; 0 where there are none.
+    /// Number of servers with leases; 0 without leases.
     pub leases: watch::Receiver<usize>,
-    /// Who may stay.
+    /// Decides which agents may keep their links.
     pub authorizer: AgentAuthorizer,
-    /// What an agent may claim; empty: agents claim what they like.
+    /// What an agent may claim; empty: any claim is accepted.
     pub grants: Grants,
-    /// Links one owner may hold under one agent id.
+    /// Limit on links of one owner under one agent id.
     pub links_per_agent_max: usize,
-    /// Of every link.
+    /// Settings of every link.
     pub link: LinkSettings,
-    /// Most lanes of one link; 0: none.
+    /// Limit on lanes of one link; 0: no lanes.
     pub lanes_per_link_max: usize,
-    /// What protects lanes behind their greeting.
+    /// Security of lanes after their greeting.
     pub lane_security: LaneSecurity,
-    /// Room for lanes in the whole process.
+    /// Slots for lanes in the whole process.
     pub lane_room: Arc<LaneRoom>,
-    /// Looks after lanes in trouble.
+    /// Checks stalled lanes and lanes without a link.
     pub lane_watch: Arc<LaneWatch>,
-    /// Opens tunnels for agents; absent: they may open none.
+    /// Opens tunnels for agents; `None`: agents may open none.
     pub node: Option<Arc<NodeProxy>>,
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     pub accounts: Accounts,
 }
 
@@ -95,12 +95,12 @@ pub struct Backend {
     tasks: Tasks,
     lanes: LaneListener,
     links: LinkQuota,
-    /// Connections that are or may become links.
+    /// Connections that carry links or may.
     open: Arc<AtomicUsize>,
 }
 
 impl Backend {
-    /// A service over a router; links run on `tasks`.
+    /// A service on top of a router; links run on `tasks`.
     #[must_use]
     pub fn new(
         router: Arc<Router>,
@@ -134,28 +134,28 @@ impl Backend {
         })
     }
 
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     #[must_use]
     pub fn accounts(&self) -> &Accounts {
         &self.settings.accounts
     }
 
-    /// Connections of agents now, those for lanes aside.
+    /// Open connections of agents, without those for lanes.
     #[must_use]
     pub fn open_connections(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.open)
     }
 
-    /// Serves a connection that is to become a lane; completes when it has, or is closed.
+    /// Serves a connection that is to become a lane; completes when the lane is in its pool, or the connection is closed.
     pub async fn serve_lane(&self, stream: ByteStream) {
         self.lanes.serve(stream).await;
     }
 
-    /// Serves one connection to its end. `certificate` is what its TLS session has proved, `account` the socket if the kernel is
-    /// to account for it.
+    /// Serves one connection to its end. `certificate` was proved by its TLS session; `account` is the socket's cookie if the
+    /// kernel accounts for it.
     ///
-    /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
-    /// call closes the connection; its links end by themselves.
+    /// GOAWAY is never sent while the connection runs: on GOAWAY, agents in the field drop all their tunnels. A cancelled call
+    /// closes the connection; its links then end by themselves.
     pub async fn serve<S>(
         self: &Arc<Self>,
         io: S,
@@ -202,7 +202,7 @@ impl Backend {
         }
     }
 
-    /// The agent of these links has been silent for so long; zero: it responds.
+    /// Records how long the agent of these links has been silent; zero: it responds.
     fn tell_silence(&self, links: &ConnectionLinks, quiet: Duration) {
         for link in links.all() {
             let Some((agent, silence)) = self.router.set_silence(link, quiet) else {
@@ -241,7 +241,7 @@ impl Backend {
             extensions,
             lane_grant,
             server_count: hello.server_count.max(leases),
-            // To those who have said theirs.
+            // Sent only to peers that sent their own version.
             version: link
                 .info
                 .version
@@ -251,7 +251,7 @@ impl Backend {
         }
     }
 
-    /// Lanes for a link whose agent knows them and has shown who it is.
+    /// A lane pool for a link whose agent supports lanes and has proved its identity.
     fn pool(
         &self,
         hello: &AgentHello,
@@ -330,7 +330,7 @@ impl Backend {
         let body = request.into_body();
         let backend = Arc::clone(self);
         let link = async move {
-            // Boxed: what admission needs is gone once the link runs, which may be for days.
+            // Boxed: the state of admission is freed once the link runs, which may be for days.
             let admitted = Box::pin(backend.admit(hello, token, body, respond, who)).await;
             if let Some(link) = admitted {
                 link.await;
@@ -339,7 +339,7 @@ impl Backend {
         self.tasks.admit("link", link).ok()
     }
 
-    /// Answers a call; the link, if the agent may have one. Nothing of it is there for others before.
+    /// Answers a call; returns the link if the agent is admitted. Before the answer, other tasks cannot see the link.
     async fn admit(
         self: Arc<Self>,
         hello: AgentHello,
@@ -359,7 +359,8 @@ impl Backend {
                 let (token, _room) = token.unzip();
                 let admission = &self.settings.admission;
                 let identify = pin!(admission.identify(token, who.certificate, who.peer));
-                // Agents wait for the answer before they say anything. Others would fill a window meanwhile.
+                // Agents wait for the answer before they send packets. Any other caller could fill the stream's window
+                // meanwhile.
                 let speaks = poll_fn(|cx| match respond.poll_reset(cx) {
                     Poll::Ready(_gone) => Poll::Ready(None),
                     Poll::Pending => body.poll_data(cx).map(|data| data.and_then(Result::ok)),
@@ -371,12 +372,12 @@ impl Backend {
                         code: Code::InvalidArgument,
                         text: "packets came before the call was answered".to_owned(),
                     }),
-                    // The caller waits no more; its review ends with this.
+                    // The caller has left; returning cancels the review.
                     Either::Right((None, _identify)) => return None,
                 }
             }
         };
-        // Before the answer's headers: a refusal must be the whole answer.
+        // Before the response headers: a refusal must be the whole answer.
         let entered = identified.and_then(|identity| self.enter(hello, identity, who.peer));
         let (entered, source, places) = match entered {
             Ok(entered) => entered,
@@ -404,7 +405,7 @@ impl Backend {
         let mut response = grpc::accepted();
         for (name, value) in self.answer(&entered.handle).to_headers() {
             if let Ok(mut value) = HeaderValue::from_str(&value) {
-                // One of them is a secret.
+                // One of the values is a secret.
                 value.set_sensitive(true);
                 response.headers_mut().insert(name, value);
             }
@@ -439,10 +440,10 @@ impl Backend {
         })
     }
 
-    /// Enters an agent that may be what it claims to be.
+    /// Registers an agent whose claims are allowed.
     ///
     /// # Errors
-    /// It may not, or has too many links.
+    /// The claims are not allowed, or the agent has too many links.
     fn enter(
         &self,
         hello: AgentHello,
@@ -483,12 +484,12 @@ impl Backend {
                 code: Code::ResourceExhausted,
                 text: error.to_string(),
             })?;
-        // Whoever judges all links after a change has seen this one, or has counted the change before.
+        // A check of all links after a change either sees this link, or has raised the count before.
         if self.settings.authorizer.changes() != judged {
             self.authorize(&entered.handle.info.agent, &entered.handle.info.identity)?;
         }
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
-            // Without room there is none for the link, either.
+            // When the task is refused here, the link's task is, too.
             let serving = Arc::clone(lanes).serve_ready();
             let _full = self.tasks.spawn("readable-lanes", serving);
         }
@@ -496,7 +497,7 @@ impl Backend {
     }
 
     /// # Errors
-    /// The agent may not stay.
+    /// The agent is denied.
     fn authorize(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
         match self.settings.authorizer.denial(agent, identity) {
             None => Ok(()),
@@ -509,7 +510,7 @@ impl Backend {
     }
 }
 
-/// A connection of an agent, counted while this is there.
+/// Counts a connection of an agent until dropped.
 struct OpenConnection(Arc<AtomicUsize>);
 
 impl OpenConnection {
@@ -525,14 +526,14 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Who makes a call.
+/// The caller of a request.
 struct Caller {
     peer: PeerAddr,
-    /// What its TLS session has proved.
+    /// Proved by its TLS session.
     certificate: Option<Certificate>,
-    /// The connection, as the kernel accounts for it.
+    /// The connection's id in kernel accounting.
     account: Option<u64>,
-    /// Links on its connection.
+    /// Links on this connection.
     links: ConnectionLinks,
 }
 

@@ -1,4 +1,4 @@
-//! What the clients of all frontends have together.
+//! Limits shared by the clients of all frontends.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,7 +16,7 @@ use adit_telemetry::rate::TokenBucket;
 use adit_tls::blocks;
 use adit_tls::principal::Principal;
 
-/// Refusals that are logged in a second in the long run, and at once: any client can cause them.
+/// Logged refusals per second on average, and at once: any client can cause them.
 const LOGGED_PER_SECOND: u32 = 5;
 const LOGGED_BURST: u32 = 50;
 
@@ -24,7 +24,7 @@ const LOGGED_BURST: u32 = 50;
 #[derive(Debug)]
 pub struct ClientLimits {
     logged: Mutex<TokenBucket>,
-    /// Bytes that all [`Unanswered`] have counted.
+    /// Bytes counted by all [`Unanswered`].
     unanswered: AtomicUsize,
     rules: ClientRules,
 }
@@ -36,7 +36,7 @@ impl Default for ClientLimits {
 }
 
 impl ClientLimits {
-    /// With rules of what clients may ask for.
+    /// `rules` say which targets clients may ask for.
     #[must_use]
     pub fn new(rules: ClientRules) -> Self {
         let logged = TokenBucket::new(LOGGED_PER_SECOND, LOGGED_BURST, Instant::now());
@@ -47,7 +47,7 @@ impl ClientLimits {
         }
     }
 
-    /// What a client with this certificate, or without one, may ask for; `None`: everything.
+    /// Targets that a client with this certificate, or without one, may ask for; `None`: all.
     pub(super) fn targets_of(&self, client: Option<&Principal>) -> Option<Arc<ClientTargets>> {
         self.rules.of_client(client.map(Principal::names))
     }
@@ -63,8 +63,8 @@ impl ClientLimits {
     }
 }
 
-/// What one client has sent before its tunnel is open: its request head, and the bytes behind it. The memory beyond a free part is
-/// counted in a sum of all clients, since connections are many and nothing is known of their clients. Dropping this takes it out.
+/// What one client has sent before its tunnel is open: the request head, and bytes behind it. Memory beyond a free part is
+/// counted in a sum over all clients, since connections are many and their clients unknown. Dropping this subtracts it.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     limits: Arc<ClientLimits>,
@@ -79,10 +79,11 @@ impl Unanswered {
         }
     }
 
-    /// Reads once and appends what came. `None`: this client has its free part, and the sum of all clients is full.
+    /// Reads once and appends the bytes. `None`: this client has used its free part, and the sum of all clients is at its
+    /// limit.
     ///
     /// # Errors
-    /// As the stream's own.
+    /// The stream's error.
     pub(super) async fn append<S: AsyncRead + Unpin>(
         &mut self,
         io: &mut S,
@@ -100,11 +101,11 @@ impl Unanswered {
         .await
     }
 
-    /// As [`Self::append`], but waits where there is no room. Nothing wakes it when there is room again: its caller waits for something
-    /// else beside it.
+    /// Like [`Self::append`], but waits when there is no room. It is not woken when room appears, so the caller must also wait
+    /// for something else.
     ///
     /// # Errors
-    /// As the stream's own.
+    /// The stream's error.
     pub(super) async fn append_or_wait<S: AsyncRead + Unpin>(
         &mut self,
         io: &mut S,
@@ -116,7 +117,7 @@ impl Unanswered {
         }
     }
 
-    /// How many bytes may be read now, beside so many.
+    /// How many bytes may be read now, with `held` bytes held.
     fn room(&self, held: usize) -> usize {
         if self.limits.unanswered.load(Relaxed) < UNANSWERED_BYTES_MAX {
             usize::MAX
@@ -125,7 +126,7 @@ impl Unanswered {
         }
     }
 
-    /// So much memory is held now. What came in one read is counted in any case: it is there.
+    /// Counts `bytes` of memory held now. A read that exceeds the limit is counted all the same: its memory is in use.
     pub(super) fn count(&mut self, bytes: usize) {
         let counted = bytes.saturating_sub(UNANSWERED_BYTES_FREE);
         let sum = &self.limits.unanswered;

@@ -1,4 +1,4 @@
-//! From a client's request to its tunnel and the end of it: what frontends whose connections are one tunnel each have in common.
+//! From a client's request to its tunnel and the tunnel's end: shared by the frontends in which a connection is one tunnel.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use adit_tunnel::{
     Carrier, Closing, Endpoint, RawLaneRelay, close_gracefully, copy_bidirectional, reset_on_close,
 };
 
-/// What tunnels of these dialects are at their target.
+/// The target network of these dialects.
 const NETWORK: &str = "tcp";
 
-/// A dialect in which a connection is one tunnel. What is the same in all of them, from admission to the close, is [`serve`].
+/// A dialect in which a connection is one tunnel. [`serve`] is common to all of them, from admission to the close.
 pub(super) trait Frontend: Send + 'static {
-    /// As metrics and access events name it.
+    /// The dialect's label in metrics and access events.
     const DIALECT: ClientDialect;
 
-    /// Counts the connection for as long as it is open.
+    /// Counts the connection until it is closed.
     fn count(&self, _context: &FrontendContext) -> Option<GaugeGuard> {
         None
     }
 
-    /// Host and port of the target that the client asks for, read from it or known from elsewhere. `None`: the client was refused
-    /// and has its answer, or is gone.
+    /// Host and port of the requested target, read from the client or from another source. `None`: the client was refused and
+    /// answered, or has left.
     fn request<S: Connection + Send>(
         &mut self,
         io: &mut S,
@@ -41,21 +41,21 @@ pub(super) trait Frontend: Send + 'static {
         admission: &ClientAccess,
     ) -> impl Future<Output = Option<String>> + Send;
 
-    /// The rule that this target matches, for accounting; without one the identifier of the agent counts.
+    /// The rule that matches this target, for accounting; without one, the agent's identifier is used.
     fn rule(&self) -> Option<String> {
         None
     }
 
-    /// Answers a dial that has failed, and closes the connection.
+    /// Answers a failed dial, and closes the connection.
     fn refuse<S: Connection + Send>(
         io: &mut S,
         failure: &DialFailure,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Tells the client that its tunnel is open. `target_speaks` completes when the target has sent something.
+    /// Tells the client that its tunnel is open. `target_speaks` completes when the target has sent bytes.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has left.
     fn answer<S: Connection + Send>(
         io: &mut S,
         early: &mut BytesMut,
@@ -67,15 +67,15 @@ pub(super) trait Frontend: Send + 'static {
 pub(super) struct Early {
     /// The bytes.
     pub(super) bytes: BytesMut,
-    /// Bounds them, with those of all other clients.
+    /// Bounds these bytes, together with those of all other clients.
     pub(super) unanswered: Unanswered,
 }
 
-/// When a client went whose dial had become a tunnel.
+/// When a client left whose dial had succeeded.
 pub(super) enum Gone {
-    /// It could not be told.
+    /// Before the answer could be sent.
     BeforeAnswer,
-    /// It has said nothing.
+    /// After the answer, without sending a byte.
     BehindAnswer,
 }
 
@@ -88,7 +88,7 @@ impl Gone {
     }
 }
 
-/// Serves one connection to its end. `client` is named in logs.
+/// Serves one connection to its end. `client` is its address for logs.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub(super) fn serve<F, S>(
@@ -102,7 +102,7 @@ where
     F: Frontend,
     S: Connection + Send + 'static,
 {
-    // Boxed, one after the other: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
+    // Boxed and separate: opening a tunnel needs more memory than the tunnel, which may live for days in the same task.
     let opening = Box::pin(async move {
         let opened = establish(frontend, io, &router, &context, client).await;
         opened.map(|(client, carrier)| tunnel::<F, S>(client, carrier))
@@ -114,7 +114,7 @@ where
     }
 }
 
-/// From the connection to the tunnel. `None`: refused, or gone.
+/// From the connection to the open tunnel. `None`: the client was refused, or has left.
 async fn establish<F: Frontend, S: Connection + Send>(
     mut frontend: F,
     mut io: S,
@@ -177,8 +177,8 @@ fn tunnel<F: Frontend, S: Connection + Send + 'static>(
     client: Client<S>,
     carrier: Carrier,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    // From here on only whoever ends it in order takes this back: cut off before that, or with this process, it must not look
-    // like a target that said nothing.
+    // From here on only an orderly end undoes this. A tunnel cut off earlier, also by the end of this process, must not look
+    // like a target that sent nothing.
     if let Some(socket) = client.io.tcp() {
         reset_on_close(socket);
     }
@@ -188,14 +188,14 @@ fn tunnel<F: Frontend, S: Connection + Send + 'static>(
     }
 }
 
-/// From the answer to the end, by this task. Not an `async` function: that would keep what it is called with twice.
+/// From the answer to the end, in this task. Not an `async` function: its future would hold the arguments twice.
 pub(super) fn serve_tunnel<F: Frontend, S: Connection + Send>(
     mut client: Client<S>,
     endpoint: Endpoint,
 ) -> impl Future<Output = ()> + use<F, S> {
     let mut endpoint = Some(endpoint);
     async move {
-        // In this order they are dropped, if it comes to that.
+        // Borrowed in this order, so that cancelling drops them in this order.
         let (endpoint, client) = (&mut endpoint, &mut client);
         if !Box::pin(answered::<F, S>(client, endpoint)).await {
             return;
@@ -206,7 +206,8 @@ pub(super) fn serve_tunnel<F: Frontend, S: Connection + Send>(
     }
 }
 
-/// Tells the client that its tunnel is open; false if it has gone. Boxed: it is over before the first byte.
+/// Tells the client that its tunnel is open; false if it has left. Boxed by the caller, to free its state before the first
+/// byte.
 async fn answered<F: Frontend, S: Connection + Send>(
     client: &mut Client<S>,
     endpoint: &mut Option<Endpoint>,
@@ -227,11 +228,11 @@ async fn answered<F: Frontend, S: Connection + Send>(
     }
 }
 
-/// From the answer to the end, by relay threads. A cancelled call resets both sockets.
+/// From the answer to the end, on relay threads. A cancelled call resets both sockets.
 async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, raw_lane: RawLane) {
     let target_speaks = async {
         if raw_lane.received.is_empty() {
-            // A failure is found again by the relay.
+            // The relay meets a failure again.
             let _ready = raw_lane.socket.readable().await;
         }
     };
@@ -245,7 +246,7 @@ async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, raw_la
     let Client {
         io, early, tunnel, ..
     } = &mut client;
-    // Wherever this ends early, the raw lane is dropped, which resets it.
+    // Every early return drops the raw lane, which resets it.
     let answered = tokio::select! {
         biased;
         () = stopped => return tunnel.cut(EndReason::Shutdown),
@@ -257,22 +258,22 @@ async fn splice<F: Frontend, S: Connection + Send>(mut client: Client<S>, raw_la
     client.splice(raw_lane).await;
 }
 
-/// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
+/// A client whose dial has succeeded. Moved as a whole: a part borrowed by an earlier future would take its space twice.
 pub(super) struct Client<S> {
     pub(super) io: S,
-    /// What it has sent before the tunnel was open.
+    /// What the client sent before the tunnel was open.
     pub(super) early: BytesMut,
     pub(super) tunnel: ClientTunnel,
-    /// For a tunnel that is a raw lane.
+    /// For a tunnel on a raw lane.
     pub(super) relay: Option<Arc<RawLaneRelay>>,
-    /// Where open connections are counted.
+    /// Gauge of open connections.
     pub(super) open: Option<GaugeGuard>,
 }
 
 impl<S: Connection> Client<S> {
-    /// Moves bytes until the tunnel or the client has ended, and reports it; says how the connection is to be closed, if it
-    /// has not failed. `endpoint` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
-    /// their `Drop`: the tunnel is reset.
+    /// Moves bytes until the tunnel or the client has ended, and reports the end. Returns how to close the connection, or
+    /// `None` if it has failed. Takes `endpoint`, whose memory is counted until it is dropped. A cancelled call leaves both to
+    /// their `Drop`, which resets the tunnel.
     pub(super) async fn copy_bidirectional(
         &mut self,
         endpoint: &mut Option<Endpoint>,
@@ -287,13 +288,12 @@ impl<S: Connection> Client<S> {
         outcome.closing()
     }
 
-    /// Closes the connection, but for dropping it. A target that broke off must not look like one that closed, not even for
-    /// a moment.
+    /// Closes the connection up to dropping it. A tunnel cut off by the target must never look like an orderly close.
     pub(super) async fn close(&mut self, closing: Closing) {
         close_gracefully(&mut self.io, closing).await;
     }
 
-    /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.
+    /// Hands both sockets to relay threads until the tunnel's end. A cancelled call resets them.
     pub(super) async fn splice(self, raw_lane: RawLane) {
         let Self {
             io,
@@ -302,7 +302,7 @@ impl<S: Connection> Client<S> {
             relay,
             open: _open,
         } = self;
-        // Without a relay nobody asks for a raw lane, which resets when it is dropped.
+        // Without a relay no raw lane is requested; one that is dropped resets.
         let (Some(relay), Some(socket), Some(live)) = (relay, io.into_descriptor(), tunnel.live())
         else {
             return tunnel.cut(EndReason::RelayFailed);

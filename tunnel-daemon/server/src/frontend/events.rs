@@ -1,4 +1,4 @@
-//! What frontends report of a client's tunnel: gauges that go back down, counters, the access event.
+//! What frontends report of a client's tunnel: gauges, counters and the access event.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,33 +33,33 @@ use adit_tunnel::{Endpoint, EndpointWatch, RawLaneRelay};
 pub struct FrontendContext {
     /// Counters and gauges.
     pub metrics: ServerMetrics,
-    /// One event per tunnel.
+    /// Gets one event per tunnel.
     pub access: Arc<AccessLog>,
-    /// For tunnels whose two ends are sockets in clear text; absent where no lane is.
+    /// Relays tunnels between plaintext sockets and raw lanes; `None` without lanes.
     pub relay: Option<Arc<RawLaneRelay>>,
-    /// What clients and others share.
+    /// Descriptors, shared by clients and all other uses.
     pub descriptors: Arc<Descriptors>,
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     pub accounts: Accounts,
-    /// What all clients have together.
+    /// Limits shared by all clients.
     pub limits: Arc<ClientLimits>,
 }
 
-/// Whether the client of a new connection is served, and with which targets. A pointer, since each connection keeps one.
+/// Whether the client of a new connection is served, and with which targets. A pointer, since each connection holds one.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ClientAccess(Option<Arc<Restriction>>);
 
-/// What the client of a connection may not do.
+/// A restriction on the client of a connection.
 #[derive(PartialEq, Eq, Debug)]
 enum Restriction {
-    /// Dial: descriptors are short.
+    /// No dials: descriptors are short.
     NoDescriptors,
-    /// Dial other targets than these.
+    /// Dials to these targets only.
     Targets(Arc<ClientTargets>),
 }
 
 impl FrontendContext {
-    /// Asked once for each connection, so that none is refused halfway. `client`: who has connected, by its certificate.
+    /// Call it once per connection, so that a client is not refused halfway. `client`: its identity by certificate.
     #[must_use]
     pub fn admit(&self, client: Option<&Principal>) -> ClientAccess {
         let restriction = if self.descriptors.has_room(Use::Tunnel) {
@@ -70,7 +70,7 @@ impl FrontendContext {
         ClientAccess(restriction.map(Arc::new))
     }
 
-    /// From here on it is known whose client this is, and by which rule or identifier its destination was found, if by any.
+    /// Assigns the connection to an agent, and to the rule or identifier that matched its destination, if any.
     pub fn account<S: Connection>(
         &self,
         io: &S,
@@ -90,7 +90,7 @@ impl FrontendContext {
         }
     }
 
-    /// A gRPC client's connection: its tunnels may lead through any agent to any class, so it is of none.
+    /// Accounts for a gRPC client's connection under no agent or class: its tunnels may use any.
     pub fn account_grpc<S: Connection>(&self, io: &S) {
         if let Some(tcp) = io.tcp() {
             let labels = Labels {
@@ -103,14 +103,14 @@ impl FrontendContext {
     }
 }
 
-/// Completes when this process leaves and a client has had the time to ask, and to be refused.
+/// Completes when this process leaves and clients have had time to send a request and be refused.
 pub(super) async fn time_is_up(leaving: &CancellationToken) {
     leaving.cancelled().await;
     tokio::time::sleep(limits::REFUSAL_TIMEOUT).await;
 }
 
 impl ClientAccess {
-    /// Who is not welcome has little time for anything.
+    /// A refused client gets little time for any step.
     #[must_use]
     pub fn at_most(&self, time: Duration) -> Duration {
         if self.is_welcome() {
@@ -120,8 +120,8 @@ impl ClientAccess {
         }
     }
 
-    /// Does `work`, for a short time only with a connection that is not welcome: then it may end with `None`. `work` is
-    /// pinned elsewhere, and what is rare is boxed, or each tunnel would have room for both.
+    /// Runs `work`, with a short timeout for a client that is refused: then it may yield `None`. `work` is pinned by the caller
+    /// and the timeout boxed, or each tunnel would reserve space for both.
     pub async fn within<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         if self.is_welcome() {
             return Some(work.await);
@@ -134,7 +134,7 @@ impl ClientAccess {
     /// Whether the client may dial `address` on `network`.
     ///
     /// # Errors
-    /// Why its dials are refused, or this one.
+    /// The client's dials are all refused, or this one is.
     pub fn check(&self, network: &str, address: &str) -> Result<(), DialFailure> {
         match self.0.as_deref() {
             None => Ok(()),
@@ -150,8 +150,8 @@ impl ClientAccess {
     }
 }
 
-/// One client's tunnel from dial to end. A dial or tunnel that is dropped was cut by the end of this process or by a panic, since
-/// nothing else drops the tasks that hold one.
+/// One client's tunnel from dial to end. A dial or tunnel that is dropped counts as cut by the end of this process or by a
+/// panic: nothing else drops the tasks that hold one.
 pub struct ClientTunnel {
     context: FrontendContext,
     dialect: ClientDialect,
@@ -171,7 +171,7 @@ pub struct ClientTunnel {
 }
 
 impl ClientTunnel {
-    /// No dial yet.
+    /// A tunnel before its dial.
     #[must_use]
     pub fn new(context: &FrontendContext, dialect: ClientDialect) -> Self {
         Self {
@@ -193,7 +193,7 @@ impl ClientTunnel {
         }
     }
 
-    /// A dial starts. It notes the agents it asks.
+    /// A dial starts. The dial records the agents it asks in the returned list.
     pub fn dialing(&mut self, address: &str) -> AskedAgents {
         cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
@@ -202,7 +202,7 @@ impl ClientTunnel {
         self.asked.clone()
     }
 
-    /// The dial became a tunnel, which travels on `path`.
+    /// The dial became a tunnel on `path`.
     pub fn opened<C>(&mut self, tunnel: &OpenTunnel<C>, path: Path) {
         self.dial = self.dial_started.elapsed();
         self.context.metrics.dial_succeeded(self.dial);
@@ -221,13 +221,13 @@ impl ClientTunnel {
         }));
     }
 
-    /// The open tunnel, for whoever moves its bytes.
+    /// The open tunnel's counters, for the task that moves its bytes.
     #[must_use]
     pub fn live(&self) -> Option<Arc<LiveTunnel>> {
         self.entry.as_ref().map(TunnelEntry::live)
     }
 
-    /// Has the writes to the client measured, and its bytes told.
+    /// Reports the endpoint's bytes and measures writes to the client.
     pub fn watch(&self, endpoint: &mut Endpoint) {
         if let Some(live) = self.live() {
             endpoint.tell(live);
@@ -235,7 +235,7 @@ impl ClientTunnel {
         endpoint.watch(EndpointWatch::Client(self.context.metrics.clone()));
     }
 
-    /// The dial became a tunnel, and the client could not be told.
+    /// The dial succeeded, but the client could not be told.
     pub fn answer_lost(&self) {
         self.context
             .metrics
@@ -276,7 +276,7 @@ impl ClientTunnel {
         self.called_off(TunnelEnd::ClientGone, detail);
     }
 
-    /// No answer to the dial is waited for any more. Upstream's metric knows one reason for that.
+    /// The dial is cancelled. Upstream's metric has one reason for that.
     fn called_off(&mut self, end: TunnelEnd, detail: Detail) {
         self.dial = self.dial_started.elapsed();
         self.pending = None;
@@ -286,7 +286,7 @@ impl ClientTunnel {
         self.write(0, 0, end, detail);
     }
 
-    /// The tunnel was moved by this, and why.
+    /// What moved the tunnel's bytes, and why.
     pub fn moved_by(&mut self, engine: Engine, driver: Driver, reason: DriverReason) {
         (self.engine, self.driver, self.driver_reason) = (engine, driver, reason);
     }
@@ -298,7 +298,7 @@ impl ClientTunnel {
         self.write(from_client, to_client, end, Detail::End(reason));
     }
 
-    /// The tunnel is over, and nobody has an account of it but the table of open tunnels.
+    /// The tunnel is over, and only the table of open tunnels has its byte counts.
     pub fn cut(&mut self, reason: EndReason) {
         let moved = self.entry.as_ref().map(|entry| entry.live().bytes());
         let (from_client, to_client) = moved.unwrap_or_default();
@@ -348,7 +348,7 @@ impl Drop for ClientTunnel {
     }
 }
 
-/// A gRPC client's stream: its tunnel, and its packets.
+/// Events of a gRPC client's stream: its tunnel, and its packets.
 pub struct GrpcEvents {
     tunnel: ClientTunnel,
     from_client: PacketCounter,
@@ -357,7 +357,7 @@ pub struct GrpcEvents {
 }
 
 impl GrpcEvents {
-    /// For one `Proxy` stream.
+    /// Events of one `Proxy` stream.
     #[must_use]
     pub fn new(context: &FrontendContext) -> Self {
         Self {
@@ -380,7 +380,7 @@ impl StreamEvents for GrpcEvents {
     fn packet_out(&mut self, kind: PacketType) {
         self.to_client.count(kind);
         if kind != PacketType::Data {
-            // Buffered, so never waited for. Payload is measured by the endpoint.
+            // Buffered, so the write does not wait. The endpoint measures payload writes.
             self.tunnel.context.metrics.frontend_write(Duration::ZERO);
         }
     }

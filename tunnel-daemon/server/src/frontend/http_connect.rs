@@ -1,7 +1,7 @@
 //! The HTTP-CONNECT dialect: one request, one tunnel, then bytes.
 //!
-//! The request head parser and every response text are the core's. This module owns the order: the 200 is written whole before
-//! any tunnel byte.
+//! The request head parser and every response text are the core's. This module owns the order: the 200 is written in full
+//! before any tunnel byte.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,11 @@ use adit_telemetry::labels::ClientDialect;
 use adit_tls::blocks;
 use adit_tls::stream::{Connection, PeerAddr};
 
-/// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
+/// Delay for a target that speaks first, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
-/// Serves one connection to its end. `client` is named in logs; one that has not asked for anything is not waited for once this
-/// process is `leaving`.
+/// Serves one connection to its end. `client` is its address for logs. Once this process is `leaving`, a connection without a
+/// request is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub fn serve<S>(
@@ -43,7 +43,7 @@ where
     establish::serve(HttpConnect { plan, leaving }, io, router, context, client)
 }
 
-/// The dialect of one connection.
+/// The HTTP-CONNECT dialect for one connection.
 struct HttpConnect {
     plan: ConnectPlan,
     leaving: CancellationToken,
@@ -66,7 +66,7 @@ impl Frontend for HttpConnect {
             admission.at_most(self.plan.head_timeout),
             read_head(io, early, self.plan),
         );
-        // Gone, broken, or too slow: there is nobody to answer.
+        // The client left, failed, or was too slow: there is no answer to send.
         let request = tokio::select! {
             biased;
             head = head => head.ok()?.ok()??,
@@ -77,14 +77,14 @@ impl Frontend for HttpConnect {
 
     async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {
         if let Some(response) = connect::failure_response(failure) {
-            // A client that has gone needs no answer.
+            // A client that has left needs no answer.
             let _sent = io.write_all(&response).await;
         }
         let _closed = io.shutdown().await;
     }
 
-    /// Whole and alone: clients refuse tunnel bytes that arrive together with the answer, so a target that speaks first waits a
-    /// moment.
+    /// In full and alone: clients refuse tunnel bytes that arrive together with the answer. So bytes of a target that speaks
+    /// first are delayed a little.
     async fn answer<S: Connection + Send>(
         io: &mut S,
         early: &mut BytesMut,
@@ -98,8 +98,8 @@ impl Frontend for HttpConnect {
         if early.is_empty() {
             tokio::select! {
                 biased;
-                // The client speaks, so it has read the answer; an end is found again by whoever moves the bytes. A reset is
-                // not: the kernel tells of it once, and to them it would look like an end.
+                // The client sends, so it has read the answer. The copy meets an EOF again. It would take a reset for EOF,
+                // since the kernel reports a reset once.
                 read = blocks::append(io, early) => {
                     read.map_err(|_error| Gone::BehindAnswer)?;
                 }
@@ -110,7 +110,7 @@ impl Frontend for HttpConnect {
     }
 }
 
-/// `None`: answered or gone.
+/// `None`: the client was answered or has left.
 async fn read_head<S>(
     io: &mut S,
     early: &mut Early,
@@ -128,7 +128,7 @@ where
         let progress = match unanswered.append(io, early).await? {
             Some(0) => return Ok(None),
             Some(_read) => parser.parse(early),
-            // Long heads of all clients together have no more room; short ones are still read.
+            // The limit on long heads of all clients is reached; short heads are still read.
             None => Progress::Rejected(Rejection::TooLarge),
         };
         match progress {
@@ -136,7 +136,7 @@ where
             Progress::Connect(request) => {
                 early.advance(request.consumed);
                 if request.consumed > UNANSWERED_BYTES_FREE {
-                    // The rest would keep the memory of the head.
+                    // The remaining bytes would keep the memory of the head alive.
                     *early = BytesMut::from(&early[..]);
                 }
                 unanswered.count(early.capacity());

@@ -1,4 +1,4 @@
-//! Listeners that speak one dialect each to clients.
+//! Listeners for clients, each with one dialect.
 
 pub mod client_limits;
 mod establish;

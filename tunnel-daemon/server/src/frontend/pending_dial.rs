@@ -1,4 +1,4 @@
-//! A client whose dial runs: what it says meanwhile waits, and only a client that is gone calls the dial off.
+//! A client whose dial is pending: its bytes are buffered, and only the client's loss cancels the dial.
 
 use bytes::BytesMut;
 
@@ -6,16 +6,16 @@ use crate::frontend::client_limits::Unanswered;
 use adit_net::peer;
 use adit_tls::stream::Connection;
 
-/// Bytes a client may send before its tunnel is open; then it waits.
+/// Bytes buffered for a client before its tunnel is open; then it is not read.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 
-/// Waits for the outcome of a dial and reads the client meanwhile. `None`: the client is gone.
+/// Waits for the outcome of a dial and reads the client meanwhile. `None`: the client has left.
 ///
-/// An end of the stream is a half-close: the answer and what the target says are still wanted. Whoever moves the bytes reads
-/// that end again. Gone is a client whose connection has failed, whose TLS ended without a close_notify, or that has closed a
-/// unix socket. A TCP client that closes looks like one that half-closes, until something is written to it.
+/// EOF is a half-close: the client still expects the answer and the target's bytes; the copy reads the EOF again. The client
+/// has left if its connection failed, its TLS ended without close_notify, or it closed a unix socket. A TCP client that closes
+/// looks like one that half-closes, until bytes are written to it.
 ///
-/// A cancelled call leaves what was read in `early`.
+/// A cancelled call leaves the bytes read in `early`.
 pub(super) async fn outcome<S: Connection, T>(
     mut dialing: impl Future<Output = T> + Unpin,
     io: &mut S,

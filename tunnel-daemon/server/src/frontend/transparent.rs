@@ -1,7 +1,7 @@
-//! Clients that know nothing of a proxy: where they wanted to go is known from elsewhere, the rest is bytes.
+//! Captured clients, which know of no proxy: their destination comes from another source, and all bytes are payload.
 //!
-//! A client believes it is connected to its target, so there is nothing to answer: a dial that fails resets the connection,
-//! and what the client says meanwhile waits.
+//! A client believes it is connected to its target, so no answer is sent: a failed dial resets the connection, and the client's
+//! bytes wait until the tunnel is open.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use adit_tunnel::reset_on_close;
 
 /// Serves one connection to its end.
 ///
-/// A cancelled call cancels the dial or resets the tunnel; either way the connection is reset, and so it is by the kernel for a
+/// A cancelled call cancels the dial or resets the tunnel. Either way the connection is reset; the kernel does the same for a
 /// process that is killed.
 pub fn serve(
     io: ByteStream,
@@ -38,12 +38,12 @@ pub fn serve(
     establish::serve(frontend, io, router, context, client)
 }
 
-/// The dialect of one connection.
+/// The transparent dialect for one connection.
 struct Transparent<O> {
     origins: Arc<O>,
     client: PeerAddr,
     metrics: AditMetrics,
-    /// Once it is known.
+    /// `Some` once the destination is known.
     wanted: Option<SocketAddr>,
 }
 
@@ -59,7 +59,7 @@ impl<O: OriginSource> Frontend for Transparent<O> {
         let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), self.client) else {
             return None; // Listeners of this dialect are TCP.
         };
-        // From the first moment its client takes what ends it for its target. Only whoever ends it in order takes this back.
+        // The client takes any close for its target's, so a close resets from the start. Only an orderly end undoes this.
         reset_on_close(socket);
         let wanted = match self.origins.origin(socket, client) {
             Ok(wanted) => wanted,
@@ -81,10 +81,10 @@ impl<O: OriginSource> Frontend for Transparent<O> {
         self.origins.rule(self.wanted?)
     }
 
-    /// There is no answer; the reset says it.
+    /// No answer: the connection is reset.
     async fn refuse<S: Connection + Send>(_io: &mut S, _failure: &DialFailure) {}
 
-    /// The client was connected from the beginning.
+    /// No answer: the client is connected from the start.
     async fn answer<S: Connection + Send>(
         _io: &mut S,
         _early: &mut BytesMut,

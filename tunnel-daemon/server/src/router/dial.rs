@@ -1,4 +1,4 @@
-//! A dial on the links of a server: the agents it asks, one after the other or two at a time, and its timers.
+//! A dial on the links of a server: the agents it asks, in turn or two at a time, and its timers.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -26,15 +26,15 @@ use adit_tunnel::endpoint::{Carrier, Endpoint};
 use adit_tunnel::pool::OnLane;
 use adit_tunnel::task::Command;
 
-/// A link task answers at its deadline; this much later the waiting side gives up by itself.
+/// Margin beyond a link task's deadline, after which the caller gives up by itself.
 const BACKSTOP: Duration = Duration::from_secs(1);
-/// For so long an additional link of an agent is provisional: one that looks for further servers connects, learns which server has
-/// answered, and closes what leads to a server it has. That takes a round trip, of 100 ms on long paths.
+/// How long an additional link of an agent is provisional. An agent that looks for further servers connects, learns which
+/// server answered, and closes duplicate links. That takes a round trip, of 100 ms on long paths.
 const PROVISIONAL: Duration = Duration::from_millis(200);
-/// Dials at once that wait for an agent to come back.
+/// Limit on dials that wait for an agent to reconnect.
 const WAITING_MAX: usize = 1024;
 
-/// What the dials of a process share.
+/// State shared by all dials of a process.
 #[derive(Debug)]
 pub(super) struct DialState {
     budget: Mutex<HedgeBudget>,
@@ -75,7 +75,7 @@ impl DialState {
         act(&mut self.budget.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A place among the dials that wait for an agent to come back.
+    /// A slot among the dials that wait for an agent to reconnect.
     fn place(&self) -> Result<SemaphorePermit<'_>, DialFailure> {
         let place = self.waiting.try_acquire();
         let place = place.map_err(|_full| DialFailure::TooManyPending { per_agent: false })?;
@@ -94,20 +94,20 @@ impl DialState {
     }
 }
 
-/// Agents that are known by name of those that a dial has asked. The list lives as long as the tunnel, an id may have 1,024 bytes, and
-/// one certificate may have many links that refuse each dial.
+/// Limit on agents whose ids a dial records. The list lives as long as the tunnel, an id may have 1,024 bytes, and one
+/// certificate may have many links that refuse each dial.
 const ASKED_NAMES_MAX: usize = 8;
 
-/// The agents that a dial has asked, in order. Clones name the same list, so that it outlives the dial.
+/// The agents that a dial has asked, in order. Clones share the list, so it outlives the dial.
 #[derive(Clone, Debug, Default)]
 pub struct AskedAgents(Arc<Mutex<Asked>>);
 
 #[derive(Debug, Default)]
 struct Asked {
-    /// All while the dial runs; afterwards the first few.
+    /// All attempts while the dial runs; afterwards the first few.
     attempts: Vec<AskedAgent>,
     count: usize,
-    /// Whose attempt decided that the dial failed.
+    /// The agent whose attempt decided that the dial failed.
     decisive: Option<(AgentId, Path)>,
 }
 
@@ -119,7 +119,7 @@ struct AskedAgent {
 }
 
 impl AskedAgents {
-    /// An agent is asked; returns the number of the attempt.
+    /// Records that an agent is asked; returns the number of the attempt.
     fn add(&self, agent: &AgentId) -> usize {
         let mut asked = self.lock();
         let attempt = asked.count;
@@ -132,21 +132,21 @@ impl AskedAgents {
         attempt
     }
 
-    /// The request of an attempt travels on `path`.
+    /// Records the path of an attempt's request.
     fn on(&self, attempt: usize, path: Path) {
         if let Some(asked) = self.lock().attempts.get_mut(attempt) {
             asked.path = path;
         }
     }
 
-    /// An attempt failed.
+    /// Records that an attempt failed.
     fn failed(&self, attempt: usize, failure: &DialFailure) {
         if let Some(asked) = self.lock().attempts.get_mut(attempt) {
             asked.failure = Some(failure.clone());
         }
     }
 
-    /// The dial is over, with this failure if it failed. Keeps what is told later, and no more.
+    /// The dial has ended, with `failure` if it failed. Keeps only the facts that are reported later.
     fn conclude(&self, failure: Option<&DialFailure>) {
         let mut asked = self.lock();
         if let Some(failure) = failure {
@@ -168,7 +168,7 @@ impl AskedAgents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ids of the first 8, separated by commas, and how many more there were.
+    /// The ids of the first 8 agents, separated by commas, and how many more there were.
     #[must_use]
     pub fn names(&self) -> String {
         let asked = self.lock();
@@ -182,14 +182,13 @@ impl AskedAgents {
         }
     }
 
-    /// Of a dial that failed: the agent whose attempt decided that, and what the request to it travelled on. `None` if no agent
-    /// was asked.
+    /// For a failed dial: the agent whose attempt decided that, and the path of the request. `None` if no agent was asked.
     #[must_use]
     pub fn decisive(&self) -> Option<(AgentId, Path)> {
         self.lock().decisive.clone()
     }
 
-    /// How many.
+    /// Number of attempts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().count
@@ -202,7 +201,7 @@ impl AskedAgents {
     }
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     dial: DialId,
@@ -216,7 +215,7 @@ type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
 impl Router {
     /// Dials `address` through a matching agent. Dropping the call cancels the dial.
-    ///
+    /// See [`DialFailure`].
     /// # Errors
     /// [`DialFailure`].
     pub async fn dial(
@@ -234,15 +233,15 @@ impl Router {
                 link: open.link,
                 agent: open.agent,
             }),
-            // Not asked for.
+            // Not requested, so never returned.
             Carrier::RawLane(_) => Err(DialFailure::LinkLost),
         }
     }
 
-    /// As [`Self::dial`]; `raw_lane`: the client's end is a socket in clear text, so that the tunnel may do without frames.
+    /// Like [`Self::dial`]. `raw_lane`: the client's end is a plaintext socket, so the tunnel may use a raw lane.
     ///
     /// # Errors
-    /// As [`Self::dial`].
+    /// See [`DialFailure`].
     pub async fn dial_for(
         &self,
         dial: DialId,
@@ -295,7 +294,7 @@ impl Router {
         outcome
     }
 
-    /// Asks the agent of a link; `number` is that of the attempt.
+    /// Asks the agent of a link; `number` is the number of the attempt.
     async fn attempt(
         &self,
         handle: LinkHandle,
@@ -388,7 +387,7 @@ impl Router {
         }
     }
 
-    /// The newest link of the same agent that was there before, and serves.
+    /// The newest older link of the same agent that is serving.
     fn older(&self, handle: &LinkHandle) -> Option<LinkHandle> {
         let older = self.with_registry(|registry| {
             let links = registry.links_of(&handle.info.agent).iter();
@@ -401,18 +400,18 @@ impl Router {
     }
 }
 
-/// A dial that runs.
+/// A running dial.
 struct Dialing<'a> {
     router: &'a Router,
     wanted: Wanted<'a>,
     scope: Scope,
     asked: &'a AskedAgents,
     attempts: Attempts,
-    /// Links that were asked.
+    /// Links that were asked, while they live.
     handles: Vec<LinkHandle>,
-    /// These, and those that have ended.
+    /// Ids of all links that were asked, including links that have ended.
     tried: Vec<LinkId>,
-    /// The link that was asked because a newer one of its agent was provisional.
+    /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
 }
 
@@ -464,7 +463,7 @@ impl Dialing<'_> {
         }
     }
 
-    /// The next link to ask, which is then asked, and the number of the attempt. `None`: no agent fits, or the budget of hedges
+    /// Chooses the next link to ask; returns it with the number of the attempt. `None`: no agent matches, or the hedge budget
     /// is spent.
     fn pick(&mut self, reason: Reason) -> Option<(LinkHandle, usize)> {
         let (router, now) = (self.router, moment());
@@ -488,11 +487,11 @@ impl Dialing<'_> {
         Some((handle, number))
     }
 
-    /// A link that was not asked; with true an older one of an agent whose newest is provisional.
+    /// A link not asked before. True with an older link of an agent whose newest link is provisional.
     fn find(&mut self, reason: Reason) -> Option<(LinkHandle, bool)> {
         let router = self.router;
         let heard = matches!(reason, Reason::Slow | Reason::Silent);
-        // Links that are passed over now, and perhaps not later.
+        // Links to skip in this search; a later search may try them.
         let mut passed = self.tried.clone();
         loop {
             let draw = rand::random();
@@ -504,7 +503,7 @@ impl Dialing<'_> {
                 }
             })?;
             passed.push(link);
-            // A link that is just leaving is gone here before it is gone from the registry.
+            // A link that is ending leaves this table before the registry.
             let Some(handle) = router.handle(link) else {
                 continue;
             };
@@ -542,7 +541,7 @@ impl Dialing<'_> {
                 is_silent: handle.is_some_and(|handle| handle.is_silent.load(Relaxed)),
                 hedge_at: match handle {
                     Some(handle) if replaced != Some(link) => handle.answers.hedge_at(asked),
-                    // The newer link of its agent is no longer provisional by then.
+                    // By then the newer link of its agent is no longer provisional.
                     _ => asked.after(HEDGE_AFTER_MIN),
                 },
             }

@@ -1,4 +1,4 @@
-//! How others reach a link task.
+//! Handles to link tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,30 +13,31 @@ use adit_tunnel::channel::DirtyList;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
 
-/// How others reach a link task.
+/// Handle to a link task.
 #[derive(Clone)]
 pub struct LinkHandle {
-    /// Names the link.
+    /// The link's id.
     pub id: LinkId,
-    /// Its peer.
+    /// What is known of its peer.
     pub info: Arc<LinkInfo>,
-    /// Bounded; full means busy.
+    /// Bounded; a full queue means that the link is busy.
     pub commands: mpsc::Sender<Command>,
-    /// Where endpoints of this link report.
+    /// Where endpoints of this link notify it.
     pub dirty_list: Arc<DirtyList>,
-    /// Its lanes, if it may have some.
+    /// Its lanes, if it may have lanes.
     pub lanes: Option<Arc<LanePool>>,
-    /// Since when it is there.
+    /// When the link was registered.
     pub since: Instant,
     /// How soon its agent answers dials.
     pub answers: Arc<AnswerTimes>,
-    /// Its agent is silent; stays when the link ends.
+    /// Its agent is silent; stays set when the link ends.
     pub(super) is_silent: Arc<AtomicBool>,
     pub(super) is_ending: Arc<AtomicBool>,
 }
 
 impl LinkHandle {
-    /// Ends the link once its task takes one more command; `None`: somebody has begun to. Dropping the future undoes that.
+    /// Ends the link once its task accepts one more command; `None`: an end is already pending. Dropping the future undoes
+    /// that.
     pub fn end(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         if self.is_ending.swap(true, Relaxed) {
             return None;
@@ -51,7 +52,7 @@ impl LinkHandle {
     }
 }
 
-/// The end of a link that its task has not heard of yet.
+/// A requested end that the link's task has not received yet.
 struct PendingEnd(Option<Arc<AtomicBool>>);
 
 impl Drop for PendingEnd {

@@ -1,4 +1,4 @@
-//! Which agent and which of its links serves a dial, and what is done when one fails.
+//! Chooses the agent and the link for a dial, and retries when a dial fails.
 
 mod dial;
 mod handle;

@@ -25,29 +25,29 @@ use adit_tunnel::endpoint::Endpoint;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
 
-/// Commands a link may have waiting; a full queue sends the dial to another agent.
+/// Commands queued for one link; with a full queue the dial goes to another agent.
 const COMMANDS_MAX: usize = 1024;
-/// An agent in Go is given at least this long.
+/// Least silence after which a Go agent counts as dead.
 const GO_DEAD_AFTER_MIN: Duration = Duration::from_secs(20);
 
 /// What is known of a link's peer.
 #[derive(Clone, Debug)]
 pub struct LinkInfo {
-    /// As claimed by the agent.
+    /// The id that the agent claims.
     pub agent: AgentId,
-    /// What the agent says it is good for.
+    /// Destinations that the agent says it serves.
     pub identifiers: Identifiers,
-    /// What the agent has proved to be.
+    /// Identity that the agent has proved.
     pub identity: AgentIdentity,
     /// Whether both ends are Adit.
     pub credit: bool,
-    /// The release that it says it is.
+    /// The release that the peer reports.
     pub version: PeerVersion,
-    /// Where its connection comes from, for those who look.
+    /// The connection's remote address, for status output.
     pub address: PeerAddr,
 }
 
-/// Caps on dials of the whole process.
+/// Limits on dials of the whole process.
 #[derive(Clone, Copy, Debug)]
 pub struct DialLimits {
     /// Dials in flight, over all agents.
@@ -68,11 +68,11 @@ impl DialLimits {
     }
 }
 
-/// An open tunnel, as a frontend gets it.
+/// An open tunnel, as a frontend receives it.
 pub struct OpenTunnel<C = Endpoint> {
-    /// This side of it.
+    /// This side of the tunnel.
     pub carrier: C,
-    /// The id the agent chose, or on a lane this server.
+    /// Connection id: chosen by the agent, or on a lane by this server.
     pub conn: ConnId,
     /// The link that carries it.
     pub link: LinkId,
@@ -80,7 +80,7 @@ pub struct OpenTunnel<C = Endpoint> {
     pub agent: AgentId,
 }
 
-/// The links of a server and the way a dial takes.
+/// The links of a server, and how a dial finds one.
 pub struct Router {
     registry: Mutex<Registry>,
     links: Mutex<HashMap<LinkId, LinkHandle>>,
@@ -88,28 +88,28 @@ pub struct Router {
     pub(super) next_lane_conn: AtomicI64,
     pub(super) pending: Semaphore,
     pub(super) limits: DialLimits,
-    /// Memory for tunnels: none is opened while all of it is in use.
+    /// Memory for tunnels: none is opened while the budget is full.
     pub(super) budget: Arc<ProcessBudget>,
     refusing: AtomicBool,
     cutting: AtomicBool,
-    /// Links came, went, fell silent or were heard again.
+    /// Notified when a link is added, removed, falls silent or responds again.
     pub(super) changed: Notify,
     pub(super) dials: DialState,
 }
 
-/// What a link task gets when it is entered into the router.
+/// What a link task receives when it is registered.
 pub struct RegisteredLink {
-    /// Its handle, also held by the router.
+    /// The link's handle, also held by the router.
     pub handle: LinkHandle,
-    /// What others ask of it.
+    /// The link's commands.
     pub commands: mpsc::Receiver<Command>,
-    /// Whether it takes dials, or another principal holds its agent id.
+    /// Whether the link takes dials, or another principal holds its agent id.
     pub standing: Standing,
-    /// Takes the link out again when dropped.
+    /// Removes the link when dropped.
     pub guard: LinkGuard,
 }
 
-/// A principal holds as many links under an agent id as it may.
+/// A principal has reached its limit of links under an agent id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this agent id has {links_max} links already, which is the limit")]
 pub struct TooManyLinks {
@@ -140,19 +140,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Router {
-    /// A router without links, and without a bound on memory.
+    /// A router without links, and without a memory limit.
     #[must_use]
     pub fn new(registry: Registry, limits: DialLimits) -> Arc<Self> {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
     }
 
-    /// KiB that the kernel may book each way for a socket of tunnels; `None`: as many as it likes.
+    /// KiB that the kernel may buffer in each direction for a tunnel's socket; `None`: no limit.
     #[must_use]
     pub fn socket_buffer_kib_max(&self) -> Option<u16> {
         self.budget.socket_buffer_kib_max()
     }
 
-    /// A router without links whose tunnels share a budget.
+    /// A router without links whose tunnels share `budget`.
     #[must_use]
     pub fn within(registry: Registry, limits: DialLimits, budget: Arc<ProcessBudget>) -> Arc<Self> {
         Arc::new(Self {
@@ -170,11 +170,11 @@ impl Router {
         })
     }
 
-    /// Enters a link; new dials may come at once, beside an older one of its agent after a moment. `links_max`: links that its principal may hold under its agent id.
-    /// `lanes`: where lanes of this link go, if it may have some.
+    /// Registers a link. Dials may arrive at once; if the agent has an older link, after a moment. `links_max`: limit on links
+    /// of the principal under this agent id. `lanes`: the pool for the link's lanes, if it may have lanes.
     ///
     /// # Errors
-    /// The principal holds that many; nothing was entered.
+    /// The principal has reached `links_max`; the link was not registered.
     pub fn register(
         self: &Arc<Self>,
         info: LinkInfo,
@@ -196,7 +196,7 @@ impl Router {
         };
         let info = &handle.info;
         let principal = info.identity.owner().map(AsRef::as_ref);
-        // Counted and added under one lock, or links that come together would pass the limit together.
+        // Counted and added under one lock, or concurrent links could pass the limit together.
         let mut registry = locked(&self.registry);
         if registry.links_held(&info.agent, principal) >= links_max {
             return Err(TooManyLinks { links_max });
@@ -216,13 +216,13 @@ impl Router {
         })
     }
 
-    /// Prefers other agents from now on.
+    /// Prefers other agents from now on, since this one sent DRAIN.
     pub fn set_draining(&self, link: LinkId) {
         locked(&self.registry).set_draining(link);
     }
 
-    /// The agent of a link has been silent for so long; zero: it is not. Returns the agent where that changes which dials the
-    /// link gets.
+    /// Records how long the agent of a link has been silent; zero: it responds. Returns the agent if that changes which dials
+    /// the link gets.
     pub fn set_silence(&self, link: LinkId, quiet: Duration) -> Option<(AgentId, Silence)> {
         let handle = self.handle(link)?;
         let dead_after = self.limits.dead_after(handle.info.credit);
@@ -242,18 +242,18 @@ impl Router {
         Some((handle.info.agent.clone(), silence))
     }
 
-    /// Gives a link no dials until [`Self::revive`].
+    /// Excludes a link from dials until [`Self::revive`].
     pub fn retire(&self, link: LinkId) {
         locked(&self.registry).retire(link);
     }
 
-    /// Gives a retired link dials again.
+    /// Includes a retired link in dials again.
     pub fn revive(&self, link: LinkId) {
         locked(&self.registry).revive(link);
         self.changed.notify_waiters();
     }
 
-    /// Refuses new dials from now on; running tunnels go on.
+    /// Refuses new dials from now on; open tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
     }
@@ -264,7 +264,7 @@ impl Router {
         self.refusing.load(Relaxed)
     }
 
-    /// From now on links end because this process does.
+    /// From now on links end because this process ends.
     pub fn announce_shutdown(&self) {
         self.cutting.store(true, Relaxed);
     }
@@ -275,23 +275,23 @@ impl Router {
         self.cutting.load(Relaxed)
     }
 
-    /// Runs `read` over the registry; keep it short.
+    /// Runs `read` on the registry, under its lock; keep it short.
     pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
         read(&locked(&self.registry))
     }
 
-    /// A link that lives.
+    /// The handle of a live link.
     pub(super) fn handle(&self, link: LinkId) -> Option<LinkHandle> {
         locked(&self.links).get(&link).cloned()
     }
 
-    /// Links now.
+    /// All live links.
     #[must_use]
     pub fn links(&self) -> Vec<LinkHandle> {
         locked(&self.links).values().cloned().collect()
     }
 
-    /// Whether clients that are gone have left nothing on a link that its agent is still to get.
+    /// Whether all data that departed clients left on links has been sent to the agents.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         locked(&self.links)
@@ -299,31 +299,31 @@ impl Router {
             .all(|link| link.dirty_list.is_settled())
     }
 
-    /// The lanes of a link, if it lives and may have some.
+    /// The lanes of a live link, if it may have lanes.
     #[must_use]
     pub fn lanes_of(&self, link: LinkId) -> Option<Arc<LanePool>> {
         locked(&self.links).get(&link)?.lanes.clone()
     }
 
-    /// The agent at the other end of a link, if the link lives.
+    /// The agent of a live link.
     #[must_use]
     pub fn agent_of(&self, link: LinkId) -> Option<AgentId> {
         Some(locked(&self.links).get(&link)?.info.agent.clone())
     }
 
-    /// The identifier by which a link's agent answers for a destination; `None`: it answers for all, or is gone.
+    /// The identifier that matches this link's agent to a destination; `None`: the agent serves all destinations, or is gone.
     #[must_use]
     pub fn class_of(&self, address: &str, link: LinkId) -> Option<String> {
         locked(&self.registry).class(&Host::of_address(address), link)
     }
 
-    /// Dials waiting for an answer now.
+    /// Pending dials.
     #[must_use]
     pub fn pending_dials(&self) -> usize {
         self.limits.pending_max - self.pending.available_permits()
     }
 
-    /// What became of dials since the start.
+    /// Counts of dial outcomes since the start.
     #[must_use]
     pub fn dial_counts(&self) -> DialCounts {
         self.dials.counts()

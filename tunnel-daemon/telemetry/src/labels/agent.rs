@@ -1,4 +1,4 @@
-//! Values of what becomes of calls and links of agents.
+//! Label values for calls and links of agents.
 
 use super::Label;
 
@@ -39,7 +39,7 @@ label! {
 }
 
 label! {
-    /// What came of a review of an agent's token.
+    /// Outcome of a review of an agent's token.
     TokenReview {
         /// The agent is let in.
         Ok = "ok",

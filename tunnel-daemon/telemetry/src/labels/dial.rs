@@ -1,4 +1,4 @@
-//! Why a dial failed, and how far it had come: the words of our own series and of the log.
+//! Why a dial failed, and how far it had come: values of Adit's own series and of the log.
 
 use adit_core::destination::is_denial;
 use adit_core::failure::DialFailure;
@@ -6,7 +6,7 @@ use adit_core::failure::DialFailure;
 use super::{Label, NodeRefusal};
 
 label! {
-    /// Why a dial failed, as `adit_dial_failures_total` and the log line `dial failed` say it.
+    /// Why a dial failed, as in `adit_dial_failures_total` and the log line `dial failed`.
     DialReason {
         /// The target refused the connection.
         Refused = "refused",
@@ -32,7 +32,7 @@ label! {
 }
 
 label! {
-    /// How far a dial that failed had come.
+    /// How far a failed dial had come.
     DialStage {
         /// The limits of this process refused the dial before an agent was chosen.
         Admission = "admission",
@@ -77,7 +77,7 @@ impl DialReason {
         }
     }
 
-    /// Reason and stage of a tunnel that an agent asked for; `None`: its client gave up, which is no failure.
+    /// Reason and stage of a refused tunnel of an agent; `None`: its client gave up, which is no failure.
     #[must_use]
     pub fn of_refusal(why: NodeRefusal) -> Option<(Self, DialStage)> {
         Some(match why {
@@ -97,7 +97,7 @@ impl DialReason {
         })
     }
 
-    /// Reason and stage of an agent's answer. The answer is a text, of which Go's dialler and ours write the cause last.
+    /// Reason and stage of an agent's answer: a text in which both Go's dialler and Adit's write the cause last.
     #[must_use]
     pub fn of_answer(text: &str) -> (Self, DialStage) {
         if is_denial(text) {
@@ -111,7 +111,7 @@ impl DialReason {
             "i/o timeout" | "context deadline exceeded" if is_lookup => {
                 (Self::Timeout, DialStage::Lookup)
             }
-            // What a name server's socket met says nothing of the target.
+            // An error of a name server's socket does not concern the target.
             _ if is_lookup => (Self::Other, DialStage::Lookup),
             "connection refused" => (Self::Refused, DialStage::Connect),
             "i/o timeout"

@@ -1,9 +1,9 @@
-//! Values of the redirect and of accounting in the kernel.
+//! Label values for the redirect and for kernel accounting.
 
 use super::Label;
 
 label! {
-    /// What the redirect by eBPF is.
+    /// State of the eBPF redirect.
     RedirectState {
         /// Not configured.
         Off = "off",
@@ -15,7 +15,7 @@ label! {
 }
 
 label! {
-    /// How the helper is that opens listeners in other network namespaces.
+    /// State of the helper that opens listeners in other network namespaces.
     NetnsHelperState {
         /// Not configured.
         Off = "off",
@@ -29,7 +29,7 @@ label! {
 }
 
 label! {
-    /// What another network namespace is to the redirect.
+    /// State of another network namespace in the redirect.
     NetnsState {
         /// It has a listener.
         Captured = "captured",
@@ -41,7 +41,7 @@ label! {
 }
 
 label! {
-    /// What a connection is to its tunnels, as accounted for in the kernel.
+    /// The role of a connection in kernel accounting.
     AccountRole {
         /// From an agent to a target, or from a server to a destination of the control plane.
         Target = "target",
@@ -69,7 +69,7 @@ label! {
 }
 
 label! {
-    /// What became of the end of a connection that the kernel accounts for.
+    /// Why kernel accounting lost the end of a connection.
     AccountLoss {
         /// The ring buffer was full.
         RingFull = "ring_full",

@@ -1,9 +1,9 @@
-//! Values of lanes and of the connections that would become lanes.
+//! Label values for lanes and for connections that are to become lanes.
 
 use super::Label;
 
 label! {
-    /// What a lane does.
+    /// State of a lane.
     LaneState {
         /// Free for a tunnel.
         Idle = "idle",
@@ -13,7 +13,7 @@ label! {
 }
 
 label! {
-    /// How a dial to an agent with lanes went.
+    /// Which path a dial to an agent with lanes took.
     LaneDial {
         /// The dial went over a lane.
         Hit = "hit",
@@ -25,7 +25,7 @@ label! {
 }
 
 label! {
-    /// Why a lane is no more.
+    /// Why a lane ended.
     LaneEnd {
         /// Closed while idle, because there were more than needed.
         Drained = "drained",

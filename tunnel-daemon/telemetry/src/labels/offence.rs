@@ -1,4 +1,4 @@
-//! Values of breaches of the protocol.
+//! Label values for protocol violations.
 
 use adit_core::wire::packet::Violation;
 

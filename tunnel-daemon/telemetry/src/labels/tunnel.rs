@@ -1,4 +1,4 @@
-//! How a tunnel ended: a coarse word for the metric, a finer one for the access event.
+//! How a tunnel ended: a coarse value for the metric, a finer one for the access event.
 
 use adit_core::session;
 
@@ -39,7 +39,7 @@ label! {
 }
 
 label! {
-    /// Why a tunnel ended, in finer words than [`TunnelEnd`].
+    /// Why a tunnel ended, in finer steps than [`TunnelEnd`].
     EndReason {
         /// The agent closed the tunnel without an error.
         PeerClosed = "peer_closed",
@@ -93,8 +93,8 @@ label! {
 }
 
 impl EndReason {
-    /// The reason of a tunnel whose task is dropped before the tunnel ended: the task panics, or the process stops. Nothing else
-    /// drops one.
+    /// The reason for a tunnel whose task was dropped before the tunnel ended: only a panic or the end of the process does
+    /// that.
     #[must_use]
     pub fn of_drop() -> Self {
         if std::thread::panicking() {
@@ -104,7 +104,7 @@ impl EndReason {
         }
     }
 
-    /// The coarse word.
+    /// The coarse value.
     #[must_use]
     pub fn end(self) -> TunnelEnd {
         match self {
@@ -129,7 +129,7 @@ impl EndReason {
         }
     }
 
-    /// The same at an agent, whose peer is the client's end of the tunnel.
+    /// The reason at an agent, whose peer is the client's end of the tunnel.
     #[must_use]
     pub fn at_target(self) -> Self {
         match self {
@@ -162,19 +162,19 @@ impl From<&session::TunnelEnd> for EndReason {
     }
 }
 
-/// What an access event says in `detail`.
+/// The `detail` of an access event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Detail {
     /// Why a tunnel ended.
     End(EndReason),
     /// Why a dial failed, in upstream's words.
     Dial(DialFailureReason),
-    /// Why a tunnel that an agent asked for was not opened.
+    /// Why a tunnel requested by an agent was not opened.
     Node(NodeRefusal),
 }
 
 impl Detail {
-    /// The word.
+    /// The value's spelling.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What one agent may ask for, whatever the number of its links.
+//! Limits on what one agent may ask for, over all its links.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,17 +10,17 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use adit_net::source_quota::{Source, SourcePlaces, SourceQuota};
 use adit_telemetry::rate::TokenBucket;
 
-/// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
-/// served within seconds.
+/// Tunnels that one agent may open per second on average: a node's pods that all reconnect after an outage are served within
+/// seconds.
 const OPENS_PER_SECOND: u32 = 200;
-/// And at once.
+/// Tunnels that one agent may open at once.
 const OPENS_BURST: u32 = 1000;
-/// Dials of one agent without an answer.
+/// Limit on pending dials of one agent.
 const DIALS_PER_AGENT_MAX: usize = 256;
-/// And of all.
+/// Limit on pending dials of all agents.
 const DIALS_MAX: usize = 4096;
 
-/// Quotas of agents that have links, or had some lately: who comes back is given no new one.
+/// Quotas of agents with links, and of agents that had some lately: reconnecting does not reset a quota.
 pub(super) struct Quotas {
     agents: Mutex<HashMap<Asker, Arc<Quota>>>,
     dials: Arc<SourceQuota>,
@@ -34,7 +34,7 @@ type Asker = (AgentId, Arc<str>);
 pub(super) struct Quota {
     opens: Mutex<TokenBucket>,
     dials: Semaphore,
-    /// Of all agents.
+    /// Shared by all agents.
     all_dials: Arc<SourceQuota>,
     all_tunnels: Arc<SourceQuota>,
 }
@@ -45,33 +45,33 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Quota {
-    /// Whether one more tunnel may be asked for now.
+    /// Whether the agent may open one more tunnel now.
     pub(super) fn may_open(&self, now: Instant) -> bool {
         locked(&self.opens).try_take(now)
     }
 
-    /// Room for one dial as long as it is held. `None`: this agent, its source of trust, or all together have as many as there may
-    /// be.
+    /// Reserves one dial until dropped. `None`: this agent, its trust source, or all agents together are at their limit.
     pub(super) fn dial(&self, source: &Source) -> Option<(SemaphorePermit<'_>, SourcePlaces)> {
         let own = self.dials.try_acquire().ok()?;
         let of_all = self.all_dials.take(source, 1)?;
         Some((own, of_all))
     }
 
-    /// Room for one tunnel as long as it is held, its dial included. `None`: its source of trust, or all together have as many as
-    /// there may be.
+    /// Reserves one tunnel until dropped, its dial included. `None`: the trust source, or all agents together are at their
+    /// limit.
     pub(super) fn tunnel(&self, source: &Source) -> Option<SourcePlaces> {
         self.all_tunnels.take(source, 1)
     }
 
-    /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
+    /// Whether no link uses this quota and a new one would equal it. Call it under the table's lock: only the table hands out
+    /// quotas.
     fn is_unused(self: &Arc<Self>, now: Instant) -> bool {
         Arc::strong_count(self) == 1 && locked(&self.opens).is_full(now)
     }
 }
 
 impl Quotas {
-    /// For agents that together may have so many tunnels.
+    /// Quotas for agents that together may have `tunnels_max` tunnels.
     pub(super) fn new(tunnels_max: usize) -> Self {
         Self {
             agents: Mutex::default(),
@@ -80,12 +80,12 @@ impl Quotas {
         }
     }
 
-    /// The quota of an agent, which all its links share.
+    /// The quota of an agent, shared by all its links.
     pub(super) fn of(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
         let now = Instant::now();
         let mut agents = locked(&self.agents);
         if agents.len() == agents.capacity() {
-            // As often as the table would grow, so that it holds at most twice as many as there are.
+            // Pruned whenever the table would grow, so it holds at most twice the quotas in use.
             agents.retain(|_, quota| !quota.is_unused(now));
         }
         let quota = agents

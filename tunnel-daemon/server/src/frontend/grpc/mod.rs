@@ -23,19 +23,20 @@ use adit_telemetry::labels::ServiceMethod;
 
 /// Path of the only method.
 const METHOD: &str = "/ProxyService/Proxy";
-/// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams
-/// on one connection must not hold a gigabyte.
+/// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams on one connection must
+/// not hold a gigabyte.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// Bytes that may wait in the socket of a client: those of two writes and more, so that it need not be woken, read and wake us
-/// for each of them. [`adit_tls::stream::ByteStream::widen`]
+/// Bytes that may wait in a client's socket: more than two writes, so that the client is not woken for each write. See
+/// [`adit_tls::stream::ByteStream::widen`].
 pub const SOCKET_BYTES: usize = 512 * 1024;
-/// Bytes of one stream that HTTP/2 may have taken and not written: the budget counts what goes beyond them.
+/// Bytes of one stream that HTTP/2 may hold unwritten; the budget counts bytes beyond them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// Where sockets are bounded, the same in terms of their bound.
+/// With a bound on socket buffers, this part of the bound is the limit instead.
 const SEND_BUFFER_DIVISOR: usize = 8;
 
-/// Serves one client connection, of which `admission` says whether it is welcome, to its end, which is when it has no calls once this process is `leaving`; one that has not said
-/// that it speaks HTTP/2 is not waited for then. Every `Proxy` call is admitted by `tasks` and runs beside it.
+/// Serves one client connection to its end; `admission` says whether the client is refused. Once this process is `leaving`, the
+/// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call runs as a task of its own,
+/// admitted by `tasks`.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
 pub fn serve<S>(
@@ -54,7 +55,7 @@ where
     let send_buffer_bytes = bound.map_or(SEND_BUFFER_BYTES, |kib| {
         usize::from(kib) * 1024 / SEND_BUFFER_DIVISOR
     });
-    // Boxed: the connection has a place of its own afterwards.
+    // Boxed: its state is freed before the connection runs.
     let left = leaving.clone();
     let mut greeting = Box::pin(async move {
         let windows = Windows {

@@ -1,4 +1,4 @@
-//! Server -> client on one `Proxy` stream: control packets, then payload gathered to the size the client can take.
+//! Server -> client on one `Proxy` stream: control packets, and payload in messages sized to the client's pace.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -15,19 +15,19 @@ use http::HeaderMap;
 use adit_net::grpc::{accepted, code_of, code_of_reason};
 use adit_tunnel::{Endpoint, Incoming, moment};
 
-/// Pieces below this are joined, so that a message of many small chunks does not become a long list.
+/// Smaller pieces are joined, so that a message of many small chunks does not become a long list.
 const JOIN_BELOW_BYTES: usize = 2048;
 
-/// The sending half of a stream; its response headers go with the first packet, as upstream's do.
+/// The sending half of a stream; its response headers are sent with the first packet, as upstream does.
 pub(super) struct Outbound {
     respond: SendResponse<MessageBuf>,
     stream: Option<SendStream<MessageBuf>>,
     sizer: PacketSizer,
-    /// The end of a piece that was too long for the last message.
+    /// The end of a piece that did not fit into the last message.
     rest: Bytes,
-    /// Payload of the last message that HTTP/2 has not fully passed on yet.
+    /// Payload of the last message that HTTP/2 has not fully sent yet.
     in_transit: usize,
-    /// Whether a control packet found no room in the client's window; it may have left since.
+    /// Whether a control packet exceeded the client's window; it may have been sent since.
     is_control_waiting: bool,
 }
 
@@ -63,19 +63,19 @@ impl Outbound {
         Ok(kind)
     }
 
-    /// Ends the call, by a reset if its client has no room for the last messages, payload or answers: they would wait in HTTP/2
-    /// for as long as the connection lives, and no task or budget counts them any more.
+    /// Ends the call. Resets it if the client's window has no room for the last messages: they would stay in HTTP/2 for the
+    /// connection's lifetime, and no task or budget would count them.
     pub(super) fn finish(&mut self, trailers: HeaderMap) {
         let is_waiting = self.in_transit > 0 || self.is_control_waiting;
         if let Some(stream) = self.stream.as_mut().filter(|_| is_waiting) {
-            // There is room for one more once all before it has left, or can.
+            // Capacity for one more byte means that everything before it has been sent, or can be.
             stream.reserve_capacity(1);
             if stream.capacity() == 0 {
                 return self.reset();
             }
         }
         if let Ok(stream) = self.stream() {
-            // A client that has gone needs no status.
+            // A client that has left needs no status.
             let _sent = stream.send_trailers(trailers);
         }
     }
@@ -88,7 +88,7 @@ impl Outbound {
         }
     }
 
-    /// Completes when the client has reset the call or is gone.
+    /// Completes when the client has reset the call or has left.
     pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Code> {
         let reset = match &mut self.stream {
             Some(stream) => stream.poll_reset(cx),
@@ -101,7 +101,8 @@ impl Outbound {
         })
     }
 
-    /// Sends one message of the endpoint's payload, up to what the client takes at a time. Pending while there is none, or no room.
+    /// Sends one message of the endpoint's payload, up to the size the client takes at a time. Pending without payload or
+    /// capacity.
     pub(super) fn poll_payload(
         &mut self,
         cx: &mut Context<'_>,
@@ -129,8 +130,8 @@ impl Outbound {
         let bytes = gathered.bytes;
         let message = MessageBuf::data(conn, gathered.parts);
         let stream = self.stream()?;
-        // One more than the message: capacity left over afterwards means the client's window took it whole. No more than
-        // that: an idle stream keeps it, out of the window that all streams of its connection share.
+        // One byte more than the message: capacity left afterwards means that the whole message fit into the client's window.
+        // Not more, since an idle stream keeps this capacity out of the window that the connection's streams share.
         stream.reserve_capacity(message.remaining() + 1);
         stream.send_data(message, false)?;
         self.in_transit = bytes;
@@ -142,7 +143,7 @@ impl Outbound {
         }))
     }
 
-    /// The tunnel is over in order: what HTTP/2 still holds goes to the client by itself, and counts as delivered.
+    /// The tunnel ended in order: bytes still in HTTP/2 reach the client by themselves, and count as delivered.
     pub(super) fn hand_over(&self, endpoint: &mut Endpoint) {
         endpoint.delivered(self.in_transit);
     }
@@ -172,9 +173,9 @@ impl Outbound {
 
 /// What [`Outbound::poll_payload`] did.
 pub(super) enum Sent {
-    /// A message left; `event` came behind its payload.
+    /// A message was sent; `event` followed its payload.
     Payload { event: Option<Incoming> },
-    /// Nothing to send; this came instead.
+    /// No payload; this event came instead.
     Event(Incoming),
 }
 
@@ -184,8 +185,8 @@ struct Gathered {
     event: Option<Incoming>,
 }
 
-/// Takes what is there, up to `max` bytes, what is in `rest` first; the end of a piece beyond them is left there. Stops at the
-/// first event that is not data.
+/// Takes up to `max` bytes, those in `rest` first, and leaves the remainder of the last piece in `rest`. Stops at the first
+/// event that is not data.
 fn gather(cx: &mut Context<'_>, endpoint: &mut Endpoint, rest: &mut Bytes, max: usize) -> Gathered {
     let mut gathered = Gathered {
         parts: VecDeque::new(),

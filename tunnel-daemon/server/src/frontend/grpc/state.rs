@@ -1,4 +1,4 @@
-//! Where a `Proxy` call is, how it ends, and how long it may be without a dial or a tunnel.
+//! The state of a `Proxy` call, how it ends, and how long it may be without a dial or a tunnel.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use adit_tunnel::Endpoint;
 
 pub(super) type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
 
-/// Where a call is.
+/// The state of a call.
 pub(super) enum State {
     /// No dial yet.
     Fresh,
@@ -28,7 +28,7 @@ pub(super) enum State {
         endpoint: Endpoint,
         closing: bool,
     },
-    /// Nothing more is done for this client; its packets are read and dropped until it leaves.
+    /// The call is over; the client's packets are read and dropped until it leaves.
     Over,
 }
 
@@ -41,8 +41,8 @@ pub(super) enum Done {
     Broken(StreamError),
 }
 
-/// The deadline of a call without a dial or a tunnel. The timer is made when the call waits, so that a call which dials at once has
-/// none.
+/// The deadline of a call without a dial or a tunnel. The timer is created when the call waits, so a call that dials at once
+/// has none.
 #[derive(Default)]
 pub(super) struct Idle(Option<Pin<Box<Sleep>>>);
 
@@ -59,7 +59,7 @@ impl Idle {
         timer.as_mut().poll(cx)
     }
 
-    /// What the client is told.
+    /// The error text for the client.
     pub(super) fn text() -> String {
         format!(
             "call without a dial or a tunnel for {} s: dial at once, and end the call with its tunnel",

@@ -23,15 +23,15 @@ use adit_net::grpc::{Code, code_of, status};
 use adit_telemetry::labels::EndReason;
 use adit_tunnel::Incoming;
 
-/// Answers to packets that make no sense here, before the call is ended: in all calls of a client that never reads they wait.
+/// Error answers to packets out of place, before the call is ended: a client that never reads makes them wait in all its calls.
 const REBUKES_MAX: u32 = 16;
-/// Rounds before the task lets others run.
+/// Rounds before the task yields.
 const ROUNDS_PER_POLL: usize = 32;
-/// Frames of a client in a round: full ones are as many bytes as it may have on the way.
+/// Client frames per round: full frames are as many bytes as the client may have in flight.
 const FRAMES_PER_ROUND: usize = 16;
 
-/// The Go client library gives a tunnel up whose user takes none of its bytes for 10 s. Measured here from what waits in this
-/// process, which begins to wait a little later.
+/// The Go client library gives up a tunnel whose bytes its user does not take for 10 s. Measured here from the first byte that
+/// waits in this process, which is a little later.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 
 /// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
@@ -48,7 +48,7 @@ pub struct ProxyStream<E: StreamEvents> {
 }
 
 impl<E: StreamEvents> ProxyStream<E> {
-    /// Takes over a call that was found to be `ProxyService/Proxy`.
+    /// Takes over a call to `ProxyService/Proxy`.
     pub fn new(
         router: Arc<Router>,
         recv: RecvStream,
@@ -77,7 +77,7 @@ impl<E: StreamEvents> ProxyStream<E> {
     )]
     pub fn run<K>(mut self, kept: K) -> impl Future<Output = ()> {
         async move {
-            // In this order they are dropped, if it comes to that.
+            // Borrowed in this order, so that cancelling drops them in this order.
             let (stream, _kept) = (&mut self, &kept);
             let done = std::future::poll_fn(|cx| stream.poll(cx)).await;
             stream.over(done);
@@ -117,7 +117,7 @@ impl<E: StreamEvents> ProxyStream<E> {
                     self.out.hand_over(&mut endpoint);
                 }
                 let (from_client, to_client) = endpoint.bytes();
-                // Whoever cut it, it was not us.
+                // A client that stalled for its library's timeout has given up the tunnel by itself.
                 let gave_up =
                     reason == EndReason::ClientGone && endpoint.stalled_for() >= CLIENT_PATIENCE;
                 let reason = if gave_up {
@@ -131,7 +131,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
-    /// What came in many messages leaves in one write, however the poll ends: a reset takes back what has not left.
+    /// Many messages are flushed in one write, however the poll ends: a reset discards unsent bytes.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
         let done = self.poll_rounds(cx);
         self.flush(cx);
@@ -172,8 +172,8 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
-    /// Whatever came from the client, before the tunnel is asked: a lane writes what waits before it reads, and would write
-    /// each frame by itself.
+    /// Reads all frames from the client before polling the tunnel: a lane writes its queue before it reads, and would otherwise
+    /// write each frame separately.
     fn poll_frames(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
         for frame in 0..FRAMES_PER_ROUND {
             if !self.poll_client(cx)? {
@@ -186,7 +186,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         Ok(true)
     }
 
-    /// Client -> tunnel. Not read while the endpoint is full: then the client's HTTP/2 window fills.
+    /// Client -> tunnel. Not read while the endpoint is full, so that the client's HTTP/2 window fills.
     fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
         if let State::Open {
             endpoint,
@@ -254,7 +254,7 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.events.offence(violation);
                 if let Violation::Oversize(_) = violation {
                     self.events.read_failed(tonic::Code::ResourceExhausted);
-                    // What was said before goes before the reset.
+                    // Earlier packets go before the reset.
                     self.flush(cx);
                     return self.give_up(
                         "message above 4 MiB (16 KiB if no DATA)",
@@ -372,7 +372,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             State::Open { conn, endpoint, .. } => {
                 let conn = *conn;
                 match self.out.poll_payload(cx, conn, endpoint) {
-                    // A client that takes nothing must not hide that there is no more use in waiting for it.
+                    // A client that takes nothing must not hide an abort of the tunnel.
                     Poll::Pending if endpoint.poll_aborted(cx) => match endpoint.last_end() {
                         Some(end) => {
                             self.sent(Sent::Event(Incoming::Ended(end)), conn)?;
@@ -400,7 +400,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         };
         match event {
             None | Some(Incoming::Data(_)) => Ok(()),
-            // The Go client knows no half-close: the target's end closes both directions.
+            // The Go client does not support half-close: the target's EOF closes both directions.
             Some(Incoming::PeerFin) => {
                 self.close_rsp(conn, "")?;
                 self.leave(true, EndReason::TargetClosed);
