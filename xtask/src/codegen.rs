@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::steps::run_command;
 use crate::workspace::Workspace;
 
-/// Longest time to build and run it.
+/// Time limit to build and run the generator.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whether to write.
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 /// Regenerates the files, or with `check` fails when a committed one differs.
 ///
 /// # Errors
-/// When the generator does not build or fails; it says why.
+/// The generator does not build, or fails with its reason.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let mut command = workspace.cargo(&["run", "--quiet", "--package", "codegen", "--"]);
     if args.check {

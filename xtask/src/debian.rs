@@ -1,4 +1,4 @@
-//! A small Debian with systemd, in which packages and pages are tried.
+//! A small Debian with systemd, in which packages and install pages are tested.
 
 use std::fs;
 use std::path::Path;
@@ -8,21 +8,21 @@ use std::time::Duration;
 use crate::steps::{output_of, run_command};
 use crate::workspace::{Workspace, fresh};
 
-/// The distribution, and what a server of it has that a minimal installation lacks.
+/// The distribution, and packages of a server that a minimal installation lacks.
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,curl,python3,procps";
 const MIRROR: &str = "http://deb.debian.org/debian";
-/// Longest time to fetch and unpack it.
+/// Time limit to fetch and unpack it.
 const FETCH: Duration = Duration::from_secs(15 * 60);
-/// Longest time to copy it.
+/// Time limit to copy it.
 const COPY: Duration = Duration::from_secs(5 * 60);
 
-/// Makes one in a folder of which an older one goes. It is fetched once, and copied.
+/// Creates a Debian in a folder, replacing an older one. The system is fetched once and then copied.
 ///
 /// # Errors
 /// There is no network, or a tool is missing.
 pub(crate) fn install(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
-    // Called after what is in it.
+    // Named after its packages, so that other packages cause a new fetch.
     let name = format!("debian-{SUITE}-{}", PACKAGES.replace(',', "-"));
     let base = workspace.target().join(name);
     if !base.exists() {

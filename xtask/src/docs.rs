@@ -1,5 +1,5 @@
-//! `cargo xtask docs`: writes the drawing of packages, and the pages below docs/reference: some from doc comments here, the others by tests of the daemon, which
-//! compare them otherwise.
+//! `cargo xtask docs`: writes the package diagram and the pages below docs/reference. This program generates some pages from
+//! doc comments; tests of the daemon, which otherwise compare their pages, write the others.
 
 pub(crate) mod packages;
 pub(crate) mod promises;
@@ -9,13 +9,13 @@ use std::time::Duration;
 use crate::steps::run_command;
 use crate::workspace::Workspace;
 
-/// Longest time to build and run them.
+/// Time limit to build and run these tests.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Writes the pages.
 ///
 /// # Errors
-/// When the package does not build, or a page cannot be written.
+/// The package does not build, or a page cannot be written.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     packages::write(workspace)?;
     promises::write(workspace)?;

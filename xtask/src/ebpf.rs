@@ -1,7 +1,7 @@
-//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds, or says whether the committed one is current.
+//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds, or checks that the committed one is current.
 //!
-//! It is committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
-//! the sources of the standard library, and bpf-linker.
+//! The object is committed, so that building Adit does not need this toolchain. A rebuild needs a nightly toolchain with the
+//! sources of the standard library, and bpf-linker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,11 +21,11 @@ const ABI: &str = "ebpf-programs/abi";
 const PINS: &str = "ebpf-programs/toolchain.toml";
 const OBJECT: &str = "ebpf-programs/prebuilt/adit-ebpf.o";
 const MANIFEST: &str = "ebpf-programs/prebuilt/manifest.toml";
-/// Little-endian, which all our machines are.
+/// Little-endian, as all supported machines are.
 const TARGET: &str = "bpfel-unknown-none";
-/// Longest time for a build from nothing.
+/// Time limit of a build from scratch.
 const BUILD: Duration = Duration::from_secs(10 * 60);
-/// Where cargo looks for the sources of the standard library when the toolchain has none of its own.
+/// Variable that tells cargo where the standard library's sources are if the toolchain lacks them.
 const LIBRARY_VARIABLE: &str = "__CARGO_TESTS_ONLY_SRC_ROOT";
 
 /// Whether to write.
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     fresh: bool,
 }
 
-/// What made an object of what.
+/// An object's hash, with the inputs and toolchain that built it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
@@ -53,7 +53,7 @@ struct Manifest {
     toolchain: Toolchain,
 }
 
-/// Versions of what builds an object.
+/// Versions of the tools that build an object.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Toolchain {
     rustc: String,
@@ -71,7 +71,7 @@ impl std::fmt::Display for Toolchain {
 /// Rebuilds the object, or checks it.
 ///
 /// # Errors
-/// When the toolchain is not there or not the pinned one, the build fails, or `--check` finds a difference.
+/// The toolchain is missing or not the pinned one, the build fails, or `--check` finds a difference.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.check {
         return check(workspace);
@@ -79,7 +79,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let pinned = pins(workspace)?;
     let compiler = compiler(&pinned);
     let toolchain = availability(&compiler).map_err(anyhow::Error::msg)?;
-    // Before the build, which takes minutes, and nobody would take what it makes.
+    // Check before the build, which takes minutes: an object of other versions must not be committed.
     ensure!(
         args.fresh || toolchain == pinned,
         "{PINS} pins {pinned}, but here is {toolchain}: install the pinned versions as ebpf-programs/README.md says, build beside \
@@ -106,7 +106,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails when anything changed since the committed object was built.
+/// Fails if an input changed since the committed object was built.
 fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let manifest = manifest(workspace)?;
     let mut changed = Vec::new();
@@ -130,10 +130,10 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// SHA-256 of the object that the daemon embeds, as the manifest has it.
+/// SHA-256 of the object that the daemon embeds, from the manifest.
 ///
 /// # Errors
-/// There is no manifest, or it is of another object.
+/// There is no manifest, or it belongs to another object.
 pub(crate) fn object_hash(workspace: &Workspace) -> anyhow::Result<String> {
     let Manifest { object, .. } = manifest(workspace)?;
     ensure!(
@@ -148,20 +148,20 @@ fn manifest(workspace: &Workspace) -> anyhow::Result<Manifest> {
     toml::from_str(&text).with_context(|| format!("read {MANIFEST}"))
 }
 
-/// The name that rustup has for the pinned compiler, since another one writes another object: `nightly` is of today, and
-/// the pinned one may be there under its date.
+/// The rustup name of the pinned compiler, since another compiler builds another object. `nightly` is the latest one; the
+/// pinned one may be installed under its date.
 fn compiler(pinned: &Toolchain) -> String {
     let listed = Command::new("rustup").args(["toolchain", "list"]).output();
     let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     chosen(&listed.unwrap_or_default(), &pinned.rustc, version_of).to_owned()
 }
 
-/// What a toolchain of rustup's says of its compiler.
+/// The version of a rustup toolchain's compiler.
 fn version_of(name: &str) -> Option<String> {
     first_line(rustup_run(name).args(["rustc", "--version"]))
 }
 
-/// `nightly` and then each dated one: the first whose compiler is of this version, or `nightly` if none is.
+/// The first of `nightly` and the dated toolchains whose compiler has this version; `nightly` if none has.
 fn chosen<'a>(
     listed: &'a str,
     rustc: &str,
@@ -175,15 +175,15 @@ fn chosen<'a>(
         .unwrap_or(NIGHTLY)
 }
 
-/// What a program says of its version, without its name.
+/// A program's version output, without the program's name.
 fn stripped(said: &str, name: &str) -> String {
     said.strip_prefix(name).unwrap_or(said).trim().to_owned()
 }
 
-/// The toolchain for objects that are only tried out: today's, which may be of any version, or the pinned one where that is lacking.
+/// The toolchain for objects that are only tested: the latest nightly of any version, or else the pinned one.
 ///
 /// # Errors
-/// There is neither: what is missing and how to get it.
+/// Neither is installed; names what is missing and how to get it.
 pub(crate) fn for_tests(workspace: &Workspace) -> Result<String, String> {
     if availability(NIGHTLY).is_ok() {
         return Ok(NIGHTLY.to_owned());
@@ -193,7 +193,7 @@ pub(crate) fn for_tests(workspace: &Workspace) -> Result<String, String> {
     availability(&name).map(|_versions| name)
 }
 
-/// The versions that would build an object here with a toolchain of rustup's, or what is missing and how to get it.
+/// The versions that this rustup toolchain would use for an object, or what is missing and how to get it.
 fn availability(name: &str) -> Result<Toolchain, String> {
     let rustc = version_of(name).ok_or_else(|| {
         format!(
@@ -217,7 +217,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
     })
 }
 
-/// Builds the programs with a toolchain of rustup's and gives the path of the object.
+/// Builds the programs with a rustup toolchain and returns the object's path.
 pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<PathBuf> {
     let target = workspace.path("target/ebpf");
     let mut command = rustup_run(name);
@@ -228,8 +228,8 @@ pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<PathBuf
         .arg(&target)
         .current_dir(workspace.path(PROGRAMS))
         .env_remove("RUSTFLAGS")
-        // Paths of this machine stay out of the object; the architecture is asked for by the library and used by none of
-        // our programs.
+        // Keeps this machine's paths out of the object. The library needs the architecture flag; this project's programs do
+        // not.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace));
     run_command(&mut command, BUILD)?;
     let built = target.join(TARGET).join("release/adit-ebpf");
@@ -264,7 +264,7 @@ fn pins(workspace: &Workspace) -> anyhow::Result<Toolchain> {
     toml::from_str(&text).with_context(|| format!("read {PINS}"))
 }
 
-/// One hash over everything that is compiled, of both packages.
+/// One hash over all compiled sources of both packages.
 fn sources(workspace: &Workspace) -> anyhow::Result<String> {
     let mut files = workspace.files(ABI)?;
     files.extend(workspace.files(PROGRAMS)?);

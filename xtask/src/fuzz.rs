@@ -10,9 +10,9 @@ use anyhow::{Context as _, bail, ensure};
 use crate::steps::{Steps, first_line, in_ci, run_command};
 use crate::workspace::Workspace;
 
-/// The folder of the fuzz package, outside the workspace because it builds with nightly only.
+/// The folder of the fuzz package: outside the workspace, because it builds with nightly only.
 const FOLDER: &str = "tunnel-daemon/fuzz";
-/// Longest time to build all targets, and to install cargo-fuzz.
+/// Time limit to build all targets, or to install cargo-fuzz.
 const BUILD: Duration = Duration::from_secs(15 * 60);
 
 /// What to fuzz, and how long.
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     target: Option<String>,
 }
 
-/// Whether fuzzing can run here; otherwise what is missing.
+/// Whether fuzzing can run here; otherwise the missing tool.
 pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
     if !workspace.path(FOLDER).join("Cargo.toml").is_file() {
         return Err(format!("{FOLDER} holds no fuzz package"));
@@ -41,10 +41,10 @@ pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
     Ok(())
 }
 
-/// Fuzzes. New inputs go below `target/`; only a person moves one into the recorded corpus.
+/// Fuzzes the targets. New inputs go below `target/`; adding one to the recorded corpus is a manual step.
 ///
 /// # Errors
-/// When a tool is missing, the target does not exist or build, or an input makes one fail.
+/// A tool is missing, the target does not exist or build, or an input makes a target fail.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if let Err(why) = availability(workspace) {
         bail!("{why}");
@@ -65,7 +65,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.run("fuzz build", || {
         run_command(cargo_fuzz(workspace).arg("build"), BUILD)
     });
-    // A target keeps one processor busy.
+    // A target keeps one core busy.
     let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     for targets in targets.chunks(at_once) {
         steps.run(&format!("fuzz {}", targets.join(", ")), || {
@@ -75,7 +75,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.finish()
 }
 
-/// Fuzzes targets at the same time. All run to their end; the error names each that failed.
+/// Fuzzes targets concurrently. All run to their end; the error names all that failed.
 fn fuzz_side_by_side(
     workspace: &Workspace,
     targets: &[String],
@@ -104,7 +104,7 @@ fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result
     let fresh = workspace.path("target/fuzz-corpus").join(target);
     std::fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
     let mut command = cargo_fuzz(workspace);
-    // The first folder receives new inputs, the others are only read.
+    // The first folder receives new inputs; the others are read-only.
     command.arg("run").arg(target).arg(&fresh);
     let recorded = workspace.path(FOLDER).join("corpus").join(target);
     if recorded.is_dir() {
@@ -120,7 +120,7 @@ fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result
     run_command(&mut command, Duration::from_secs(seconds) + BUILD)
 }
 
-/// The binaries the fuzz package declares.
+/// The targets of the fuzz package.
 fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let folder = format!("{FOLDER}/fuzz_targets");
     let files = workspace.files(&folder)?;
@@ -132,15 +132,15 @@ fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The toolchain for what stable cannot do.
+/// The toolchain for commands that stable does not support.
 pub(crate) const NIGHTLY: &str = "nightly";
 
-/// That toolchain, by [`rustup_run`].
+/// Runs the nightly toolchain by [`rustup_run`].
 pub(crate) fn nightly() -> Command {
     rustup_run(NIGHTLY)
 }
 
-/// `rustup run` with a toolchain, free of what the pinned one put into our environment.
+/// `rustup run` with a toolchain, without the environment variables that the pinned toolchain sets.
 pub(crate) fn rustup_run(toolchain: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", toolchain]);
@@ -152,7 +152,7 @@ pub(crate) fn rustup_run(toolchain: &str) -> Command {
 
 fn cargo_fuzz(workspace: &Workspace) -> Command {
     let mut command = nightly();
-    // cargo-fuzz looks for a folder named `fuzz` where it runs; `target/tools` holds what `install` put there.
+    // cargo-fuzz looks for a folder `fuzz` in its working folder; `target/tools` contains the cargo-fuzz of `install`.
     command
         .current_dir(workspace.path("tunnel-daemon"))
         .args(["cargo", "fuzz"]);
@@ -172,7 +172,7 @@ fn has_cargo_fuzz(workspace: &Workspace) -> bool {
 fn install(workspace: &Workspace) -> anyhow::Result<()> {
     let root = workspace.path("target/tools");
     let mut command = workspace.cargo(&["install", "--quiet", "--locked", "cargo-fuzz", "--root"]);
-    // Built outside the workspace's folder of products, which other steps hold locked.
+    // Uses a target folder of its own: other steps lock the workspace's.
     command
         .arg(&root)
         .env("CARGO_TARGET_DIR", root.join("build"));

@@ -1,6 +1,6 @@
-//! Entry of `cargo xtask`, the one door for people and CI: one file per command, only dispatch here.
+//! Entry of `cargo xtask`, the command for people and CI: one file per subcommand, only dispatch here.
 //!
-//! A new command is a `mod`, a variant with a doc line for `--help`, and a row of the match.
+//! A new subcommand needs a `mod`, a variant with a doc line for `--help`, and an arm of the match.
 
 mod chart;
 mod ci;
@@ -130,10 +130,10 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a command as if it was typed behind `cargo xtask`.
+/// Runs a command line as if typed after `cargo xtask`.
 ///
 /// # Errors
-/// It is none, or fails.
+/// The line is not a valid command, or the command fails.
 fn run_line(workspace: &Workspace, line: &str) -> anyhow::Result<()> {
     let words = std::iter::once("xtask").chain(line.split_whitespace());
     run(workspace, Cli::try_parse_from(words)?)

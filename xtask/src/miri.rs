@@ -1,4 +1,4 @@
-//! `cargo xtask miri`: runs the relay's unit tests that need no kernel in an interpreter that knows undefined behaviour.
+//! `cargo xtask miri`: runs the relay's unit tests that need no kernel in Miri, which detects undefined behaviour.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::fuzz::nightly;
 use crate::steps::{first_line, run_command};
 use crate::workspace::Workspace;
 
-/// Longest time to build miri's standard library and to run the tests.
+/// Time limit to build Miri's standard library and run the tests.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// Whether miri can run here; otherwise what is missing.
+/// Whether Miri can run here; otherwise what is missing.
 pub(crate) fn availability() -> Result<(), String> {
     if first_line(nightly().args(["cargo", "miri", "--version"])).is_some() {
         return Ok(());
@@ -22,10 +22,10 @@ pub(crate) fn availability() -> Result<(), String> {
     )
 }
 
-/// Runs the unit tests of `adit-relay`, without those that say they need the kernel.
+/// Runs the unit tests of `adit-relay`, except those marked as needing the kernel.
 ///
 /// # Errors
-/// When miri is missing, a test fails, or miri finds undefined behaviour or a leak.
+/// Miri is missing, a test fails, or Miri finds undefined behaviour or a leak.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     if let Err(why) = availability() {
         bail!("{why}");

@@ -1,4 +1,4 @@
-//! `cargo xtask release`: checks that a commit can be a release, and makes everything that one consists of.
+//! `cargo xtask release`: checks that a commit can be released, and builds all artefacts of the release.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,15 +30,15 @@ pub(crate) struct Args {
 #[derive(Debug, PartialEq, Eq)]
 struct Section<'a> {
     version: &'a str,
-    /// What is behind the version: a date, or `(unreleased)`.
+    /// Text after the version: a date, or `(unreleased)`.
     date: &'a str,
     notes: &'a str,
 }
 
-/// Makes and verifies the release. Nothing is published.
+/// Builds and verifies the release. Publishes nothing.
 ///
 /// # Errors
-/// Versions differ, the tree has changes, or an artefact cannot be made.
+/// Versions differ, the tree has changes, or an artefact cannot be built.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let release = Release::of(workspace)?;
     let (version, changelog) = (&release.version, workspace.text("CHANGELOG.md")?);
@@ -85,7 +85,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 }
 
 impl<'a> Section<'a> {
-    /// The first one of a changelog.
+    /// The first section of a changelog.
     fn top(changelog: &'a str) -> Option<Self> {
         let start = changelog.find("\n## ")? + "\n## ".len();
         let (title, rest) = changelog.get(start..)?.split_once('\n')?;
@@ -99,7 +99,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Whether a text is such as `2026-01-31`.
+/// Whether a text has the form `2026-01-31`.
 fn is_date(text: &str) -> bool {
     let shape: String = text
         .chars()

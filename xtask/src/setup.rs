@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::workspace::Workspace;
 
-/// First line after the shebang: marks a hook as ours, so that it may be replaced.
+/// First line after the shebang: marks hooks that this command wrote and may replace.
 const MARK: &str = "# Installed by `cargo xtask setup`.";
 
 const HOOKS: &[(&str, &str)] = &[
@@ -25,7 +25,7 @@ pub(crate) struct Args {
 /// Writes the hooks into the repository's hook folder.
 ///
 /// # Errors
-/// Outside a git repository, when a foreign hook is in the way, or when a file cannot be written.
+/// Outside a git repository, or another hook exists, or a file cannot be written.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let hooks = workspace.git(&["rev-parse", "--git-path", "hooks"])?;
     let folder = workspace.root().join(hooks);

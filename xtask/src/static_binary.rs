@@ -1,4 +1,4 @@
-//! `cargo xtask static`: our program without any library, and the demo with it.
+//! `cargo xtask static`: builds `adit` without shared libraries, and runs the demo with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,15 +9,15 @@ use anyhow::{Context as _, ensure};
 use crate::steps::run_command;
 use crate::workspace::Workspace;
 
-/// Longest time to build everything once more.
+/// Time limit to build all packages once more.
 const BUILD: Duration = Duration::from_secs(20 * 60);
-/// Longest time for the demo.
+/// Time limit of the demo.
 const DEMO: Duration = Duration::from_secs(5 * 60);
 
-/// Builds it and runs `adit demo --once`.
+/// Builds the program and runs `adit demo --once`.
 ///
 /// # Errors
-/// It does not build, needs a library after all, or the demo fails.
+/// The program does not build or needs a library, or the demo fails.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let program = build(workspace)?;
     let out = Command::new("ldd")
@@ -39,8 +39,8 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With a target named, flags are for the program alone: build scripts and macros stay those of other builds. What the program
-/// depends on is built once more for it, and nobody times it: without optimisation and debug information that takes half as long.
+/// Naming a target applies the flags to the program alone, so build scripts and macros are reused. Dependencies are built again
+/// for the target, and no test measures their speed: without optimisation and debug information that takes half as long.
 fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut cargo = workspace.cargo(&["build", "--quiet", "--package", "adit", "--bin", "adit"]);

@@ -1,4 +1,4 @@
-//! Runs commands with a deadline, and named steps one after the other, which are summed up at the end.
+//! Runs commands with a deadline, and named steps in sequence with a summary at the end.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -10,27 +10,27 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use wait_timeout::ChildExt as _;
 
-/// Limit for tools that only read and fetch.
+/// Time limit of tools that only read and fetch.
 pub(crate) const MINUTES_5: Duration = Duration::from_secs(5 * 60);
-/// Lines of what a failed command wrote that its error has.
+/// Lines of a failed command's output that its error shows.
 const ERROR_LINES: usize = 8;
 
-/// How much of a long command line errors have.
+/// Characters of a long command line that errors show.
 const SHOWN_CHARS: usize = 160;
 
-/// Outcome of a step that did not fail.
+/// Outcome of a step that has not failed.
 pub(crate) enum Outcome {
-    /// It did what it is there for.
+    /// The step has run.
     Done,
-    /// Why it cannot run here.
+    /// The step cannot run here, for this reason.
     Skipped(String),
 }
 
 impl Outcome {
-    /// For a step that was asked for by name.
+    /// Turns a skip into an error, for a step that was requested by name.
     ///
     /// # Errors
-    /// It cannot run here.
+    /// The step cannot run here.
     pub(crate) fn expect_done(self) -> anyhow::Result<()> {
         match self {
             Self::Done => Ok(()),
@@ -39,7 +39,7 @@ impl Outcome {
     }
 }
 
-/// The steps of one run, in order. A failed step does not stop the next ones, so that one run shows all.
+/// The steps of a run, in order. After a failed step the next ones still run, so that one run shows all failures.
 pub(crate) struct Steps {
     done: Vec<(String, Duration, anyhow::Result<Outcome>)>,
     started: Instant,
@@ -59,7 +59,7 @@ impl Steps {
         self.run_if_possible(name, || work().map(|()| Outcome::Done));
     }
 
-    /// Runs `work` as a step, which may find out that it cannot run here.
+    /// Runs `work` as a step, which may report that it cannot run here.
     pub(crate) fn run_if_possible(
         &mut self,
         name: &str,
@@ -77,15 +77,15 @@ impl Steps {
         self.done.push((name.to_owned(), took, outcome));
     }
 
-    /// Since the first step.
+    /// Time since the run started.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Prints one line per step, those that failed first.
+    /// Prints one line per step, failed steps first.
     ///
     /// # Errors
-    /// When a step failed; the error names all that did.
+    /// A step has failed; the error names all failed steps.
     pub(crate) fn finish(mut self) -> anyhow::Result<()> {
         println!("\nSummary ({} in all)", seconds(self.elapsed()));
         self.done.sort_by_key(|(_, _, outcome)| outcome.is_ok());
@@ -112,24 +112,22 @@ impl Steps {
     }
 }
 
-/// A child that is killed when dropped.
+/// A child process that is killed on drop.
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Takes it over.
     pub(crate) fn of(child: Child) -> Self {
         Self(child)
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// How it ended; `None` if it is still running after `limit`.
+    /// The child's exit status; `None` if it still runs after `limit`.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The system reports no status.
     pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.0.wait_timeout(limit)?)
     }
@@ -137,17 +135,17 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error means that it has ended already.
+        // An error means that the child has already ended.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// Runs a command to its end, without standard input. In CI, where no terminal sends it signals, it has a process group of its
-/// own, so that a run past its deadline takes its children along.
+/// Runs a command to its end, without standard input. In CI, where no terminal signals its children, it gets its own process
+/// group, so that a deadline kills its children, too.
 ///
 /// # Errors
-/// It cannot start, ends with another code than 0, or runs longer than `limit`.
+/// The command cannot start, exits with a code other than 0, or exceeds `limit`.
 pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
     let is_grouped = in_ci();
     command.stdin(Stdio::null());
@@ -160,7 +158,7 @@ pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Res
     let Some(status) = child.wait_timeout(limit)? else {
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         if let (true, Some(group)) = (is_grouped, id) {
-            // A group that is gone already is fine.
+            // The group may have ended already.
             kill_process_group(group, Signal::KILL).ok();
         }
         child.kill().ok();
@@ -172,18 +170,18 @@ pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Res
     Ok(())
 }
 
-/// What a command wrote.
+/// Captured output of a command.
 pub(crate) struct Output {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs a command like [`run_command`] and captures what it writes.
+/// Runs a command like [`run_command`] and captures its output.
 ///
 /// # Errors
-/// As [`run_command`], with the end of what the command wrote to standard error.
+/// Like [`run_command`], with the end of the command's standard error.
 pub(crate) fn output_of(command: &mut Command, limit: Duration) -> anyhow::Result<Output> {
-    // Files, not pipes: nobody reads while the command runs.
+    // Files, not pipes: a full pipe would block the command, since nothing reads while it runs.
     let mut err = tempfile::tempfile()?;
     command.stderr(err.try_clone()?);
     let stdout = stdout_of(command, limit);
@@ -196,10 +194,10 @@ pub(crate) fn output_of(command: &mut Command, limit: Duration) -> anyhow::Resul
     Ok(Output { stdout, stderr })
 }
 
-/// Runs a command like [`run_command`] and captures its standard output alone.
+/// Runs a command like [`run_command`] and captures only its standard output.
 ///
 /// # Errors
-/// As [`run_command`].
+/// Like [`run_command`].
 pub(crate) fn stdout_of(command: &mut Command, limit: Duration) -> anyhow::Result<String> {
     let mut out = tempfile::tempfile()?;
     run_command(command.stdout(out.try_clone()?), limit)?;
@@ -213,7 +211,7 @@ fn text_of(file: &mut File) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The first line a command prints, such as its version, if it is installed and succeeds.
+/// The first line of a command's output, such as its version, if it is installed and succeeds.
 pub(crate) fn first_line(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -221,13 +219,13 @@ pub(crate) fn first_line(command: &mut Command) -> Option<String> {
     output.status.success().then_some(line)
 }
 
-/// Whether a machine runs us: skips that are fine on a laptop are errors there.
+/// Whether this is a CI run: skips that are fine on a laptop are errors there.
 pub(crate) fn in_ci() -> bool {
     std::env::var_os("CI")
         .is_some_and(|value| !value.is_empty() && value != "false" && value != "0")
 }
 
-/// A duration as people read it.
+/// A duration in seconds, for people.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }

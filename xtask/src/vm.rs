@@ -1,8 +1,8 @@
-//! `cargo xtask vm`: boots kernels of distributions in virtual machines, runs our programs and tests there, and shows a table
+//! `cargo xtask vm`: boots distribution kernels in virtual machines, runs Adit's programs and tests there, and prints a table
 //! of kernels and features.
 //!
-//! Kernels come as packages and are unpacked below `target/vm`; the system stays as it is. Programs are those of the
-//! developer's build, with their libraries. A row is an entry of [`entries::ENTRIES`].
+//! Kernels come as packages and are unpacked below `target/vm`; nothing is installed. Programs come from the developer's build,
+//! with their libraries. A table row is an entry of [`entries::ENTRIES`].
 
 mod console;
 mod console_log;
@@ -33,9 +33,9 @@ use table::{Answers, Made};
 
 pub(crate) use table::titles;
 
-/// Where the table goes.
+/// Page that holds the table.
 pub(crate) const PAGE: &str = "docs/kernels.md";
-/// Time for a machine beside its entries: boot, modules, end.
+/// Time for a machine besides its entries: boot, modules, shutdown.
 const AROUND: Duration = Duration::from_secs(120);
 
 /// Which kernels and what.
@@ -92,17 +92,17 @@ pub(crate) fn availability() -> Result<(), String> {
     missing.map_or(Ok(()), Err)
 }
 
-/// The rows of the page, in order: all but measurements, and those that have to be named.
+/// The rows of the page, in order: all entries except measurements and those that run only by name.
 pub(crate) fn rows() -> Vec<&'static str> {
     let is_on_page = |entry: &&Entry| entry.when == When::Always;
     let asked = ENTRIES.iter().filter(is_on_page);
     asked.map(|entry| entry.row).collect()
 }
 
-/// Fetches the kernels, unless they were fetched before.
+/// Fetches the kernels that were not fetched before.
 ///
 /// # Errors
-/// Neither they nor the lists of packages can be fetched.
+/// Kernels or lists of packages are missing, and cannot be fetched.
 pub(crate) fn fetched(workspace: &Workspace) -> anyhow::Result<()> {
     let packages = Packages::read(&workspace.path("target/vm"))?;
     for series in kernels::SERIES {
@@ -114,7 +114,7 @@ pub(crate) fn fetched(workspace: &Workspace) -> anyhow::Result<()> {
 /// Boots the kernels and prints the table.
 ///
 /// # Errors
-/// Something is missing here, a kernel does not boot, or a test in a machine fails.
+/// A tool is missing, a kernel does not boot, or a test in a machine fails.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if let Err(why) = availability() {
         bail!("{why}");
@@ -138,7 +138,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .into_iter()
         .map(|series| packages.kernel(series))
         .collect::<Result<_, _>>()?;
-    // Before anything is built of it: a run takes long enough for further changes.
+    // Read the commit before the build: the tree may change during a long run.
     let made = args.write.then(|| made(workspace)).transpose()?;
     let logs = made.as_ref().map(|made| ConsoleLogs::new(&folder, made));
     let built = Built::build(workspace)?;
@@ -157,7 +157,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             None => {
                 let image = folder.join("initramfs");
                 fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
-                // What did not work for one kernel is not tried again.
+                // An accelerator that failed for one kernel is not tried for the next ones.
                 let (used, console) = boot(accel, kernel, &image, limit(&entries))?;
                 accel = Some(used);
                 (used, console)
@@ -189,7 +189,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a page names as its source.
+/// The sources that a page names: commit and eBPF object.
 fn made(workspace: &Workspace) -> anyhow::Result<Made> {
     Ok(Made {
         commit: workspace.commit(),
@@ -209,7 +209,7 @@ fn list(packages: &Packages) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The entries to run, and why others that were asked for cannot.
+/// The entries to run, and why other requested entries cannot run.
 fn chosen(args: &Args, built: &Built) -> (Vec<&'static Entry>, Vec<String>) {
     let (mut entries, mut left_out) = (Vec::new(), Vec::new());
     for entry in ENTRIES.iter().filter(|entry| args.asks_for(entry)) {
@@ -228,7 +228,7 @@ fn limit(entries: &[&Entry]) -> Duration {
     AROUND + Duration::from_secs(inside)
 }
 
-/// Boots with KVM if nothing else is asked for and it works, else emulated.
+/// Boots with `accel` if given; otherwise with KVM if it works, else emulated.
 fn boot(
     accel: Option<Accel>,
     kernel: &Kernel,
@@ -253,7 +253,7 @@ fn boot(
     bail!("Linux {} does not boot here", kernel.release)
 }
 
-/// What failed tests printed.
+/// Prints the output of failed tests.
 fn report(entries: &[&Entry], console: &Console) {
     for line in &console.modules {
         println!("vm: module not loaded: {line}");

@@ -1,4 +1,4 @@
-//! The repository: its files, its commit, and what cargo builds of it.
+//! The repository: its files, its commit, and what cargo builds from it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,16 +10,16 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::steps::{MINUTES_5, output_of, stdout_of};
 
-/// Folders of build products and recorded inputs, and what marks a worktree.
+/// Folders of build products and recorded inputs, and the marker of a worktree.
 const SKIPPED: &[&str] = &["target", ".git", "artifacts", "coverage", "corpus"];
 
-/// The repository this program was built from.
+/// The repository from which this program was built.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
 }
 
-/// A program that cargo has built: a line of `cargo --message-format=json`.
+/// A program built by cargo: a line of `cargo --message-format=json`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Artifact {
     package_id: String,
@@ -30,7 +30,7 @@ pub(crate) struct Artifact {
     pub(crate) program: PathBuf,
 }
 
-/// Target of a package.
+/// A target of a package.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Target {
     pub(crate) kind: Vec<String>,
@@ -44,17 +44,17 @@ struct Profile {
 }
 
 impl Artifact {
-    /// Whether it is a test binary.
+    /// Whether this is a test binary.
     pub(crate) fn is_test(&self) -> bool {
         self.profile.test
     }
 
-    /// Folder of its package, where cargo runs tests.
+    /// Folder of the package, in which cargo runs tests.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.manifest_path.parent()
     }
 
-    /// Name of its package, of the id `path+file:///folder/name#0.1.0` or `path+file:///folder#name@0.1.0`.
+    /// Name of the package, from an id `path+file:///folder/name#0.1.0` or `path+file:///folder#name@0.1.0`.
     pub(crate) fn package(&self) -> &str {
         let (url, version) = self.package_id.rsplit_once('#').unwrap_or_default();
         match version.split_once('@') {
@@ -65,10 +65,10 @@ impl Artifact {
 }
 
 impl Workspace {
-    /// The workspace that holds this package.
+    /// The workspace that contains this package.
     ///
     /// # Errors
-    /// When the folder was moved or deleted since the build.
+    /// The folder was moved or deleted since the build.
     pub(crate) fn here() -> anyhow::Result<Self> {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = package
@@ -82,7 +82,7 @@ impl Workspace {
         Ok(Self::at(root))
     }
 
-    /// A tree at another place: another commit, or a sample of a test.
+    /// A tree at another place: another commit, or a sample in a test.
     pub(crate) fn at(root: &Path) -> Self {
         Self {
             root: root.to_path_buf(),
@@ -102,7 +102,7 @@ impl Workspace {
     /// Cargo's target folder, which other trees may share.
     pub(crate) fn target(&self) -> PathBuf {
         let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        // Cargo takes a relative one as seen from where it runs, which is another tree at times.
+        // Cargo resolves a relative folder against its working folder, which may be another tree.
         self.root.join(folder)
     }
 
@@ -113,7 +113,7 @@ impl Workspace {
         command
     }
 
-    /// Cargo, as the toolchain that runs us names it.
+    /// Cargo of the toolchain that runs this program.
     pub(crate) fn cargo(&self, args: &[&str]) -> Command {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_unset| "cargo".to_owned());
         let mut command = self.command(&cargo);
@@ -121,7 +121,7 @@ impl Workspace {
         command
     }
 
-    /// Runs a cargo command that builds, and returns the programs it has built or found up to date.
+    /// Runs a cargo build command, and returns the programs it has built or found up to date.
     ///
     /// # Errors
     /// The build fails, or takes longer than `limit`.
@@ -133,21 +133,21 @@ impl Workspace {
         let mut command = self.cargo(args);
         command.arg("--message-format=json-render-diagnostics");
         let messages = stdout_of(&mut command, limit)?;
-        // Other messages lack one of the fields: libraries have no program.
+        // Messages about libraries and others lack a required field, so they fail to parse.
         let artifacts = messages.lines().map(serde_json::from_str);
         Ok(artifacts.filter_map(Result::ok).collect())
     }
 
-    /// What git prints, without the last end of line.
+    /// Git's output without the final newline.
     ///
     /// # Errors
-    /// Git is not installed, or fails; with what it printed.
+    /// Git is not installed, or fails; carries its output.
     pub(crate) fn git(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = output_of(self.command("git").args(args), MINUTES_5)?;
         Ok(output.stdout.trim().to_owned())
     }
 
-    /// The short hash of the commit, or `unknown`, and `with changes` if the tree was changed since.
+    /// The short hash of the commit, or `unknown`, followed by `with changes` if the tree was changed since.
     pub(crate) fn commit(&self) -> String {
         let commit = self.git(&["rev-parse", "--short", "HEAD"]);
         let commit = commit.unwrap_or_else(|_error| "unknown".to_owned());
@@ -160,7 +160,7 @@ impl Workspace {
     /// Every source below `folder`, as paths relative to the root, sorted. Links are not followed.
     ///
     /// # Errors
-    /// When a folder cannot be listed.
+    /// A folder cannot be listed.
     pub(crate) fn files(&self, folder: &str) -> anyhow::Result<Vec<String>> {
         let is_source = |entry: &DirEntry| SKIPPED.iter().all(|name| entry.file_name() != *name);
         let mut found = Vec::new();
@@ -179,7 +179,7 @@ impl Workspace {
     /// The text of a file, or `None` when it is not UTF-8.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// The file cannot be read.
     pub(crate) fn text(&self, below: &str) -> anyhow::Result<Option<String>> {
         let bytes =
             std::fs::read(self.root.join(below)).with_context(|| format!("read {below}"))?;
@@ -187,10 +187,10 @@ impl Workspace {
     }
 }
 
-/// Makes a folder that is empty: what was in it goes.
+/// Creates an empty folder, removing an existing one first.
 ///
 /// # Errors
-/// It cannot be removed or made.
+/// The folder cannot be removed or created.
 pub(crate) fn fresh(folder: &Path) -> anyhow::Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;

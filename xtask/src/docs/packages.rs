@@ -1,5 +1,5 @@
-//! The drawing of packages in docs/architecture.md, from the manifests: each with those that it uses and does not reach through
-//! another one.
+//! The package diagram in docs/architecture.md, generated from the manifests. A package shows its direct uses, except those it
+//! also reaches through another package.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,24 +11,24 @@ use crate::workspace::Workspace;
 const PAGE: &str = "docs/architecture.md";
 const BEGIN: &str = "<!-- packages -->\n";
 const END: &str = "<!-- /packages -->\n";
-/// Packages of the product are below these folders.
+/// Folders of the product's packages.
 const PRODUCT: &[&str] = &["tunnel-daemon", "ebpf-programs/abi"];
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// Writes the drawing into its page.
+/// Writes the diagram into its page.
 ///
 /// # Errors
-/// When a manifest or the page cannot be read, or the page cannot be written.
+/// A manifest or the page cannot be read, or the page cannot be written.
 pub(super) fn write(workspace: &Workspace) -> anyhow::Result<()> {
     let (_has, wanted) = pages(workspace)?;
     std::fs::write(workspace.path(PAGE), wanted).with_context(|| format!("write {PAGE}"))
 }
 
-/// Finds a drawing that is not the code's.
+/// Reports a diagram that differs from the manifests.
 ///
 /// # Errors
-/// When a manifest or the page cannot be read.
+/// A manifest or the page cannot be read.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (has, wanted) = pages(workspace)?;
     let stale = (has != wanted)
@@ -36,7 +36,7 @@ pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(stale.into_iter().collect())
 }
 
-/// The page as it is, and as it should be.
+/// The page's present text and its wanted text.
 fn pages(workspace: &Workspace) -> anyhow::Result<(String, String)> {
     let has = workspace.text(PAGE)?.unwrap_or_default();
     let (before, rest) = has
@@ -50,7 +50,7 @@ fn pages(workspace: &Workspace) -> anyhow::Result<(String, String)> {
     Ok((has, wanted))
 }
 
-/// What each package of the product uses of the others, by its manifest.
+/// Packages of the product that each package uses, from its manifest.
 fn uses(workspace: &Workspace) -> anyhow::Result<Uses> {
     let mut all = Uses::new();
     let top: Table = toml::from_str(&workspace.text("Cargo.toml")?.unwrap_or_default())?;
@@ -81,7 +81,7 @@ fn uses(workspace: &Workspace) -> anyhow::Result<Uses> {
     Ok(all)
 }
 
-/// One line for each package, those that use others first.
+/// One line per package; packages come before the packages they use.
 fn drawing(uses: &Uses) -> String {
     let mut left: BTreeSet<&str> = uses.keys().map(String::as_str).collect();
     let mut out = String::new();
@@ -100,13 +100,13 @@ fn drawing(uses: &Uses) -> String {
             out.push('\n');
         }
         if row.is_empty() {
-            break; // No cargo builds a cycle.
+            break; // Only a cycle leads here, and cargo refuses cycles.
         }
     }
     out
 }
 
-/// What a package uses, without what it reaches through another one.
+/// Packages that `name` uses, except those it also reaches through another package.
 fn direct<'a>(uses: &'a Uses, name: &str) -> Vec<&'a str> {
     let used = || uses.get(name).into_iter().flatten();
     let through = |one: &String| used().any(|other| other != one && reaches(uses, other, one));

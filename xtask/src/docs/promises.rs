@@ -1,7 +1,7 @@
 //! The pages of limits and of upstream's behaviour, from rows in the doc comments of the tests that prove them:
 //!
-//! `/// Limit (times): A CONNECT head | 60 s` at one test, `/// Limit (times): A CONNECT head` at each further one. `Upstream` has
-//! no number. A row goes on in the next lines, up to an empty one.
+//! `/// Limit (times): A CONNECT head | 60 s` at one test, `/// Limit (times): A CONNECT head` at each further test of it. An
+//! `Upstream` row has no number. A row continues on the next lines, up to an empty one.
 
 mod rows;
 
@@ -14,7 +14,7 @@ use crate::workspace::Workspace;
 
 /// A generated page.
 struct Page {
-    /// Begins its rows.
+    /// Word that begins the page's rows.
     word: &'static str,
     path: &'static str,
     head: &'static str,
@@ -58,14 +58,14 @@ const PAGES: &[Page] = &[
         ],
     },
 ];
-/// Follows each head.
+/// Text after each head.
 const ABOUT: &str = "\nA test is named by its package without `adit-`, or by its folder in `tunnel-daemon/tests`.\n\
                      This page is written by `cargo xtask docs` from the doc comments of the tests.\n";
 
 /// Writes the pages.
 ///
 /// # Errors
-/// When a row is wrong, or a file cannot be read or written.
+/// A row is invalid, or a file cannot be read or written.
 pub(super) fn write(workspace: &Workspace) -> anyhow::Result<()> {
     let (rows, findings) = read(workspace)?;
     ensure!(findings.is_empty(), "{}", findings.join("\n"));
@@ -76,10 +76,10 @@ pub(super) fn write(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds wrong rows and stale pages.
+/// Reports invalid rows and stale pages.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (rows, mut findings) = read(workspace)?;
     for (index, Page { path, .. }) in PAGES.iter().enumerate() {

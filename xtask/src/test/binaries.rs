@@ -1,4 +1,4 @@
-//! The test binaries of the workspace: cargo builds them, and each lists its tests.
+//! The test binaries of the workspace: cargo builds them, and each binary lists its tests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,26 +9,26 @@ use anyhow::{Context as _, ensure};
 use crate::steps::{MINUTES_5, output_of};
 use crate::workspace::Workspace;
 
-/// Longest time to build all of them from nothing.
+/// Time limit to build all of them from scratch.
 const BUILD: Duration = Duration::from_secs(30 * 60);
 
 /// One test binary.
 #[derive(Debug)]
 pub(super) struct Binary {
-    /// The package, and behind two colons the target unless that is the library: `adit-core`, `adit::loopback`.
+    /// The package, followed by `::` and the target unless that is the library: `adit-core`, `adit::loopback`.
     pub(super) label: String,
-    /// The program.
+    /// Path of the binary.
     pub(super) path: PathBuf,
-    /// Where cargo runs it: the folder of its package.
+    /// Folder of its package, in which cargo runs it.
     pub(super) folder: PathBuf,
-    /// Names of its tests, without those that are ignored.
+    /// Names of its tests, without ignored ones.
     pub(super) tests: Vec<String>,
 }
 
-/// Builds the test binaries that `which`, flags of `cargo test`, selects, and lists their tests.
+/// Builds the test binaries that `which` (flags of `cargo test`) selects, and lists their tests.
 ///
 /// # Errors
-/// When one does not build or does not list its tests.
+/// A binary does not build, or does not list its tests.
 pub(super) fn build(workspace: &Workspace, which: &[&str]) -> anyhow::Result<Vec<Binary>> {
     let artifacts = workspace.artifacts(&[&["test", "--no-run"], which].concat(), BUILD)?;
     let mut binaries = Vec::new();

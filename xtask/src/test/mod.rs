@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test of a tier, all binaries in one pool, with output short enough to read.
+//! `cargo xtask test`: all tests of a tier, of all binaries in one pool, with short output.
 
 mod binaries;
 mod nobody;
@@ -19,20 +19,20 @@ use pool::{Job, Settings};
 use summary::Report;
 use tiers::Tier;
 
-/// Tests that find it in their environment run at the sizes and lengths of the night.
+/// Environment variable with which tests run at nightly sizes and durations.
 const NIGHTLY: &str = "ADIT_NIGHTLY";
-/// Tests find the program to start in it, where they want another one than cargo builds for them.
+/// Environment variable with the program that tests start, if it is not the one that cargo builds for them.
 const PROGRAM: &str = "ADIT_PROGRAM";
-/// Property tests find the seed of their draws in it, and how many cases they try if they do not say so themselves.
+/// Environment variables with the seed of property tests, and with their number of cases unless a test sets it.
 const SEED: &str = "PROPTEST_RNG_SEED";
 const CASES: &str = "PROPTEST_CASES";
-/// Loopback tests that count tunnels, or bytes of one, by their modules.
+/// Modules of loopback tests that count tunnels, or the bytes of a tunnel.
 const SCALE: [&str; 3] = ["idle_tunnels", "large_transfers", "opens_and_closes"];
-/// How many of these run at once: each has four busy processes.
+/// Concurrent tests of these modules: each has four busy processes.
 const SCALE_AT_ONCE: usize = 2;
-/// How many end-to-end tests run at once: each has a control plane of its own.
+/// Concurrent end-to-end tests: each has its own control plane.
 const END_TO_END_AT_ONCE: usize = 2;
-/// Names the one older release of upstream that a run of the interop tests has; without it they have all.
+/// Environment variable that selects the one older upstream release of interop tests; unset: all releases.
 const OLDER: &str = "ADIT_INTEROP_OLDER";
 
 /// What to run.
@@ -55,7 +55,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether it was asked for, in whatever way: tests look at the environment alone.
+    /// Whether nightly tests are requested, by flag or by environment: tests read the environment only.
     fn is_nightly(&self) -> bool {
         self.nightly || std::env::var_os(NIGHTLY).is_some()
     }
@@ -75,22 +75,22 @@ impl Args {
     }
 }
 
-/// Property tests draw the same in each run of the gate, and something else, and more, each night.
+/// Property tests draw the same cases in every run of the gate; nightly runs draw other cases, and more.
 fn sizes_of_the_gate() -> Vec<(&'static str, Option<OsString>)> {
     let set = |name, value: &str| (name, Some(value.into()));
     vec![(NIGHTLY, None), set(SEED, "1"), set(CASES, "64")]
 }
 
-/// Four for each processor: most tests wait for sockets and programs. With three the processors idle for a fifth of the time;
-/// more would have slow hosts miss what some tests expect of them.
+/// Four test slots per core: most tests wait for sockets and programs. With three, cores idle for a fifth of the time; with
+/// more, slow hosts violate time limits of some tests.
 fn slots() -> usize {
     4 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Runs the tests. Recorded fuzz inputs are replayed by plain tests, so they are part of it.
+/// Runs the tests. Includes the recorded fuzz inputs, which plain tests replay.
 ///
 /// # Errors
-/// When a test fails or does not build.
+/// A test fails or does not build.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let which: &[&str] = if args.quick {
         &["--lib", "--bins"]
@@ -116,7 +116,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     match nobody::prefix(workspace) {
         Ok(prefix) => steps.run("without privileges", || {
             settings.prefix = prefix;
-            // Rights do not depend on sizes. A skip is no failure, and temporary files go where everybody may write.
+            // Privileges do not depend on sizes. Unset `CI`: a skip is no failure. Unset `TMPDIR`: every user may write to the
+            // default.
             settings.variables = sizes_of_the_gate();
             settings.variables.extend([("CI", None), ("TMPDIR", None)]);
             tests(&binaries, &tier, args, &settings)
@@ -130,7 +131,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.finish()
 }
 
-/// Runs what the arguments ask for of the tests of a tier.
+/// Runs the tests of a tier that the arguments select.
 fn tests(binaries: &[Binary], tier: &Tier, args: &Args, settings: &Settings) -> anyhow::Result<()> {
     let jobs = tier.jobs(binaries, args.filter.as_deref());
     if let (true, Some(filter)) = (jobs.is_empty(), &args.filter) {
@@ -139,15 +140,14 @@ fn tests(binaries: &[Binary], tier: &Tier, args: &Args, settings: &Settings) -> 
     verdict(&pool::run(&jobs, settings)?)
 }
 
-/// A failed test is an error that names it.
+/// Turns failed tests into an error that names them.
 fn verdict(report: &Report) -> anyhow::Result<()> {
     let failed = &report.failed;
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
-/// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
-/// objects.
+/// Builds the eBPF object from its sources and loads it into the running kernel: other compiler versions give other objects.
 fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
     let object = ebpf::build(workspace, toolchain)?;
     let object = ("ADIT_EBPF_OBJECT", Some(object.into()));
@@ -156,10 +156,10 @@ fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Interop rows with our binary of another commit: the rest of that tier has run without it.
+/// Runs interop tests with an `adit` of another commit: the rest of their tier needs no such binary.
 ///
 /// # Errors
-/// When one of them fails.
+/// A test fails.
 pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<()> {
     let previous = ("ADIT_PREVIOUS", Some(previous.into()));
     chosen(workspace, "interop", &["aditprevious"], |settings| {
@@ -167,10 +167,10 @@ pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<(
     })
 }
 
-/// Tests with a real control plane, whose programs are in that folder.
+/// Runs tests with a real control plane, whose programs are in `programs`.
 ///
 /// # Errors
-/// When one of them fails.
+/// A test fails.
 pub(crate) fn end_to_end(workspace: &Workspace, programs: &Path) -> anyhow::Result<()> {
     let programs = ("ADIT_E2E_PROGRAMS", Some(programs.into()));
     chosen(workspace, "e2e", &[""], |settings| {
@@ -179,10 +179,10 @@ pub(crate) fn end_to_end(workspace: &Workspace, programs: &Path) -> anyhow::Resu
     })
 }
 
-/// Tests that count tunnels or bytes, at full size, with a program that is fast enough for it: the release build that is there.
+/// Runs tests that count tunnels or bytes at full size. They need the speed of the existing release build.
 ///
 /// # Errors
-/// When one of them fails, or the program is not there.
+/// A test fails, or the release build is missing.
 pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
     let program = workspace.target().join("release/adit");
     ensure!(
@@ -198,7 +198,7 @@ pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
     })
 }
 
-/// Runs tests of the night whose names contain one of the texts, in binaries with this name, under other settings.
+/// Runs nightly tests of the binaries named `name` whose names contain one of the texts, with adjusted settings.
 fn chosen(
     workspace: &Workspace,
     name: &str,

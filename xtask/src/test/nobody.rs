@@ -1,4 +1,4 @@
-//! Tests as a user who owns nothing and has no capability: what they lack is said, and nothing else fails.
+//! Runs tests as a user that owns no file and has no capability: tests report what they lack and skip it, and none fails.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,13 +18,13 @@ const AS_NOBODY: [&str; 6] = [
     "--bounding-set=-all",
 ];
 
-/// What others need of a folder to reach what is below it.
+/// Permission that other users need to reach files below a folder.
 const OTHERS_ENTER: u32 = 0o001;
 
-/// Program and arguments that start a test as nobody.
+/// Program and arguments that start a test as the user nobody.
 ///
 /// # Errors
-/// Why it cannot be done: only root can become nobody, and nobody has to reach the checkout.
+/// Only root can switch to that user, who must be able to reach the checkout.
 pub(super) fn prefix(workspace: &Workspace) -> Result<Vec<OsString>, String> {
     let mut prefix: Vec<OsString> = Vec::new();
     if let Some(closed) = closed_folder(workspace.root()) {
@@ -44,7 +44,7 @@ pub(super) fn prefix(workspace: &Workspace) -> Result<Vec<OsString>, String> {
     }
 }
 
-/// The first folder on the way to the checkout that others cannot enter.
+/// The first folder on the path to the checkout that other users cannot enter.
 fn closed_folder(root: &Path) -> Option<PathBuf> {
     let mut folders: Vec<&Path> = root.ancestors().collect();
     folders.reverse();
@@ -53,8 +53,8 @@ fn closed_folder(root: &Path) -> Option<PathBuf> {
     folders.into_iter().find(is_closed).map(Path::to_path_buf)
 }
 
-/// Starts what follows where a folder that is closed to others is open as far as the checkout. In a mount namespace of its own,
-/// an empty folder lies over the closed one, and what the checkout holds is at its place in it; outside nothing changes.
+/// Command prefix that opens a closed folder as far as the checkout, in a mount namespace: an empty folder covers the closed
+/// one, and the checkout's entries are mounted at their places in it. Outside the namespace nothing changes.
 fn opened(closed: &Path, root: &Path) -> Vec<OsString> {
     const SCRIPT: &str = r#"set -e
 closed=$1 root=$2; shift 2

@@ -1,7 +1,7 @@
-//! Runs tests, each in a process of its own: many side by side, those that measure time alone, each with a limit.
+//! Runs each test in a process of its own: most concurrently, tests that measure time alone, each with a time limit.
 //!
-//! A process for each test means that a test that hangs, aborts or leaks takes no other one along, and that tests of all
-//! binaries share one pool.
+//! A process per test keeps a test that hangs, aborts or leaks from affecting others, and lets tests of all binaries share one
+//! pool.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,49 +20,49 @@ use super::binaries::Binary;
 use super::summary::{Done, Report, Summary};
 use crate::steps::seconds;
 
-/// Without news for so long, a line says how far the run is.
+/// After this time without a result, a line reports the progress.
 const PROGRESS: Duration = Duration::from_secs(30);
 
-/// One test to run.
+/// A test to run.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
-    /// Where it is.
+    /// The binary that contains it.
     pub(super) binary: &'a Binary,
-    /// Its name there.
+    /// Its name in the binary.
     pub(super) test: &'a str,
-    /// Longest time; beyond it the test is killed with all processes that it started.
+    /// Time limit; beyond it the test is killed with all processes that it started.
     pub(super) limit: Duration,
-    /// What it runs beside.
+    /// The phase in which it runs.
     pub(super) phase: Phase,
 }
 
-/// Phases of a run, one behind the other.
+/// Phases of a run, in sequence.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
-    /// Makes what others need.
+    /// Builds what other tests need.
     First,
-    /// Beside others.
+    /// Runs concurrently with other tests.
     Beside,
-    /// Measures time: nothing runs beside it.
+    /// Measures time, so no other test runs concurrently.
     Alone,
 }
 
-/// How tests are run.
+/// Settings of a run.
 pub(super) struct Settings {
-    /// How many at once.
+    /// Number of concurrent tests.
     pub(super) slots: usize,
-    /// A program and its arguments that start each test, such as `setpriv`; empty for none.
+    /// A program with arguments that starts each test, such as `setpriv`; may be empty.
     pub(super) prefix: Vec<OsString>,
-    /// Variables that are set for each test, or removed.
+    /// Environment variables that are set for each test, or removed.
     pub(super) variables: Vec<(&'static str, Option<OsString>)>,
     /// Print a line for each test.
     pub(super) verbose: bool,
 }
 
-/// Runs the jobs phase by phase, those that may take longest first. Prints what failed, with its output, and a summary.
+/// Runs the jobs phase by phase, longest time limit first. Prints failed tests with their output, and a summary.
 ///
 /// # Errors
-/// When a process cannot be started or watched. A failed test is no error.
+/// A process cannot be started or watched. A failed test is not an error.
 pub(super) fn run(jobs: &[Job<'_>], settings: &Settings) -> anyhow::Result<Report> {
     let started = Instant::now();
     let mut summary = Summary::new(jobs.len(), settings.verbose);
@@ -73,7 +73,7 @@ pub(super) fn run(jobs: &[Job<'_>], settings: &Settings) -> anyhow::Result<Repor
     ] {
         let of_phase = jobs.iter().filter(|job| job.phase == phase);
         let mut of_phase: Vec<Job<'_>> = of_phase.copied().collect();
-        // The order among those of one limit stays.
+        // A stable sort: jobs with the same limit keep their order.
         of_phase.sort_by_key(|job| std::cmp::Reverse(job.limit));
         side_by_side(of_phase, slots, settings, &mut summary)?;
     }
@@ -93,7 +93,7 @@ fn side_by_side(
         for _slot in 0..slots {
             let (sender, queue) = (sender.clone(), &queue);
             scope.spawn(move || {
-                // The lock is not held while the job runs.
+                // Release the lock before the job runs.
                 let next = || queue.lock().ok().and_then(|mut jobs| jobs.pop_front());
                 while let Some(job) = next() {
                     if sender.send(run_one(&job, settings)).is_err() {
@@ -102,7 +102,7 @@ fn side_by_side(
                 }
             });
         }
-        // The loop ends when the last of the threads does.
+        // The receiving loop ends when the last thread drops its sender.
         drop(sender);
         let mut outcome = Ok(());
         loop {
@@ -145,7 +145,7 @@ fn run_one(job: &Job<'_>, settings: &Settings) -> anyhow::Result<Done> {
     let status = child.wait_timeout(job.limit)?;
     if status.is_none() {
         for process in descendants(child.id())? {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             kill_process(process, Signal::KILL).ok();
         }
         child.kill()?;
@@ -168,7 +168,7 @@ fn run_one(job: &Job<'_>, settings: &Settings) -> anyhow::Result<Done> {
     })
 }
 
-/// Why a test that ended by itself failed. One that did not run is a failure, too: its name fits nothing.
+/// Why a test that ended by itself failed. A test that did not run is a failure, too: its name matched no test.
 fn failure(status: ExitStatus, output: &str) -> Option<String> {
     if !status.success() {
         return Some(status.to_string());
@@ -177,7 +177,7 @@ fn failure(status: ExitStatus, output: &str) -> Option<String> {
     (!ran).then(|| "the test did not run".to_owned())
 }
 
-/// Processes that a process started, and those that these started. A parent comes before its children.
+/// All descendants of a process. A parent comes before its children.
 fn descendants(ancestor: u32) -> anyhow::Result<Vec<Pid>> {
     let processes = all_processes()?.flatten();
     let stats: Vec<_> = processes.flat_map(|process| process.stat()).collect();

@@ -1,41 +1,41 @@
-//! What became of the tests of a run: counted, printed as results come in, and summed up.
+//! Results of the tests of a run: counted, printed as they arrive, and summed up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::steps::seconds;
 
-/// How much of a failed test's output is shown, from its end.
+/// Lines shown of a failed test's output, from its end.
 const SHOWN_LINES: usize = 200;
-/// How many of the slowest tests are named at the end.
+/// Number of the slowest tests listed at the end.
 const SLOWEST: usize = 10;
-/// Begins a line of a test that could not do all it is there for.
+/// Prefix of an output line by which a test reports that it skipped something.
 const SKIPPED: &str = "SKIPPED ";
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// How many tests passed and skipped nothing.
+    /// Number of tests that passed and skipped nothing.
     pub(super) passed: usize,
-    /// How many passed, but said that they skipped something.
+    /// Number of tests that passed, but reported a skip.
     pub(super) skipped: usize,
-    /// Names of those that failed.
+    /// Names of failed tests.
     pub(super) failed: Vec<String>,
 }
 
-/// What became of a test.
+/// Result of a test.
 pub(super) struct Done {
-    /// Its full name.
+    /// Full name.
     pub(super) name: String,
-    /// From its start to its end.
+    /// Duration.
     pub(super) took: Duration,
-    /// `None`: it passed.
+    /// `None`: the test passed.
     pub(super) failure: Option<String>,
-    /// Of both streams.
+    /// Standard output and standard error.
     pub(super) output: String,
 }
 
-/// Counts, and prints as results come in.
+/// Counts results, and prints them as they arrive.
 #[derive(Default)]
 pub(super) struct Summary {
     all: usize,
@@ -47,7 +47,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Of so many tests; `verbose` prints a line for each.
+    /// Expects `all` tests; `verbose` prints a line for each.
     pub(super) fn new(all: usize, verbose: bool) -> Self {
         Self {
             all,
@@ -56,7 +56,7 @@ impl Summary {
         }
     }
 
-    /// One more test is over.
+    /// Adds the result of a test.
     pub(super) fn add(&mut self, done: Done) {
         let skips: Vec<&str> = done
             .output
@@ -93,7 +93,7 @@ impl Summary {
         self.times.push((done.took, done.name));
     }
 
-    /// Says how far the run is.
+    /// Prints the progress of the run.
     pub(super) fn progress(&self) {
         let failed = self.report.failed.len();
         println!(
@@ -103,7 +103,7 @@ impl Summary {
         );
     }
 
-    /// Failed tests come last, where they are looked for.
+    /// Prints the summary, failed tests last, where people look first.
     pub(super) fn finish(mut self, took: Duration) -> Report {
         self.times.sort_by(|a, b| b.cmp(a));
         println!(

@@ -1,4 +1,4 @@
-//! Which tests belong to which tier, how long each may take, and which of them run alone.
+//! The tests of each tier, their time limits, and which of them run alone.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use anyhow::ensure;
 use super::binaries::Binary;
 use super::pool::{Job, Phase};
 
-/// Longest time of a test.
+/// Default time limit of a test.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How much longer everything may take at night, when tests count further.
+/// Factor on all time limits of nightly runs, whose tests count further.
 const NIGHTLY_FACTOR: u32 = 15;
 
-/// Builds the Go programs that interop tests run. That takes minutes from nothing, so it is no part of another test's time.
+/// Builds the Go programs of interop tests. That takes minutes from scratch, so no test's own time includes it.
 const FIRST: Pattern = Pattern("adit::interop", "built::programs_are_built");
 
-/// Limit of tests that wait for a long time. They begin before the others, which run beside them meanwhile.
+/// Time limit of tests that wait for a long time. They start first, so that other tests run meanwhile.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Tests with a limit of their own.
@@ -31,7 +31,7 @@ const LIMITS: &[(Pattern, Duration)] = &[
     (Pattern("adit::ops", "top::the_terminal_is_put_back_"), LONG),
 ];
 
-/// Tests that judge times: only the night has them, and nothing runs beside them.
+/// Tests that judge durations: they run at night only, and alone.
 const TIMED: &[Pattern] = &[
     Pattern("adit::interop", "isolation::four_stalled_clients_"),
     Pattern("adit::interop", "isolation::stalled_target_"),
@@ -40,17 +40,17 @@ const TIMED: &[Pattern] = &[
     Pattern("adit::loopback", "memory_limits::an_echo_beside_"),
 ];
 
-/// Tests that only the night has.
+/// Tests that run at night only.
 const AT_NIGHT: &[Pattern] = &[
-    // Upstream's programs with each other: the control of the rows with ours.
+    // Upstream's programs with each other: the control for the interop tests of Adit.
     Pattern("adit::interop", "::go_go"),
-    // Needs the program of another commit, which only the night has.
+    // Needs a program of another commit, which only nightly runs have.
     Pattern("adit::interop", "aditprevious"),
     // Needs a real control plane: `cargo xtask e2e`.
     Pattern("adit::e2e", ""),
-    // Needs all releases.
+    // Needs all older releases.
     Pattern("adit::interop", "an_older_client_that_gives_up"),
-    // Their subject is a time of half a minute and more.
+    // These tests wait for timeouts of half a minute and more.
     Pattern(
         "adit::loopback",
         "gone_behind_bytes::a_client_that_breaks_off_",
@@ -64,21 +64,21 @@ const AT_NIGHT: &[Pattern] = &[
         "lane_faults::tunnels_without_a_link_live_",
     ),
     Pattern("adit::loopback", "slow_readers::"),
-    // Upstream's own tests: most of their time they wait for themselves.
+    // Upstream's own tests: they mostly sleep.
     Pattern("adit::interop", "upstream_suite::every_"),
 ];
 
 /// An older release of upstream.
 #[derive(Clone, Copy)]
 pub(super) struct Older {
-    /// As it is called.
+    /// Version of the release.
     pub(super) release: &'static str,
-    /// How rows of interop tests name it, and how tests do.
+    /// Its name in rows of interop tests, and in names of tests.
     row: &'static str,
     test: &'static str,
 }
 
-/// Of these the gate takes one, and the night all.
+/// The gate takes one of these, a nightly run all.
 const OLDER: [Older; 2] = [
     Older {
         release: "v0.34.0",
@@ -92,7 +92,7 @@ const OLDER: [Older; 2] = [
     },
 ];
 
-/// Tests of a binary whose names contain a text.
+/// Matches tests of a binary whose names contain a text.
 struct Pattern(&'static str, &'static str);
 
 impl Pattern {
@@ -101,17 +101,17 @@ impl Pattern {
     }
 }
 
-/// What to run of all tests.
+/// Selects the tests to run.
 pub(super) struct Tier {
-    /// Everything, at full size.
+    /// All tests at full size.
     pub(super) nightly: bool,
-    /// The older release of upstream for the gate.
+    /// The older upstream release that the gate takes.
     pub(super) older: Older,
 }
 
 impl Tier {
-    /// The tier of a commit: which older release it takes follows from the hash, so that a run can be repeated. Words behind the
-    /// hash, such as that the tree was changed since, do not count.
+    /// The tier of a commit. Its hash selects the older release, so that a run can be repeated. Words after the hash, such as
+    /// "with changes", do not count.
     pub(super) fn of(commit: &str, nightly: bool) -> Self {
         let hash = commit.split(' ').next().unwrap_or_default();
         let sum: usize = hash.bytes().map(usize::from).sum();
@@ -121,7 +121,7 @@ impl Tier {
         }
     }
 
-    /// Jobs for the tests of this tier whose full name contains the filter, and for what makes the programs that these run.
+    /// Jobs for the tests of this tier whose full name contains the filter, and for the tests that build their programs.
     pub(super) fn jobs<'a>(&self, binaries: &'a [Binary], filter: Option<&str>) -> Vec<Job<'a>> {
         let mut jobs = Vec::new();
         for binary in binaries {
@@ -182,10 +182,10 @@ impl Tier {
     }
 }
 
-/// Patterns that fit no test any more would be of no effect without a word.
+/// Finds patterns that match no test, which would otherwise have no effect unnoticed.
 ///
 /// # Errors
-/// Names those.
+/// Names such patterns.
 pub(super) fn check(binaries: &[Binary]) -> anyhow::Result<()> {
     let limits = LIMITS.iter().map(|(pattern, _limit)| pattern);
     let all = limits.chain(TIMED).chain(AT_NIGHT);

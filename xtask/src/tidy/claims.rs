@@ -1,18 +1,18 @@
-//! Pages that promise something name the test that shows it, as `module::name_of_the_test`: each such test is there.
+//! Pages that make a claim name its test as `module::name_of_the_test`: checks that each such test exists.
 
 use crate::workspace::Workspace;
 
-/// Decisions are not edited, whatever the tests that they name are called later.
+/// Decisions are not edited, even if a test that they name is renamed.
 const DECISIONS: &str = "docs/adr/";
-/// A page with tables of which each row must name a test in its last column.
+/// A page with tables in which the last column of each row must name a test.
 const PROVEN: &str = "docs/security.md";
-/// The tables, by their heads. Of the first table of that page, who may attack, these are the answer.
+/// Those tables, by the beginnings of their heads.
 const PROVEN_TABLES: &[&str] = &["| from |", "| part |", "| threat |"];
 
-/// Checks all pages but decisions.
+/// Checks all pages except decisions.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (mut pages, mut sources) = (Vec::new(), Vec::new());
     for file in workspace.files(".")? {
@@ -50,7 +50,7 @@ fn names(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a source of that module has such a function. A module is a file, a folder or written in the file.
+/// Whether a source of that module has this function. A module is a file, a folder, or inline in a file.
 fn is_there(name: &str, sources: &[(String, String)]) -> bool {
     let mut parts = name.rsplit("::");
     let function = format!("fn {}(", parts.next().unwrap_or_default());
@@ -62,7 +62,7 @@ fn is_there(name: &str, sources: &[(String, String)]) -> bool {
     })
 }
 
-/// Rows of a table whose last column names no test; or that there is no such table.
+/// Rows of a table whose last column names no test, or a finding that the table is missing.
 fn unproven(page: &str, text: &str, table: &str) -> Vec<String> {
     let mut rows = text
         .lines()
@@ -79,7 +79,7 @@ fn unproven(page: &str, text: &str, table: &str) -> Vec<String> {
         .collect()
 }
 
-/// What stands in the last column of a row.
+/// The last cell of a row.
 fn last_cell(row: &str) -> &str {
     let row = row.trim_end();
     let row = row.strip_suffix('|').unwrap_or(row);

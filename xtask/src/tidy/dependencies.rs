@@ -1,5 +1,4 @@
-//! No dependency without a use: every shared version has a member that asks for it, and every member's dependency is named by
-//! its sources.
+//! No unused dependency: some member uses each shared version, and a member's sources name each of its dependencies.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +13,7 @@ const APART: &[&str] = &["tunnel-daemon/fuzz/", "ebpf-programs/programs/"];
 /// Checks all manifests of the workspace.
 ///
 /// # Errors
-/// When a manifest or source cannot be read.
+/// A manifest or source cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut files = workspace.files(".")?;
     files.retain(|file| !APART.iter().any(|apart| file.starts_with(apart)));
@@ -24,7 +23,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         .collect();
     let mut sources = vec![String::new(); packages.len()];
     for file in files.iter().filter(|file| file.ends_with(".rs")) {
-        // The innermost package that the file is below.
+        // The innermost package folder that contains the file.
         let owners = packages.iter().enumerate();
         let owners = owners.filter(|(_, package)| file.starts_with(*package));
         if let Some((at, _)) = owners.max_by_key(|(_, package)| package.len()) {
@@ -66,7 +65,7 @@ fn manifest(workspace: &Workspace, file: &str) -> anyhow::Result<Table> {
     toml::from_str(&text).with_context(|| format!("in {file}"))
 }
 
-/// Names of dependencies of all kinds, those of single targets among them.
+/// Names of all dependencies, including those of single targets.
 fn dependencies(manifest: &Table) -> BTreeSet<String> {
     let targets = manifest
         .get("target")
@@ -79,7 +78,7 @@ fn dependencies(manifest: &Table) -> BTreeSet<String> {
     names.flat_map(Table::keys).cloned().collect()
 }
 
-/// Whether a word is anywhere but in a comment.
+/// Whether a word occurs outside comments.
 fn names_word(source: &str, word: &str) -> bool {
     let lines = source
         .lines()

@@ -1,5 +1,5 @@
-//! Markdown: one top heading per document, relative links that lead somewhere, also to a heading; and the page of kernels has
-//! the rows that the matrix has now.
+//! Markdown: each document has one top heading; relative links and their anchors exist; the page of kernels has the rows of the
+//! present matrix.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 /// Checks all Markdown files.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut findings = Vec::new();
     for file in workspace
@@ -39,12 +39,12 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// What is checked of a document.
+/// The checked parts of a document.
 #[derive(Default)]
 struct Page {
-    /// How many top headings it has.
+    /// Number of top headings.
     titles: usize,
-    /// What GitHub calls its headings.
+    /// GitHub's anchors of its headings.
     anchors: Vec<String>,
     /// Line and target of each link and picture.
     links: Vec<(usize, String)>,
@@ -79,7 +79,7 @@ impl Page {
         page
     }
 
-    /// Headings of one text have numbers from the second on.
+    /// Repeated headings get numbers from the second on.
     fn add_anchor(&mut self, slug: &str) {
         let numbered = (1..).map(|number| format!("{slug}-{number}"));
         let mut names = std::iter::once(slug.to_owned()).chain(numbered);
@@ -88,19 +88,19 @@ impl Page {
     }
 }
 
-/// What GitHub calls the headings of a document.
+/// GitHub's anchors of a document's headings.
 pub(super) fn anchors(text: &str) -> Vec<String> {
     Page::of(text).anchors
 }
 
-/// GitHub's name of a heading: lower case, without punctuation, dashes for spaces.
+/// GitHub's anchor of a heading: lower case, without punctuation, dashes for spaces.
 fn slug(heading: &str) -> String {
     let dashed = heading.to_lowercase().replace(' ', "-");
     let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_'].contains(c);
     dashed.chars().filter(is_kept).collect()
 }
 
-/// What is wrong with a link of a document, if anything is.
+/// The error in a link of a document, if there is one.
 fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
     if target.contains("://") || target.starts_with("mailto:") {
         return Ok(None);
@@ -114,7 +114,7 @@ fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
     if !page.exists() {
         return Ok(Some("which is not there"));
     }
-    // Of other files an anchor is a line or so.
+    // Anchors in other files mean a line or similar.
     if anchor.is_empty() || page.extension().is_none_or(|ending| ending != "md") {
         return Ok(None);
     }
@@ -123,7 +123,7 @@ fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
     Ok((!is_there).then_some("which is no heading there"))
 }
 
-/// What is between backticks in the first column of the first table whose head begins so.
+/// Texts in backticks in the first column of the first table whose head begins with `head`.
 pub(super) fn first_column(text: &str, head: &str) -> Vec<String> {
     let rows = text
         .lines()
@@ -136,7 +136,7 @@ pub(super) fn first_column(text: &str, head: &str) -> Vec<String> {
         .collect()
 }
 
-/// The page of kernels was written by a run, and the matrix may have changed since.
+/// Reports a page of kernels that was written before the matrix changed.
 fn kernels(workspace: &Workspace) -> anyhow::Result<Option<String>> {
     if !workspace.path(vm::PAGE).exists() {
         return Ok(None);

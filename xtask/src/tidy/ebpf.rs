@@ -1,4 +1,4 @@
-//! eBPF programs keep to what the kernel promises to user space, and say on top what they are and what they take.
+//! eBPF programs use only the kernel's stable interface, and their first lines state their hook and requirements.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,13 @@ use toml::Table;
 
 use crate::workspace::Workspace;
 
-/// Packages whose code ends in an object, and the crates each may use. Another one may bring bindings of one kernel.
+/// Packages compiled into the object, and the crates each may use. Other crates may contain bindings of one kernel.
 const PACKAGES: &[(&str, &[&str])] = &[
     ("ebpf-programs/programs", &["adit-ebpf-abi", "aya-ebpf"]),
     ("ebpf-programs/abi", &[]),
 ];
 
-/// Contexts of the kernel's stable interface, by the names of aya, and the trait of all contexts.
+/// Contexts of the kernel's stable interface, by aya's names, and the trait of all contexts.
 const CONTEXTS: &[&str] = &[
     "EbpfContext",
     "SkBuffContext",
@@ -21,7 +21,7 @@ const CONTEXTS: &[&str] = &[
     "SockOpsContext",
 ];
 
-/// How names begin that lead to a struct of one kernel: helpers that read kernel memory, hooks inside the kernel, bindings.
+/// Prefixes of names that depend on one kernel's structs: helpers that read kernel memory, hooks inside the kernel, bindings.
 const FOREIGN: &[&str] = &[
     "bpf_copy_from_user",
     "bpf_core_",
@@ -49,7 +49,7 @@ const FOREIGN: &[&str] = &[
     "vmlinux",
 ];
 
-/// What the first lines of a program say, and how that may begin.
+/// Statements in the first lines of a program, and their permitted prefixes.
 const HEAD: &[(&str, &[&str])] = &[
     ("its hook", &["Hook: ", "Hooks: "]),
     ("its kernel floor", &["Floor: Linux "]),
@@ -61,10 +61,10 @@ const HEAD: &[(&str, &[&str])] = &[
     ("what it does when something is missing", &["Missing "]),
 ];
 
-/// Checks the programs and what they share with the daemon.
+/// Checks the programs and the package that they share with the daemon.
 ///
 /// # Errors
-/// When a source cannot be read, or a manifest is no TOML.
+/// A source cannot be read, or a manifest is not valid TOML.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut findings = Vec::new();
     for (package, allowed) in PACKAGES {
@@ -89,7 +89,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Line and name of whatever leads to a struct of one kernel.
+/// Line and name of each use that depends on one kernel's structs.
 fn foreign(text: &str) -> impl Iterator<Item = String> {
     let code = (1..).zip(text.lines());
     let code = code.filter(|(_, line)| !line.trim_start().starts_with("//"));
@@ -105,7 +105,7 @@ fn foreign(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// What the first lines of a program leave out. A file without a hook is no program.
+/// Statements that a program's first lines lack. A file without a hook is not a program.
 fn missing(text: &str) -> impl Iterator<Item = String> {
     let hooks = text
         .lines()

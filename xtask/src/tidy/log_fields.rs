@@ -1,4 +1,4 @@
-//! Every field of a log line is documented for operators.
+//! Checks that every field of a log line is documented for operators.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use crate::tidy::sources::{is_test, without_tests};
 use crate::workspace::Workspace;
 
 const DOCUMENT: &str = "docs/reference/log-fields.md";
-/// Where the product is.
+/// Folder of the product.
 const FOLDER: &str = "tunnel-daemon";
-/// The source of access events, whose fields have a table of their own.
+/// The source of access events, whose fields have their own table.
 const ACCESS: &str = "telemetry/src/access.rs";
-/// The tables, by how their heads begin: of access events, and of all other lines.
+/// Beginnings of the tables' heads: fields of access events, and of all other lines.
 const ACCESS_TABLE: &str = "| field | says |";
 const OTHER_TABLE: &str = "| field | is | on lines about |";
 
-/// Macros of `tracing` that make events, whose fields end at the message, and spans, whose fields follow the name.
+/// Macros of `tracing` for events, whose fields end at the message, and for spans, whose fields follow the name.
 const EVENTS: &[&str] = &["trace", "debug", "info", "warn", "error", "event"];
 const SPANS: &[&str] = &[
     "trace_span",
@@ -29,10 +29,10 @@ const SPANS: &[&str] = &[
     "span",
 ];
 
-/// Compares the fields in the sources with the document, both ways.
+/// Compares the fields in the sources with the document, in both directions.
 ///
 /// # Errors
-/// When a file cannot be read or parsed.
+/// A file cannot be read or parsed.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (mut access, mut other) = (BTreeMap::new(), BTreeMap::new());
     for file in workspace.files(FOLDER)? {
@@ -52,7 +52,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
             &mut other
         };
         for name in names {
-            // Once a field, not once a line.
+            // Report each field once, not once per line.
             table.entry(name).or_insert_with(|| file.clone());
         }
     }
@@ -72,7 +72,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Names of the fields that macros of `tracing` are given.
+/// Names of the fields passed to macros of `tracing`.
 fn logged_fields(stream: TokenStream, found: &mut Vec<String>) {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     for (at, token) in tokens.iter().enumerate() {
@@ -93,7 +93,7 @@ fn logged_fields(stream: TokenStream, found: &mut Vec<String>) {
     }
 }
 
-/// Names of the fields among the arguments of one macro.
+/// Names of the fields among a macro's arguments.
 fn fields(args: TokenStream, is_event: bool, found: &mut Vec<String>) {
     let tokens: Vec<TokenTree> = args.into_iter().collect();
     let is_comma =
@@ -113,8 +113,8 @@ fn fields(args: TokenStream, is_event: bool, found: &mut Vec<String>) {
     }
 }
 
-/// The name in `name = value`, or in the short forms `name`, `%name`, `?name`; of anything else, such as `target: "x"` or
-/// `Level::INFO`, `None`.
+/// The name in `name = value`, or in the short forms `name`, `%name`, `?name`. `None` for other arguments, such as `target:
+/// "x"` or `Level::INFO`.
 fn name_of(arg: &[TokenTree]) -> Option<String> {
     let mut name = String::new();
     for token in arg {

@@ -1,4 +1,4 @@
-//! The page for troubleshooting has the messages that the code says: no other ones, and each that is logged as an error.
+//! The troubleshooting page lists only messages that exist in the code, and every message logged as an error.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use crate::workspace::Workspace;
 
 const PAGE: &str = "docs/operate/troubleshooting.md";
 const FOLDER: &str = "tunnel-daemon";
-/// Heads of tables whose first column has messages.
+/// Heads of the tables whose first column lists messages.
 const TABLES: &[&str] = &["| message |", "| text |", "| status, text |"];
-/// Shorter parts of a message are found anywhere.
+/// Parts shorter than this are not searched for: they occur anywhere.
 const PART_CHARS_MIN: usize = 5;
 
-/// Compares both ways.
+/// Compares in both directions.
 ///
 /// # Errors
-/// When a file cannot be read or parsed.
+/// A file cannot be read or parsed.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut said = Said::default();
     for file in workspace.files(FOLDER)? {
@@ -33,7 +33,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut findings = Vec::new();
     for (number, message) in messages(&page) {
         for part in parts(&message) {
-            // Put together of two.
+            // A message that the code joins from two literals.
             let is_said = |part: &str| part.len() < PART_CHARS_MIN || said.all.contains(part);
             if !is_said(part) && !part.split(": ").all(is_said) {
                 findings.push(format!("{PAGE}:{number}: nothing says `{part}`"));
@@ -50,12 +50,12 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// What the sources say.
+/// Messages in the sources.
 #[derive(Default)]
 struct Said {
-    /// All literals, one behind the other.
+    /// All string literals, concatenated.
     all: String,
-    /// Messages of `tracing::error!`, with the file of one.
+    /// Messages of `tracing::error!`, each with a file that logs it.
     errors: BTreeMap<String, String>,
 }
 
@@ -85,7 +85,7 @@ impl Said {
     }
 }
 
-/// The first argument that is a literal and nothing else.
+/// The first argument that is only a literal.
 fn message(args: TokenStream) -> Option<String> {
     let tokens: Vec<TokenTree> = args.into_iter().collect();
     let is_comma =
@@ -96,7 +96,7 @@ fn message(args: TokenStream) -> Option<String> {
     })
 }
 
-/// A string literal as it is printed: without quotes, its lines joined.
+/// A string literal as printed: without quotes, with its lines joined.
 fn plain(literal: &str) -> String {
     let mut text = String::new();
     let mut lines = literal.trim_matches('"').split("\\\n");
@@ -105,7 +105,7 @@ fn plain(literal: &str) -> String {
     text.replace("\\\"", "\"")
 }
 
-/// What is in backticks in the first column of such tables, with the number of its line.
+/// Texts in backticks in the first column of these tables, with their line numbers.
 fn messages(page: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut is_inside = false;
@@ -123,7 +123,7 @@ fn messages(page: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// A message between its placeholders: words in capitals, flags, numbers, `{...}` and `...`.
+/// The parts of a message between placeholders: words in capitals, flags, numbers, `{...}` and `...`.
 fn parts(message: &str) -> impl Iterator<Item = &str> {
     let is_fixed = |word: &str| {
         let bare = word.trim_matches(|c: char| c.is_ascii_punctuation());

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: checks that no compiler makes. Each file here is one check; all report every finding.
+//! `cargo xtask tidy`: checks that no compiler does. Each file is one check; all checks report all their findings.
 
 mod claims;
 mod dependencies;
@@ -14,13 +14,13 @@ use anyhow::bail;
 use crate::docs::{packages, promises};
 use crate::workspace::Workspace;
 
-/// Most findings printed; more than that is one mistake repeated.
+/// Most findings printed; more are usually one mistake repeated.
 const SHOWN_MAX: usize = 100;
 
 /// Runs all checks.
 ///
 /// # Errors
-/// When a file cannot be read, or when there is a finding; findings are printed one per line.
+/// A file cannot be read, or there are findings, which are printed one per line.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     let findings = findings(workspace)?;
     for finding in findings.iter().take(SHOWN_MAX) {

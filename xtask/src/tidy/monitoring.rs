@@ -1,5 +1,5 @@
-//! Alerts and dashboard: each metric that they name is in the reference, each alert has its tests and its section in troubleshooting, and panels are
-//! complete.
+//! Alerts and dashboard: the reference has each metric they use, each alert has tests and a section in troubleshooting, and
+//! panels are complete.
 
 use crate::monitoring::queries::{self, names};
 use crate::monitoring::{ABSENT, ALERTS, ALERTS_TEST, DASHBOARD, FOLDER};
@@ -8,18 +8,18 @@ use crate::workspace::Workspace;
 
 const REFERENCE: &str = "docs/reference/metrics.md";
 const RUNBOOKS: &str = "docs/operate/troubleshooting.md";
-/// The tables of the reference begin so.
+/// Beginning of the heads of the reference's tables.
 const TABLE: &str = "| metric | type |";
-/// What a histogram's series have behind its name.
+/// Suffixes of a histogram's series.
 const SUFFIXES: &[&str] = &["_bucket", "_count", "_sum"];
-/// Every process has these.
+/// Prefix of metrics that every process has.
 const OF_PROCESSES: &str = "process_";
 const SEVERITIES: &[&str] = &["critical", "warning", "info"];
 
 /// Checks the files of the folder.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     if !workspace.path(FOLDER).exists() {
         return Ok(Vec::new());
@@ -67,7 +67,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
-/// What alerts lack. Sections are known by their anchors.
+/// What each alert lacks; `sections` are anchors of the runbooks.
 fn flaws(rules: &str, tests: &str, sections: &[String]) -> Vec<String> {
     let mut flaws = Vec::new();
     for rule in rules.split("- alert:").skip(1) {
@@ -95,7 +95,7 @@ fn flaws(rules: &str, tests: &str, sections: &[String]) -> Vec<String> {
             flaws.push(format!("{name} has no section in {RUNBOOKS}"));
         }
         let of_alert = format!("alertname=\"{name}\", alertstate=\"firing\"");
-        // Silent, firing, and the series that fires.
+        // Three series: silent, firing, and the firing alert's.
         if tests.matches(&of_alert).count() < 3 {
             flaws.push(format!(
                 "{name} is not tested in {ALERTS_TEST}, silent and firing"

@@ -1,18 +1,18 @@
-//! Lines of text: sources begin with a module doc, have a bounded length and no loose end without an issue; nothing of one
-//! machine is in the tree; only `adit_net::direct` connects.
+//! Text of files: sources begin with a module doc, have a bounded length, and no mark of unfinished work lacks an issue. No
+//! file contains paths of one machine. Only `adit_net::direct` connects.
 
 use crate::workspace::Workspace;
 
-/// Longest Rust source. Whatever is longer usually does two jobs.
+/// Most lines of a Rust source. Longer files usually do two jobs.
 const LINES_MAX: usize = 800;
 
-/// Begins what `cargo xtask codegen` writes.
+/// First line of files that `cargo xtask codegen` writes.
 const GENERATED: &str = "//! Made by `cargo xtask codegen`";
 
 /// Marks of unfinished work, spelled so that this file does not contain them.
 const MARKS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
 
-/// Folders people and machines work in.
+/// Folders in which people and machines work.
 const HOMES: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/ro", "ot/"),
@@ -20,7 +20,7 @@ const HOMES: &[&str] = &[
     concat!("/wo", "rk/"),
 ];
 
-/// Settings that send package tools elsewhere.
+/// Settings that redirect package tools to other registries.
 const REGISTRIES: &[&str] = &[
     concat!("replace", "-with"),
     concat!("[regis", "tries"),
@@ -29,12 +29,12 @@ const REGISTRIES: &[&str] = &[
     concat!("GOPROXY", "=http"),
 ];
 
-/// The only package source a lock file may name.
+/// The only package source that a lock file may name.
 const PUBLIC_SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Beginnings of paths of sources that may connect without `adit_net::direct`, which goes past a redirect of our own: that module, one
-/// that asks for a route, clients of the demo, and the relay's probe of kernel TLS. A connection of others may come back to
-/// ourselves.
+/// Path prefixes of sources that may connect without `adit_net::direct`, which bypasses Adit's redirect: that module, a route
+/// lookup, clients of the demo, and the relay's probe of kernel TLS. Any other connection may be redirected back to its own
+/// process.
 const CONNECTS: &[&str] = &[
     "tunnel-daemon/net/src/direct.rs",
     "tunnel-daemon/redirect/src/namespaces/helper.rs",
@@ -42,16 +42,16 @@ const CONNECTS: &[&str] = &[
     "tunnel-daemon/relay/src/kernel_tls.rs",
 ];
 
-/// Sockets that are not connected when they are made: a source that names one is searched for `.connect(`.
+/// Socket types that connect after creation: a source that names one is searched for `.connect(`.
 const SOCKETS: &[&str] = &["TcpSocket", "Socket::new", "SockRef"];
 
 /// Checks all files.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut homes: Vec<String> = HOMES.iter().map(|home| (*home).to_owned()).collect();
-    // A checkout directly below `/` is named like folders of ours ("/src/"), so it proves nothing.
+    // A checkout directly below `/` has a path like the repository's own folders ("/src/"), so that path proves nothing.
     let checkout = format!("{}/", workspace.root().display());
     if checkout.matches('/').count() > 2 {
         homes.push(checkout);
@@ -104,7 +104,7 @@ fn check_rust(text: &str) -> impl Iterator<Item = String> {
     undocumented.into_iter().chain(is_long.then_some(long))
 }
 
-/// Whether the line names a path that begins with `home`; a longer path with `home` in the middle does not.
+/// Whether the line contains a path that begins with `home`; a path with `home` in its middle does not count.
 fn names_path(line: &str, home: &str) -> bool {
     line.match_indices(home).any(|(at, _)| {
         let before = line.get(..at).and_then(|text| text.chars().next_back());
@@ -112,7 +112,7 @@ fn names_path(line: &str, home: &str) -> bool {
     })
 }
 
-/// Whether a line has a mark that is no part of a word, without the issue in `MARK(#12)`.
+/// Whether a line has a mark that is a word of its own, without an issue as in `MARK(#12)`.
 fn has_loose_end(line: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let has = |mark: &&str| {
@@ -128,13 +128,13 @@ fn has_loose_end(line: &str) -> bool {
     MARKS.iter().any(has)
 }
 
-/// Whether a source is tests as a whole.
+/// Whether a source contains only tests.
 pub(super) fn is_test(file: &str) -> bool {
     file.split(['/', '.'])
         .any(|part| part == "tests" || part.ends_with("_tests"))
 }
 
-/// A source without its unit tests, which are last.
+/// A source without its unit tests, which come last.
 pub(super) fn without_tests(text: &str) -> &str {
     let is_module = |at: &usize| {
         let module = text.get(*at..).and_then(|rest| rest.lines().nth(2));
@@ -145,7 +145,7 @@ pub(super) fn without_tests(text: &str) -> &str {
     tests.and_then(|at| text.get(..at)).unwrap_or(text)
 }
 
-/// Numbers of lines that connect, but for those of the tests.
+/// Line numbers of code that connects, except in tests.
 fn connects(text: &str) -> Vec<usize> {
     let text = without_tests(text);
     let has_sockets = SOCKETS.iter().any(|socket| text.contains(socket));

@@ -1,32 +1,32 @@
-//! What a machine says on its console, line by line: see `init.sh`.
+//! Parses a machine's console, line by line: see `init.sh`.
 
 use std::collections::BTreeMap;
 
-/// Lines of an error.
+/// Lines shown in an error.
 const LAST: usize = 30;
 
-/// What became of one entry.
+/// Result of an entry.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EntryResult {
-    /// Exit status; `None` when the machine ended before it did.
+    /// Exit status; `None` if the machine ended before the entry did.
     pub(super) status: Option<i32>,
-    /// Seconds in the machine.
+    /// Duration in the machine, seconds.
     pub(super) seconds: f64,
     /// The last lines it printed.
     pub(super) lines: Vec<String>,
 }
 
-/// The end of an entry, as one line tells it.
+/// A console line that reports the end of an entry.
 pub(super) struct Ended<'a> {
-    /// Its name on the console.
+    /// The entry's name on the console.
     pub(super) name: &'a str,
-    /// Exit status, as it is printed.
+    /// Exit status, as printed.
     pub(super) status: &'a str,
-    /// Seconds in the machine.
+    /// Duration in the machine, seconds.
     pub(super) seconds: f64,
 }
 
-/// Reads the line if it is one of these.
+/// Parses the line if it reports the end of an entry.
 pub(super) fn ended(line: &str) -> Option<Ended<'_>> {
     let mut words = line.split_whitespace();
     if words.next() != Some("@@end") {
@@ -41,7 +41,7 @@ pub(super) fn ended(line: &str) -> Option<Ended<'_>> {
     })
 }
 
-/// All that was said.
+/// Everything read from the console.
 #[derive(Default)]
 pub(super) struct Console {
     hello: Option<String>,
@@ -54,7 +54,7 @@ pub(super) struct Console {
 }
 
 impl Console {
-    /// What these lines say.
+    /// Parses these lines.
     pub(super) fn of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Self {
         let mut console = Self::default();
         for line in lines {
@@ -63,7 +63,7 @@ impl Console {
         console
     }
 
-    /// Takes one line. What the kernel prints in between is no answer.
+    /// Parses one line. Kernel messages in between are ignored.
     pub(super) fn handle_line(&mut self, line: &str) {
         self.lines.push(line.to_owned());
         if let Some(ended) = ended(line) {
@@ -91,34 +91,34 @@ impl Console {
         }
     }
 
-    /// Whether the first process runs.
+    /// Whether the first process has started.
     pub(super) fn has_spoken(&self) -> bool {
         self.hello.is_some()
     }
 
-    /// Whether it came to its end.
+    /// Whether the machine has run to its end.
     pub(super) fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Release and build of the kernel, as it says itself.
+    /// Release and build of the kernel, as it reports them.
     pub(super) fn hello(&self) -> &str {
         self.hello.as_deref().unwrap_or_default()
     }
 
-    /// What became of an entry.
+    /// Result of an entry, if it ran.
     pub(super) fn ran(&self, name: &str) -> Option<&EntryResult> {
         self.ran.get(name)
     }
 
-    /// The end of it, for an error.
+    /// The last lines, for an error.
     pub(super) fn last_words(&self) -> String {
         let from = self.lines.len().saturating_sub(LAST);
         let last = self.lines.get(from..).unwrap_or_default();
         format!("its last lines:\n{}", last.join("\n"))
     }
 
-    /// All of it, line by line.
+    /// All lines.
     pub(super) fn lines(&self) -> &[String] {
         &self.lines
     }

@@ -1,4 +1,4 @@
-//! Console logs of kernels that passed in a run for the page, as files: a run that was cut off goes on where it ended.
+//! Console logs of kernels that passed in a run for the page, kept as files, so that an interrupted run can resume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use super::console::Console;
 use super::machine::Accel;
 use super::table::Made;
 
-/// Logs of one commit and eBPF object.
+/// Logs that belong to one commit and eBPF object.
 pub(super) struct ConsoleLogs {
     folder: PathBuf,
-    /// The first words of a file.
+    /// First words of a log file: commit and object.
     made: String,
-    /// A tree with changes is never the same again.
+    /// Whether the tree has no changes: a log of a changed tree is never reused.
     is_of_a_commit: bool,
 }
 
 impl ConsoleLogs {
-    /// Those below `folder` that were `made` so.
+    /// The logs below `folder` that belong to `made`.
     pub(super) fn new(folder: &Path, made: &Made) -> Self {
         let Made { commit, object } = made;
         Self {
@@ -29,7 +29,7 @@ impl ConsoleLogs {
         }
     }
 
-    /// What the kernel of this release printed when all of it passed, and what executed it.
+    /// Accelerator and console log of this kernel release from an earlier run that passed completely.
     pub(super) fn earlier(&self, release: &str) -> Option<(Accel, Console)> {
         let text = fs::read_to_string(self.folder.join(release)).ok()?;
         let (head, lines) = text.split_once('\n')?;
@@ -39,7 +39,7 @@ impl ConsoleLogs {
         console.is_complete().then_some((accel, console))
     }
 
-    /// Keeps a log all of which has passed.
+    /// Keeps the log of a kernel that passed completely.
     ///
     /// # Errors
     /// The file cannot be written.

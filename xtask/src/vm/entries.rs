@@ -1,56 +1,56 @@
-//! What is asked of every kernel: the rows of the table, as data.
+//! Entries that run on every kernel: the rows of the table, as data.
 
-/// One row.
+/// A row.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
-    /// Short and without blanks: the name on the command line and on the console.
+    /// Name on the command line and on the console: short, without blanks.
     pub(super) name: &'static str,
     /// The row's text.
     pub(super) row: &'static str,
-    /// What is run.
+    /// The commands or tests to run.
     pub(super) run: Run,
-    /// Longest time in the machine, seconds. Emulated machines are about fifteen times slower than this one.
+    /// Time limit in the machine, seconds. Emulated machines are about fifteen times slower than this host.
     pub(super) limit_seconds: u64,
     /// When it runs.
     pub(super) when: When,
 }
 
-/// What an entry runs.
+/// The work of an entry.
 #[derive(Clone, Copy)]
 pub(super) enum Run {
-    /// A fact about the kernel: the last line printed is the cell, a failure is the answer "no".
+    /// A fact about the kernel: the last line of output is the cell, a failure means "no".
     Fact(&'static str),
     /// Commands that must succeed.
     Script(&'static str),
-    /// Tests of a test binary, which must pass and be at least one. An entry whose source is not there is left out.
+    /// Tests of a test binary: at least one must run, and all must pass. Without its source the entry is left out.
     Tests {
-        /// Where the binary's source is, seen from the root.
+        /// Path of the binary's source, relative to the root.
         source: &'static str,
         /// Arguments of the test runner: filters and flags.
         args: &'static str,
     },
 }
 
-/// When an entry runs, unless it is named by `--only`.
+/// When an entry runs without `--only`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     /// Always.
     Always,
     /// Only with `--wan`.
     Wan,
-    /// Only where it is named; the page has no row of it yet.
+    /// Only if named with `--only`; the page has no row for it yet.
     Named,
 }
 
-/// A GiB on each pair takes an emulated machine minutes: its rows leave that out.
+/// A GiB on each pair takes minutes in an emulated machine, so the relay's rows leave those tests out.
 const RELAY: &str = "tunnel-daemon/relay/tests/loopback/main.rs";
 const LOOPBACK: &str = "tunnel-daemon/tests/loopback/main.rs";
 const KERNEL: &str = "tunnel-daemon/tests/kernel/main.rs";
 
-/// Modules that are loaded before; with those they depend on.
+/// Modules loaded before the entries, with their dependencies.
 pub(super) const MODULES: &[&str] = &[
     "tls",
-    // What it asks the kernel for by itself where modprobe is installed.
+    // Modules that `tls` requests by itself on hosts with modprobe.
     "ghash_generic",
     "ctr",
     "gcm",
@@ -60,7 +60,7 @@ pub(super) const MODULES: &[&str] = &[
     "dummy",
     "inet_diag",
     "tcp_diag",
-    // Older kernels ask for the first by itself, too, to load the others. Rules of packet filters ask for the last three.
+    // Older kernels also request `crc32c_generic` by themselves. Rules of packet filters request the last three.
     "crc32c_generic",
     "nf_tables",
     "nft_chain_nat",

@@ -1,4 +1,4 @@
-//! The first file system of a machine: programs, tests, modules and the entries to run.
+//! A machine's first file system: programs, tests, modules and entries.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,8 +13,8 @@ use super::kernels::Kernel;
 use super::modules;
 use super::programs::{self, Built};
 
-/// Programs of the host that scripts and tests in the machine use, with the package that brings them. Those of busybox can
-/// less, and what they start is busybox's again: its `nsenter` finds its own `ip`, whatever comes first in the path.
+/// Programs of the host for scripts and tests in the machine, with their packages. Busybox's versions lack features, and they
+/// start other busybox programs: busybox's `nsenter` runs its own `ip`, whatever PATH says.
 const OF_HOST: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("tc", "iproute2"),
@@ -23,17 +23,17 @@ const OF_HOST: &[(&str, &str)] = &[
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
 ];
-/// The first process and the commands of scripts. Static: it runs before everything else.
+/// The first process and the commands of scripts. It must be static, since it runs before all others.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
 /// The shell of scripts.
 const SHELL: (&str, &str) = ("dash", "dash");
 
-/// The package whose tests start our programs under seccomp profiles, and where these are, both seen from the root.
+/// The package whose tests start Adit under seccomp profiles, and the profiles' paths, relative to the root.
 const PROFILES_OF: &str = "tunnel-daemon";
 const PROFILES: [&str; 2] = ["deploy/seccomp/server.json", "deploy/seccomp/agent.json"];
 
-/// Why the machine's own programs are missing; `None` when all are here.
+/// Why programs of the machine are missing; `None` if all are installed.
 pub(super) fn missing() -> Option<String> {
     [BUSYBOX, SHELL]
         .iter()
@@ -42,13 +42,13 @@ pub(super) fn missing() -> Option<String> {
         .map(|error| format!("{error:#}"))
 }
 
-/// Mode bits of what is put in.
+/// File types and modes of the entries.
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
-/// An archive in the format that a kernel unpacks as its first file system. Folders above a file come by themselves; the first
-/// entry at a path stays.
+/// An archive in the format that a kernel unpacks as its first file system. Parent folders are added automatically; the first
+/// entry at a path wins.
 #[derive(Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -59,7 +59,7 @@ impl Archive {
     /// Adds an executable file at an absolute path.
     ///
     /// # Errors
-    /// The file is longer than the format can say.
+    /// The file is longer than the format allows.
     pub(super) fn file(&mut self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
         self.add(path, PROGRAM, contents)
     }
@@ -92,8 +92,7 @@ impl Archive {
     }
 }
 
-/// Everything but the kernel's own part, which is the same for all kernels. `given` is an `adit` for scripts in place of the
-/// built one.
+/// The part of the image that all kernels share. `given` is an `adit` for scripts that replaces the built one.
 ///
 /// # Errors
 /// A program cannot be read.
@@ -114,7 +113,7 @@ pub(super) fn common(
     archive.file("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")?;
     archive.file("/etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n")?;
     let busybox = programs::of_host(BUSYBOX.0, BUSYBOX.1)?;
-    // The first process, before there is a loader: the kernel would panic.
+    // The first process runs before a loader exists: a dynamic program would make the kernel panic.
     ensure!(
         programs::is_static(&busybox)?,
         "{} needs libraries: install {}, which does not",
@@ -126,13 +125,13 @@ pub(super) fn common(
         let found = programs::of_host(program, package)?;
         programs::add(&mut archive, &format!("/host/{program}"), &found)?;
     }
-    // That of busybox would prefer its own `ip` to the one above.
+    // Busybox's shell would prefer its own `ip` to the host's.
     let shell = programs::of_host(SHELL.0, SHELL.1)?;
     programs::add(&mut archive, "/host/sh", &shell)?;
     archive.link("/bin/sh", "/host/sh")?;
     let adit = built.bin("adit")?;
     programs::add(&mut archive, "/bin/adit", given.unwrap_or(adit))?;
-    // Tests look for it where cargo left it. Below /tmp they find nothing: that is empty in the machine.
+    // Tests look for `adit` where cargo left it. A path below /tmp is not found: /tmp is empty in the machine.
     let at = adit.display().to_string();
     match given {
         Some(_) => programs::add(&mut archive, &at, adit)?,
@@ -145,7 +144,7 @@ pub(super) fn common(
         if let Some((path, program)) = program {
             programs::add(&mut archive, &path, program)?;
         }
-        // Numbers keep the order.
+        // The number keeps the entries in order.
         let name = console_name(at, entry);
         archive.file(&format!("/entries/{name}"), script.as_bytes())?;
         archive.file(
@@ -156,12 +155,12 @@ pub(super) fn common(
     archive.finish()
 }
 
-/// The seccomp profiles, where tests look for them, too.
+/// Adds the seccomp profiles at the paths where tests look for them.
 ///
 /// # Errors
-/// One cannot be read.
+/// A profile cannot be read.
 fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
-    // Their way there leads through it, and back.
+    // The tests' relative paths go through this folder and back, so it must exist.
     archive.folder(&root.join(PROFILES_OF).display().to_string())?;
     for profile in PROFILES {
         let at = root.join(profile).display().to_string();
@@ -171,8 +170,7 @@ fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernel's modules, numbered in the order to load them in, and its configuration. The kernel unpacks archives that
-/// stand one after the other.
+/// The kernel's modules, numbered in loading order, and its configuration. A kernel unpacks concatenated archives.
 ///
 /// # Errors
 /// A module cannot be read.
@@ -192,12 +190,12 @@ pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
     archive.finish()
 }
 
-/// The name of an entry in the machine.
+/// The name of an entry on the console.
 pub(super) fn console_name(at: usize, entry: &Entry) -> String {
     format!("{at:02}-{}", entry.name)
 }
 
-/// What the shell runs, and the test binary it needs. Several entries share one.
+/// The shell script of an entry, and the test binary it needs; several entries may share a binary.
 fn script<'a>(entry: &Entry, built: &'a Built) -> (String, Option<(String, &'a Path)>) {
     match entry.run {
         Run::Fact(commands) | Run::Script(commands) => (commands.to_owned(), None),

@@ -1,5 +1,5 @@
-//! Kernels of a distribution, as packages: found and fetched by apt with a configuration of its own, checked by apt's
-//! signatures, unpacked and never installed.
+//! Kernels of a distribution, as packages: apt finds, verifies and fetches them with a separate configuration; they are
+//! unpacked, never installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,14 @@ use walkdir::WalkDir;
 
 use crate::steps::{MINUTES_5, first_line, output_of, run_command};
 
-/// What the table shows when nothing else is asked for: the oldest supported, the one of the stable release, and the
-/// newest there is.
+/// The default kernels of the table: the oldest supported, the stable release's, and the newest packaged.
 pub(super) const SERIES: &[&str] = &["6.1", "6.12", NEWEST];
-/// The kernel that is booted if none is named: it has the strictest verifier and the fewest features.
+/// The default kernel: it has the strictest verifier and the fewest features.
 pub(super) const OLDEST: &str = "6.1";
-/// Stands for the newest series that is packaged.
+/// Means the newest packaged series.
 const NEWEST: &str = "newest";
 
-/// Where packages come from; each suite has other kernels.
+/// The package mirror; each suite has other kernels.
 const MIRROR: &str = "http://deb.debian.org";
 const SUITES: &[(&str, &str)] = &[
     ("debian", "bookworm"),
@@ -26,54 +25,54 @@ const SUITES: &[(&str, &str)] = &[
     ("debian", "bookworm-backports"),
     ("debian", "trixie-backports"),
 ];
-/// The keys apt checks signatures with.
+/// The keys with which apt verifies signatures.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Kernels for virtual machines: few drivers, all we need.
+/// Names of kernel packages for virtual machines: few drivers, but all that the entries need.
 const PREFIX: &str = "linux-image-";
 const SUFFIX: &str = "-cloud-amd64";
-/// What newer packages leave to others of the same release: image, modules, configuration.
+/// Packages of the same release that newer kernels are split into: image, modules, configuration.
 const PARTS: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
-/// Begin of all their names.
+/// Prefix of all these names.
 const ALL: &str = "linux-";
 
 /// An unpacked kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// As asked for: `6.1`, `newest`.
+    /// The requested series: `6.1`, `newest`.
     pub(super) series: String,
-    /// As `uname -r` says it.
+    /// The release, as `uname -r` prints it.
     pub(super) release: String,
     folder: PathBuf,
 }
 
 impl Kernel {
-    /// The image to boot.
+    /// Path of the kernel image.
     ///
     /// # Errors
-    /// The packages hold none.
+    /// The packages contain no image.
     pub(super) fn image(&self) -> anyhow::Result<PathBuf> {
         self.file("vmlinuz")
     }
 
-    /// The configuration it was built with.
+    /// Path of the kernel's configuration.
     ///
     /// # Errors
-    /// The packages hold none.
+    /// The packages contain no configuration.
     pub(super) fn config(&self) -> anyhow::Result<PathBuf> {
         self.file("config")
     }
 
-    /// Where its packages are unpacked: modules are somewhere below.
+    /// The folder of the unpacked packages, somewhere below which are the modules.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A file below `boot` with the release in its name, or where newer packages have it, beside the modules.
+    /// A file below `boot` with the release in its name, or without it beside the modules, as in newer packages.
     fn file(&self, name: &str) -> anyhow::Result<PathBuf> {
         let long = format!("{name}-{}", self.release);
         let files = WalkDir::new(&self.folder).into_iter().flatten();
         let files: Vec<_> = files.filter(|entry| entry.file_type().is_file()).collect();
-        // Short names are common: the one with the release counts first.
+        // Short names are common, so the name with the release comes first.
         let found = [long.as_str(), name].into_iter().find_map(|name| {
             let mut files = files.iter();
             files.find(|entry| entry.file_name() == name).cloned()
@@ -84,14 +83,14 @@ impl Kernel {
     }
 }
 
-/// The packages of one place, below a folder of ours.
+/// The packages of a mirror, in a folder of this program.
 pub(super) struct Packages {
     folder: PathBuf,
     names: Vec<String>,
 }
 
 impl Packages {
-    /// Why packages cannot be fetched here; `None` when it may be tried.
+    /// Why packages cannot be fetched here; `None` if the tools exist.
     pub(super) fn missing() -> Option<String> {
         for program in ["apt-get", "apt-cache", "dpkg"] {
             if first_line(Command::new(program).arg("--version")).is_none() {
@@ -104,10 +103,10 @@ impl Packages {
         (!keys).then(|| format!("{KEYRING} is missing: install debian-archive-keyring"))
     }
 
-    /// Reads what there is. Nothing of the system changes: sources, lists and cache are in `folder`.
+    /// Reads the package lists. The system stays unchanged: sources, lists and cache are in `folder`.
     ///
     /// # Errors
-    /// The lists cannot be fetched and were not fetched before.
+    /// The lists cannot be fetched, and there are no earlier ones.
     pub(super) fn read(folder: &Path) -> anyhow::Result<Self> {
         for below in ["state/lists/partial", "cache/archives/partial", "empty"] {
             fs::create_dir_all(folder.join(below))?;
@@ -133,10 +132,10 @@ impl Packages {
         Ok(packages)
     }
 
-    /// The newest kernel of a series, fetched and unpacked unless it was before.
+    /// The newest kernel of a series, fetched and unpacked unless it is already there.
     ///
     /// # Errors
-    /// There is none, or it cannot be fetched.
+    /// The series has no kernel, or it cannot be fetched.
     pub(super) fn kernel(&self, series: &str) -> anyhow::Result<Kernel> {
         let Some(release) = newest(&self.names, series) else {
             bail!("no packaged kernel of the series {series:?}; `--list` shows all");
@@ -153,7 +152,7 @@ impl Packages {
         Ok(kernel)
     }
 
-    /// Series that have a kernel, with the newest of each, oldest first.
+    /// The newest kernel of each series, oldest series first.
     pub(super) fn all(&self) -> Vec<String> {
         let mut releases: Vec<&str> = self.names.iter().filter_map(|name| release(name)).collect();
         releases.sort_by_cached_key(|release| numbers(release));
@@ -168,7 +167,7 @@ impl Packages {
     fn unpack(&self, kernel: &Kernel) -> anyhow::Result<()> {
         println!("vm: fetching Linux {}", kernel.release);
         let fetch = self.folder.join("fetch");
-        // Left from a run that was cut.
+        // Remains of an interrupted run.
         fs::remove_dir_all(&fetch).ok();
         fs::create_dir_all(&fetch)?;
         let mut download = self.apt("apt-get");
@@ -189,7 +188,7 @@ impl Packages {
             unpack.arg("-x").arg(package.path()).arg(&unpacked);
             run_command(&mut unpack, MINUTES_5)?;
         }
-        // In one step, so that half a kernel is never taken for one.
+        // Rename in one step, so that a partial kernel is never used.
         fs::remove_dir_all(&kernel.folder).ok();
         fs::rename(&unpacked, &kernel.folder)?;
         fs::remove_dir_all(&fetch)?;
@@ -212,7 +211,7 @@ fn sources() -> String {
         .collect()
 }
 
-/// Everything apt reads or writes is below `folder`. It need not become another user for that, so it does not.
+/// Configuration that keeps all of apt's files below `folder`. apt would change to a sandbox user, which it does not need here.
 fn configuration(folder: &Path) -> String {
     let place = folder.display();
     format!(
@@ -224,11 +223,11 @@ fn configuration(folder: &Path) -> String {
     )
 }
 
-/// The release a package is named after, if it is such a kernel.
+/// The release in a package's name, if the package is such a kernel.
 fn release(name: &str) -> Option<&str> {
     let release = name.strip_prefix(PREFIX)?;
     let version = release.strip_suffix(SUFFIX)?;
-    // Packages without a full version only depend on others; those with `-rt` are another kernel.
+    // Packages without a full version only depend on others; `-rt` packages contain another kernel.
     let plain = version.starts_with(|c: char| c.is_ascii_digit()) && !version.contains("-rt");
     (plain && version.matches('.').count() >= 2).then_some(release)
 }
@@ -243,7 +242,7 @@ fn newest(names: &[String], series: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// What versions are ordered by: all their numbers.
+/// All numbers of a version, which order versions.
 fn numbers(text: &str) -> Vec<u32> {
     text.split(|c: char| !c.is_ascii_digit())
         .filter_map(|part| part.parse().ok())

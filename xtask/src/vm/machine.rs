@@ -1,4 +1,4 @@
-//! One virtual machine: booted by qemu, read from its console, ended by itself or at its limit.
+//! A virtual machine: booted by qemu, watched on its console, ended by itself or at its time limit.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read};
@@ -12,12 +12,12 @@ use anyhow::{Context as _, ensure};
 use super::console::{self, Console};
 use crate::steps::{Running, first_line};
 
-/// Memory of a machine: the first file system takes half of it.
+/// Memory of a machine, MiB: the first file system takes half of it.
 const MEMORY: &str = "1536";
-/// Until the first process speaks. A processor that the host claims and cannot give hangs before that.
+/// Time limits for the first process to start, with KVM and emulated. With KVM an unusable processor hangs before that.
 const FIRST_WORD_KVM: Duration = Duration::from_secs(15);
 const FIRST_WORD: Duration = Duration::from_secs(300);
-/// For qemu to end behind its machine.
+/// Time for qemu to exit after its machine.
 const END: Duration = Duration::from_secs(30);
 
 /// What executes the machine's instructions.
@@ -38,7 +38,7 @@ impl Accel {
         }
     }
 
-    /// Its name in reports.
+    /// The accelerator's name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Kvm => "KVM",
@@ -47,7 +47,7 @@ impl Accel {
     }
 }
 
-/// Whether the host offers KVM at all; whether it works is seen by booting.
+/// Whether the host offers KVM; only a boot shows whether it works.
 pub(super) fn offers_kvm() -> bool {
     File::options()
         .read(true)
@@ -56,7 +56,7 @@ pub(super) fn offers_kvm() -> bool {
         .is_ok()
 }
 
-/// The program, or why there is none.
+/// Why qemu is missing; `None` if it is installed.
 pub(super) fn missing() -> Option<String> {
     let version = first_line(Command::new(QEMU).arg("--version"));
     let why = || format!("{QEMU} is not installed: it comes with qemu-system-x86");
@@ -65,8 +65,8 @@ pub(super) fn missing() -> Option<String> {
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Boots the kernel with this first file system and returns what the console said. `limit` is for all of it. `None`: it said
-/// nothing, and another accelerator may do; why is printed.
+/// Boots the kernel with this first file system and returns the console. `limit` bounds the whole run. `None`: the console
+/// stayed silent, and another accelerator may work; prints the reason.
 ///
 /// # Errors
 /// The machine cannot be started, or ends too early or too late.
@@ -135,7 +135,7 @@ pub(super) fn boot(
     Ok(Some(console))
 }
 
-/// Takes a line, and prints at once what became of an entry: a machine takes longer than anybody waits for a word.
+/// Handles a line. Prints the result of an entry at once: a machine runs longer than people wait for output.
 fn take(console: &mut Console, line: &str) {
     console.handle_line(line);
     if let Some((_before, measured)) = line.split_once("MEASURED ") {

@@ -1,4 +1,4 @@
-//! Modules of a kernel: the wanted ones with what they need, in the order they must be loaded in.
+//! Modules of a kernel: the wanted ones and their dependencies, in loading order.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,19 +8,19 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use walkdir::WalkDir;
 
-/// A module and its code, unpacked.
+/// A module and its unpacked code.
 pub(super) struct Module {
-    /// As `lsmod` says it.
+    /// Name as in `lsmod`.
     pub(super) name: String,
-    /// The object.
+    /// The object file.
     pub(super) code: Vec<u8>,
 }
 
-/// The modules with these names and all they depend on. A name without a file is built in or missing: the features that
-/// need it will tell.
+/// The modules with these names and their dependencies. A module without a file is built in or missing, which the dependent
+/// features then show.
 ///
 /// # Errors
-/// The folder cannot be read or a module not unpacked.
+/// The folder cannot be read, or a module cannot be unpacked.
 pub(super) fn wanted(folder: &Path, names: &[&str]) -> anyhow::Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     for entry in WalkDir::new(folder) {
@@ -36,7 +36,7 @@ pub(super) fn wanted(folder: &Path, names: &[&str]) -> anyhow::Result<Vec<Module
     Ok(done)
 }
 
-/// Puts what a module needs before it.
+/// Adds a module after its dependencies.
 fn load(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
@@ -76,7 +76,7 @@ fn unpacked(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(out.stdout)
 }
 
-/// The names in the module's own description, which holds `depends=a,b` between zero bytes.
+/// Dependencies in the module's own description: `depends=a,b` between zero bytes.
 fn depends(code: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = code.windows(key.len()).position(|bytes| bytes == key) else {

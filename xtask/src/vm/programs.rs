@@ -1,4 +1,4 @@
-//! What runs in the machine: our programs and test binaries, and some of the host, each with the libraries it needs.
+//! Programs in the machine: Adit's programs and test binaries, and some of the host's, each with the libraries it needs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,25 +11,25 @@ use anyhow::{Context as _, bail, ensure};
 use super::image::Archive;
 use crate::workspace::Workspace;
 
-/// Longest time for the builds.
+/// Time limit of the builds.
 const LIMIT: Duration = Duration::from_secs(25 * 60);
-/// Targets of cargo that are tests of the matrix, by the folder they are in.
+/// Cargo test targets of the table, named by their folders.
 const TEST_TARGETS: &[&str] = &["loopback", "kernel"];
 
-/// Test binaries, by where their source is.
+/// Test binaries by their sources, and Adit's programs.
 pub(super) struct Built {
-    /// Of the checkout it was built from.
+    /// Root of the checkout they were built from.
     root: PathBuf,
     tests: BTreeMap<String, PathBuf>,
-    /// Our program and the load tool.
+    /// `adit` and the load generator.
     bins: BTreeMap<String, PathBuf>,
 }
 
 impl Built {
-    /// Builds what `sources` name, and the programs, as `cargo test` does: what it built is not built again.
+    /// Builds the tests of `TEST_TARGETS` and the programs, in the profile of `cargo test`, so that its results are reused.
     ///
     /// # Errors
-    /// They do not build.
+    /// A build fails.
     pub(super) fn build(workspace: &Workspace) -> anyhow::Result<Self> {
         let files = workspace.files("tunnel-daemon")?;
         let mut args = vec!["test", "--no-run", "--quiet"];
@@ -55,7 +55,7 @@ impl Built {
         })
     }
 
-    /// Where the sources are: tests know it, too.
+    /// Root of the sources, which tests have compiled in.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -65,20 +65,20 @@ impl Built {
         self.tests.get(source).map(PathBuf::as_path)
     }
 
-    /// A program of ours.
+    /// A program of this workspace.
     ///
     /// # Errors
-    /// Cargo did not name it.
+    /// Cargo has not built it.
     pub(super) fn bin(&self, name: &str) -> anyhow::Result<&Path> {
         let found = self.bins.get(name).map(PathBuf::as_path);
         found.with_context(|| format!("cargo built no {name}"))
     }
 }
 
-/// Where a program of the host is, or why it is missing.
+/// Path of a program of the host.
 ///
 /// # Errors
-/// It is not installed.
+/// The program is not installed.
 pub(super) fn of_host(program: &str, package: &str) -> anyhow::Result<PathBuf> {
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
         .iter()
@@ -87,10 +87,10 @@ pub(super) fn of_host(program: &str, package: &str) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{program} is not installed: it comes with {package}"))
 }
 
-/// Adds a program at `path`, without what only debuggers want, and its libraries where it looks for them.
+/// Adds a program at `path`, stripped of debug information, and its libraries where it looks for them.
 ///
 /// # Errors
-/// It cannot be read, or a library is missing.
+/// The program cannot be read, or a library is missing.
 pub(super) fn add(archive: &mut Archive, path: &str, program: &Path) -> anyhow::Result<()> {
     archive.file(path, &stripped(program)?)?;
     for library in libraries(program)? {
@@ -108,7 +108,7 @@ fn stripped(program: &Path) -> anyhow::Result<Vec<u8>> {
         .arg("-o")
         .arg(small.path())
         .arg(program);
-    // Without the tool it is only larger.
+    // Without the tool the program is only larger.
     let from = match strip.output() {
         Ok(out) if out.status.success() => small.path(),
         _ => program,
@@ -116,12 +116,12 @@ fn stripped(program: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(from).with_context(|| format!("read {}", program.display()))
 }
 
-/// Whether a program runs where there is no library.
+/// Whether a program needs no shared library.
 pub(super) fn is_static(program: &Path) -> anyhow::Result<bool> {
     Ok(libraries(program)?.is_empty())
 }
 
-/// Absolute paths of the libraries, the loader among them. None for a static program.
+/// Absolute paths of the libraries, including the loader; empty for a static program.
 fn libraries(program: &Path) -> anyhow::Result<Vec<String>> {
     let out = Command::new("ldd")
         .arg(program)
@@ -136,7 +136,7 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<String>> {
     parse_libraries(&text)
 }
 
-/// Lines `name => /path (address)`, `/path (address)`, and names without a path for what the kernel brings.
+/// Parses lines `name => /path (address)` and `/path (address)`; names without a path belong to the kernel's vDSO.
 fn parse_libraries(text: &str) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! The answers of all kernels side by side, for the terminal and for the page in docs.
+//! The results of all kernels side by side, for the terminal and for the page in docs.
 
 use std::fmt::Write as _;
 
@@ -10,20 +10,20 @@ use super::machine::Accel;
 /// Longest text in a cell.
 const CELL_CHARS: usize = 160;
 
-/// One kernel's answers.
+/// Results of one kernel.
 pub(super) struct Answers {
-    /// As asked for.
+    /// The requested series.
     pub(super) series: String,
-    /// What executed it.
+    /// The accelerator that ran it.
     pub(super) accel: Accel,
-    /// What it said.
+    /// Its console.
     pub(super) console: Console,
 }
 
-/// The text of a cell, or why the run has failed in it.
+/// The text of a cell, or why its run failed.
 type Cell = Result<String, String>;
 
-/// The table, and the names of what failed.
+/// The table, and the names of failed rows.
 pub(super) fn render(entries: &[&Entry], all: &[Answers]) -> (String, Vec<String>) {
     let mut failed = Vec::new();
     let mut text = String::from("| |");
@@ -62,20 +62,20 @@ fn cell(entry: &Entry, ran: Option<&EntryResult>) -> Cell {
         (Run::Script(_), Some(0)) => Ok("yes".to_owned()),
         (Run::Tests { .. }, Some(0)) => tests(&ran.lines),
         (_, None) => Err("the machine ended in it".to_owned()),
-        // What `timeout` of the machine says.
+        // Exit codes of `timeout` in the machine.
         (_, Some(124 | 143 | 137)) => Err(format!("not done in {} s", entry.limit_seconds)),
         (_, Some(status)) => Err(format!("failed ({status})")),
     }
 }
 
-/// A test run that passed says how many of its tests did something; none at all proves nothing.
+/// The number of tests that did not skip; an error if no test ran, which would prove nothing.
 fn tests(lines: &[String]) -> Cell {
     let passed = lines.iter().find_map(|line| {
         let counts = line.strip_prefix("test result: ok. ")?;
         counts.split_whitespace().next()?.parse::<usize>().ok()
     });
     let passed = passed.filter(|passed| *passed > 0).ok_or("no test ran")?;
-    // To the test runner they have passed. Each says so once; it may stand behind the runner's own words.
+    // The test runner counts skipped tests as passed. Each test reports its skip once, possibly after other output on the line.
     let skipped: Vec<&str> = lines
         .iter()
         .flat_map(|line| line.split("SKIPPED ").skip(1))
@@ -95,7 +95,7 @@ fn counted(tests: usize) -> String {
     }
 }
 
-/// Why, from `test: reason`. One test is named; of several each reason stands once.
+/// Reasons from `test: reason`. A single test is named; of several tests each reason is listed once.
 fn reasons(skipped: &[&str]) -> String {
     if let [only] = skipped {
         return shortened(only);
@@ -110,22 +110,22 @@ fn reasons(skipped: &[&str]) -> String {
     shortened(&whys.join("; "))
 }
 
-/// Nothing that breaks a table.
+/// Text without characters that break a table, cut to a cell's size.
 fn shortened(text: &str) -> String {
     let plain = text.replace('|', "/");
     plain.trim().chars().take(CELL_CHARS).collect()
 }
 
-/// What a page was made from.
+/// Sources of a page.
 #[derive(Clone)]
 pub(super) struct Made {
-    /// And whether it was changed since.
+    /// The commit, and whether the tree was changed since.
     pub(super) commit: String,
-    /// SHA-256 of the eBPF object in the programs.
+    /// SHA-256 of the eBPF object embedded in the programs.
     pub(super) object: String,
 }
 
-/// The page `docs/kernels.md`.
+/// The text of `docs/kernels.md`.
 pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Made) -> String {
     let mut text = String::from(
         "# Kernels\n\nWhat distribution kernels of Debian do with Adit, each booted in a virtual machine of its own. Written by\n\
@@ -153,12 +153,12 @@ pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Mad
     text
 }
 
-/// The first column of a page's table: the rows' texts.
+/// The row titles in the first column of a page's table.
 pub(crate) fn titles(page: &str) -> Vec<&str> {
     page.lines()
         .skip_while(|line| !line.starts_with('|'))
         .take_while(|line| line.starts_with('|'))
-        // The head, and the line below it.
+        // Skip the head and the line below it.
         .skip(2)
         .filter_map(|line| line.strip_prefix("| ")?.split(" |").next())
         .collect()

@@ -1,4 +1,4 @@
-//! Reads the rows from the doc comments of all sources.
+//! Reads the rows of generated pages from the doc comments of all sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,29 +8,29 @@ use anyhow::Context as _;
 use super::PAGES;
 use crate::workspace::Workspace;
 
-/// Parts of a path that are left out of a test's name.
+/// Path components that a test's name omits.
 const UNNAMED: &[&str] = &["src", "tests", "cases", "mod", "main", "lib"];
 
 #[derive(Default)]
 pub(super) struct Row {
-    /// Its number, once and with the place, if nothing is wrong.
+    /// The row's number with its source; only an invalid row has several.
     pub(super) numbers: Vec<(String, String)>,
     places: Vec<String>,
-    /// By package.
+    /// Names of tests by package.
     pub(super) tests: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// By page, section and text.
+/// Rows by page, section and text.
 pub(super) type Rows = BTreeMap<(usize, usize, String), Row>;
 
-/// All rows, and what is wrong with them.
+/// All rows, and the errors found in them.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn read(workspace: &Workspace) -> anyhow::Result<(Rows, Vec<String>)> {
     let (mut rows, mut findings) = (Rows::new(), Vec::new());
     for file in workspace.files(".")? {
-        // This package reads rows and has none.
+        // This package reads rows and contains none.
         if !file.ends_with(".rs") || file.starts_with("xtask/") {
             continue;
         }
@@ -68,7 +68,7 @@ pub(super) fn read(workspace: &Workspace) -> anyhow::Result<(Rows, Vec<String>)>
     Ok((rows, findings))
 }
 
-/// The rows in the doc comments of a file: their lines, texts, and the paths of the functions below them.
+/// The rows in the doc comments of a file: line, text, and path of the function below.
 fn notes(source: &str) -> Vec<(usize, String, String)> {
     let (mut found, mut open, mut modules) =
         (Vec::new(), Vec::<(usize, String)>::new(), Vec::new());
@@ -110,7 +110,7 @@ fn notes(source: &str) -> Vec<(usize, String, String)> {
     found
 }
 
-/// The page whose row this is.
+/// The page to which a doc line's row belongs.
 fn page_of(doc: &str) -> Option<usize> {
     PAGES.iter().position(|page| {
         let rest = doc.strip_prefix(page.word);
@@ -118,7 +118,7 @@ fn page_of(doc: &str) -> Option<usize> {
     })
 }
 
-/// Page, section and text of a row, and its number.
+/// Page, section, text and number of a row.
 fn parse(note: &str) -> Option<((usize, usize, String), Option<String>)> {
     let page = page_of(note)?;
     let (section, text) = note.split_once(" (")?.1.split_once("): ")?;
@@ -133,7 +133,7 @@ fn parse(note: &str) -> Option<((usize, usize, String), Option<String>)> {
     ))
 }
 
-/// The package of a test, or the folder of its binary, and its path there.
+/// The package of a test, or the folder of its binary, and its path within.
 fn named(workspace: &Workspace, file: &str, function: &str) -> anyhow::Result<(String, String)> {
     let manifest = |folder: &&Path| workspace.root().join(folder).join("Cargo.toml");
     let mut folders = Path::new(file).ancestors().skip(1);
