@@ -1,5 +1,5 @@
-//! The accept loop: from a listener to handlers, with TLS in between where configured. It never spins and never grows:
-//! errors back off, handshakes and those who wait for one are capped and timed, connections are admitted by [`Tasks`].
+//! The accept loop: from a listener to handlers, with TLS in between where configured. Errors back off. Handshakes and
+//! connections that wait for one are capped and timed. [`Tasks`] admits connections.
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ const ROOM_EVERY: Duration = Duration::from_millis(50);
 
 /// Where connections come from: a [`Listener`], or a script in tests.
 pub trait Incoming: Send + 'static {
-    /// Waits for one. Cancelling must lose none.
+    /// Waits for a connection. Cancelling the call must lose none.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Socket, PeerAddr)>> + Send;
 }
 
@@ -37,43 +37,43 @@ impl Incoming for Listener {
     }
 }
 
-/// Told about what does not become a connection, for counters. All methods do nothing by default.
+/// Events of the accept loop, for counters. All methods do nothing by default.
 pub trait AcceptEvents: Send + Sync + 'static {
-    /// Accept failed for want of descriptors or memory, or in a way that is not known to pass: the loop waits.
+    /// Accept failed for want of descriptors or memory, or with an error that is not known to be temporary. The loop waits.
     fn accept_failed(&self, _error: &io::Error) {}
     /// A peer began a handshake and did not finish it.
     fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
-    /// A connection was closed for want of a turn: before its handshake had begun, or since it did not go on.
+    /// A connection was closed before its handshake began, or because its handshake stalled.
     fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
-    /// Asked before each accept: whether there is room for one more connection. If not, one whose peer has said nothing for
-    /// a while is closed for it; without such, peers wait in the kernel's queue.
+    /// Asked before each accept: whether there is room for one more connection. If not, the loop closes a connection whose
+    /// peer has sent nothing for a while. Without such a connection it waits, and peers queue in the kernel.
     fn has_room(&self) -> bool {
         true
     }
     /// There is no room: the loop waits.
     fn paused(&self) {}
-    /// There is a connection more.
+    /// A connection was accepted.
     fn accepted(&self) {}
 }
 
 impl AcceptEvents for () {}
 
-/// TLS of a listener and its bounds.
+/// TLS of a listener, and the limits of its handshakes.
 #[derive(Clone)]
 pub struct AcceptTls {
     /// Current certificates.
     pub tls: Arc<ReloadableServerTls>,
-    /// How many connections may be on the way to a finished handshake.
+    /// Limits of connections before and during their handshake.
     pub limits: HandshakeLimits,
     /// Time from accept to the end of the handshake.
     pub deadline: Duration,
 }
 
-/// Accepts until `stop`, then gives the listener back: dropping it closes it. Each connection is a task of `tasks`: the
-/// handshake, then the future `handle` makes of the stream. `stop` closes connections whose handshake is not over, like
-/// those in the kernel's queue, since whatever they want is refused by a process that leaves. It touches no others.
+/// Accepts until `stop`, then returns the listener; dropping the listener closes it. Each connection is a task of `tasks`:
+/// the handshake, then the future that `handle` makes of the stream. `stop` also closes connections whose handshake is not
+/// over, like those in the kernel's queue: a process that leaves would refuse their requests. Other connections go on.
 pub async fn accept_loop<I, H, F>(
     incoming: I,
     tls: Option<AcceptTls>,
@@ -100,7 +100,7 @@ where
         let due = tls
             .clone()
             .zip(handshakes.map(|handshakes| handshakes.enter(peer)));
-        // Boxed: what a greeting needs would stay in the connection's task for as long as that lives.
+        // Boxed: the state of the greeting would otherwise stay in the connection's task for its whole life.
         let greeting = Box::pin(greet(socket, peer, due, stop.clone(), events));
         let connection = async move {
             if let Some(stream) = greeting.await {
@@ -114,8 +114,8 @@ where
     acceptor.incoming
 }
 
-/// The handshake, where one is due, when it is its turn; its place is free again once this is over. `None` when nothing
-/// came of it, which `events` has been told, or when `stop` came first.
+/// Does the handshake of a connection, where TLS is configured, once a slot is free; returning frees the slot. `None`:
+/// there was no handshake, which `events` has been told, or `stop` came first.
 async fn greet(
     socket: Socket,
     peer: PeerAddr,
@@ -138,7 +138,7 @@ async fn greet(
     }
     let left = until.saturating_duration_since(Instant::now());
     let handshake = tokio::select! {
-        // The handshake first: what its peer has said in time counts, however late this task has its turn.
+        // The handshake first: a handshake that finished in time counts, however late this task is polled.
         biased;
         handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
         why = place.taken_back() => return turned_away(why),
@@ -153,10 +153,10 @@ async fn greet(
     }
 }
 
-/// A listener that waits out its errors.
+/// A listener whose errors back off.
 struct Acceptor<I> {
     incoming: I,
-    /// Where there is TLS.
+    /// `None` without TLS.
     handshakes: Option<Arc<Handshakes>>,
     backoff: Backoff,
     events: Arc<dyn AcceptEvents>,
@@ -186,14 +186,14 @@ impl<I: Incoming> Acceptor<I> {
 }
 
 impl<I> Acceptor<I> {
-    /// Waits for room for one more connection, which one whose peer has said nothing for a while has to make: otherwise such
-    /// peers would close the listener wherever descriptors are few.
+    /// Waits for room for one more connection. To make room, closes a connection whose peer has sent nothing for a while:
+    /// otherwise silent peers would block the listener where descriptors are few.
     async fn room(&self) {
         let mut waits = false;
         while !self.events.has_room() {
             let handshakes = self.handshakes.as_ref();
             if handshakes.is_some_and(|handshakes| handshakes.close_oldest_silent()) {
-                // For the task that has its descriptor.
+                // Lets the task that owns the descriptor close it.
                 return tokio::task::yield_now().await;
             }
             if !std::mem::replace(&mut waits, true) {
@@ -204,7 +204,7 @@ impl<I> Acceptor<I> {
     }
 }
 
-/// Errors accept(2) reports about one connection that is gone already, or for no lasting reason.
+/// Errors of accept(2) about one connection that is already gone, or that are temporary.
 fn passes_by_itself(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -228,7 +228,7 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Errors in a row that are retried at once, if they pass by themselves: beyond it even those look like a loop.
+    /// Temporary errors in a row that are retried at once: more of them look like a loop.
     const RETRIES_MAX: u32 = 64;
 
     fn may_retry_at_once(&mut self) -> bool {

@@ -12,23 +12,23 @@ use rustix::net::sockopt::socket_cookie;
 /// What a connection is counted under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Labels<'a> {
-    /// What it is.
+    /// Role of the connection.
     pub role: AccountRole,
-    /// Id of the agent at one of its ends; empty if that is not known, or may be any of them.
+    /// Id of the agent at one end; empty if the agent is unknown, or may be any agent.
     pub agent: &'a str,
-    /// The rule or identifier that its destination matches; empty where there is none.
+    /// The rule or identifier that the destination matches; empty if there is none.
     pub destination_class: &'a str,
 }
 
 /// What counts the bytes of sockets. Sockets are named by their cookies (`SO_COOKIE`).
 pub trait Accounting: Send + Sync {
-    /// A socket that is about to listen: connections that it accepts may be named.
+    /// A socket is about to listen: its accepted connections may be named later.
     fn listening(&self, cookie: u64);
-    /// A socket that is about to connect.
+    /// A socket is about to connect.
     fn connecting(&self, cookie: u64, labels: &Labels<'_>);
     /// An established connection; its bytes count from its beginning, its lifetime from here.
     fn accepted(&self, cookie: u64, labels: &Labels<'_>);
-    /// A socket that is named no more; mostly it is forgotten already.
+    /// A socket is no longer named; mostly the kernel side has forgotten it already.
     fn forget(&self, cookie: u64);
 }
 
@@ -70,7 +70,7 @@ impl Accounts {
         Some(cookie)
     }
 
-    /// A socket was refused a connection, perhaps so early that the kernel's programs have not heard of it.
+    /// The connect of a socket failed, perhaps before the kernel's programs saw the socket.
     pub fn failed(&self, cookie: Option<u64>) {
         if let (Some(accounting), Some(cookie)) = (&self.0, cookie) {
             accounting.forget(cookie);
@@ -81,7 +81,8 @@ impl Accounts {
     pub fn accepted(&self, socket: &impl AsFd, labels: &Labels<'_>) {
         if let Some((accounting, cookie)) = self.named(socket.as_fd()) {
             accounting.accepted(cookie, labels);
-            // Over before it was named: the program has counted its end as unknown, and does not come back for the entry.
+            // The connection ended before it was named: the program has counted its end as unknown, and will not remove the
+            // entry.
             if matches!(getpeername(socket), Err(Errno::NOTCONN)) {
                 accounting.forget(cookie);
             }
@@ -95,7 +96,7 @@ impl Accounts {
         }
     }
 
-    /// What names a socket to the kernel; `None` where accounting is off.
+    /// The cookie of a socket; `None` where accounting is off.
     #[must_use]
     pub fn cookie(&self, socket: &impl AsFd) -> Option<u64> {
         self.named(socket.as_fd())

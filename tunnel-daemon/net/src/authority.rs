@@ -1,7 +1,7 @@
 //! A socket whose reader never sees an `:authority` that the `http` crate refuses.
 //!
-//! Owns the two small buffers between [`AuthorityRewriter`] and the socket. Whatever is not a header block is
-//! read straight into the caller's buffer and stays there: payload of DATA frames is not copied.
+//! Owns the two small buffers between [`AuthorityRewriter`] and the socket. Everything but header blocks is read straight
+//! into the caller's buffer and stays there: payload of DATA frames is not copied.
 
 use std::{
     io,
@@ -19,16 +19,16 @@ const BLOCK_READ_LEN: usize = 4096;
 
 /// Filters what is read from `S`, one client's side of one HTTP/2 connection; writes go to `S` as they are.
 ///
-/// Cancelling a read leaves the stream where it was: bytes taken from `S` stay in here until they are read.
+/// Cancelling a read loses nothing: bytes taken from `S` stay here until the caller reads them.
 #[derive(Debug)]
 pub struct AuthorityIo<S> {
     inner: S,
     rewriter: AuthorityRewriter,
-    /// Read from `inner` and not decided: part of a frame header or of a header block. Empty when idle.
+    /// Read from `inner` and not yet filtered: part of a frame header or of a header block. Empty when idle.
     held: BytesMut,
-    /// Decided and not yet read by the caller. Empty when idle.
+    /// Filtered and not yet read by the caller. Empty when idle.
     decided: BytesMut,
-    /// Reads fail with this from now on.
+    /// All later reads fail with this.
     failed: Option<RewriteError>,
 }
 
@@ -50,12 +50,12 @@ impl<S> AuthorityIo<S> {
         &self.inner
     }
 
-    /// Why the filter gave up on this client's bytes and passes them as they are, if it did.
+    /// Why the filter stopped rewriting and passes this client's bytes unchanged, if it did.
     pub fn handed_over(&self) -> Option<HandOver> {
         self.rewriter.handed_over()
     }
 
-    /// Gives the caller what is decided. A header block is rare, so its memory goes as soon as it is read.
+    /// Copies filtered bytes to the caller. Header blocks are rare, so the buffer is freed once it is empty.
     fn give(&mut self, buf: &mut ReadBuf<'_>) {
         let len = self.decided.len().min(buf.remaining());
         buf.put_slice(self.decided.get(..len).unwrap_or_default());
@@ -65,7 +65,7 @@ impl<S> AuthorityIo<S> {
         }
     }
 
-    /// Decides as much of what is held as can be decided.
+    /// Filters as many of the held bytes as possible.
     fn decide(&mut self) -> io::Result<()> {
         let rewritten = self.rewriter.rewrite(&mut self.held, &mut self.decided);
         if self.held.is_empty() {
@@ -79,8 +79,8 @@ impl<S> AuthorityIo<S> {
 }
 
 impl<S: AsyncRead + Unpin> AuthorityIo<S> {
-    /// Reads into the caller's buffer and takes back only what starts with a header block. Bytes held from
-    /// before go in front; there must be room for them and at least one more. False at the end of the stream.
+    /// Reads into the caller's buffer, and takes back everything from the start of a header block on. Held bytes go in
+    /// front; the buffer must have room for them and at least one more. False at EOF.
     fn poll_in_place(
         &mut self,
         cx: &mut Context<'_>,
@@ -96,7 +96,7 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
         }
         self.held.clear();
         if buf.filled().len() == before {
-            // A stream cut inside a frame header: h2 gets it as it is.
+            // EOF inside a frame header: h2 gets it as it is.
             return Poll::Ready(Ok(false));
         }
         let chunk = buf.filled().get(start..).unwrap_or_default();
@@ -106,8 +106,8 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
                 .extend_from_slice(chunk.get(passed..).unwrap_or_default());
             buf.set_filled(start + passed);
             if let Err(error) = self.decide() {
-                // What passed was in order and is delivered first; the next read fails. A failing read must
-                // leave the buffer as it was.
+                // The bytes before the error are valid and delivered first; the next read fails. A failing read must leave
+                // the buffer unchanged.
                 return Poll::Ready(if passed > 0 { Ok(true) } else { Err(error) });
             }
             self.give(buf);
@@ -115,7 +115,7 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
         Poll::Ready(Ok(true))
     }
 
-    /// Reads more of a header block. False at the end of the stream.
+    /// Reads more of a header block. False at EOF.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let len = self.held.len();
         self.held.resize(len + BLOCK_READ_LEN, 0);
@@ -125,7 +125,7 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
         self.held.truncate(len + read);
         ready!(polled)?;
         if read == 0 {
-            // A stream cut inside a header block: h2 gets it as it is.
+            // EOF inside a header block: h2 gets it as it is.
             self.decided.unsplit(std::mem::take(&mut self.held));
             return Poll::Ready(Ok(false));
         }
@@ -133,7 +133,7 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
         Poll::Ready(Ok(true))
     }
 
-    /// Whether the caller's buffer is the place to read into: no header block has begun, and what is held fits.
+    /// Whether to read into the caller's buffer: no header block has begun, and the held bytes fit.
     fn reads_in_place(&self, buf: &ReadBuf<'_>) -> bool {
         !self.rewriter.is_in_block()
             && self.held.len() < FRAME_HEADER_LEN
@@ -141,7 +141,7 @@ impl<S: AsyncRead + Unpin> AuthorityIo<S> {
     }
 }
 
-/// Octets of a frame header: fewer of them are all that is held between two frames.
+/// Octets of a frame header. Between two frames, fewer than these are held.
 const FRAME_HEADER_LEN: usize = 9;
 
 fn refused(error: RewriteError) -> io::Error {

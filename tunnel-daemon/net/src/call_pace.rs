@@ -1,5 +1,5 @@
-//! How fast calls of one connection are taken. A client may cancel a call as soon as it has made it, which costs it next to
-//! nothing and is not in the number of calls it may have at once.
+//! Rate limit of one connection's calls. A client may cancel a call as soon as it has made it. Such a call costs the client
+//! next to nothing, and does not count against the limit of concurrent calls.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// In the long run a connection makes one call in this time.
+/// Time per call that a connection has in the long run.
 const CALL_EVERY: Duration = Duration::from_micros(100);
-/// The same, of calls that are cancelled before they are taken.
+/// The same for calls that are cancelled before the server takes them.
 const CANCELLED_CALL_EVERY: Duration = Duration::from_millis(1);
-/// How far a connection may be ahead of that: 4,096 cancelled calls, and 40,960 others.
+/// Burst that a connection may be ahead: 4,096 cancelled calls, or 40,960 others.
 const AHEAD_MAX: Duration = Duration::from_millis(4096);
 
-/// Of one connection. Costs nothing but for each call.
+/// The rate limit of one connection. Costs nothing between calls.
 #[derive(Debug)]
 pub(super) struct CallPace {
-    /// When the calls so far would all have been due.
+    /// When the calls so far would all have been due at the allowed rate.
     due: Instant,
-    /// Until when nothing is read.
+    /// While it runs, nothing is read.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -31,7 +31,7 @@ impl CallPace {
         }
     }
 
-    /// One more call.
+    /// Counts one more call.
     pub(super) fn count(&mut self, is_cancelled: bool) {
         let now = Instant::now();
         let every = if is_cancelled {
@@ -49,7 +49,7 @@ impl CallPace {
         }
     }
 
-    /// Whether to read nothing for now; the task is woken when that is over.
+    /// Whether reading is paused; the task is woken when the pause ends.
     pub(super) fn is_paused(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(pause) = &mut self.pause else {
             return false;

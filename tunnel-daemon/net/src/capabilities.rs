@@ -1,10 +1,10 @@
-//! Capabilities of this process, and those that the kernel asks of a process that loads programs into it.
+//! Capabilities of this process, and the capabilities that loading eBPF programs requires.
 
 use rustix::thread::CapabilitySet;
 
 use crate::release::{Release, WITHOUT_PERFMON};
 
-/// The effective capabilities of `/proc/PID/status`; `None`: it names none.
+/// The effective capabilities of `/proc/PID/status`; `None`: the text names none.
 pub fn effective(status: &str) -> Option<CapabilitySet> {
     let bits = status
         .lines()
@@ -19,10 +19,10 @@ pub fn of_this_process() -> CapabilitySet {
     effective(&status).unwrap_or(CapabilitySet::empty())
 }
 
-/// What loading and attaching programs takes on a kernel, on the newest if none is named, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
-/// CAP_NET_ADMIN, which marking sockets asks for by itself.
+/// The capabilities that loading and attaching programs requires and `effective` lacks. `release`: the kernel, `None` for
+/// the newest. CAP_SYS_ADMIN implies the others except CAP_NET_ADMIN, which marking sockets requires.
 pub fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {
-    // The verifier of older kernels takes pointers of ours only from who may watch the system's performance.
+    // The verifier of older kernels allows the pointers of our programs only with CAP_PERFMON.
     let perfmon = release.is_some_and(|release| release < WITHOUT_PERFMON);
     let covered = effective.contains(CapabilitySet::SYS_ADMIN);
     [

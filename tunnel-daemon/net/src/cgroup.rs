@@ -1,4 +1,4 @@
-//! Cgroups as folders of the cgroup2 file system: the one this process is in, and those that look like all of them.
+//! Cgroups as folders of the cgroup2 file system: the cgroup of this process, and mounts that show only a part of the tree.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,23 +6,22 @@ use std::path::{Path, PathBuf};
 
 use crate::mounts::{self, Mount};
 
-/// Inode of the cgroup that all others are below, in every kernel.
+/// Inode of the root cgroup, in every kernel.
 const ROOT: u64 = 1;
-/// The file system's kind.
 const CGROUP2: &str = "cgroup2";
 
-/// What a cgroup is for which [`is_part_of_host`] holds.
+/// Description of a cgroup for which [`is_part_of_host`] holds.
 pub const PART_OF_HOST: &str =
     "a part of the host only: what is mounted there is not the root of all cgroups";
-/// What to do about it.
+/// Remedy for [`PART_OF_HOST`].
 pub const WHOLE_HOST: &str = "run it in the host's cgroup namespace, or mount the host's /sys/fs/cgroup into its \
      container and name that";
 
-/// Whether cgroup2 is mounted at that path, but only a part of its tree, which looks like all of it: as in a container with a
-/// cgroup namespace of its own. A folder further down is no more than it seems to be. False, too, where nothing tells.
+/// Whether cgroup2 is mounted at `path` with only a part of the tree below it, as in a container with its own cgroup
+/// namespace. False for folders further down, and where the path or the mounts cannot be read.
 #[must_use]
 pub fn is_part_of_host(path: &Path) -> bool {
-    // Of the path as given: what leads into another process's tree (/proc/PID/root) has no other name.
+    // Of the path as given: a path into another process's tree (/proc/PID/root) has no other name.
     let inode = fs::metadata(path).map(|folder| folder.ino());
     let mounts = mounts::of_kind(CGROUP2);
     match (inode, path.canonicalize(), mounts) {
@@ -31,16 +30,16 @@ pub fn is_part_of_host(path: &Path) -> bool {
     }
 }
 
-/// By the inode. The root that mountinfo names is seen from our own namespace: its part is `/` there, and the host's whole tree,
-/// where that is mounted, too, is `/..`.
+/// Compares inodes, since mountinfo names roots as our own cgroup namespace sees them: its part is `/`, and the host's
+/// whole tree is `/..`.
 fn is_part(mounts: &[Mount], at: &Path, inode: u64) -> bool {
     inode != ROOT && mounts.iter().any(|mount| mount.point == at)
 }
 
-/// Where cgroup2 is mounted; on hosts with both versions that is beside the old one.
+/// Where cgroup2 is mounted. Hosts with both versions mount it beside version 1.
 ///
 /// # Errors
-/// It is mounted nowhere; the text says what to do.
+/// cgroup2 is not mounted; the text says what to do.
 pub fn cgroup2_mount() -> Result<PathBuf, String> {
     let first = mounts::of_kind(CGROUP2)?.into_iter().next();
     first.map(|mount| mount.point).ok_or_else(|| {
@@ -48,17 +47,17 @@ pub fn cgroup2_mount() -> Result<PathBuf, String> {
     })
 }
 
-/// The folder of our own cgroup. On hosts with both versions of cgroups that is the one of version 2.
+/// The folder of our own cgroup; on hosts with both versions, of version 2.
 ///
 /// # Errors
-/// There is none, or it is not below what is mounted here; the text says what to do.
+/// There is no such cgroup, or it is not below a mount; the text says what to do.
 pub fn own() -> Result<PathBuf, String> {
     let path = "/proc/self/cgroup";
     let cgroups = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
     own_of(&mounts::of_kind(CGROUP2)?, &cgroups)
 }
 
-/// Paths in `cgroups` are written as they are, without escapes.
+/// Paths in `cgroups` have no escapes.
 fn own_of(mounts: &[Mount], cgroups: &str) -> Result<PathBuf, String> {
     // Version 2 has hierarchy number 0 and names no controllers.
     let path = cgroups

@@ -1,8 +1,8 @@
-//! File descriptors as a budget of the whole process: how many are in use, and who may have one more.
+//! File descriptors as a budget of the whole process: how many are in use, and which purposes may open another.
 //!
-//! The kernel counts them, not we: a count of our own would miss what libraries open, and be wrong for ever after one
-//! slip. Between two looks each descriptor of a client, agent or target is added, and none that is closed taken off. What is
-//! opened beside those (links, name lookups, pipes to splice through) is few, and there at the next look.
+//! A look asks the kernel for the number: a count of our own would miss what libraries open, and stay wrong after one
+//! mistake. Between two looks each descriptor opened for a client, agent or target is added; closed descriptors are not
+//! subtracted. Other descriptors (links, name lookups, pipes for splice) are few, and the next look counts them.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -17,29 +17,29 @@ use adit_tls::blocking;
 
 /// Where the kernel lists them.
 const LIST: &str = "/proc/self/fd";
-/// Descriptors that clients never get, at least and at most: for links, name lookups, files that are read again, probes.
+/// Descriptors that clients never get, at least and at most: for links, name lookups, reloaded files, probes.
 const RESERVE: (u64, u64) = (32, 512);
-/// Between two looks when nothing is opened.
+/// Time between two looks when nothing is opened.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same once lanes get no more.
+/// The same once no new lanes are allowed.
 const LOOK_EVERY_SHORT: Duration = Duration::from_millis(100);
-/// A look at the list may take one part in so many of a thread's time.
+/// Reading the list may take one part in this many of a thread's time.
 const LISTING_SHARE: u32 = 20;
 
-/// What a descriptor is for, by how soon there is none for it.
+/// Purpose of a descriptor, in the order in which purposes get no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
     /// One more lane.
     Lane,
     /// One more client to be served, or one more target.
     Tunnel,
-    /// A connection at a frontend, if only to be told that it is not served.
+    /// A connection at a frontend, even if it is accepted only to be refused.
     Client,
     /// A connection at the agent port: without links there are no tunnels.
     Agent,
 }
 
-/// Descriptors in use from which on there is none for a purpose.
+/// Descriptors in use from which on a purpose gets no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Marks {
     lane: u64,
@@ -65,7 +65,7 @@ impl Marks {
         let reserve = (limit / 32).clamp(RESERVE.0, RESERVE.1).min(limit / 4);
         let low = (limit - limit / 8).min(limit - 2 * reserve);
         Self {
-            // An eighth lower, so that lanes that were closed for others are not opened again at once.
+            // An eighth lower: lanes that were closed to free descriptors are not reopened at once.
             lane: (limit - limit / 4).min(low - reserve),
             low,
             tunnel: limit - reserve,
@@ -91,13 +91,13 @@ impl Marks {
     }
 }
 
-/// How they are counted.
+/// How descriptors are counted.
 enum Counter {
-    /// The size of the list, which Linux tells since 6.2: some microseconds, however many there are.
+    /// The size of the list, which Linux reports since 6.2: some microseconds for any number of descriptors.
     Size(File),
-    /// The list itself: about a microsecond for each, so never on a thread that carries data.
+    /// The entries of the list: about a microsecond each, so never on a thread that carries data.
     List { next: Instant },
-    /// There is no such list. Lanes have their number, and accept(2) and socket(2) say when there are no descriptors left.
+    /// There is no such list. Lanes have their own limit, and accept(2) and socket(2) fail when descriptors run out.
     Blind,
 }
 
@@ -116,7 +116,7 @@ impl Counter {
         }
     }
 
-    /// `None`: not known now. `limit` if there is none left even for the list.
+    /// `None`: not known now. `limit` if no descriptor is free even to open the list.
     fn count(&mut self, limit: u64) -> Option<u64> {
         match self {
             Self::Size(file) => file.metadata().ok().map(|status| status.len()),
@@ -125,7 +125,7 @@ impl Counter {
                 if start < *next {
                     return None;
                 }
-                // Without the one that reads.
+                // Without the descriptor that reads the list.
                 let count = fs::read_dir(LIST).map(|list| (list.count() as u64).saturating_sub(1));
                 *next = Instant::now() + start.elapsed() * LISTING_SHARE;
                 match count {
@@ -153,13 +153,13 @@ pub struct Descriptors {
     looked: AtomicU64,
     /// Opened since then.
     opened: AtomicU64,
-    /// After so many another look is due.
+    /// Another look is due after this many.
     look_after: AtomicU64,
     due: Notify,
 }
 
 impl Descriptors {
-    /// Under the limit that is in force now.
+    /// With the limit in force now.
     #[must_use]
     pub fn of_process() -> Self {
         Self::new(getrlimit(Resource::Nofile).current, Counter::new())
@@ -186,20 +186,20 @@ impl Descriptors {
         descriptors
     }
 
-    /// Most of them; `None`: no limit.
+    /// The limit; `None`: no limit.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         (self.limit != u64::MAX).then_some(self.limit)
     }
 
-    /// In use now, or fewer.
+    /// In use: closed descriptors count until the next look.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         let opened = self.opened.load(Relaxed);
         self.looked.load(Relaxed).saturating_add(opened)
     }
 
-    /// Whether there is one more for this. Nobody is refused for what was so a moment ago, where a look is cheap.
+    /// Whether one more descriptor may be opened for this purpose. Where a look is cheap, a refusal follows a fresh look.
     #[must_use]
     pub fn has_room(&self, purpose: Use) -> bool {
         let mark = self.marks.of_use(purpose);
@@ -212,7 +212,7 @@ impl Descriptors {
         self.in_use() < mark
     }
 
-    /// How many lanes are to be closed for others, if so many are idle.
+    /// How many lanes to close to free descriptors, if so many are idle.
     #[must_use]
     pub fn lanes_to_close(&self) -> usize {
         let in_use = self.in_use();
@@ -222,7 +222,7 @@ impl Descriptors {
         usize::try_from(in_use - self.marks.lane).unwrap_or(usize::MAX)
     }
 
-    /// One was opened. Looks again when a mark may be near; see [`Self::run`] for kernels where that takes long.
+    /// A descriptor was opened. Looks again when a mark may be near; see [`Self::run`] for kernels where a look is slow.
     pub fn opened(&self) {
         let opened = self.opened.fetch_add(1, Relaxed) + 1;
         if opened < self.look_after.load(Relaxed) {
@@ -235,19 +235,19 @@ impl Descriptors {
         }
     }
 
-    /// Whether it was counted now; a number from before must not be acted upon twice.
+    /// Counts the descriptors. Returns whether that was done now: an older count must not be acted upon twice.
     fn look(&self) -> bool {
         let mut counter = match self.counter.try_lock() {
             Ok(counter) => counter,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody else looks.
+            // Another thread looks.
             Err(TryLockError::WouldBlock) => return false,
         };
         let before = self.opened.load(Relaxed);
         match counter.count(self.limit) {
             Some(count) => {
                 self.looked.store(count, Relaxed);
-                // What is opened meanwhile is counted twice until the next look, and never missed.
+                // Descriptors opened meanwhile are counted twice until the next look, and never missed.
                 self.opened.fetch_sub(before, Relaxed);
                 let after = self.marks.half_way(count);
                 self.look_after.store(after, Relaxed);
@@ -262,8 +262,8 @@ impl Descriptors {
         }
     }
 
-    /// Looks again and again until dropped, and has lanes closed when descriptors run low: `close` gets how many, and is
-    /// asked again after `patience` at the earliest.
+    /// Looks again and again until dropped. When descriptors run low, calls `close` with the number of lanes to close, at
+    /// most once every `patience`.
     pub async fn run(self: Arc<Self>, patience: Duration, close: impl Fn(usize)) {
         let mut closed: Option<tokio::time::Instant> = None;
         loop {

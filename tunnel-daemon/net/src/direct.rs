@@ -1,4 +1,4 @@
-//! Connections of our own, which go where they go whatever a redirect of our own says.
+//! Connections of this process that bypass its own redirect.
 
 use std::future::poll_fn;
 use std::io;
@@ -13,7 +13,7 @@ use crate::self_sockets::OwnSockets;
 /// Connects, past a redirect of this process if there is one. Has no deadline of its own; a dropped call leaves no socket.
 ///
 /// # Errors
-/// Those of the operating system; or the redirect takes no note of the socket.
+/// The error of the operating system, or the redirect cannot exempt the socket.
 pub async fn connect(
     own: &OwnSockets,
     socket: TcpSocket,

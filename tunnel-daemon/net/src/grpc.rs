@@ -1,5 +1,5 @@
-//! gRPC over the `h2` crate: the few headers and trailers that packet streams need, and how connections
-//! are run. No messages are known here.
+//! gRPC over the `h2` crate: the few headers and trailers that packet streams need, and how connections are run. Nothing
+//! here knows messages.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -26,23 +26,23 @@ use adit_config::limits::{
     CLIENT_STREAMS_MAX, DATA_FRAME_BUDGET_BYTES, EXCERPT_BYTES_MAX, GREETING_TIMEOUT,
 };
 
-/// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
-/// stream never holds up the others.
+/// Window of a connection, whose streams have windows of their own. As large as HTTP/2 allows, so that a stalled stream
+/// never holds up the others.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Frames between our own ends; Go sends 16 KiB whatever we say.
+/// Largest frame between our own ends; Go sends 16 KiB in any case.
 pub const LINK_FRAME_BYTES: u32 = 256 * 1024;
-/// The least that HTTP/2 allows, and all that a Go client uses.
+/// The smallest limit of frames that HTTP/2 allows, and the largest frame that a Go client sends.
 pub const SMALL_FRAME_BYTES: u32 = 16 * 1024;
-/// Header lists we accept: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a list of
-/// this size needs in frames of the largest size we accept and a quarter more, or else to 6.
+/// Largest header list accepted: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a
+/// list of this size needs in frames of the largest accepted size, plus a quarter, and never below 6.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
-/// What HTTP/2 may read, beside one read of its own, before all calls that came are taken. It keeps an entry for each, and a call that was cancelled at once
-/// takes no more than 22 bytes.
+/// Bytes that HTTP/2 may read, beside one read of its own, before all received calls are taken. `h2` keeps an entry for
+/// each call, and a call that is cancelled at once may take only 22 bytes.
 const READ_AHEAD_BYTES: usize = 128 * 1024;
-/// An unanswered keepalive ping ends the connection after this, unless anything else comes: the answer may have to wait behind
-/// all that is on its way, here and there.
+/// An unanswered keepalive ping ends the connection after this time, unless other bytes arrive: the answer may wait behind
+/// all data in flight in both directions.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// A watched peer that has been quiet for so long is sent a PING.
+/// A watched peer that has been silent for this long is sent a PING.
 const ASK_AFTER: Duration = Duration::from_secs(3);
 /// The answer to that PING may take this long before the peer counts as silent.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -115,7 +115,7 @@ pub fn code_of(error: &h2::Error, gone: tonic::Code) -> tonic::Code {
         .map_or(gone, |reason| code_of_reason(reason, gone))
 }
 
-/// As [`code_of`], for a reset.
+/// As [`code_of`], for the reason of a reset.
 #[must_use]
 pub fn code_of_reason(reason: h2::Reason, gone: tonic::Code) -> tonic::Code {
     match reason {
@@ -168,32 +168,32 @@ pub fn accepted() -> Response<()> {
 pub fn refuse(respond: &mut SendResponse<MessageBuf>, code: Code, message: &str) {
     let mut response = accepted();
     response.headers_mut().extend(status(code, message));
-    // A caller that has gone needs no answer.
+    // The caller may be gone.
     let _sent = respond.send_response(response, true);
 }
 
-/// Frames and windows of one listener or dialler.
+/// Frame size and windows of a listener or dialler.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
-    /// Largest frame we accept.
+    /// Largest frame accepted.
     pub frame_bytes: u32,
-    /// Bytes a peer may send on one stream before we take them.
+    /// Bytes a peer may send on one stream before we read them.
     pub stream_bytes: u32,
     /// Bytes of one stream buffered towards the socket.
     pub send_buffer_bytes: usize,
 }
 
-/// What is done about a peer that is quiet.
+/// Timeouts for a silent peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// It is sent a PING after this.
+    /// The peer is sent a PING after this time of silence.
     pub ask_after: Duration,
-    /// The connection ends after this.
+    /// The connection ends after this time of silence.
     pub end_after: Duration,
 }
 
 impl Patience {
-    /// For a peer that may be asked at any time; `keepalive` is how often it would be asked otherwise.
+    /// For a peer that may be pinged at any time; `keepalive` is the time between pings otherwise.
     #[must_use]
     pub fn asking(keepalive: Duration) -> Self {
         Self {
@@ -202,7 +202,7 @@ impl Patience {
         }
     }
 
-    /// For a peer that takes a PING rarely: one `every` so often.
+    /// For a peer that accepts a PING only once per `every`.
     #[must_use]
     pub fn rarely_asking(every: Duration) -> Self {
         Self {
@@ -224,7 +224,7 @@ pub fn server_builder(windows: Windows) -> Builder {
         .data_frame_budget(DATA_FRAME_BUDGET_BYTES)
         .max_concurrent_streams(CLIENT_STREAMS_MAX)
         .max_concurrent_reset_streams(1024)
-        // [`READ_AHEAD_BYTES`] bounds them. Beyond a number of its own HTTP/2 would end the connection with all its tunnels.
+        // [`READ_AHEAD_BYTES`] bounds them. A limit here would end the connection with all its tunnels.
         .max_pending_accept_reset_streams(usize::MAX)
         .max_send_buffer_size(windows.send_buffer_bytes);
     builder
@@ -245,24 +245,24 @@ pub fn client_builder(windows: Windows) -> client::Builder {
     builder
 }
 
-/// Why a connection is over before its peer ended it.
+/// Why a connection ended before its peer closed it.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
-    /// HTTP/2 gave up.
+    /// HTTP/2 failed.
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    /// The stream took no more.
+    /// Writing to the stream failed.
     #[error("write failed: {0}")]
     Write(#[from] io::Error),
     /// No answer to a keepalive ping.
     #[error("no answer to a keepalive ping")]
     Silent,
-    /// Nothing, or not enough, came of a new client.
+    /// A new client did not send the whole HTTP/2 preface in time.
     #[error("no HTTP/2 preface within {} s", GREETING_TIMEOUT.as_secs())]
     NoGreeting,
 }
 
-/// What a client asks for, and where the answer goes.
+/// A client's request, and where the response goes.
 type Call = (Request<RecvStream>, SendResponse<MessageBuf>);
 
 /// One client's connection, after its preface.
@@ -272,11 +272,11 @@ pub struct ServerConnection<S> {
     pace: CallPace,
 }
 
-/// Greets a client. Boxed, the greeting and what comes of it: a task that greets and then serves for days would keep room
-/// for both, and for each hand a connection passes through.
+/// Greets a client. Greeting and connection are boxed: a task that greets and then serves for days would keep room for
+/// both, once for each function they pass through.
 ///
 /// # Errors
-/// What came is not HTTP/2, or nothing came for 10 s.
+/// The peer does not speak HTTP/2, or sent nothing for 10 s.
 pub async fn accept<S>(
     builder: &Builder,
     io: S,
@@ -300,8 +300,8 @@ where
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
-    /// The next request; `Ok(None)` at the end. Everything else of the connection moves on in here. More is read only when all
-    /// calls that came are taken, and not while they come too fast.
+    /// The next request; `Ok(None)` at the end. Polling this drives the whole connection. More is read only when all
+    /// received calls are taken, and not while calls come too fast.
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
         loop {
             match self.http2.poll_accept(cx) {
@@ -326,12 +326,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
         }
     }
 
-    /// Runs until the connection has ended and its calls have, too. `on_call` gets every request and must not block;
-    /// what it returns is polled beside the connection, in the same task. Once this process is `leaving`, the connection ends
-    /// as soon as it has no calls: its client is told to make none here (GOAWAY).
+    /// Runs until the connection and its calls have ended. `on_call` gets every request and must not block; the future it
+    /// returns is polled beside the connection, in the same task. Once this process is `leaving`, the client gets GOAWAY,
+    /// and the connection ends as soon as it has no calls.
     ///
     /// # Errors
-    /// Whatever ended the connection, a missed keepalive included.
+    /// The error that ended the connection, a missed keepalive included.
     pub fn serve<F>(
         mut self: Box<Self>,
         keepalive_every: Duration,
@@ -346,11 +346,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
         self.run(keepalive, leaving, on_call)
     }
 
-    /// As [`Self::serve`]; `silence` is told each second for how long the peer has been silent, once that is 4 s or more though it
-    /// was asked, and zero when it is heard again.
+    /// As [`Self::serve`]. While the peer is silent despite a PING, `silence` gets the time of silence each second, from 4
+    /// s on. It gets zero when the peer is heard again.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Self::serve`].
     pub fn serve_watched<F>(
         mut self: Box<Self>,
         keepalive_every: Duration,
@@ -410,7 +410,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
                 }
             };
             if over {
-                // Its calls learn of it by this.
+                // This tells the calls that the connection is over.
                 connection = None;
                 cx.waker().wake_by_ref();
             }
@@ -448,10 +448,10 @@ where
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
-    /// Runs until the connection ends. `silence` is told as by [`ServerConnection::serve_watched`].
+    /// Runs until the connection ends. `silence` is called as by [`ServerConnection::serve_watched`].
     ///
     /// # Errors
-    /// Whatever ended the connection, a missed keepalive included.
+    /// The error that ended the connection, a missed keepalive included.
     pub async fn run(
         mut self,
         patience: impl Fn() -> Patience,
@@ -492,8 +492,8 @@ async fn keepalive(ping: Option<PingPong>, every: Duration, heard: Heard) {
     }
 }
 
-/// Pings a peer that is quiet, and tells its silence each second from [`ANSWER_WITHIN`] after the PING on, and when it is heard
-/// again. Completes at the end of the patience.
+/// Pings a silent peer. From [`ANSWER_WITHIN`] after the PING on, reports the silence each second, and reports when the
+/// peer is heard again. Completes when the patience is over.
 async fn watch(
     ping: Option<PingPong>,
     patience: impl Fn() -> Patience,
@@ -504,7 +504,7 @@ async fn watch(
         return std::future::pending().await;
     };
     loop {
-        // It may change meanwhile: what answers is known later than that something does.
+        // The patience may change: what kind of peer answers is known only after its first bytes.
         let ask_at = heard.last() + patience().ask_after;
         let now = Instant::now();
         if now < ask_at {
@@ -518,7 +518,7 @@ async fn watch(
             match timeout(ANSWER_WITHIN, answer.as_mut()).await {
                 Ok(Ok(_pong)) => break,
                 Ok(Err(_broken)) => return,
-                // Whoever was stopped itself for a while has heard nobody meanwhile.
+                // A process that was stopped itself has read nothing meanwhile.
                 Err(_elapsed) if looked.elapsed() > 2 * ANSWER_WITHIN => continue,
                 Err(_elapsed) => (),
             }
@@ -539,7 +539,7 @@ async fn watch(
     }
 }
 
-/// Whether a request is a gRPC call of `path`; anything else is answered here.
+/// Whether a request is a gRPC call of `path`; any other request is answered here.
 pub fn is_call(
     request: &Request<RecvStream>,
     path: &str,
@@ -566,7 +566,8 @@ pub fn is_call(
     true
 }
 
-/// The answer to a call of `path`. A path may be as long as a header list, and its percent-encoded form three times as long.
+/// Error text for a call of `path`, which is cut: a path may be as long as a header list, and three times as long
+/// percent-encoded.
 fn unknown_method(path: &str) -> String {
     format!("unknown method {}", beginning(path, EXCERPT_BYTES_MAX))
 }

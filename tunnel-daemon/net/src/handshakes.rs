@@ -1,10 +1,10 @@
-//! Whose turn a TLS handshake is, of those that have connected to a listener. It knows neither TLS nor sockets.
+//! Shares out slots for TLS handshakes among the connections of a listener. Knows neither TLS nor sockets.
 //!
-//! A connection is silent until its peer's first byte, waits then for one of the slots, and holds it for its handshake. The
-//! silent hold none, and beyond their number the oldest is closed: whoever speaks soon gets on, however many never do. A
-//! free slot goes to the address that holds fewest, and none has more than half of them: a fleet behind one address waits its
-//! turn, and so does whoever means harm, but nobody else has to wait for them. Where slots are short, a handshake that its
-//! peer does not go on with is ended for one that waits.
+//! A connection is silent until its peer's first byte. It then waits for a slot, and holds the slot for its handshake.
+//! Silent connections hold no slot; above a limit the oldest is closed, so peers that speak soon are served however many
+//! stay silent. A free slot goes to the address that holds fewest, and no address holds more than half. A fleet behind one
+//! address, or an attacker, waits for slots without delaying other addresses. Where slots are short, a stalled handshake is
+//! ended for a waiting connection.
 
 use std::{
     cmp::Reverse,
@@ -29,11 +29,11 @@ use adit_tls::stream::PeerAddr;
 pub struct HandshakeLimits {
     /// Handshakes in flight. One address has at most half of them.
     pub handshakes_max: usize,
-    /// Connections whose peer has said nothing yet; for one more the oldest is closed.
+    /// Connections whose peer has sent nothing yet. Above this the oldest is closed.
     pub silent_max: usize,
-    /// Connections that wait for a slot; for one more the newest is closed, of the address that most of them have.
+    /// Connections that wait for a slot. Above this, the newest connection of the address with most of them is closed.
     pub waiting_max: usize,
-    /// A peer that lets its handshake wait for longer may lose its slot.
+    /// A peer that delays its handshake for longer may lose its slot.
     pub answers_within: Duration,
 }
 
@@ -43,30 +43,30 @@ impl HandshakeLimits {
     }
 }
 
-/// Why a connection has no turn for its handshake, or no more.
+/// Why a connection got no slot for its handshake, or lost the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTurn {
-    /// Not a byte within the deadline.
+    /// No byte within the deadline.
     #[error("the peer said nothing in the time for a handshake")]
     Silent,
-    /// The longest silent of too many.
+    /// The oldest of too many silent connections.
     #[error("the peer has said nothing yet, and newer connections need the room")]
     CrowdedOut,
-    /// Its peer went away without a byte.
+    /// The peer closed the connection without a byte.
     #[error("the peer closed the connection without a byte")]
     Closed,
     /// No slot within the deadline.
     #[error("no handshake could begin in time: others take all there may be")]
     NoSlot,
-    /// One of too many that wait.
+    /// One of too many waiting connections.
     #[error("too many connections wait for a handshake, most of them of this address")]
     TooMany,
-    /// Its handshake has begun and does not go on.
+    /// The handshake stalled while other connections wait.
     #[error("the peer does not go on with its handshake, and others wait for one")]
     Stalled,
 }
 
-/// Whom slots are shared out among, see [`host_of`].
+/// The unit among which slots are shared out, see [`host_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Source(Option<IpAddr>);
 
@@ -76,39 +76,39 @@ impl Source {
     }
 }
 
-/// The slots of one listener, and who has none.
+/// The slots of one listener, and the connections without one.
 #[derive(Debug)]
 pub(super) struct Handshakes {
     limits: HandshakeLimits,
     lines: Mutex<Lines>,
 }
 
-/// Calls a connection when it is its turn. Dropped, it sends the connection away.
+/// Tells a connection that it has a slot. Dropping it closes the connection.
 type Caller = oneshot::Sender<()>;
 
-/// Where each connection stands, by a number in the order of arrival: in one of these lists, or in none once sent away.
+/// The state of each connection, by a number in the order of arrival: in one of these lists, or in none once closed.
 #[derive(Debug, Default)]
 struct Lines {
     next: u64,
     silent: BTreeMap<u64, Silent>,
     sources: HashMap<Source, Line>,
-    /// Over all sources, as is the next.
+    /// Over all sources, as is `holding`.
     waiting: usize,
     holding: usize,
 }
 
-/// A connection whose peer has said nothing yet.
+/// A connection whose peer has sent nothing yet.
 #[derive(Debug)]
 struct Silent {
     since: Instant,
     caller: Caller,
 }
 
-/// Connections of one source that have spoken.
+/// Connections of one source whose peers have sent a byte.
 #[derive(Debug, Default)]
 struct Line {
     waiting: BTreeMap<u64, Caller>,
-    /// Of those that have stalled, also what sends them away.
+    /// For stalled connections with the caller, whose drop closes the connection.
     holding: BTreeMap<u64, Option<Caller>>,
 }
 
@@ -120,7 +120,7 @@ impl Line {
     }
 }
 
-/// A connection's place; dropping it gives up whatever it has, a slot that it was not told of yet included.
+/// A connection's place in the lists. Dropping it frees the slot, even one that the connection was not told of yet.
 #[derive(Debug)]
 pub(super) struct Place {
     handshakes: Arc<Handshakes>,
@@ -137,7 +137,7 @@ impl Handshakes {
         })
     }
 
-    /// A connection more, silent so far.
+    /// Adds a connection, silent so far.
     pub(super) fn enter(self: &Arc<Self>, peer: PeerAddr) -> Place {
         let (caller, called) = oneshot::channel();
         let since = Instant::now();
@@ -157,7 +157,7 @@ impl Handshakes {
         }
     }
 
-    /// Sends the oldest silent connection away; false when none has been silent for [`SPEAKS_WITHIN`].
+    /// Closes the oldest silent connection; false when none has been silent for [`SPEAKS_WITHIN`].
     pub(super) fn close_oldest_silent(&self) -> bool {
         let mut lines = self.lock();
         match lines.silent.first_entry() {
@@ -175,7 +175,7 @@ impl Handshakes {
 }
 
 impl Lines {
-    /// Puts a connection that has spoken in line.
+    /// Queues a connection whose peer has sent a byte.
     fn wait(&mut self, source: Source, number: u64, caller: Caller, limits: &HandshakeLimits) {
         let line = self.sources.entry(source).or_default();
         line.waiting.insert(number, caller);
@@ -187,7 +187,7 @@ impl Lines {
         }
     }
 
-    /// Calls whoever may begin.
+    /// Hands out free slots.
     fn hand_out(&mut self, limits: &HandshakeLimits) {
         while self.waiting > 0 && self.holding < limits.handshakes_max {
             let lines = self.sources.values_mut();
@@ -202,12 +202,12 @@ impl Lines {
             line.holding.insert(number, None);
             self.waiting -= 1;
             self.holding += 1;
-            // One that gives up at this moment hands the slot on when its place is dropped.
+            // A connection that gives up at this moment passes the slot on when its place is dropped.
             let _given_up = caller.send(());
         }
     }
 
-    /// A handshake does not go on.
+    /// A handshake has stalled.
     fn stall(&mut self, source: Source, number: u64, caller: Caller, limits: &HandshakeLimits) {
         let line = self.sources.get_mut(&source);
         if let Some(slot) = line.and_then(|line| line.holding.get_mut(&number)) {
@@ -216,8 +216,9 @@ impl Lines {
         }
     }
 
-    /// Ends a stalled handshake if its slot is of use for one that waits: of the source with most, the oldest. Of another
-    /// source only when there are no more slots, and only if that holds more.
+    /// Ends a stalled handshake whose slot a waiting connection can use: the oldest one of the source that holds most. A
+    /// source without waiting connections loses a slot only when all slots are taken, and only if it holds more than a
+    /// waiting source.
     fn take_back(&mut self, limits: &HandshakeLimits) {
         let waiting = self
             .sources
@@ -241,11 +242,11 @@ impl Lines {
         }
     }
 
-    /// Closes one of those that wait. The oldest are about to be served.
+    /// Closes the newest waiting connection of the longest line: the oldest are about to be served.
     fn send_newest_away(&mut self) {
         let lines = self.sources.values_mut();
         let longest = lines.max_by_key(|line| {
-            // Of several the one with the newest, or whoever has waited longest could be the one to go.
+            // Of several lines, take the one with the newest connection: the oldest of all must not be closed.
             let newest = line.waiting.keys().next_back().copied();
             (line.waiting.len(), newest)
         });
@@ -254,7 +255,7 @@ impl Lines {
         }
     }
 
-    /// A connection is no more, wherever it stood.
+    /// Removes a connection from its list.
     fn leave(&mut self, source: Source, number: u64, limits: &HandshakeLimits) {
         if self.silent.remove(&number).is_some() {
             return;
@@ -276,8 +277,9 @@ impl Lines {
 }
 
 impl Place {
-    /// Waits for the peer's first byte, then for a slot, together until `until`. The slot is held until the place is
-    /// dropped. `first_byte` is false if there will be none. Called once; a cancelled call leaves the place to be dropped.
+    /// Waits for the peer's first byte, then for a slot, both until `until`. The place holds the slot until it is dropped.
+    /// `first_byte` is false if the peer will send nothing. To be called once; after a cancelled call the place must be
+    /// dropped.
     ///
     /// # Errors
     /// See [`NoTurn`]: the connection is to be closed.
@@ -303,20 +305,20 @@ impl Place {
             .map_err(|_sent_away| NoTurn::TooMany)
     }
 
-    /// Waits until the slot is taken back for another connection. To be called once the handshake waits for its peer, whose
-    /// time for an answer begins here. A cancelled call leaves the place to be dropped.
+    /// Waits until the slot is taken back for another connection. To be called when the handshake waits for its peer, whose
+    /// time to answer begins here. After a cancelled call the place must be dropped.
     pub(super) async fn taken_back(&self) -> NoTurn {
         let limits = &self.handshakes.limits;
         tokio::time::sleep(limits.answers_within).await;
         let (caller, called) = oneshot::channel();
         let (source, number) = (self.source, self.number);
         self.handshakes.lock().stall(source, number, caller, limits);
-        // Nobody calls: the caller goes with the slot.
+        // The caller is never used: dropping it takes the slot back.
         let _sent_away = called.await;
         NoTurn::Stalled
     }
 
-    /// From silence into the line.
+    /// Moves a silent connection to the queue.
     fn wait(&self) -> Result<(), NoTurn> {
         let mut lines = self.handshakes.lock();
         let silent = lines.silent.remove(&self.number);

@@ -1,5 +1,5 @@
-//! Happy eyeballs (RFC 8305): attempts at several places, of which the next starts while those before have not answered.
-//! Connects race over the addresses of a name, questions over name servers.
+//! Happy eyeballs (RFC 8305): attempts at several places, the next of which starts while earlier ones have not answered.
+//! Connects race over the addresses of a name, DNS queries over name servers.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -38,8 +38,8 @@ where
         }
     }
 
-    /// Starts one more attempt and waits for the next outcome, good or bad; none once each place had one. Between two
-    /// calls, and after a dropped one, attempts under way stay but are not polled.
+    /// Starts one more attempt and waits for the next outcome, good or bad; `None` once each place had one. Between two
+    /// calls, and after a dropped one, running attempts stay but are not polled.
     pub async fn next(&mut self) -> Option<(P, F::Output)> {
         loop {
             match self.waiting.next() {
@@ -66,7 +66,7 @@ struct Running<P, F> {
 }
 
 impl<P, F: Future> Running<P, F> {
-    /// Ready with the first attempt that is done, which is then forgotten.
+    /// Ready with the first attempt that is done, which is then removed.
     fn poll_done(&mut self, cx: &mut Context<'_>) -> Poll<(P, F::Output)> {
         let done =
             self.attempts

@@ -13,7 +13,7 @@ use rustix::net::sockopt::socket_acceptconn;
 use crate::listen::{ListenAddr, Listener};
 use crate::unix::UnixListening;
 
-/// Sockets by their address, until something that listens there takes them. Clones share them.
+/// Sockets by their address, until a listener takes them. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct InheritedSockets(Arc<Mutex<Vec<Inherited>>>);
 
@@ -45,8 +45,8 @@ impl Inherited {
 }
 
 impl InheritedSockets {
-    /// Those that the environment names (`LISTEN_FDS`, `LISTEN_PID`). To be called once in a process: each call would own the same
-    /// descriptors.
+    /// The sockets that the environment names (`LISTEN_FDS`, `LISTEN_PID`). To be called once in a process: a second call
+    /// would own the same descriptors.
     ///
     /// # Errors
     /// A descriptor is no listening stream socket, TCP or unix with a path.
@@ -87,10 +87,10 @@ impl InheritedSockets {
         Ok(Self(Arc::new(Mutex::new(sockets))))
     }
 
-    /// The socket at an address, if one was passed. `before` sees a TCP socket. Needs a tokio runtime.
+    /// The socket that was passed for an address, if any. `before` gets a TCP socket first. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot register the socket.
     pub fn take(
         &self,
         address: &ListenAddr,
@@ -113,7 +113,7 @@ impl InheritedSockets {
         Ok(Some(listener))
     }
 
-    /// Addresses of those that nothing has taken.
+    /// Addresses of the sockets that no listener has taken.
     #[must_use]
     pub fn left(&self) -> Vec<String> {
         let sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
-//! Addresses of this host, and the interfaces that have them, in its network namespace, as the kernel lists them now.
+//! Addresses of this host and their interfaces, in its network namespace, as the kernel lists them now.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// All of them, loopback included; empty where /proc is not mounted.
+/// All addresses, loopback included; empty where /proc is not mounted.
 #[must_use]
 pub fn local_addresses() -> Vec<IpAddr> {
     let v4 = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
@@ -13,13 +13,13 @@ pub fn local_addresses() -> Vec<IpAddr> {
     all
 }
 
-/// The number of an interface, by its name; none of those without any IPv6 address.
+/// The index of an interface, by its name; `None` for an interface without an IPv6 address.
 #[must_use]
 pub fn index_of(name: &str) -> Option<u32> {
     index_in_list(&fs::read_to_string("/proc/net/if_inet6").ok()?, name)
 }
 
-/// A leaf `|-- ADDRESS`, then its routes; a local address has one that says so. The trie is there once for each table.
+/// A leaf `|-- ADDRESS`, then its routes; a local address has a route `host LOCAL`. The trie appears once for each table.
 fn in_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();
     let mut leaf = None;
@@ -42,7 +42,7 @@ fn in_list(text: &str) -> Vec<Ipv6Addr> {
         .collect()
 }
 
-/// The second and the last word of each line; numbers are hexadecimal.
+/// Index and name are the second and the last word of each line; numbers are hexadecimal.
 fn index_in_list(text: &str, name: &str) -> Option<u32> {
     let line = text
         .lines()

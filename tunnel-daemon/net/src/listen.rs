@@ -14,7 +14,7 @@ use crate::socket::tune_stream;
 pub use crate::unix::{SocketMode, StaleFile, UnixBound, UnixListening};
 use adit_tls::stream::{PeerAddr, Socket};
 
-/// Connections the kernel may queue; it clamps this to net.core.somaxconn, which is what Go asks for.
+/// Connections the kernel may queue. The kernel clamps this to net.core.somaxconn, the value that Go asks for.
 pub(super) const BACKLOG: i32 = 4096;
 
 /// Where something should listen.
@@ -79,7 +79,7 @@ impl ListenError {
         }
     }
 
-    /// A socket that a service manager passed.
+    /// The error of a socket that a service manager passed.
     #[must_use]
     pub fn inherited(address: &ListenAddr, cause: io::Error) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl ListenError {
         }
     }
 
-    /// What the system said.
+    /// The error of the system.
     #[must_use]
     pub fn cause(&self) -> &io::Error {
         &self.cause
@@ -109,12 +109,12 @@ impl Listener {
     /// Binds and listens. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The address is in use, not ours, or not allowed; the text names it.
+    /// The address is in use, not local, or not allowed; the text names it.
     pub fn bind(address: &ListenAddr) -> Result<Self, ListenError> {
         Self::bind_with(address, |_socket| ())
     }
 
-    /// As [`Self::bind`]; `before` sees a TCP socket when it has its address and does not listen yet.
+    /// As [`Self::bind`]; `before` gets a TCP socket that is bound and does not listen yet.
     ///
     /// # Errors
     /// As [`Self::bind`].
@@ -147,10 +147,10 @@ impl Listener {
         }
     }
 
-    /// Listens on a TCP socket that somebody else has bound, after `before` has seen it. Needs a tokio runtime.
+    /// Listens on a TCP socket that is already bound, after `before` has seen it. Needs a tokio runtime.
     ///
     /// # Errors
-    /// What listen(2) says.
+    /// The error of listen(2).
     pub fn adopt(socket: OwnedFd, before: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Self> {
         before(socket.as_fd());
         let socket = RawSocket::from(socket);
@@ -168,15 +168,15 @@ impl Listener {
         }
     }
 
-    /// Waits for a connection and sets its options. Cancelling loses none.
+    /// Waits for a connection and sets its options. Cancelling loses no connection.
     ///
     /// # Errors
-    /// What accept(2) says.
+    /// The error of accept(2).
     pub async fn accept_tuned(&self) -> io::Result<(Socket, PeerAddr)> {
         match self {
             Self::Tcp(listener) => {
                 let (socket, address) = listener.accept().await?;
-                // It fails only when the peer is gone already, which the first read will tell.
+                // Fails only when the peer is already gone, which the first read reports.
                 let _tuned = tune_stream(&socket);
                 Ok((Socket::Tcp(socket), PeerAddr::Tcp(unmapped(address))))
             }
@@ -189,11 +189,11 @@ fn bind_tcp(address: SocketAddr, before: impl Fn(BorrowedFd<'_>)) -> io::Result<
     TcpListener::from_std(listen(address, before)?)
 }
 
-/// Listens on one address, and on both families where that is all of IPv6, whatever `net.ipv6.bindv6only` says. Calls to the
-/// socket do not block.
+/// Listens on one address; on the wildcard address of IPv6 for both families, whatever `net.ipv6.bindv6only` says. The
+/// socket is non-blocking.
 ///
 /// # Errors
-/// As `listen(2)` and what comes before it.
+/// The error of `listen(2)` or of a call before it.
 pub fn listen(
     address: SocketAddr,
     before: impl Fn(BorrowedFd<'_>),
@@ -212,7 +212,7 @@ pub fn listen(
     Ok(socket.into())
 }
 
-/// An IPv4 peer of a dual-stack socket, as the IPv4 address it is.
+/// The address of a peer; that of an IPv4 peer of a dual-stack socket as IPv4.
 fn unmapped(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -14,9 +14,9 @@ const DIGITS: usize = 3;
 pub struct Mount {
     /// Which part of the file system is mounted, as our own namespaces see it.
     pub root: PathBuf,
-    /// Where.
+    /// Mount point.
     pub point: PathBuf,
-    /// What the file system is told; of a version 1 cgroup its controllers.
+    /// Options of the file system; for a version 1 cgroup its controllers.
     pub options: String,
 }
 
@@ -25,12 +25,12 @@ pub struct Mount {
 /// # Errors
 /// There is no `/proc`.
 pub fn of_kind(kind: &str) -> Result<Vec<Mount>, String> {
-    // Bytes: a path of somebody else that is no UTF-8 is no reason to find nothing.
+    // Bytes: a foreign path that is not UTF-8 must not hide the other mounts.
     let text = fs::read(MOUNTINFO).map_err(|error| format!("{MOUNTINFO}: {error}"))?;
     Ok(among(&text, kind))
 }
 
-/// Those of a kind in the text of the file.
+/// The mounts of a kind in the text of the file.
 pub(super) fn among(text: &[u8], kind: &str) -> Vec<Mount> {
     let lines = text.split(|byte| *byte == b'\n');
     lines.filter_map(|line| mount(line, kind)).collect()
@@ -50,7 +50,7 @@ fn mount(line: &[u8], kind: &str) -> Option<Mount> {
     })
 }
 
-/// As the path is. The kernel writes blanks, tabs, line ends and backslashes as a backslash and three octal digits.
+/// Decodes a path: the kernel writes blanks, tabs, line ends and backslashes as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -74,7 +74,7 @@ fn unescaped(field: &[u8]) -> PathBuf {
 }
 
 fn octal(digits: &[u8]) -> Option<u8> {
-    // A sign is no digit, though numbers may have one.
+    // `from_str_radix` would accept a sign.
     let text = std::str::from_utf8(digits).ok()?;
     let all_digits = digits.iter().all(u8::is_ascii_digit);
     all_digits.then(|| u8::from_str_radix(text, 8).ok())?

@@ -1,4 +1,4 @@
-//! Where a connection wanted to go before something sent it to us.
+//! Original destinations of redirected connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-/// Why a connection is not served: what we are asked to dial is not known, or is ourselves.
+/// Why a connection is not served: its destination is unknown, or is this process.
 #[derive(Debug, thiserror::Error)]
 pub enum OriginError {
-    /// Nobody left a note, or it is too old. A direct connection looks like that.
+    /// No note of the destination exists, or the note is too old. A direct connection looks like that.
     #[error("nothing tells where this connection wanted to go")]
     Unknown,
     /// The connection was made to our listener itself.
@@ -20,15 +20,15 @@ pub enum OriginError {
     Kernel(#[from] io::Error),
 }
 
-/// Knows where accepted connections wanted to go.
+/// Knows the original destinations of accepted connections.
 pub trait OriginSource: Send + Sync + 'static {
-    /// The destination `peer` had asked for. Once for each connection, right after it was accepted.
+    /// The original destination of a connection of `peer`. Called once per connection, right after accept.
     ///
     /// # Errors
-    /// It is not known, or nothing to be dialled.
+    /// The destination is unknown, or must not be dialled.
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError>;
 
-    /// The rule that sends connections with this destination here; `None` where rules are not ours.
+    /// The rule that redirects connections to this destination; `None` where rules are not ours.
     fn rule(&self, _destination: SocketAddr) -> Option<String> {
         None
     }
@@ -37,7 +37,7 @@ pub trait OriginSource: Send + Sync + 'static {
 /// Asks the socket: a REDIRECT rule leaves the destination with the connection tracker, a TPROXY rule in the socket itself.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketFilterOrigin {
-    /// Where our listener is.
+    /// Address of our listener.
     pub listener: SocketAddr,
 }
 
@@ -51,7 +51,7 @@ impl OriginSource for PacketFilterOrigin {
         };
         let tracked = match answer {
             Ok(address) => address.as_socket(),
-            // Not tracked, or the machine has no tracker: then nobody rewrote it, either.
+            // Not tracked, or the machine has no tracker: then no rule rewrote the destination, either.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -75,8 +75,8 @@ impl OriginSource for PacketFilterOrigin {
 }
 
 impl PacketFilterOrigin {
-    /// Whether dialling it would come back to our listener. One on all addresses has its port on each of them, so that port
-    /// is out of reach then.
+    /// Whether dialling the destination would reach our own listener. A wildcard listener owns its port on every address,
+    /// so that port cannot be reached.
     fn is_own(&self, destination: SocketAddr) -> bool {
         let ip = self.listener.ip();
         destination.port() == self.listener.port()
@@ -84,7 +84,7 @@ impl PacketFilterOrigin {
     }
 }
 
-/// Lets a listener take connections to any address, which TPROXY rules need. It takes CAP_NET_ADMIN.
+/// Lets a listener accept connections to any address, which TPROXY rules need. Requires CAP_NET_ADMIN.
 ///
 /// # Errors
 /// The privilege is missing.

@@ -1,4 +1,4 @@
-//! What has become of a socket's peer, for those who do not read what it has said.
+//! State of a socket's peer, for callers that do not read the peer's data.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,26 +8,26 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Asks and does not wait.
+/// No waiting.
 const AT_ONCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
-/// What is known of a peer, whatever it has said before.
+/// State of a peer, whatever data is unread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peer {
-    /// Nothing else.
+    /// Neither side is known to be closed.
     There,
-    /// It sends no more.
+    /// The peer sends no more (FIN).
     Silent,
-    /// Nor does it take any more: a unix socket that is closed, or a connection that is over.
+    /// The peer neither sends nor reads: a closed unix socket, or a connection that is over.
     Closed,
-    /// The connection has failed, and the error waits for whoever asks for it.
+    /// The connection has failed, and the error is pending on the socket.
     Failed,
 }
 
-/// Takes nothing, neither bytes nor an error. One system call.
+/// Consumes neither bytes nor an error. One system call.
 #[must_use]
 pub fn state(socket: BorrowedFd<'_>) -> Peer {
     let mut asked = [PollFd::new(&socket, PollFlags::RDHUP)];
@@ -47,13 +47,14 @@ pub fn state(socket: BorrowedFd<'_>) -> Peer {
     }
 }
 
-/// Waits until the peer takes nothing any more: [`Peer::Closed`] or [`Peer::Failed`]. A half-close is neither, and a TCP peer
-/// that closes looks like one until something is written to it. Takes nothing. The socket must not block, as the runtime's do not.
+/// Waits until the peer reads no more: [`Peer::Closed`] or [`Peer::Failed`]. A half-close is neither. A TCP peer that
+/// closes looks like a half-close until something is written to it. Consumes nothing. The socket must be non-blocking, as
+/// the runtime's are.
 ///
 /// Holds a duplicate of the descriptor meanwhile, since the runtime has the socket registered for other events. Without a
-/// descriptor to spare it looks once, and then waits for ever.
+/// free descriptor it checks once, and then waits for ever.
 pub async fn closed(socket: BorrowedFd<'_>) {
-    // Its kind does not matter: nothing is read or written. The end of a connection makes a socket writable once more.
+    // The type does not matter: nothing is read or written. The end of a connection makes a socket writable once more.
     let duplicate = socket.try_clone_to_owned();
     let watched = duplicate.and_then(|fd| UnixStream::from_std(fd.into()));
     let look = || match state(socket) {
@@ -66,11 +67,11 @@ pub async fn closed(socket: BorrowedFd<'_>) {
             Err(_there) => std::future::pending().await,
         };
     };
-    // An error that is not "would block" is the runtime's, which ends.
+    // Any error but `WouldBlock` means that the runtime ends.
     let _ended = watched.async_io(Interest::WRITABLE, look).await;
 }
 
-/// The error of a connection that has failed. It is told once: who reads finds an end afterwards.
+/// The error of a failed connection. The socket reports it once: later reads return EOF.
 #[must_use]
 pub fn take_error(socket: BorrowedFd<'_>) -> io::Error {
     let error = SockRef::from(&socket).take_error();

@@ -1,5 +1,5 @@
-//! Futures of one connection in one task: what they wake in each other is polled on the spot, not sent through the
-//! scheduler, which would wake another thread for it.
+//! Futures of one connection in one task. What one of them wakes is polled on the spot: the scheduler would wake another
+//! thread for it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 
-/// Rounds before the task lets others run.
+/// Rounds before the task yields.
 const ROUNDS_PER_POLL: usize = 16;
 
-/// Nobody polls: a wake-up goes to the task.
+/// No round runs: a wake-up goes to the task.
 const IDLE: u8 = 0;
 /// A round runs.
 const POLLING: u8 = 1;
-/// Something was woken while the round ran: another one follows.
+/// A future was woken while the round ran: another round follows.
 const AGAIN: u8 = 2;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Wake for Signal {
     }
 }
 
-/// Calls `round` until a whole round has woken nothing of its own, or it yields a value.
+/// Calls `round` until a whole round has woken none of its futures, or a round returns a value.
 ///
 /// `round` must poll all its futures each time, with the context it is given.
 pub async fn together<T>(mut round: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
@@ -47,7 +47,7 @@ pub async fn together<T>(mut round: impl FnMut(&mut Context<'_>) -> Poll<T>) -> 
     poll_fn(|cx| {
         signal.task.register(cx.waker());
         for _round in 0..ROUNDS_PER_POLL {
-            // A wake-up of before is answered by this round.
+            // This round answers earlier wake-ups.
             signal.state.swap(POLLING, AcqRel);
             let polled = round(&mut Context::from_waker(&waker));
             let quiet = signal

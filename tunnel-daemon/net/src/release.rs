@@ -1,4 +1,4 @@
-//! Releases of the kernel.
+//! Kernel releases.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +11,7 @@ pub struct Release {
     pub(crate) patch: u32,
 }
 
-/// From here on programs of ours load without `CAP_PERFMON`.
+/// Since this release our programs load without `CAP_PERFMON`.
 pub(crate) const WITHOUT_PERFMON: Release = Release::new(6, 8, 0);
 
 impl Release {
@@ -25,12 +25,12 @@ impl Release {
         }
     }
 
-    /// That of the running kernel; `None` without /proc.
+    /// The release of the running kernel; `None` without /proc.
     pub fn running() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
     }
 
-    /// `None`: it does not begin with two numbers.
+    /// `None`: the text does not begin with two numbers.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(['.', '-', '+', '~', '_', ' ']);
         let mut number = || parts.next()?.parse::<u32>().ok();

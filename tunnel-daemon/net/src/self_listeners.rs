@@ -1,4 +1,4 @@
-//! Addresses that this process itself listens on, so that it never dials itself for others.
+//! Addresses that this process listens on, so that it never dials itself for a peer.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,13 +9,13 @@ use std::sync::OnceLock;
 pub struct OwnListeners(OnceLock<Vec<SocketAddr>>);
 
 impl OwnListeners {
-    /// All of them, wildcard addresses included.
+    /// Sets the addresses of all listeners, wildcard addresses included.
     pub fn set(&self, addresses: Vec<SocketAddr>) {
-        // Only the start of a program calls it.
+        // Called only at the start of a program.
         let _again = self.0.set(addresses);
     }
 
-    /// Whether a connect to `address` reaches one of them. Everything does, until they are known.
+    /// Whether a connect to `address` reaches one of our listeners. True for any address until the listeners are known.
     #[must_use]
     pub fn has(&self, address: SocketAddr) -> bool {
         let Some(own) = self.0.get() else {
@@ -31,7 +31,7 @@ impl OwnListeners {
     }
 }
 
-/// Whether the address is one of this host's: the kernel lets us bind to it. Where it lets us bind to any, any counts.
+/// Whether the address is local: the kernel lets us bind to it. Where the kernel allows any address, any counts.
 fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback()
         || ip.is_unspecified()

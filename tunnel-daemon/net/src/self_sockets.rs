@@ -1,4 +1,4 @@
-//! Sockets of this process, as its own redirect knows them: by the cookie of each, noted before the socket connects.
+//! Sockets of this process that its own redirect leaves alone, noted by their cookies before they connect.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,16 +8,16 @@ use rustix::net::sockopt::socket_cookie;
 
 /// A redirect that leaves some sockets of its own process alone.
 pub trait SocketExemptions: Send + Sync {
-    /// The socket with this cookie connects where it asks to.
+    /// Exempts the socket with this cookie: it connects where it asks to.
     ///
     /// # Errors
-    /// The kernel does not take note of it.
+    /// The kernel cannot note the cookie.
     fn exempt(&self, cookie: u64) -> io::Result<()>;
 }
 
 type Known = RwLock<Option<Weak<dyn SocketExemptions>>>;
 
-/// Has sockets of this process left alone by its own redirect, which may come later than they do. Cheap to clone.
+/// Lets sockets of this process bypass its own redirect, which may begin after they connect. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct OwnSockets(Option<Arc<Known>>);
 
@@ -34,18 +34,18 @@ impl OwnSockets {
         Self(Some(Arc::default()))
     }
 
-    /// From now on sockets are noted for this redirect. Those that were not have called connect when this returns, so there may
-    /// be rules.
+    /// From now on sockets are noted for this redirect. When this returns, all sockets that were not noted have called
+    /// connect, so rules may begin.
     pub fn spared_by(&self, redirect: &Arc<dyn SocketExemptions>) {
         if let Some(known) = &self.0 {
             *known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(redirect));
         }
     }
 
-    /// What names a socket to [`Self::connecting`]; `None` where no redirect can be.
+    /// The cookie of a socket, for [`Self::connecting`]; `None` where the process has no redirect.
     ///
     /// # Errors
-    /// It is no socket.
+    /// The descriptor is no socket.
     pub fn cookie(&self, socket: &impl AsFd) -> io::Result<Option<u64>> {
         match &self.0 {
             Some(_known) => Ok(Some(socket_cookie(socket)?)),
@@ -53,15 +53,15 @@ impl OwnSockets {
         }
     }
 
-    /// Notes a socket, then has it call connect, which must not block.
+    /// Notes a socket, then runs `call`, which calls connect and must not block.
     ///
     /// # Errors
-    /// The kernel does not take note of it: it has not connected, since it might come back to ourselves.
+    /// The kernel cannot note the socket. `call` was not run: the connection might come back to this process.
     pub fn connecting<T>(&self, cookie: Option<u64>, call: impl FnOnce() -> T) -> io::Result<T> {
         let (Some(known), Some(cookie)) = (&self.0, cookie) else {
             return Ok(call());
         };
-        // Held over both steps: no redirect begins between them.
+        // The lock is held over both steps: no redirect begins between them.
         let redirect = known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(redirect) = redirect.as_ref().and_then(Weak::upgrade) {
             redirect.exempt(cookie)?;

@@ -11,8 +11,8 @@ pub const KEEPALIVE_PERIOD: Duration = Duration::from_secs(15);
 pub const KEEPALIVE_PROBES: u32 = 9;
 /// How long the peer of a lane may be silent before the connection is given up.
 pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(20);
-/// Time between the probes of links and lanes once one is unanswered: several have to be lost before a peer that lives is
-/// given up, however short the time for it is.
+/// Time between the probes of links and lanes once one is unanswered. Short, so that several probes have to be lost before
+/// a living peer is given up, even with a short timeout.
 const PROBE_AGAIN: Duration = Duration::from_secs(1);
 /// Probes of a lane without an answer within [`LANE_SILENCE_MAX`].
 const LANE_PROBES: u32 = 5;
@@ -33,8 +33,8 @@ pub fn tune_stream(socket: &impl AsFd) -> io::Result<()> {
 /// What a link gets at both ends: as [`tune_stream`], but the connection dies when nothing written, probes included, is
 /// acknowledged for `timeout`. For links only: it also kills living peers that merely do not read.
 ///
-/// Linux counts no probes where there is such a timeout (`tcp_keepalive_timer`, "elapsed >= user_timeout"): with upstream's
-/// 15 s between them, one that is lost would end a link of 20 s.
+/// With such a timeout Linux ignores the number of probes (`tcp_keepalive_timer`, "elapsed >= user_timeout"): with
+/// upstream's 15 s between probes, one lost probe would end a link of 20 s.
 ///
 /// # Errors
 /// As [`tune_stream`].
@@ -45,7 +45,7 @@ pub fn tune_link(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(timeout))
 }
 
-/// Keepalive probes begin after this, as often as [`tune_link`] says.
+/// Starts keepalive probes after `idle`; [`tune_link`] sets their interval.
 ///
 /// # Errors
 /// As [`tune_stream`].
@@ -54,8 +54,8 @@ pub fn probe_after(socket: &impl AsFd, idle: Duration) -> io::Result<()> {
     SockRef::from(socket).set_tcp_keepalive(&keepalive)
 }
 
-/// What a lane gets at both ends: as [`tune_stream`], but a peer that is gone is noticed within [`LANE_SILENCE_MAX`] while
-/// nothing is on its way. No TCP_USER_TIMEOUT: it would kill peers that merely do not read.
+/// What a lane gets at both ends: as [`tune_stream`], but a lost peer is noticed within [`LANE_SILENCE_MAX`] while nothing
+/// is in flight. No TCP_USER_TIMEOUT: it would also end peers that merely do not read.
 pub fn tune_lane(socket: &impl AsFd) {
     let keepalive = TcpKeepalive::new()
         .with_time(LANE_SILENCE_MAX - PROBE_AGAIN * LANE_PROBES)
@@ -67,7 +67,7 @@ pub fn tune_lane(socket: &impl AsFd) {
     }
 }
 
-/// Small writes leave at once.
+/// Disables Nagle's algorithm: small writes leave at once.
 ///
 /// # Errors
 /// As [`tune_stream`].
@@ -75,8 +75,8 @@ pub fn set_nodelay(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_nodelay(true)
 }
 
-/// The socket counts as writable only while less than `bytes` wait to be sent, so what is queued stays in our hands
-/// where control packets can overtake it.
+/// The socket counts as writable only while fewer than `bytes` are unsent. More data stays in our queues, where control
+/// packets can overtake it.
 ///
 /// # Errors
 /// As [`tune_stream`].
@@ -92,7 +92,7 @@ pub fn set_reset_on_close(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_linger(Some(Duration::ZERO))
 }
 
-/// Closing the socket will send what is unsent and FIN, as is usual.
+/// Closing the socket will send unsent data and FIN, the default.
 ///
 /// # Errors
 /// As [`tune_stream`].

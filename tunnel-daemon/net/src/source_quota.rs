@@ -1,4 +1,4 @@
-//! Places that sources of trust share, so that one of them does not take all.
+//! A quota of places for trusted sources, so that one source cannot take all places.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_tls::stream::PeerAddr;
 
-/// The host that a connection comes from: its IPv4 address, or the /64 network of its IPv6 address, since a host has as many of
-/// those as it likes. `None`: a unix socket.
+/// The host of a connection: its IPv4 address, or the /64 network of its IPv6 address, since a host can use every address
+/// of its /64. `None`: a unix socket.
 #[must_use]
 pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
     const HOST_BITS: u128 = u64::MAX as u128;
@@ -20,8 +20,8 @@ pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
     })
 }
 
-/// Who is trusted: the holder of a certificate, or the pod or node of a token, on one host. Agents that share a certificate on
-/// hosts of their own are sources of their own.
+/// A trusted source: the holder of a certificate, or the pod or node of a token, on one host. Agents that share a
+/// certificate on different hosts are different sources.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Source {
     owner: Arc<str>,
@@ -29,7 +29,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// To compare and to log.
+    /// Name to compare and to log.
     #[must_use]
     pub fn name(&self) -> Arc<str> {
         match self.host {
@@ -38,7 +38,7 @@ impl Source {
         }
     }
 
-    /// Of an owner, see `AgentIdentity::owner`.
+    /// The source of an owner, see `AgentIdentity::owner`.
     #[must_use]
     pub fn new(owner: &Arc<str>, peer: PeerAddr) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Source {
     }
 }
 
-/// So many places for all sources. The last quarter of them is kept for sources that hold less than half.
+/// Places for all sources. The last quarter is refused to a source that would hold more than half.
 #[derive(Debug)]
 pub struct SourceQuota {
     most: usize,
@@ -61,7 +61,7 @@ struct Held {
     of: HashMap<Source, usize>,
 }
 
-/// Places of one source, until they are dropped.
+/// Places that one source holds until this is dropped.
 #[derive(Debug)]
 pub struct SourcePlaces {
     quota: Arc<SourceQuota>,
@@ -85,7 +85,7 @@ impl SourceQuota {
         self.most
     }
 
-    /// Takes `count` places; `None`: there are not so many for this source.
+    /// Takes `count` places; `None`: not so many are free for this source.
     #[must_use]
     pub fn take(self: &Arc<Self>, source: &Source, count: usize) -> Option<SourcePlaces> {
         let mut held = self.locked();

@@ -1,5 +1,5 @@
-//! Bounded tasks: the only place where the program spawns. Work is admitted against a limit or refused, all of it can
-//! be waited for, and a panic ends its own task only.
+//! Bounded tasks: the only place where the program spawns. Work is admitted up to a limit or refused. Callers can wait for
+//! the end of all tasks, and a panic ends its own task only.
 
 use std::{
     future::Future,
@@ -34,7 +34,7 @@ pub struct Overloaded {
 /// Work that was admitted and is polled by its owner.
 pub type Admitted = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What [`Tasks::drain`] left behind.
+/// Outcome of [`Tasks::drain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "says whether work was cut off"]
 pub struct Drained {
@@ -53,7 +53,7 @@ struct Inner {
     tracker: TaskTracker,
     stopping: CancellationToken,
     cut_off: CancellationToken,
-    /// Set before `cut_off` is cancelled: tasks look at it at every turn, and the token has a lock.
+    /// Set before `cut_off` is cancelled: tasks check it at every poll, and the token has a lock.
     is_cut_off: AtomicBool,
     panics: AtomicU64,
     services: AtomicUsize,
@@ -82,7 +82,7 @@ impl Tasks {
         }))
     }
 
-    /// Starts `work` if there is room. `name` says in the log what panicked.
+    /// Starts `work` if there is room. `name` names the task in the log of a panic.
     ///
     /// # Errors
     /// The limit is reached; `work` was dropped.
@@ -96,7 +96,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Admits `work` like [`Self::spawn`], to be polled inside a task of the caller's. A panic of it ends it alone.
+    /// Admits `work` like [`Self::spawn`], to be polled inside the caller's task. A panic ends only `work`.
     ///
     /// # Errors
     /// The limit is reached; `work` was dropped.
@@ -140,11 +140,11 @@ impl Tasks {
             .map_err(full)
     }
 
-    /// Starts one of the fixed few tasks a program consists of. Not for anything a peer can cause. Its end, by return or panic,
-    /// is an error that [`Self::ended_services`] names, until [`Self::services_may_end`].
+    /// Starts one of the fixed few tasks of a program. Not for anything a peer can cause. Its end, by return or panic, is
+    /// an error that [`Self::ended_services`] names, until [`Self::services_may_end`].
     ///
     /// # Panics
-    /// When 256 of them run: then it was called in a loop, which is a bug.
+    /// When 256 service tasks run: a loop has called this, which is a bug.
     pub fn spawn_always(
         &self,
         name: &'static str,
@@ -158,7 +158,7 @@ impl Tasks {
         self.start(name, work, ServiceGuard(Arc::clone(&self.0)), true);
     }
 
-    /// The program goes away: from now on a service task that ends is no error.
+    /// The program shuts down: from now on a service task that ends is no error.
     pub fn services_may_end(&self) {
         self.0.services_may_end.store(true, Ordering::Release);
     }
@@ -222,8 +222,8 @@ impl Tasks {
         self.0.panics.load(Ordering::Relaxed)
     }
 
-    /// Asks all tasks to stop, waits at most `deadline`, cuts off (drops) the rest and waits for that. No new work is
-    /// admitted from the first call on. If the call is cancelled, tasks go on; call again.
+    /// Asks all tasks to stop, waits at most `deadline`, cuts off (drops) the rest and waits for their end. The first call
+    /// ends admission. If the call is cancelled, tasks go on; call again.
     pub async fn drain(&self, deadline: Duration) -> Drained {
         self.0.permits.close();
         self.services_may_end();
@@ -263,7 +263,7 @@ impl Inner {
     }
 }
 
-/// Counts a service task down on every way it can end.
+/// Decrements the count of service tasks, however the task ends.
 struct ServiceGuard(Arc<Inner>);
 
 impl Drop for ServiceGuard {
@@ -273,13 +273,13 @@ impl Drop for ServiceGuard {
 }
 
 pin_project_lite::pin_project! {
-    /// Work in a task of its own. Not an `async` block: that would keep the work twice.
+    /// Work in a task of its own. Not an `async` block, which would keep the work twice.
     struct Guarded<F, H> {
-        // Until it is over.
+        // `None` once it is over.
         #[pin]
         work: Option<F>,
-        // Polled once: it wakes the task that did, which is the only one there is. It must not be one that gives way to other
-        // work without having registered; those of tokio's `Notify` are not.
+        // Polled once, to register the waker of this task, the only one there is. The future must not yield to other work
+        // before it has registered; futures of tokio's `Notify` do not.
         #[pin]
         cut_off: WaitForCancellationFutureOwned,
         is_registered: bool,
@@ -295,7 +295,7 @@ impl<F: Future<Output = ()>, H> Future for Guarded<F, H> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
-        // Also for a panic of what is dropped below.
+        // Also counts a panic of what is dropped below.
         let _guard = PanicGuard {
             name: this.name,
             is_service: *this.is_service,

@@ -1,5 +1,5 @@
 //! Unix listeners as upstream makes them: mode 0770, a stale socket file removed first if allowed, the file removed on
-//! orderly close. Whoever may connect is decided by that mode alone, so it is never wider, not for a moment.
+//! orderly close. Only that mode decides who may connect, so it is never wider, not for a moment.
 
 use std::{
     fs, io,
@@ -54,14 +54,14 @@ impl StaleFile {
     }
 }
 
-/// A unix socket that listens and is not served yet. Its file goes away with it.
+/// A unix socket that listens and is not served yet. Dropping it removes its file.
 #[derive(Debug)]
 pub struct UnixBound {
     file: SocketFile,
     listener: StdListener,
 }
 
-/// A listening unix socket. Its file goes away with it.
+/// A listening unix socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct UnixListening {
     /// Before the listener, for the order of drops: while the socket is open its inode number cannot be taken by
@@ -73,10 +73,10 @@ pub struct UnixListening {
 impl UnixBound {
     /// Binds and listens at `path`.
     ///
-    /// The mode is put on the socket before it has a name (Linux applies it, less the umask, to the file that bind
-    /// creates), then on the file, and only then does it listen: a stranger can never connect in between. Binding
-    /// under another name and renaming was rejected: rename replaces whatever is there, and the longer name can exceed
-    /// the 107 bytes a socket name may have.
+    /// The mode is put on the socket before it has a name: Linux applies it, less the umask, to the file that bind creates.
+    /// Then the mode is put on the file, and only then does the socket listen: a stranger can never connect in between.
+    /// Binding under another name and renaming is worse: rename replaces any file, and the longer name can exceed the 107
+    /// bytes of a socket name.
     ///
     /// # Errors
     /// The name is in use, or the directory is missing or not writable.
@@ -107,10 +107,10 @@ impl UnixBound {
         &self.file.path
     }
 
-    /// Serves it in the tokio runtime of the caller.
+    /// Serves the socket in the caller's tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot register the socket.
     pub fn listen(self) -> io::Result<UnixListening> {
         let listener = UnixListener::from_std(self.listener)?;
         Ok(UnixListening {
@@ -135,7 +135,7 @@ impl UnixListening {
     /// Serves a socket that a service manager opened, whose file stays. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The runtime cannot watch it.
+    /// The runtime cannot register the socket.
     pub fn inherited(socket: StdListener, path: PathBuf) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Self {
@@ -150,10 +150,10 @@ impl UnixListening {
         &self.file.path
     }
 
-    /// Waits for a connection. Cancelling loses none.
+    /// Waits for a connection. Cancelling loses no connection.
     ///
     /// # Errors
-    /// What accept(2) says.
+    /// The error of accept(2).
     pub async fn accept(&self) -> io::Result<UnixStream> {
         self.listener
             .accept()
@@ -162,8 +162,8 @@ impl UnixListening {
     }
 }
 
-/// Puts the mode on a socket's file, of which bind has left out what the umask does. On the file that is looked at and no other:
-/// who may write to the directory may have put a link in its place, which chmod(2) would follow.
+/// Sets the mode of a socket's file, since bind leaves out the bits of the umask. Only the checked file is changed: a user
+/// who may write to the directory may have put a symlink in its place, which chmod(2) would follow.
 fn set_mode(path: &Path, mode: SocketMode) -> io::Result<()> {
     let mut by_place = fs::OpenOptions::new();
     by_place
@@ -178,7 +178,7 @@ fn set_mode(path: &Path, mode: SocketMode) -> io::Result<()> {
     if found.mode() & 0o7777 == mode.bits() {
         return Ok(());
     }
-    // No call changes the mode of a file that was opened so; by its name here it can be none but that.
+    // No call changes the mode through an `O_PATH` descriptor. The descriptor's name in /proc leads to no other file.
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     let set = fs::set_permissions(name, fs::Permissions::from_mode(mode.bits()));
     let why = "its mode cannot be set without /proc";
@@ -188,7 +188,7 @@ fn set_mode(path: &Path, mode: SocketMode) -> io::Result<()> {
     })
 }
 
-/// Removes the file it names when dropped, unless another file has taken the name.
+/// Removes its file when dropped, unless another file has taken the name.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -220,7 +220,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Only sockets are removed: a path given by mistake costs no data. Failure is logged; binding then says what is wrong.
+/// Only sockets are removed: a path given by mistake costs no data. Failure is logged; binding then reports the error.
 fn remove_stale(path: &Path) {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path),

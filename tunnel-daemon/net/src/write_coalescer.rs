@@ -1,13 +1,14 @@
 //! A write buffer to be put *under* HTTP/2, which writes and flushes every DATA frame on its own: one system call, one
 //! wake-up of the reader and, over TLS, one short record for each 16 KiB that a Go peer takes.
 //!
-//! Frames of bulk size are gathered here while the connection's task has more of them, and leave together when it has
-//! not. Small frames are never held back: what carries an echo goes the way it always did.
+//! Bulk frames are gathered here while the connection's task has more of them, and leave together when it has no more.
+//! Small frames are never held back, so they are not delayed.
 //!
-//! It also says how far HTTP/2 may read ahead of the calls that its owner has taken: HTTP/2 reads as long as there is something.
+//! It also bounds how far HTTP/2 may read ahead of the calls that its owner has taken: HTTP/2 reads as long as there is
+//! data.
 //!
-//! Nor do answers that nobody waits for cost a write of their own: a Go peer measures its path with a PING for almost every
-//! message that it gets, and would be woken for each answer. They leave with the next frame, or after [`ANSWER_DELAY`].
+//! Answers that no peer waits for need no write of their own. A Go peer measures its path with a PING for almost every
+//! message that it gets, and each answer would wake it. Answers leave with the next frame, or after [`ANSWER_DELAY`].
 
 use std::{
     future::Future as _,
@@ -31,8 +32,8 @@ use adit_tls::buffered::{borrow, give_back};
 /// Writes of at least this many bytes are bulk: worth a copy to save a system call.
 const BULK_BYTES: usize = 8 << 10;
 
-/// How long answers wait for a frame to leave with. What is short for whoever measures an idle path is long for a process that
-/// answers a thousand times a second.
+/// How long answers wait for another frame. Short for a peer that measures an idle path, long for a process that answers a
+/// thousand times a second.
 const ANSWER_DELAY: Duration = Duration::from_millis(5);
 /// Bytes of answers that may wait.
 const ANSWERS_BYTES_MAX: usize = 64;
@@ -41,20 +42,20 @@ const ANSWERS_BYTES_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct WriteCoalescer<S>(Arc<Mutex<State<S>>>);
 
-/// The half of whoever polls the connection: to be asked after every poll.
+/// The half of the task that polls the connection: to be flushed after every poll.
 #[derive(Debug)]
 pub(super) struct Flusher<S> {
     state: Arc<Mutex<State<S>>>,
-    /// When answers that wait leave alone. Goes on when they have left with others, so that a busy connection sets it once in
-    /// [`ANSWER_DELAY`] and not for each of them.
+    /// When waiting answers leave alone. The timer goes on when they have left with other frames, so that a busy connection
+    /// sets it once in [`ANSWER_DELAY`] and not for each answer.
     delay: Option<Pin<Box<Sleep>>>,
 }
 
-/// When the peer has last said anything. Does not keep the stream open.
+/// When the peer last sent anything. Does not keep the stream open.
 #[derive(Clone, Debug)]
 pub(super) struct Heard {
     since: Instant,
-    /// Milliseconds after that.
+    /// Milliseconds after `since`.
     last: Arc<AtomicU64>,
 }
 
@@ -63,7 +64,7 @@ struct State<S> {
     inner: S,
     /// Bytes that HTTP/2 may read before its owner allows more; the last read may go beyond them.
     may_read: usize,
-    /// More would have been read.
+    /// HTTP/2 would have read more.
     is_held_back: bool,
     heard: Heard,
     /// `None` whenever no byte is held.
@@ -74,7 +75,7 @@ struct State<S> {
     answers: Answers,
 }
 
-/// Whole frames that answer a PING or SETTINGS, or open the window of the connection, which is never closed.
+/// Whole frames that answer a PING or SETTINGS, or open the connection's window, which is never closed.
 #[derive(Debug)]
 struct Answers {
     bytes: [u8; ANSWERS_BYTES_MAX],
@@ -89,8 +90,8 @@ struct Held {
     to: usize,
 }
 
-/// Splits a stream nothing was written to into what HTTP/2 gets and what its owner keeps. The lock between them is never
-/// contended: one task uses both.
+/// Splits a stream that was not written to into the half of HTTP/2 and the half of its owner. The lock between them is
+/// never contended: one task uses both.
 pub(super) fn gather<S>(inner: S) -> (WriteCoalescer<S>, Flusher<S>) {
     let state = Arc::new(Mutex::new(State {
         inner,
@@ -109,12 +110,11 @@ pub(super) fn gather<S>(inner: S) -> (WriteCoalescer<S>, Flusher<S>) {
 }
 
 fn lock<S>(state: &Mutex<State<S>>) -> MutexGuard<'_, State<S>> {
-    // No code of ours panics while it holds the lock; if the stream below did, its bytes are still in order.
+    // Our code never panics while it holds the lock. If the stream below did, its bytes are still in order.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Heard {
-    /// Now.
     fn new() -> Self {
         Self {
             since: Instant::now(),
@@ -127,7 +127,7 @@ impl Heard {
         self.last.store(now.unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// When that was, to the millisecond; where nothing was said yet, when the stream came.
+    /// Time of the peer's last byte, to the millisecond; before the first one, the time when the stream came.
     pub(super) fn last(&self) -> Instant {
         self.since + Duration::from_millis(self.last.load(Relaxed))
     }
@@ -156,7 +156,7 @@ impl Answers {
 }
 
 /// Whether these are whole frames that may wait (RFC 9113, section 4.1: length 3, type 1, flags 1, stream 4). The rest of a
-/// payload that looks like them waits as well, and is in order all the same.
+/// payload that looks like such frames waits as well, and stays in order.
 fn may_wait(mut bytes: &[u8]) -> bool {
     /// SETTINGS, acknowledged.
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
@@ -183,32 +183,32 @@ fn may_wait(mut bytes: &[u8]) -> bool {
 }
 
 impl<S> Flusher<S> {
-    /// What tells whether anything comes.
+    /// Handle for the time of the peer's last byte.
     pub(super) fn heard(&self) -> Heard {
         lock(&self.state).heard.clone()
     }
 
-    /// HTTP/2 may read `bytes` from now on, and what is in the last read beside them. Without this it may read all there is.
+    /// HTTP/2 may read `bytes` more, and finish its last read beyond them. Without this call it may read everything.
     pub(super) fn allow(&self, bytes: usize) {
         lock(&self.state).may_read = bytes;
     }
 }
 
 impl<S: AsyncWrite + Unpin> Flusher<S> {
-    /// Writes all that is held; the task is woken when the stream takes more, and when answers have waited for long enough.
+    /// Writes all that is held. The task is woken when the stream takes more, and when answers have waited long enough.
     ///
     /// # Errors
-    /// Those of the stream. The connection cannot go on then.
+    /// The error of the stream: the connection cannot go on.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { state, delay } = self;
         Self::poll_flush_of(&mut lock(state), delay, cx)
     }
 
-    /// As [`Self::poll_flush`] and [`Self::allow`]. Whether HTTP/2 has to be polled again: it is not woken for what it was not
-    /// allowed to read.
+    /// As [`Self::poll_flush`] and [`Self::allow`]. Returns whether HTTP/2 has to be polled again: it is not woken for data
+    /// that it was not allowed to read.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Self::poll_flush`].
     pub(super) fn flush_and_allow(
         &mut self,
         cx: &mut Context<'_>,
@@ -289,7 +289,7 @@ impl<S: AsyncWrite + Unpin> State<S> {
         Poll::Ready(Ok(self.append(slices)))
     }
 
-    /// Answers that wait are held like everything else from now on.
+    /// From now on waiting answers are held like other frames.
     fn release_answers(&mut self) {
         if self.answers.len > 0 {
             self.append(&[]);
@@ -357,7 +357,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteCoalescer<S> {
         true
     }
 
-    /// Done at once behind bulk, which leaves with [`Flusher::poll_flush`].
+    /// Returns at once behind bulk, which [`Flusher::poll_flush`] writes.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.0);
         if state.more && state.held.is_some() {

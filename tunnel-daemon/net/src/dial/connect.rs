@@ -19,7 +19,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// One attempt to connect to one address.
 pub trait Connect: Send + Sync {
-    /// What a connection is.
+    /// The connection.
     type Stream: Send;
 
     /// Connects, or fails with the error of the operating system; `name` is what was resolved to `addr`. Has no deadline of
@@ -36,16 +36,16 @@ pub trait Connect: Send + Sync {
 pub struct TcpConnect {
     /// Accounting in the kernel.
     pub accounts: Accounts,
-    /// What a redirect of this process leaves alone.
+    /// Sockets that a redirect of this process leaves alone.
     pub own_sockets: OwnSockets,
-    /// Whose targets these are.
+    /// Id of the agent that dials these targets.
     pub agent: Arc<str>,
-    /// Its entries are the classes of destinations.
+    /// The list whose entries are the destination classes.
     pub allowed: Arc<DestinationList>,
 }
 
 impl TcpConnect {
-    /// Sockets that the kernel does not account for.
+    /// Sockets without accounting in the kernel.
     pub(super) fn uncounted() -> Self {
         Self {
             accounts: Accounts::off(),
@@ -55,7 +55,7 @@ impl TcpConnect {
         }
     }
 
-    /// Names the socket to the kernel: before it connects, or the kernel would not look at it.
+    /// Names the socket to the kernel. After connect(2) the kernel would not account for the socket.
     fn account(&self, socket: &TcpSocket, addr: SocketAddr, name: Option<&str>) -> Option<u64> {
         if !self.accounts.is_on() {
             return None;
@@ -88,8 +88,8 @@ impl Connect for TcpConnect {
         let stream = direct::connect(&self.own_sockets, socket, addr)
             .await
             .inspect_err(|_refused| self.accounts.failed(accounted))?;
-        // With nobody listening on an ephemeral port of this machine, the kernel may choose that very port
-        // as the source, and the socket ends up connected to itself.
+        // Without a listener on an ephemeral port of this machine, the kernel may choose that very port as the source, and
+        // connects the socket to itself.
         if stream.local_addr()? == stream.peer_addr()? {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }

@@ -68,7 +68,7 @@ pub enum DialError {
     /// The address is not `host:port`.
     #[error("dial {network}: {flaw}")]
     Address {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// What is wrong with the address.
         flaw: TargetError,
@@ -76,18 +76,18 @@ pub enum DialError {
     /// The name has no usable answer.
     #[error("dial {network}: lookup {host}: {cause}")]
     Lookup {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// Excerpt of the name.
         host: String,
-        /// The resolver's answer.
+        /// The resolver's error.
         #[source]
         cause: ResolveError,
     },
     /// The host has no address of the family that `tcp4` or `tcp6` asks for.
     #[error("dial {network}: address {host}: no suitable address found")]
     NoSuitable {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// The host.
         host: String,
@@ -95,7 +95,7 @@ pub enum DialError {
     /// The deadline passed while connecting.
     #[error("dial {network} {addr}: i/o timeout")]
     Timeout {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// The first address that had not failed by then.
         addr: SocketAddr,
@@ -103,17 +103,17 @@ pub enum DialError {
     /// The allow-list refuses every address.
     #[error("dial {network} {addr}: {denied}")]
     Denied {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// The first address that was refused.
         addr: SocketAddr,
         /// What the list says.
         denied: Denied,
     },
-    /// The allow-list has no place for this name, whatever addresses it has; it was not looked up.
+    /// The allow-list refuses this name with any address; the name was not looked up.
     #[error("dial {network}: {denied}")]
     NameDenied {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// What the list says.
         denied: Denied,
@@ -121,7 +121,7 @@ pub enum DialError {
     /// The operating system refused, or the target did.
     #[error("dial {network} {addr}: {}", GoText(.cause))]
     Connect {
-        /// As asked for.
+        /// The requested network.
         network: Network,
         /// The address of the failure that is shown.
         addr: SocketAddr,
@@ -178,17 +178,17 @@ impl DialError {
     }
 }
 
-/// Why one address was not connected to.
+/// Why the attempt at one address failed.
 #[derive(Debug)]
 pub enum AttemptError {
-    /// The allow-list refuses it.
+    /// The allow-list refuses the address.
     Denied(Denied),
     /// The connect failed.
     Failed(io::Error),
 }
 
-/// Of all failed addresses, the one worth telling: an answer of a target before "this host has no route or
-/// no such family", and both before a refusal of our own, which only matters when nothing else was tried.
+/// The most telling failure. An answer of a target comes first, then a failure of this host (no route, no such family). A
+/// refusal by the allow-list comes last: it matters only when nothing else was tried.
 pub(super) fn most_telling(
     network: Network,
     first: SocketAddr,
@@ -212,7 +212,7 @@ pub(super) fn most_telling(
             addr,
             cause,
         },
-        // Unreachable while a race without success reports its failures; still an answer, not a panic.
+        // Unreachable while a race without success reports its failures. An error is still better than a panic.
         None => DialError::Timeout {
             network,
             addr: first,
@@ -220,7 +220,7 @@ pub(super) fn most_telling(
     }
 }
 
-/// Failures that say something about this host's addresses and routes, not about the target.
+/// Failures of this host's addresses and routes, not of the target.
 fn is_local(cause: &io::Error) -> bool {
     let local = [Errno::NETUNREACH, Errno::ADDRNOTAVAIL, Errno::AFNOSUPPORT];
     Errno::from_io_error(cause).is_some_and(|errno| local.contains(&errno))

@@ -1,7 +1,7 @@
 //! Dialling a target: network, address, resolution, allow-list, connect, all under one deadline.
 //!
-//! What a client asked for arrives as two texts of `DIAL_REQ`; what went wrong leaves as a text that a
-//! Go dialler would have written, because clients and servers match on its words.
+//! A client's request arrives as two texts of `DIAL_REQ`. A failure leaves as a text that a Go dialler would have written,
+//! because clients and servers match on its words.
 
 mod connect;
 mod error;
@@ -27,19 +27,19 @@ use crate::self_sockets::OwnSockets;
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Addresses tried for one name. With 300 ms between starts no more than 17 can be waited for in 5 s, but
-/// addresses that refuse at once make room for others.
+/// Addresses tried for one name. With 300 ms between starts, at most 17 silent addresses are tried in 5 s. Addresses that
+/// refuse at once make room for others.
 const ADDRESSES_MAX: usize = 32;
 
 /// Which addresses may be dialled.
 pub trait Permit: Send + Sync + 'static {
-    /// Whether a name may be looked up at all: some address that it could have may be dialled.
+    /// Whether a name may be looked up at all: at least one address that it could have may be dialled.
     fn may_look_up(&self, name: &str, port: u16) -> bool;
 
-    /// Asked for each address just before a connect; `name` is what was looked up, if it was.
+    /// Checks an address just before the connect; `name` is the name that was looked up, if any.
     ///
     /// # Errors
-    /// Why it may not be dialled.
+    /// Why the address may not be dialled.
     fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied>;
 }
 
@@ -79,8 +79,8 @@ impl Dialer {
         Self::with_connect(resolver, allowed, timeout, TcpConnect::uncounted())
     }
 
-    /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`, which is empty where it is not known;
-    /// entries of `classes` are the classes of destinations. A redirect of this process leaves them alone.
+    /// As [`Self::new`], with sockets that the kernel accounts for under `agent`, which is empty if unknown. Entries of
+    /// `classes` are the destination classes. A redirect of this process leaves the sockets alone.
     #[must_use]
     pub fn accounted(
         resolver: Arc<dyn Resolve>,
@@ -100,7 +100,7 @@ impl Dialer {
         Self::with_connect(resolver, allowed, timeout, connect)
     }
 
-    /// The same with sockets that are accounted for as those of `agent`.
+    /// The same dialler, with sockets accounted for under `agent`.
     #[must_use]
     pub fn of(&self, agent: &str) -> Self {
         let mut dialer = self.clone();
@@ -157,7 +157,7 @@ impl<C: Connect> Dialer<C> {
             Ok(Some(stream)) => Ok(stream),
             Ok(None) => Err(error::most_telling(network, first, failures)),
             Err(_elapsed) => {
-                // Those that have failed are not what was waited for.
+                // Addresses that have failed are not what timed out.
                 let has_failed =
                     |addr: SocketAddr| failures.iter().any(|(failed, _why)| *failed == addr);
                 let mut silent = addrs.into_iter().filter(|addr| !has_failed(*addr));
@@ -225,15 +225,15 @@ impl<C: Connect> Dialer<C> {
     }
 }
 
-/// The number of a zone's interface. As in Go, a zone that names none may be a number, and else counts as no zone, to which
-/// the kernel refuses to connect.
+/// The interface index of a zone. As in Go, a zone that is no interface name may be a number. Any other zone counts as
+/// none, and the kernel then refuses to connect.
 fn scope_of(zone: &str) -> u32 {
     let number = || zone.parse().unwrap_or_default();
     interfaces::index_of(zone).unwrap_or_else(number)
 }
 
-/// Attempts the addresses in order. Returns the first success and drops the other attempts, or none once all have failed.
-/// `failures` are in the order they came; a cancelled call leaves those so far.
+/// Attempts the addresses in order. Returns the first success and drops the other attempts; `None` once all have failed.
+/// `failures` are in the order they came; a cancelled call leaves the failures so far.
 async fn first_to_connect<T, E, F>(
     addrs: Vec<SocketAddr>,
     attempt: impl Fn(SocketAddr) -> F,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::ResolveError;
 
-/// Names in the cache. When it is full of others, each call for a name has a lookup of its own.
+/// Names in the cache. When it is full of current entries, each call for another name has a lookup of its own.
 const NAMES_MAX: usize = 1024;
 
 /// The addresses of a name.
@@ -37,15 +37,15 @@ struct CacheEntries {
 }
 
 enum CacheEntry {
-    /// Its callers own it.
+    /// The callers own the lookup.
     UnderWay(WeakLookup),
-    /// It found addresses.
+    /// The lookup found addresses.
     Done(Lookup),
 }
 
 impl AddressCache {
-    /// The cached addresses of a name, or those that the lookup under way finds. Without either, `ask` starts a lookup.
-    /// A lookup goes on while one of its callers waits, and is dropped with the last one. A greater `generation` of the
+    /// The cached addresses of a name, or the result of the lookup under way. Without either, `ask` starts a lookup. A
+    /// lookup goes on while one of its callers waits, and is dropped with the last one. A greater `generation` of the
     /// configuration empties the cache.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl AddressCache {
     }
 
     fn locked(&self) -> MutexGuard<'_, CacheEntries> {
-        // Nothing panics while it is held; if it did, the entries are still consistent.
+        // No code panics while it holds the lock; if it did, the entries are still consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

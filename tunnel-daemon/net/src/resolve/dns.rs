@@ -33,12 +33,12 @@ pub(super) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// Longest time an answer is reused, whatever its TTL: services move, and the Go agent asks every time.
 const REUSE_MAX: Duration = Duration::from_secs(10);
-/// The same for "no such host": someone is waiting for the name to appear.
+/// The same for "no such host": a caller may wait for the name to appear.
 const NEGATIVE_REUSE_MAX: Duration = Duration::from_secs(1);
-/// Answers that the DNS library keeps for each name server. An answer may have 64 KiB on the wire, and whoever serves a zone can make
-/// as many as there are names; [`super::cache`] keeps addresses of many more names.
+/// Answers that the DNS library keeps for each name server. An answer may have 64 KiB on the wire, and the owner of a zone
+/// can make one for every name; [`super::cache`] keeps addresses of many more names.
 const ANSWERS_MAX: u64 = 64;
-/// Addresses of one name that are kept, half of them for each family that has as many. A dial tries fewer.
+/// Addresses of one name that are kept, half of each family if both have enough. A dial tries fewer.
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Once one family answered with addresses, the other gets this much longer: servers that drop AAAA
 /// questions must not cost the whole deadline (RFC 8305, section 3, with room for a slow path).
@@ -55,7 +55,7 @@ pub(super) struct NameServers {
 }
 
 impl NameServers {
-    /// `port`: where they listen. `own_sockets`: over TCP, past a redirect of this process.
+    /// `port`: of the name servers. `own_sockets`: lets TCP connections bypass a redirect of this process.
     ///
     /// # Errors
     /// A client cannot be set up.
@@ -67,7 +67,7 @@ impl NameServers {
         let mut opts = ResolverOpts::default();
         opts.use_hosts_file = ResolveHosts::Never;
         opts.timeout = conf.timeout.clamp(ATTEMPT_MIN, ATTEMPT_MAX);
-        // The library counts those behind the first one.
+        // The library does not count the first attempt.
         opts.attempts = conf.attempts.saturating_sub(1);
         opts.edns0 = conf.edns0;
         opts.positive_max_ttl = Some(REUSE_MAX);
@@ -204,7 +204,7 @@ where
     Err(failure)
 }
 
-/// IPv6 first, and at most [`ADDRESSES_MAX`]: half of them of each family that has as many.
+/// IPv6 first, and at most [`ADDRESSES_MAX`]: half of each family if both have enough.
 fn bounded(ips: Vec<IpAddr>) -> Vec<IpAddr> {
     let (mut ips, mut v4): (Vec<_>, Vec<_>) = ips.into_iter().partition(IpAddr::is_ipv6);
     ips.truncate(ADDRESSES_MAX - v4.len().min(ADDRESSES_MAX / 2));
@@ -223,7 +223,7 @@ fn srv_of(record: &Record) -> Option<SrvRecord> {
         return None;
     };
     let target = srv.target.to_ascii();
-    // A lone "." says that the service is decidedly not available here (RFC 2782).
+    // A lone "." says that the service is not available (RFC 2782).
     (target != ".").then_some(SrvRecord {
         priority: srv.priority,
         weight: srv.weight,

@@ -85,7 +85,7 @@ pub(super) struct Problem {
 pub(super) struct Problems {
     file: PathBuf,
     list: Vec<Problem>,
-    /// Not in the list.
+    /// Problems that are not in the list.
     more: usize,
 }
 

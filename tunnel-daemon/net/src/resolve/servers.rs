@@ -16,7 +16,8 @@ pub struct ServerAddress {
     pub host: String,
     /// Address and port.
     pub addr: SocketAddr,
-    /// Priority of the SRV record, 0 for a host. A greater number is for when no server of a smaller one is reachable (RFC 2782).
+    /// Priority of the SRV record, 0 for a host. Servers of a greater number are for when none of a smaller one is
+    /// reachable (RFC 2782).
     pub priority: u16,
 }
 

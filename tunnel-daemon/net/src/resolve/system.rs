@@ -54,7 +54,7 @@ struct Files {
     hosts: PathBuf,
     /// Port of the name servers; resolv.conf cannot say, so it is 53 outside tests.
     dns_port: u16,
-    /// Over TCP, past a redirect of this process.
+    /// Lets TCP connections to name servers bypass a redirect of this process.
     own_sockets: OwnSockets,
 }
 
@@ -120,7 +120,8 @@ impl SystemResolver {
         }
     }
 
-    /// Another resolver of the same files, with a cache and slots of its own: its lookups do not wait behind those of this one.
+    /// Another resolver of the same files, with its own cache and slots: its lookups do not wait behind the lookups of this
+    /// one.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self::with_config(Arc::clone(&self.config))
@@ -189,7 +190,7 @@ impl Config {
         self.active.load_full()
     }
 
-    /// Reads the files again if they changed. Of a file that became unusable the last contents stay in use, which is logged once.
+    /// Reads the files again if they changed. An unusable file is logged once, and its last contents stay in use.
     async fn check(&self) {
         let (files, known) = (self.files.clone(), self.last().stamps);
         let check = move || (known != Some(files.stamps())).then(|| Reading::of(&files));
@@ -264,7 +265,7 @@ impl Reading {
         let mut stamps = Some(files.stamps());
         let mut of_hosts = Problems::of(&files.hosts);
         let hosts = match read_hosts(&files.hosts, &mut of_hosts) {
-            // Images without anything else have none.
+            // Minimal images have no hosts file.
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Some(HostsFile::default()),
             Err(cause) => {
                 of_hosts.add(0, b"", format!("the file cannot be read: {cause}"));
