@@ -1,4 +1,4 @@
-//! Who an agent is, as far as it has proved it.
+//! The identity that an agent has proved.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ pub enum AgentIdentity {
     ServiceAccount {
         /// The account, with the pod and node that its token is bound to.
         account: Arc<ServiceAccount>,
-        /// Who owns what this agent claims.
+        /// Owner of the agent's claims: ids, quota share and lanes.
         owner: Arc<str>,
-        /// The certificate that it has shown as well.
+        /// The certificate that the agent has shown as well.
         certificate: Option<Certificate>,
     },
-    /// It has proved nothing, and had to prove nothing.
+    /// The agent has proved nothing, and did not have to.
     Unverified,
 }
 
@@ -36,7 +36,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Of the peer of a TLS connection: what it has shown, its own first, and when that was verified.
+    /// The chain that a TLS peer has shown, its own certificate first, and when the chain was verified.
     #[must_use]
     pub fn new(
         principal: Arc<Principal>,
@@ -52,13 +52,13 @@ impl Certificate {
         }
     }
 
-    /// What was shown, its own first, and when it was verified.
+    /// The chain, own certificate first, and when it was verified.
     #[must_use]
     pub fn shown(&self) -> (&[CertificateDer<'static>], UnixTime) {
         (&self.chain, self.verified)
     }
 
-    /// Its holder, see [`Principal::holder`].
+    /// The holder of the certificate, see [`Principal::holder`].
     #[must_use]
     pub fn holder(&self) -> &Arc<str> {
         &self.holder
@@ -70,13 +70,13 @@ impl Certificate {
 }
 
 impl AgentIdentity {
-    /// By certificate alone, if there is one.
+    /// The identity by certificate alone, if there is one.
     #[must_use]
     pub fn of_certificate(certificate: Option<Certificate>) -> Self {
         certificate.map_or(Self::Unverified, Self::Certificate)
     }
 
-    /// By token, and by certificate if there is one.
+    /// The identity by token, and by certificate if there is one.
     #[must_use]
     pub fn of_account(account: Arc<ServiceAccount>, certificate: Option<Certificate>) -> Self {
         let owner = account.owner().into();
@@ -87,8 +87,8 @@ impl AgentIdentity {
         }
     }
 
-    /// Who owns what this agent claims, to compare and to log: its agent ids, its share of a quota, its lanes. The same for
-    /// another link of the same agent, also across renewals of certificate and token. `None`: nobody in particular.
+    /// The owner of this agent's claims, to compare and to log: its agent ids, its share of a quota, its lanes. The same
+    /// for other links of the agent, and across renewals of certificate and token. `None`: unverified.
     #[must_use]
     pub fn owner(&self) -> Option<&Arc<str>> {
         match self {
@@ -98,7 +98,7 @@ impl AgentIdentity {
         }
     }
 
-    /// As grants know it.
+    /// The holders that grants name.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder<'_>> {
         match self {
@@ -124,7 +124,7 @@ impl AgentIdentity {
         }
     }
 
-    /// The certificate that it has shown.
+    /// The certificate that the agent has shown.
     #[must_use]
     pub fn certificate(&self) -> Option<&Certificate> {
         match self {
@@ -134,8 +134,9 @@ impl AgentIdentity {
         }
     }
 
-    /// Whether a connection may become a lane of this agent's link, by the holder of its TLS session's certificate: that of the
-    /// link's, or none where the link has shown none. It still has to prove that it knows the link's secret.
+    /// Whether a connection may become a lane of this agent's link. `holder` is the holder of the certificate of its TLS
+    /// session: it must be the link's, or `None` where the link has shown none. The lane still has to prove the link's
+    /// secret.
     #[must_use]
     pub fn may_bind(&self, holder: Option<&str>) -> bool {
         match self {

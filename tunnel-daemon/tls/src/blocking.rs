@@ -1,7 +1,8 @@
-//! Work that blocks: files, helper processes, name services of libraries. A runtime from [`start_runtime`] has a fixed number of
-//! threads for it from the start, so a host that refuses a thread later stops nothing.
+//! Blocking work: files, helper processes, name services of libraries. A runtime from [`start_runtime`] has a fixed number
+//! of threads for it from the start, so a host that refuses a thread later stops nothing.
 //!
-//! Left to itself, tokio starts such a thread on demand, ends it after 10 s, and panics in the caller where the host refuses one.
+//! By default tokio starts such a thread on demand, ends it after 10 s, and panics in the caller where the host refuses a
+//! thread.
 
 use std::any::Any;
 use std::io;
@@ -16,9 +17,9 @@ use tokio::runtime::{Builder, Runtime};
 pub const THREADS: usize = 4;
 /// Threads end with the runtime.
 const KEEP_ALIVE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Wait for one thread before the host is asked whether it refuses.
+/// Wait for one thread before testing whether the host refuses threads.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Wait for one thread of a host that refuses none.
+/// Longest wait for one thread on a host that refuses none.
 const START_MAX: Duration = Duration::from_secs(10);
 
 /// The host gives a runtime too few threads.
@@ -41,8 +42,8 @@ pub enum BlockingError {
 
 /// Builds the runtime of `builder`, and starts all its threads for blocking work.
 ///
-/// Tokio panics where the host refuses a worker, and then waits for the workers before it for ever. `refused` is called before
-/// that, and does not return where there are workers.
+/// Where the host refuses a worker, tokio panics, and then waits for ever for the workers started before. `refused` is
+/// called before that wait, and must not return where there are workers.
 ///
 /// # Errors
 /// The host refuses a thread or a descriptor.
@@ -65,7 +66,7 @@ pub fn start_runtime(
     }
 }
 
-/// Runs `work` on one of the threads for it. A cancelled call leaves it running.
+/// Runs `work` on a blocking thread. A cancelled call leaves it running.
 ///
 /// # Errors
 /// [`BlockingError`]: services log it and try again.
@@ -85,7 +86,7 @@ pub async fn run<T: Send + 'static>(
     })
 }
 
-/// As [`run`], for work whose end nobody waits for.
+/// As [`run`], for work whose end no caller waits for.
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the one place that uses the blocking threads"
@@ -111,7 +112,7 @@ fn start_threads(runtime: &Runtime) -> Result<(), NoThreads> {
             if waited == RecvTimeoutError::Disconnected || since.elapsed() >= START_MAX {
                 return Err(NoThreads("the host starts none in time".to_owned()));
             }
-            // Tokio queues what has no thread, and asks the host again only for further work.
+            // Tokio queues work without a thread, and asks the host again only for further work.
             spawn(runtime, || ())?;
         }
     }
@@ -127,7 +128,7 @@ fn spawn(runtime: &Runtime, work: impl FnOnce() + Send + 'static) -> Result<(), 
     without_panic(|_error| (), || drop(runtime.spawn_blocking(work)))
 }
 
-/// The host's word on one more thread.
+/// Tests whether the host refuses one more thread.
 fn refused_by_host() -> Result<(), NoThreads> {
     let thread = std::thread::Builder::new().spawn(|| ());
     let ended = thread.map(std::thread::JoinHandle::join);
@@ -136,7 +137,8 @@ fn refused_by_host() -> Result<(), NoThreads> {
         .map_err(|error: io::Error| NoThreads(error.to_string()))
 }
 
-/// Tokio reports a refused thread by a panic. Only for the start of the process: `refused` is told of the panics of all threads.
+/// Turns tokio's panic about a refused thread into an error. Only for the start of the process: `refused` is called for the
+/// panics of all threads.
 fn without_panic<T>(
     refused: impl Fn(&NoThreads) + Send + Sync + 'static,
     work: impl FnOnce() -> T,
@@ -151,7 +153,7 @@ fn without_panic<T>(
 }
 
 impl NoThreads {
-    /// Of what tokio panics with: the system's word at its end.
+    /// The cause in tokio's panic: the system's error at its end.
     fn of(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

@@ -1,9 +1,9 @@
 //! Reads for the forwarding path: an idle connection holds no buffer, a busy one reads in large blocks.
 //!
-//! Small reads land in a scratch area of the thread and are copied out in their own size; only a direction that reads
-//! in bulk takes blocks of its own, which its pieces share. A thread uses its blocks again once no piece of them is left:
-//! memory that was just given back to the kernel costs a fault for each page. Where memory is small there are no blocks: a piece
-//! that waits keeps all of its block, of which no budget knows.
+//! Small reads land in a scratch area of the thread and are copied out in their own size. Only a direction that reads in
+//! bulk takes blocks, which its pieces share. A thread reuses a block once none of its pieces is left: memory that was just
+//! given back to the kernel costs a fault for each page. Where memory is small there are no blocks: a waiting piece keeps
+//! its whole block, which no budget counts.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -22,10 +22,10 @@ const BLOCK_BYTES: usize = 256 * 1024 - 64;
 /// Reads of at least this many bytes make a direction bulk.
 const BULK_BYTES: usize = 16 * 1024;
 
-/// Blocks a thread knows of (2 MiB): those of one bulk direction that are on their way, from one end to the other.
+/// Blocks that a thread remembers (2 MiB): those of one bulk direction in flight, from one end to the other.
 const BLOCKS_MAX: usize = 8;
 
-/// Blocks that threads may know of beside those they do, all together.
+/// Further blocks that all threads together may remember.
 static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Whether directions that read in bulk take blocks.
 static IS_BULK_ALLOWED: AtomicBool = AtomicBool::new(true);
@@ -35,11 +35,11 @@ thread_local! {
     static BLOCKS: RefCell<Blocks> = const { RefCell::new(Blocks::new()) };
 }
 
-/// Blocks handed out by this thread, whoever holds their pieces now.
+/// Blocks handed out by this thread, wherever their pieces are now.
 struct Blocks {
     /// Handles without bytes, which keep their blocks from being freed.
     handles: Vec<BytesMut>,
-    /// The handle that goes next when there are too many.
+    /// Index of the handle to drop next when there are too many.
     oldest: usize,
 }
 
@@ -51,7 +51,7 @@ impl Blocks {
         }
     }
 
-    /// A block of [`BLOCK_BYTES`], empty, that nobody else holds. One that is new is known if there is `room`.
+    /// An empty block of [`BLOCK_BYTES`] without another user. A new block is remembered if there is `room`.
     fn take(&mut self, room: &AtomicUsize) -> BytesMut {
         if let Some(free) = self
             .handles
@@ -78,19 +78,19 @@ fn take_block() -> BytesMut {
     BLOCKS.with_borrow_mut(|blocks| blocks.take(&ROOM))
 }
 
-/// Has all threads together keep so many bytes of blocks at most: there may be many threads, and little memory. To be called
+/// Bounds the bytes of blocks that all threads together keep: there may be many threads, and little memory. To be called
 /// before they read.
 pub fn keep_at_most(bytes: u64) {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     ROOM.store(bytes / BLOCK_BYTES, Relaxed);
 }
 
-/// Every read has its own size from now on, however much it brings.
+/// From now on there are no blocks: every read has its own size.
 pub fn take_none() {
     IS_BULK_ALLOWED.store(false, Relaxed);
 }
 
-/// Whether a read that brought so many bytes makes its direction bulk.
+/// Whether a read of so many bytes makes its direction bulk.
 fn is_bulk(read: usize) -> bool {
     read >= BULK_BYTES && IS_BULK_ALLOWED.load(Relaxed)
 }
@@ -104,8 +104,8 @@ pub struct BlockReader {
 }
 
 impl BlockReader {
-    /// The next bytes, `most` at most where that is less than a read usually brings; empty at the end of the stream. A
-    /// direction with little room is never bulk.
+    /// The next bytes; empty at EOF. `most` bounds them where it is less than a usual read. A direction with little room is
+    /// never bulk.
     ///
     /// # Errors
     /// As the stream's own.
@@ -128,7 +128,7 @@ impl BlockReader {
                 self.bulk = true;
                 Poll::Ready(Ok(bytes))
             }
-            // What ends bulk is little, and may wait for long: it does not keep a block, of which no budget knows.
+            // The read that ends bulk is small and may wait for long: it must not keep a block, which no budget counts.
             Poll::Ready(Ok(bytes)) if self.bulk => {
                 self.rest();
                 Poll::Ready(Ok(Bytes::copy_from_slice(&bytes)))
@@ -162,7 +162,7 @@ impl BlockReader {
     }
 }
 
-/// As [`BlockReader`], for whoever cuts what was read into pieces and changes it in place.
+/// As [`BlockReader`], for callers that cut what was read into pieces and change it in place.
 #[derive(Debug, Default)]
 pub(super) struct Fill {
     bytes: BytesMut,
@@ -178,12 +178,12 @@ impl Fill {
         }
     }
 
-    /// What was read and not taken.
+    /// Bytes read and not taken.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What was read and not taken, once no more is to be read.
+    /// Bytes read and not taken, once nothing more is to be read.
     pub(super) fn into_bytes(self) -> Bytes {
         self.bytes.freeze()
     }
@@ -193,7 +193,7 @@ impl Fill {
         self.bytes.capacity()
     }
 
-    /// Takes that many bytes if they are there.
+    /// Takes `count` bytes if they are there.
     pub(super) fn take(&mut self, count: usize) -> Option<BytesMut> {
         if self.bytes.len() < count {
             return None;
@@ -218,7 +218,7 @@ impl Fill {
         })
     }
 
-    /// In its own size: `extend` would round up, and to that of the first read where records of it are in use yet.
+    /// In its own size: `extend` would round up, and to the size of the first read while records of it are in use.
     fn append(&mut self, read: &[u8]) {
         let mut all = BytesMut::with_capacity(self.bytes.len() + read.len());
         all.extend_from_slice(&self.bytes);
@@ -226,7 +226,7 @@ impl Fill {
         self.bytes = all;
     }
 
-    /// Reads once; returns how many bytes came, 0 at the end of the stream.
+    /// Reads once; returns how many bytes came, 0 at EOF.
     pub(super) fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -250,16 +250,17 @@ impl Fill {
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
         } else if !self.bulk && was_bulk {
-            // What ends bulk is taken out of its block, as there. So is a part of a record that waits for the rest: it is less than a
-            // record, the rest may never come, and each of many lanes would keep a block that no budget counts.
+            // The read that ends bulk is copied out of its block, as in [`BlockReader`]. So is the beginning of a record:
+            // it is less than a record, the rest may never come, and each of many lanes would keep a block that no budget
+            // counts.
             self.bytes = BytesMut::from(&self.bytes[..]);
         }
         polled
     }
 }
 
-/// Reads once, whatever room `bytes` has left, and appends what came; returns how many bytes, 0 at the end of the stream.
-/// What waits holds no buffer, and a small message comes in one piece. A cancelled call has read nothing.
+/// Reads once, however much room `bytes` has left, and appends the bytes; returns how many, 0 at EOF. A call that waits
+/// holds no buffer, and a small message comes in one piece. A cancelled call has read nothing.
 ///
 /// # Errors
 /// As the stream's own.
@@ -270,7 +271,7 @@ pub async fn append<S: AsyncRead + Unpin>(
     poll_fn(|cx| poll_append(cx, stream, bytes, READ_BYTES)).await
 }
 
-/// As [`append`], of at most so many bytes.
+/// As [`append`], of at most `most` bytes.
 ///
 /// # Errors
 /// As the stream's own.
@@ -286,7 +287,7 @@ pub fn poll_append<S: AsyncRead + Unpin>(
     })
 }
 
-/// Reads once and drops what came; says how many bytes it was, 0 at the end of the stream.
+/// Reads once and drops the bytes; returns how many, 0 at EOF.
 ///
 /// # Errors
 /// As the stream's own.
@@ -297,7 +298,7 @@ pub fn poll_discard<S: AsyncRead + Unpin>(
     with_scratch(cx, stream, READ_BYTES, <[u8]>::len)
 }
 
-/// Reads once into the thread's scratch area, at most so many bytes.
+/// Reads once into the thread's scratch area, at most `most` bytes.
 fn with_scratch<S: AsyncRead + Unpin, T>(
     cx: &mut Context<'_>,
     stream: &mut S,

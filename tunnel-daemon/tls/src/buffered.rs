@@ -1,8 +1,8 @@
 //! A read buffer to be put *under* TLS. rustls 0.23 reads at most 4 KiB per system call; through this adapter one call
 //! fetches what 32 of them would.
 //!
-//! A buffer is borrowed from a small per-thread pool only while it holds bytes, so a connection that waits costs
-//! nothing here. One that was filled faster than its reader takes keeps [`READ_BUFFER_BYTES`] until it is emptied.
+//! A buffer is borrowed from a small per-thread pool only while it holds bytes, so a connection that waits costs nothing
+//! here. A connection whose reader falls behind keeps [`READ_BUFFER_BYTES`] until the buffer is empty.
 
 use std::{
     cell::RefCell,
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Size of a read buffer: eight full TLS records.
 pub const READ_BUFFER_BYTES: usize = 128 << 10;
-/// Buffers kept per thread for the next reader (2 MiB). One would do, unless readers stop half-way.
+/// Buffers kept per thread for the next reader (2 MiB). One is enough unless readers stop half-way.
 const POOLED_MAX: usize = 16;
 
 thread_local! {
@@ -28,7 +28,7 @@ pub struct ReadBuffered<S> {
     inner: S,
     /// `None` whenever no byte is held.
     held: Option<Held>,
-    /// Where TLS records end, while nobody may read beyond one before it is dealt with.
+    /// Where TLS records end, while no read may go beyond a record.
     records: Option<Records>,
 }
 
@@ -58,7 +58,7 @@ impl Records {
         }
     }
 
-    /// `bytes`, at most as many as allowed, were handed out.
+    /// Notes that `bytes`, at most as many as allowed, were handed out.
     fn note(&mut self, bytes: &[u8]) {
         if self.payload_left > 0 {
             self.payload_left -= bytes.len();
@@ -82,7 +82,7 @@ impl Records {
 }
 
 impl<S> ReadBuffered<S> {
-    /// Wraps a stream nothing was read ahead from.
+    /// Wraps a stream from which nothing was read ahead.
     pub fn new(inner: S) -> Self {
         Self {
             inner,
@@ -91,8 +91,8 @@ impl<S> ReadBuffered<S> {
         }
     }
 
-    /// As [`Self::new`], but no read goes beyond the end of a TLS record, so that a session whose records have all been
-    /// dealt with holds no byte of the next one.
+    /// As [`Self::new`], but no read goes beyond the end of a TLS record: a session that has processed all its records
+    /// holds no byte of the next one.
     pub fn record_by_record(inner: S) -> Self {
         Self {
             inner,
@@ -101,12 +101,12 @@ impl<S> ReadBuffered<S> {
         }
     }
 
-    /// From now on reads are as long as they may be.
+    /// From now on reads may go beyond a record.
     pub fn read_freely(&mut self) {
         self.records = None;
     }
 
-    /// Whether what was handed out ends with a record. False when nobody kept count.
+    /// Whether the bytes handed out end with a record. False when records are not counted.
     pub fn at_record_end(&self) -> bool {
         self.records.as_ref().is_some_and(Records::at_boundary)
     }
@@ -121,7 +121,7 @@ impl<S> ReadBuffered<S> {
         self.held.as_ref().map_or(0, |held| held.to - held.from)
     }
 
-    /// The stream below and what was already read from it, for whoever goes on without TLS.
+    /// The stream below and the bytes already read from it, for callers that go on without TLS.
     pub fn into_parts(self) -> (S, Vec<u8>) {
         let left = self.held.map_or_else(Vec::new, |held| {
             held.buffer
@@ -185,7 +185,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadBuffered<S> {
         let polled = Pin::new(&mut self.inner).poll_read(cx, &mut space);
         let to = space.filled().len();
         if to == 0 {
-            // Waiting, failed or at the end of the stream: a reader that waits holds no memory.
+            // Waiting, failed or at EOF: a reader that waits holds no memory.
             give_back(buffer);
             return polled;
         }

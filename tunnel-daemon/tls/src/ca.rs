@@ -1,6 +1,6 @@
-//! CA bundles, by upstream's rules: PEM; blocks `CERTIFICATE` without headers count and all others are ignored; a
-//! block that is cut off or no base64 is skipped; a block that decodes but is no certificate is an error naming the
-//! file, since a CA nobody notices to be missing is worse than a refused start; no certificate at all is an error.
+//! CA bundles, by upstream's rules. Only PEM blocks `CERTIFICATE` without headers count. A block that is cut off or no
+//! base64 is skipped. A block that decodes but is no certificate is an error naming the file, since an unnoticed missing CA
+//! is worse than a refused start. A bundle without a certificate is an error.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 
 use crate::{pem, tls_error::TlsError};
 
-/// The trust anchors of a bundle. `path` is for the error text only; `bytes` is what was read from it.
+/// The trust anchors of a bundle. `path` is for the error text only; `bytes` is its content.
 pub(super) fn parse_bundle(path: &Path, bytes: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     for (index, der) in certificates(bytes).enumerate() {

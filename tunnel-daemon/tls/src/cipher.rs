@@ -1,7 +1,7 @@
 //! What rustls offers for a checked [`TlsPolicy`]: protocol versions and cipher suites in order of preference.
 //!
-//! The names are config's business. As in Go, the list of suites concerns TLS 1.2 only; TLS 1.3 always
-//! stays usable, so no list of valid names can leave a listener with nothing.
+//! Config checks the names. As in Go, the list of suites concerns TLS 1.2 only; TLS 1.3 always stays usable, so no list of
+//! valid names can leave a listener with nothing.
 
 use std::sync::Arc;
 
@@ -91,8 +91,8 @@ pub(super) fn versions(policy: &TlsPolicy) -> &'static [&'static SupportedProtoc
     }
 }
 
-/// Whether the processor has AES instructions. Then our order of suites wins over the client's; otherwise a
-/// client that puts ChaCha20 first knows what is better for it, and for us.
+/// Whether the processor has AES instructions. With them our order of suites wins over the client's. Without them the
+/// client's order wins: ChaCha20 is then faster for this end, too.
 pub(super) fn aes_in_hardware() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes");

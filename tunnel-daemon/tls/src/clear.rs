@@ -1,4 +1,4 @@
-//! A TCP connection that goes on in clear text after its TLS session: the handshake told both ends who the other is.
+//! A TCP connection that goes on in clear text after its TLS session. The handshake has told each end the other's identity.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -9,12 +9,12 @@ use tokio::net::TcpStream;
 use crate::blocks::BlockReader;
 use crate::outbox::Outbox;
 
-/// One end of it.
+/// One end of such a connection.
 #[derive(Debug)]
 pub struct ClearStream {
     socket: TcpStream,
     reader: BlockReader,
-    /// Read behind the end of the session.
+    /// Bytes read after the end of the session.
     left: Bytes,
 }
 
@@ -33,16 +33,16 @@ impl ClearStream {
         &self.socket
     }
 
-    /// The socket, and what was read from it and not given out.
+    /// The socket, and bytes read from it and not handed out.
     #[must_use]
     pub fn into_parts(self) -> (TcpStream, Bytes) {
         (self.socket, self.left)
     }
 
-    /// The next bytes; empty at the end of the stream.
+    /// The next bytes; empty at EOF.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket's error.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if !self.left.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.left)));
@@ -50,10 +50,10 @@ impl ClearStream {
         self.reader.poll_read(cx, &mut self.socket, usize::MAX)
     }
 
-    /// Writes what waits in `out`. Ready when all of it has left.
+    /// Writes the bytes of `out`. Ready when all are written.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket's error.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
         while !out.is_empty() {
             ready!(out.poll_write(cx, &mut self.socket))?;

@@ -12,12 +12,12 @@ use crate::{pem, tls_error::TlsError};
 /// The lists of a file.
 pub(super) struct RevocationLists {
     pub(super) lists: Vec<CertificateRevocationListDer<'static>>,
-    /// What makes them refuse too much or too little, one phrase each.
+    /// Why the lists refuse too much or too little, one phrase each.
     pub(super) flaws: Vec<String>,
 }
 
-/// Reads lists for certificates that `roots` vouch for. `path` is for texts only; `bytes` is what was read from it. Whether a list
-/// is signed by its issuer is judged with each certificate.
+/// Reads lists for certificates that `roots` issue. `path` is for texts only; `bytes` is its content. The signature of a
+/// list is checked with each certificate.
 pub(super) fn parse(
     path: &Path,
     bytes: &[u8],
@@ -73,7 +73,7 @@ fn without_list(roots: &RootCertStore, lists: &[CertificateRevocationList<'_>]) 
         .collect()
 }
 
-/// Whether its issuer has promised a newer one for a time that is past.
+/// Whether the time is past for which the issuer has promised a newer list.
 fn is_outdated(list: &CertificateRevocationList<'_>) -> bool {
     let due = list.next_update().map(|due| due.timestamp());
     let now = UnixTime::now().as_secs();

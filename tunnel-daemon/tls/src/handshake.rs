@@ -15,14 +15,14 @@ use crate::{
     tls_words,
 };
 
-/// Plain text rustls may hold while the socket is full: as much as HTTP/2 hands over at once. Its default of 64 KiB
-/// would split large writes.
+/// Plain text rustls may hold while the socket is full: as much as HTTP/2 writes at once. Its default of 64 KiB would split
+/// large writes.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
 /// Why there is no TLS connection.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The peer was too slow, or no TLS peer at all.
+    /// The peer was too slow, or does not speak TLS.
     #[error(
         "the TLS handshake was not finished within {} s; check that the peer speaks TLS on this port",
         .after.as_secs_f32()
@@ -40,7 +40,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What went wrong, for a message that says that it is about a TLS handshake.
+    /// The cause, for a message that already mentions a TLS handshake.
     #[must_use]
     pub fn cause(&self) -> String {
         match self {

@@ -1,4 +1,4 @@
-//! A certificate chain with its private key, checked to belong together before anyone uses them.
+//! A certificate chain with its private key, checked to belong together before use.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,10 +15,10 @@ use crate::{
     tls_error::TlsError,
 };
 
-/// Parses and pairs a certificate file and a key file. Paths are for error texts; the bytes were read from them.
+/// Parses and pairs a certificate file and a key file. Paths are for error texts; the bytes are their content.
 ///
 /// # Errors
-/// Any of the two is unusable, or the key belongs to another certificate.
+/// One of the files is unusable, or the key belongs to another certificate.
 pub(super) fn parse_identity(
     (cert_path, cert): (&Path, &[u8]),
     (key_path, key): (&Path, &[u8]),
@@ -48,7 +48,7 @@ pub(super) fn parse_identity(
         .map_err(bad_key)?;
     let pair = CertifiedKey::new(chain, key);
     match pair.keys_match() {
-        // `Unknown` means the key cannot name its public half; the first handshake will tell.
+        // `Unknown` means the key cannot name its public half; the first handshake checks the pair.
         Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
         Err(rustls::Error::InconsistentKeys(_)) => {
             return Err(TlsError::Mismatch {
@@ -68,8 +68,8 @@ pub(super) fn parse_identity(
     Ok(Arc::new(SingleCertAndKey::from(pair)))
 }
 
-/// Logs why peers refuse the first certificate of a file, though it can be used. That is no reason not to start: peers in Go
-/// accept some of it.
+/// Logs why peers refuse the first certificate of a file, though it is usable. A start goes on: peers in Go accept some of
+/// these certificates.
 pub(super) fn warn_of_flaws((path, cert): (&Path, &[u8]), role: Role) {
     let own = ca::certificates(cert).next();
     let own = own.and_then(|der| inspect::inspect(&der));

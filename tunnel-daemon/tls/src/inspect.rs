@@ -1,4 +1,4 @@
-//! What stands in a certificate, for those who ask before anything depends on it.
+//! Contents of certificates, for checks before they are used.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,21 +13,21 @@ use crate::{
     tls::{TlsError, TlsFiles},
 };
 
-/// More than any bundle has; the rest of a longer file is not looked at.
+/// More than any bundle has; the rest of a longer file is ignored.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// One certificate of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inspected {
-    /// Whom it names.
+    /// The subject.
     pub subject: String,
-    /// Whom it names as its issuer.
+    /// The issuer.
     pub issuer: String,
-    /// Its alternative names.
+    /// Subject alternative names.
     pub names: Vec<String>,
-    /// Valid from then.
+    /// Start of its validity.
     pub not_before: SystemTime,
-    /// Until then.
+    /// End of its validity.
     pub not_after: SystemTime,
     /// It has `basicConstraints` with `CA:TRUE`.
     pub is_ca: bool,
@@ -41,12 +41,12 @@ pub struct Inspected {
     pub sha256: [u8; 32],
 }
 
-/// What the holder of a certificate is in a handshake.
+/// Role of a certificate's holder in a handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// It was dialled.
+    /// The dialled side.
     Server,
-    /// It dials.
+    /// The dialling side.
     Client,
 }
 
@@ -98,7 +98,7 @@ impl Flaw {
 }
 
 impl Inspected {
-    /// Why peers refuse it from a `role`, the worst first; empty when they do not.
+    /// Why peers refuse the certificate from a `role`, the worst first; empty if they accept it.
     #[must_use]
     pub fn flaws(&self, role: Role) -> Vec<Flaw> {
         let is_server = role == Role::Server;
@@ -122,21 +122,22 @@ pub fn days_left(end: SystemTime, now: SystemTime) -> Option<u64> {
     Some(left.as_secs() / DAY_SECONDS)
 }
 
-/// The end of what a file in use has.
+/// Expiry of the certificates in a file that is in use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expiry {
     /// The file.
     pub path: PathBuf,
-    /// Its certificates are authorities.
+    /// The certificates are authorities.
     pub is_ca: bool,
-    /// When the first certificate of a chain expires, or the last of several authorities: the others may be left from a change.
+    /// When the first certificate of a chain expires, or the last of several authorities: the others may be left over from
+    /// a change.
     pub not_after: SystemTime,
-    /// Of the certificate that expires then.
+    /// Lifetime of the certificate that expires then.
     pub lifetime: Duration,
 }
 
 impl Expiry {
-    /// Of the certificates in a file; `None` when there are none.
+    /// Expiry of the certificates in a file; `None` when there are none.
     pub(super) fn of(path: &Path, bytes: &[u8]) -> Option<Self> {
         let all: Vec<Inspected> = ca::certificates(bytes)
             .filter_map(|der| inspect(&der))
@@ -162,7 +163,7 @@ impl Expiry {
     }
 }
 
-/// The certificates of a PEM file, in order; those that cannot be read are left out, since whoever loads the file names them.
+/// The certificates of a PEM file, in order. Unreadable ones are left out: loading the file reports them.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -175,8 +176,8 @@ pub fn certificates(path: &Path) -> std::io::Result<Vec<Inspected>> {
     Ok(all.collect())
 }
 
-/// What makes the revocation lists of a file refuse too much or too little of what the CAs of a bundle have issued, one phrase
-/// each.
+/// Why the revocation lists of a file refuse too much or too little of the certificates that the CAs of a bundle have
+/// issued, one phrase each.
 ///
 /// # Errors
 /// One of the files cannot be used.
@@ -188,12 +189,12 @@ pub fn revocation(ca: &Path, crl: &Path) -> Result<Vec<String>, TlsError> {
     crl::parse(crl, lists, &roots).map(|parsed| parsed.flaws)
 }
 
-/// What stands in a certificate; `None` when it is none.
+/// Reads a certificate; `None` when it is none.
 pub(super) fn inspect(der: &[u8]) -> Option<Inspected> {
     let (_rest, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     let validity = certificate.validity();
     let holder = Principal::from_der(der)?;
-    // None at all stands for each usage.
+    // No extended key usage allows each usage.
     let usage = certificate.extended_key_usage().ok().flatten();
     let (may_serve, may_dial) = usage.map_or((true, true), |usage| {
         let usage = usage.value;
@@ -216,7 +217,7 @@ pub(super) fn inspect(der: &[u8]) -> Option<Inspected> {
     })
 }
 
-/// Seconds since 1970; before that it is 1970.
+/// Seconds since 1970; earlier times count as 1970.
 fn time(seconds: i64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! Bytes on their way into a stream, written in as few system calls as they fit into.
+//! A queue of bytes to be written to a stream, in as few system calls as possible.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -11,15 +11,15 @@ use tokio::io::AsyncWrite;
 /// Slices of one vectored write.
 const WRITE_SLICES: usize = 64;
 
-/// Room for as many is kept when all are written.
+/// Capacity that is kept when all pieces are written.
 const KEPT_PIECES: usize = 64;
 
-/// Pieces in order; written ones are gone.
+/// Pieces in order; written pieces are removed.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pieces: VecDeque<Bytes>,
     bytes: usize,
-    /// TLS takes bytes into a buffer of its own and may keep the last of them until it is flushed.
+    /// TLS buffers bytes, and may keep the last of them until it is flushed.
     flush_due: bool,
 }
 
@@ -44,20 +44,20 @@ impl Outbox {
         self.pieces.len()
     }
 
-    /// Whether none wait.
+    /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Gives memory back that is not in use, before a wait that may be long.
+    /// Frees unused memory before a wait that may be long.
     pub fn rest(&mut self) {
         if self.pieces.is_empty() {
             self.pieces = VecDeque::new();
         }
     }
 
-    /// All that waits, in one piece; nothing waits afterwards.
+    /// All waiting bytes in one piece; the queue is empty afterwards.
     #[must_use]
     pub fn take_bytes(&mut self) -> Bytes {
         self.bytes = 0;
@@ -67,16 +67,16 @@ impl Outbox {
         all.freeze()
     }
 
-    /// Drops what waits; returns how many bytes it was.
+    /// Drops the waiting bytes; returns how many.
     pub fn clear(&mut self) -> usize {
         self.pieces.clear();
         std::mem::take(&mut self.bytes)
     }
 
-    /// Writes once; returns how many bytes the stream took. Ask only while something waits.
+    /// Writes once; returns how many bytes the stream took. To be called only while bytes wait.
     ///
     /// # Errors
-    /// As the stream's own, or it takes nothing more.
+    /// The stream's error, or the stream takes nothing more.
     pub fn poll_write<S: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -133,7 +133,7 @@ impl Outbox {
         }
     }
 
-    /// Has the stream pass on what it took; nothing to do when it took nothing since.
+    /// Flushes the stream, unless it took nothing since the last flush.
     ///
     /// # Errors
     /// As the stream's own.

@@ -1,11 +1,11 @@
-//! Finds PEM blocks the way Go's `encoding/pem` does, because upstream's rules for CA bundles and key pairs are
-//! written in terms of it: text around blocks is ignored, and a block that does not end or does not decode is
-//! skipped without spoiling its neighbours. The base64 itself is left to `rustls-pki-types`.
+//! Finds PEM blocks the way Go's `encoding/pem` does, because upstream's rules for CA bundles and key pairs are written in
+//! terms of it: text around blocks is ignored, and a block that does not end or does not decode is skipped without spoiling
+//! its neighbours. `rustls-pki-types` decodes the base64.
 
 /// One block whose `BEGIN` and `END` lines agree. Its body is not decoded yet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PemBlock<'a> {
-    /// What stands after `BEGIN`, for example `CERTIFICATE`.
+    /// Text after `BEGIN`, for example `CERTIFICATE`.
     pub(super) label: &'a str,
     /// The body starts with `Key: value` lines (RFC 1421 headers, as old encrypted keys have).
     pub(super) has_headers: bool,
@@ -21,7 +21,7 @@ pub(super) fn blocks(bytes: &[u8]) -> Vec<PemBlock<'_>> {
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         let end = start + line.len();
         if let Some(label) = marker(line, "-----BEGIN ") {
-            // A block that is still open was truncated: it is dropped, this one counts.
+            // A block that is still open was truncated: it is dropped for this one.
             open = Some(Open {
                 label,
                 start,

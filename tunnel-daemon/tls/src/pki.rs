@@ -1,8 +1,8 @@
 //! Certificate authorities and certificates of an installation, as files: what `adit pki` makes and shows.
 //!
-//! There are two authorities. One for both would let each agent open tunnels into the networks of other agents: its certificate
-//! would be a client's. Each signs end-entity certificates only (path length 0). A server has a certificate of each: one for
-//! agents, one for clients.
+//! There are two authorities. A single one would let each agent open tunnels into the networks of other agents, because its
+//! certificate would be valid as a client's. Each signs end-entity certificates only (path length 0). A server has a
+//! certificate of each: one for agents, one for clients.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -43,7 +43,7 @@ pub enum PkiError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// A file of an authority cannot be read.
@@ -51,10 +51,10 @@ pub enum PkiError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// A file of an authority is none, or does not belong to the other one.
+    /// A file of an authority is invalid, or does not match the authority's other file.
     #[error("{}: {why}: replace it by the one that adit pki init made", .path.display())]
     Authority {
         /// The file.
@@ -62,13 +62,13 @@ pub enum PkiError {
         /// What is wrong.
         why: String,
     },
-    /// The authority signs nothing any more.
+    /// The authority has expired and signs nothing.
     #[error("the authority {} has expired: make new ones with adit pki init in another --dir", .path.display())]
     Expired {
         /// The certificate of the authority.
         path: PathBuf,
     },
-    /// A name that cannot stand in a certificate, or in the name of a file.
+    /// A name that is not valid in a certificate, or in the name of a file.
     #[error("{name:?} {why}")]
     Name {
         /// The name.
@@ -79,9 +79,9 @@ pub enum PkiError {
     /// The generator of keys or certificates failed.
     #[error("cannot make a certificate for {name}: {cause}")]
     Generate {
-        /// Whom it was for.
+        /// Name that the certificate was for.
         name: String,
-        /// What the generator said.
+        /// The generator's error.
         cause: rcgen::Error,
     },
 }
@@ -123,7 +123,7 @@ pub struct Wanted {
     pub stem: String,
     /// Who signs it.
     pub authority: Authority,
-    /// What for.
+    /// Usage of the certificate.
     pub usage: Usage,
     /// The common name of its subject.
     pub common_name: String,
@@ -134,15 +134,15 @@ pub struct Wanted {
 /// A file that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where.
+    /// Path of the file.
     pub path: PathBuf,
     /// Whether it is a key, which only its owner may read.
     pub is_key: bool,
-    /// The end of a certificate's time.
+    /// When the certificate expires.
     pub not_after: Option<SystemTime>,
 }
 
-/// Makes both authorities in `folder`, which is made as well if it is not there, with mode 0700.
+/// Makes both authorities in `folder`, which is created with mode 0700 if it is missing.
 ///
 /// # Errors
 /// A file exists or cannot be written.
@@ -211,7 +211,7 @@ pub fn issue(folder: &Path, days: u32, wanted: &[Wanted]) -> Result<Vec<Written>
     write_new(files)
 }
 
-/// An authority that was read.
+/// An authority, read from its files.
 struct Signer {
     issuer: Issuer<'static, KeyPair>,
     not_after: SystemTime,
@@ -258,7 +258,7 @@ impl Signer {
     }
 }
 
-/// From when to when, at most up to `end`.
+/// Start and end of a validity, at most up to `end`.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn validity(days: u32, end: Option<SystemTime>) -> (SystemTime, SystemTime) {
     let now = SystemTime::now();
@@ -293,7 +293,7 @@ fn check_stem(stem: &str) -> Result<(), PkiError> {
     })
 }
 
-/// A name or address that peers dial. `CertificateParams` takes each text that is ASCII for a DNS name.
+/// Checks a name or address that peers dial. `CertificateParams` takes any ASCII text for a DNS name.
 fn check_name(name: &str) -> Result<(), PkiError> {
     let host = name.strip_prefix("*.").unwrap_or(name);
     if rustls_pki_types::ServerName::try_from(host).is_ok() {
@@ -329,7 +329,7 @@ fn pair_files(
 
 /// Writes files that must not be there yet: all, or none.
 fn write_new(files: Vec<(Written, String)>) -> Result<Vec<Written>, PkiError> {
-    // Before the first is written, so that usually none has to be removed.
+    // Checked before the first file is written, so that usually no file has to be removed.
     for (file, _) in &files {
         if fs::symlink_metadata(&file.path).is_ok() {
             return Err(PkiError::Exists {
@@ -341,7 +341,7 @@ fn write_new(files: Vec<(Written, String)>) -> Result<Vec<Written>, PkiError> {
     for (file, text) in files {
         if let Err(cause) = write(&file, &text) {
             for made in written {
-                // What fails here is said by the error below.
+                // The error below matters more than a file that stays.
                 let _ignored = fs::remove_file(&made.path);
             }
             return Err(match cause.kind() {

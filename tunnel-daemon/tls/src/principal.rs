@@ -1,4 +1,4 @@
-//! Who a peer is by its certificate, in a form that can be compared, granted and logged.
+//! Identity of a peer by its certificate, in a form that can be compared, granted and logged.
 
 use std::{fmt, net::IpAddr};
 
@@ -12,7 +12,7 @@ use x509_parser::{
     x509::X509Name,
 };
 
-/// Names taken from one certificate. A certificate with more is no less valid, but nobody needs to read them all.
+/// Names taken from one certificate. A certificate with more names is valid; the rest is not read.
 const NAMES_MAX: usize = 64;
 
 /// The holder of a verified certificate.
@@ -27,10 +27,10 @@ pub struct Principal {
     pub organizations: Vec<String>,
     /// Subject alternative names, prefixed by their kind and sorted: `dns:`, `ip:`, `uri:`, `email:`.
     pub names: Vec<String>,
-    /// SHA-256 of what tells this holder from others where names alone do not: of all alternative names as they stand in the
+    /// SHA-256 of what distinguishes this holder where names alone do not: of all alternative names as encoded in the
     /// certificate (DER) if `names` leaves out some; of the public key (DER) if there is no name at all.
     pub rest_sha256: Option<[u8; 32]>,
-    /// SHA-256 of the certificate (DER). Another one after each renewal.
+    /// SHA-256 of the certificate (DER). Changes with each renewal.
     pub certificate_sha256: [u8; 32],
 }
 
@@ -58,7 +58,7 @@ impl Principal {
         })
     }
 
-    /// Its names, as grants and client rules know them.
+    /// The holder's names, as grants and client rules compare them.
     #[must_use]
     pub fn names(&self) -> Names<'_> {
         Names {
@@ -127,7 +127,7 @@ pub(super) fn distinguished_name(name: &X509Name<'_>) -> String {
             text.push('=');
             match attribute.as_str() {
                 Ok(value) => escape(value, &mut text),
-                // Of another type than text: its bytes, which no escaped text can look like.
+                // Not a text type: its bytes in hexadecimal, which no escaped text can look like.
                 Err(_not_text) => {
                     text.push('#');
                     for byte in attribute.as_slice() {
@@ -155,7 +155,7 @@ fn escape(value: &str, text: &mut String) {
     }
 }
 
-/// As RFC 4514 writes what is not printed: a backslash and two digits for each byte.
+/// Escapes a character as RFC 4514 does: a backslash and two hexadecimal digits for each byte.
 fn escape_bytes(character: char, text: &mut String) {
     let mut bytes = [0; 4];
     for byte in character.encode_utf8(&mut bytes).bytes() {
@@ -163,7 +163,7 @@ fn escape_bytes(character: char, text: &mut String) {
     }
 }
 
-/// An alternative name in a list with commas.
+/// Escapes an alternative name for a list with commas.
 fn escaped_name(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for character in name.chars() {

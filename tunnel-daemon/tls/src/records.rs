@@ -1,9 +1,9 @@
 //! TLS 1.3 records (RFC 8446 section 5) over our own buffers, for a connection whose handshake rustls has made.
 //!
 //! rustls copies every received byte three times and keeps some kilobytes for each connection. Here a record is opened
-//! where it was read, and its payload is a slice of that read; a batch of records is sealed into one borrowed buffer and
-//! leaves in one write; a connection that waits holds keys and nothing else. The bytes on the wire are TLS as before, so
-//! the other end may do as it likes.
+//! where it was read, and its payload is a slice of that read. A batch of records is sealed into one borrowed buffer and
+//! leaves in one write. A connection that waits holds only keys. The bytes on the wire are ordinary TLS, so the other end
+//! may use any TLS library.
 
 mod kernel;
 mod keys;
@@ -35,13 +35,13 @@ use crate::stream::Socket;
 const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
 const RECORDS_PER_KEY: u64 = 1 << 23;
-/// Why a connection cannot be taken over.
+/// Why a connection cannot be taken over from rustls.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeOverError {
     /// It is not TLS 1.3.
     #[error("the connection is not TLS 1.3")]
     NotTls13,
-    /// rustls does not give the keys away, or holds bytes that we would lose.
+    /// rustls does not release the keys, or holds bytes that would be lost.
     #[error("the TLS session cannot be taken over: {0}")]
     Session(&'static str),
     /// rustls refused.
@@ -49,7 +49,7 @@ pub enum TakeOverError {
     Rustls(#[from] rustls::Error),
 }
 
-/// Sealed records on their way out: `from..to` of a borrowed buffer.
+/// Sealed records to be written: `from..to` of a borrowed buffer.
 struct Sealed {
     buffer: Box<[u8]>,
     from: usize,
@@ -62,21 +62,21 @@ pub struct RecordStream {
     rx: Half,
     tx: Half,
     read: Fill,
-    /// Since somebody last asked.
+    /// Since the last call of `take_read_bytes`.
     read_bytes: usize,
     /// `None` whenever nothing waits.
     sealed: Option<Sealed>,
     contents: ContentReader,
-    /// The kernel would take keys.
+    /// Kernel TLS is attached and would take keys.
     attached: bool,
-    /// The peer asked for new keys of ours, or ours are used up.
+    /// The peer asked for new keys of this end, or they are used up.
     update_due: bool,
     ended: bool,
 }
 
 impl RecordStream {
-    /// Goes on where rustls stopped: `left` are bytes read from the socket that rustls has not seen, and it must have
-    /// seen whole records only.
+    /// Goes on where rustls stopped. `left` are bytes read from the socket that rustls has not seen. rustls must have seen
+    /// whole records only.
     pub(super) fn take_over(
         socket: Socket,
         mut session: rustls::Connection,
@@ -89,7 +89,7 @@ impl RecordStream {
         if session.is_handshaking() || session.wants_write() {
             return Err(TakeOverError::Session("it is still busy"));
         }
-        // Nothing to read is `WouldBlock` here, the end of the session zero bytes.
+        // Without bytes to read this is `WouldBlock`; at the end of the session it is zero bytes.
         if session.reader().read(&mut [0]).is_ok() {
             return Err(TakeOverError::Session("it holds bytes that were not read"));
         }
@@ -123,16 +123,16 @@ impl RecordStream {
         }
     }
 
-    /// The payload of the next record; empty when the peer has said good-bye.
+    /// The payload of the next record; empty after the peer's close_notify.
     ///
     /// # Errors
-    /// The socket's; a record that does not verify or makes no sense; an end without good-bye.
+    /// The socket's error; a record that does not verify or is malformed; EOF without close_notify.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         self.poll_next(cx, false)
     }
 
-    /// As [`Self::poll_read`], but reads nothing that lies behind the record: for a peer that may be on its way to
-    /// [`Self::start_kernel_tls`], when this end has to follow.
+    /// As [`Self::poll_read`], but reads no byte behind the record: the peer may be about to call
+    /// [`Self::start_kernel_tls`], and this end then has to follow.
     ///
     /// # Errors
     /// As [`Self::poll_read`].
@@ -166,7 +166,7 @@ impl RecordStream {
         }
     }
 
-    /// Bytes that the record lacks whose beginning is there, or its header.
+    /// Bytes missing of the record that has begun, or of its header.
     fn missing_bytes(&self) -> usize {
         let there = self.read.bytes();
         let wanted = match there.first_chunk() {
@@ -187,7 +187,7 @@ impl RecordStream {
         Ok(self.read.take(HEADER_BYTES + length))
     }
 
-    /// The payload, if that is what it is about.
+    /// Handles a record; returns its payload, if it has one.
     fn handle(&mut self, mut record: BytesMut) -> io::Result<Option<Bytes>> {
         let (kind, length) = self.rx.open(&mut record)?;
         record.advance(HEADER_BYTES);
@@ -204,7 +204,7 @@ impl RecordStream {
         Ok(None)
     }
 
-    /// Bytes read from the socket since this was last asked, those of records without payload among them.
+    /// Bytes read from the socket since the last call, including records without payload.
     #[must_use]
     pub fn take_read_bytes(&mut self) -> usize {
         std::mem::take(&mut self.read_bytes)
@@ -218,10 +218,10 @@ impl RecordStream {
             .map_or(0, |sealed| sealed.to - sealed.from)
     }
 
-    /// Seals what waits in `out` and writes it. Ready when all of it has left.
+    /// Seals the bytes of `out` and writes them. Ready when all are written.
     ///
     /// # Errors
-    /// The socket's.
+    /// The socket's error.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
         loop {
             if let Some(sealed) = &mut self.sealed {
@@ -245,11 +245,11 @@ impl RecordStream {
         }
     }
 
-    /// Ends the session at both ends and goes on in clear text. The peer has to do the same: each waits for the other's
-    /// good-bye, behind which nothing is encrypted any more. A cancelled call closes the connection.
+    /// Ends the session at both ends and goes on in clear text. The peer has to do the same: each end waits for the other's
+    /// close_notify, after which nothing is encrypted. A cancelled call closes the connection.
     ///
     /// # Errors
-    /// The socket's, or something else comes than the good-bye.
+    /// The socket's error, or a record other than close_notify comes.
     pub async fn into_clear(mut self) -> io::Result<ClearStream> {
         let mut buffer = borrow();
         let to = self.seal_one(&mut buffer, ALERT, |plain| {
@@ -273,7 +273,7 @@ impl RecordStream {
         Ok(ClearStream::new(socket, self.read.into_bytes()))
     }
 
-    /// As many records as fit into a buffer.
+    /// Seals as many records as fit into a buffer.
     fn seal(&mut self, out: &mut Outbox) -> io::Result<Sealed> {
         let mut buffer = borrow();
         let mut to = 0;

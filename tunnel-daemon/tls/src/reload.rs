@@ -1,6 +1,6 @@
 //! TLS configurations that follow their files. New files are read and checked completely before they replace anything;
-//! broken ones leave the old configuration in place and are reported. Whoever starts a handshake takes what is current;
-//! connections that exist are not touched.
+//! broken files leave the old configuration in place and are reported. New handshakes use the current configuration;
+//! existing connections are not touched.
 
 mod changes;
 
@@ -25,16 +25,16 @@ use crate::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
 /// How often files are read again without any notification: network file systems send none.
 pub const POLL_PERIOD: Duration = Duration::from_secs(30);
 
-/// The TLS side of a listener, current.
+/// The current TLS side of a listener.
 pub type ReloadableServerTls = Reloadable<ServerTls>;
-/// The TLS side of whoever connects, current.
+/// The current TLS side of a dialler.
 pub type ReloadableClientTls = Reloadable<ClientTls>;
 
 /// A configuration and the files it follows.
 pub struct Reloadable<S: TlsSpec> {
     spec: S,
     current: ArcSwap<S::Config>,
-    /// What `current` was built from. Held during a reload, so that two cannot swap out of order.
+    /// Contents that `current` was built from. Locked during a reload, so that two reloads cannot swap out of order.
     loaded: Mutex<Loaded>,
 }
 
@@ -56,7 +56,7 @@ impl From<&TlsFiles> for Loaded {
 /// What a reload did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reloaded {
-    /// The files hold what is in use already.
+    /// The files hold the configuration in use.
     Unchanged,
     /// The next handshake uses the new files.
     Replaced,
@@ -66,7 +66,7 @@ impl<S: TlsSpec> Reloadable<S> {
     /// Reads and checks the files for the first time. Blocks on file reads.
     ///
     /// # Errors
-    /// Whatever is wrong with the files; a start should fail on it.
+    /// The fault of the files; a start should fail on it.
     pub fn load(spec: S) -> Result<Arc<Self>, TlsError> {
         let (config, loaded) = build_settled(&spec, TlsFiles::read(&spec.paths())?)?;
         Ok(Arc::new(Self {
@@ -76,13 +76,13 @@ impl<S: TlsSpec> Reloadable<S> {
         }))
     }
 
-    /// What the next handshake should use.
+    /// The configuration for the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<S::Config> {
         self.current.load_full()
     }
 
-    /// What was configured.
+    /// Its specification.
     #[must_use]
     pub fn spec(&self) -> &S {
         &self.spec
@@ -90,11 +90,11 @@ impl<S: TlsSpec> Reloadable<S> {
 }
 
 impl Reloadable<ServerTls> {
-    /// Verifies a client's certificate by the files in use now and the time of its handshake: a certificate that has expired since
-    /// is accepted. The chain begins with the client's own certificate.
+    /// Verifies a client's certificate by the files in use now and at the time of its handshake: a certificate that has
+    /// expired since is accepted. The chain begins with the client's own certificate.
     ///
     /// # Errors
-    /// It would be refused: it is on a revocation list, or no CA of these vouches for it.
+    /// The certificate would be refused: it is on a revocation list, or no current CA has issued it.
     pub fn verify_client_again(
         &self,
         chain: &[CertificateDer<'static>],
@@ -105,7 +105,7 @@ impl Reloadable<ServerTls> {
             (Some(verifier), [own, intermediates @ ..]) => verifier
                 .verify_client_cert(own, intermediates, at)
                 .map(|_verified| ()),
-            // None is asked for, or none was shown: others decide.
+            // No certificate is asked for, or none was shown: other checks decide.
             _ => Ok(()),
         }
     }
@@ -130,10 +130,10 @@ pub trait Reload: Send + Sync + 'static {
     /// The files to watch.
     fn paths(&self) -> Vec<&Path>;
 
-    /// Reads the files and, if they changed and are all good, puts them into use. Blocks on file reads.
+    /// Reads the files and, if they changed and are all usable, takes them into use. Blocks on file reads.
     ///
     /// # Errors
-    /// Something is wrong with the files; what was in use stays in use.
+    /// A file is unusable; the old configuration stays in use.
     fn reload_now(&self) -> Result<Reloaded, TlsError>;
 
     /// When the certificates in use expire.
@@ -146,7 +146,7 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
     }
 
     fn reload_now(&self) -> Result<Reloaded, TlsError> {
-        // The fingerprint is written last, so a panic in between left it true.
+        // The fingerprint is written last, so it is still true after a panic in between.
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let files = TlsFiles::read(&self.spec.paths())?;
         if loaded.fingerprint == files.fingerprint() {
@@ -165,8 +165,8 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
     }
 }
 
-/// Builds from `files`; if that fails and the files have changed since they were read, once more from what they hold
-/// now: a swap between the reads of a certificate and its key looks like a pair that does not match.
+/// Builds from `files`. If that fails and the files have changed since they were read, builds from their current content: a
+/// swap between the reads of a certificate and its key looks like a mismatched pair.
 fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, Loaded), TlsError> {
     match spec.build(&files) {
         Ok(config) => Ok((config, Loaded::from(&files))),
@@ -180,21 +180,22 @@ fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, Lo
     }
 }
 
-/// Told once per change, not once per poll. `name` is the label given to [`watch`].
+/// Called once per change, not once per poll. `name` is the label given to [`watch`].
 pub trait ReloadEvents: Send + Sync {
     /// New files are in use.
     fn loaded(&self, name: &'static str);
-    /// Broken files were put right without a change.
+    /// Broken files hold the content in use again.
     fn restored(&self, name: &'static str);
-    /// Files changed but cannot be used; the old ones stay in use.
+    /// Files changed but cannot be used; the old configuration stays in use.
     fn failed(&self, name: &'static str, error: &TlsError);
-    /// When the certificates in use expire: at each check, not once per change.
+    /// When the certificates in use expire: called at each check, not once per change.
     fn expiries(&self, expiries: &[Expiry]);
 }
 
 /// Follows the files of `targets` until `stop`. The directories are watched rather than the files, because files are
 /// replaced by rename and, in Kubernetes, by a swapped symbolic link (`..data`) beside them. Where watching is not
-/// possible, polling every `poll` (see [`POLL_PERIOD`]) remains. `reread` asks for a look at once. To be run as a service task.
+/// possible, files are polled every `poll` (see [`POLL_PERIOD`]). `reread` triggers a check at once. To be run as a service
+/// task.
 pub async fn watch(
     targets: Vec<(&'static str, Arc<dyn Reload>)>,
     poll: Duration,
@@ -215,7 +216,7 @@ pub async fn watch(
             last_error: None,
         })
         .collect();
-    // Once at the start: a change between loading and watching would go unnoticed otherwise.
+    // Checks once at the start: a change between loading and watching would go unnoticed otherwise.
     loop {
         for target in &mut followed {
             target.check(&*events).await;

@@ -1,11 +1,11 @@
-//! Reading files again at once, as SIGHUP asks for. Without it they are read again when they change, or after a while.
+//! Requests to read files again at once, as on SIGHUP. Otherwise files are read again when they change, or after a while.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::Notify;
 
-/// Whoever follows files in this process. Clones name the same.
+/// The followers of files in this process. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Reread(Arc<Followers>);
 
@@ -16,7 +16,7 @@ struct Followers {
 }
 
 impl Reread {
-    /// Asks all that follow files. One that is reading now reads once more.
+    /// Notifies all followers. A follower that is reading reads once more.
     pub fn ask(&self) {
         self.0.asks.fetch_add(1, Relaxed);
         for follower in self.waiting().iter().filter_map(Weak::upgrade) {
@@ -24,13 +24,13 @@ impl Reread {
         }
     }
 
-    /// How often this was asked, for those that look only now and then.
+    /// Number of requests so far, for followers that check only now and then.
     #[must_use]
     pub fn asks(&self) -> u64 {
         self.0.asks.load(Relaxed)
     }
 
-    /// `asked` is notified at each [`Self::ask`], until it is dropped.
+    /// Notifies `asked` at each [`Self::ask`], until `asked` is dropped.
     pub fn tell(&self, asked: &Arc<Notify>) {
         let mut waiting = self.waiting();
         waiting.retain(|follower| follower.strong_count() > 0);

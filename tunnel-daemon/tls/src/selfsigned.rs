@@ -1,5 +1,5 @@
-//! Throw-away certificates: a CA that lives for one day and whatever it signs. For `adit demo` and for tests; nothing
-//! that outlives the process should trust them.
+//! Throw-away certificates: a CA that lives for one day and the certificates that it signs. For `adit demo` and for tests;
+//! nothing that outlives the process should trust them.
 
 use std::{
     fs, io,
@@ -28,7 +28,7 @@ pub enum SelfSignedError {
     Certificate {
         /// The names asked for.
         names: String,
-        /// What the generator said.
+        /// The generator's error.
         cause: rcgen::Error,
     },
     /// The files could not be written.
@@ -36,7 +36,7 @@ pub enum SelfSignedError {
     Write {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
 }
@@ -90,7 +90,7 @@ impl ThrowawayCa {
     /// A new pair signed by this CA. `names` are host names and IP addresses for the SAN extension; may be empty.
     ///
     /// # Errors
-    /// A name cannot stand in a certificate.
+    /// A name is not valid in a certificate.
     pub fn issue(
         &self,
         usage: Usage,
@@ -165,10 +165,10 @@ fn throwaway(common_name: &str, names: &[String]) -> Result<CertificateParams, r
     parameters(common_name, names, now - CLOCK_SKEW, now + LIFETIME)
 }
 
-/// Of a certificate with this subject and these alternative names: host names and IP addresses.
+/// Parameters of a certificate with this subject and these alternative names: host names and IP addresses.
 ///
 /// # Errors
-/// A name is neither.
+/// A name is neither a host name nor an IP address.
 pub(crate) fn parameters(
     common_name: &str,
     names: &[String],
@@ -185,7 +185,7 @@ pub(crate) fn parameters(
     Ok(params)
 }
 
-/// A CA file and pairs for a server, an agent and a client. The files go away with this value.
+/// A CA file and pairs for a server, an agent and a client. Dropping this removes the files.
 pub struct ThrowawayFiles {
     dir: tempfile::TempDir,
     ca: ThrowawayCa,
@@ -196,7 +196,7 @@ impl ThrowawayFiles {
     /// server's certificate carries `server_names` (host names or addresses), the others none.
     ///
     /// # Errors
-    /// A name cannot stand in a certificate, or the temporary directory is not writable.
+    /// A name is not valid in a certificate, or the temporary directory is not writable.
     pub fn create(server_names: &[String]) -> Result<Self, SelfSignedError> {
         let dir = tempfile::Builder::new()
             .prefix("adit-certificates-")
@@ -245,7 +245,7 @@ impl ThrowawayFiles {
         self.dir().join("ca.crt")
     }
 
-    /// The certificate file of `name`: `server`, `agent`, `client` or what was issued later.
+    /// The certificate file of `name`: `server`, `agent`, `client` or a name issued later.
     #[must_use]
     pub fn cert(&self, name: &str) -> PathBuf {
         self.dir().join(format!("{name}.crt"))
@@ -258,7 +258,7 @@ impl ThrowawayFiles {
     }
 }
 
-/// Everything is written with mode 0600: keys need it, certificates do not mind.
+/// Mode 0600 for all files: keys need it, certificates work with it.
 fn write(path: &Path, text: &str) -> Result<(), SelfSignedError> {
     let failed = |cause| SelfSignedError::Write {
         path: path.to_owned(),

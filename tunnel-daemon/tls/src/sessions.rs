@@ -1,8 +1,8 @@
-//! TLS sessions that clients may resume, each until a certificate expires that its client showed.
+//! TLS sessions that clients may resume, each until a certificate that its client showed expires.
 //!
-//! rustls resumes a session without another look at the certificates it began with, and gives new tickets each time: the
-//! holder of an expired certificate could come back for ever. Here such a session is not found, so its client makes a full
-//! handshake, in which its certificate is verified. Sessions of other clients are not touched.
+//! rustls resumes a session without checking its certificates again, and gives new tickets each time: the holder of an
+//! expired certificate could come back for ever. Here such a session is not found, so the client makes a full handshake,
+//! which verifies its certificate. Sessions of other clients are not touched.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,8 @@ use rustls::server::StoresServerSessions;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::CertificateDer;
 
-/// The sessions of a listener as one handshake sees them. A stored value begins with the second since 1970 until which it
-/// holds, 8 bytes, big endian. What the handshake stores waits for [`Self::keep`]: only then its certificates are known.
+/// The sessions of a listener as one handshake sees them. A stored value begins with the last second since 1970 in which it
+/// is valid, 8 bytes, big endian. New sessions wait for [`Self::keep`], since the certificates are known only then.
 pub(super) struct SessionsOfHandshake {
     all: Arc<dyn StoresServerSessions>,
     clock: Arc<dyn TimeProvider>,
@@ -29,7 +29,7 @@ impl SessionsOfHandshake {
         }
     }
 
-    /// Lets the client resume what this handshake has stored, until the first certificate of `shown` expires.
+    /// Lets the client resume the sessions of this handshake, until the first certificate of `shown` expires.
     pub(super) fn keep(&self, shown: &[CertificateDer<'_>]) {
         let until = shown.iter().map(|der| expires_at(der)).min();
         let until = until.unwrap_or(u64::MAX).to_be_bytes();
@@ -48,7 +48,7 @@ impl SessionsOfHandshake {
     }
 }
 
-/// The last second in which a certificate is valid; 0 for what cannot be read, so that nothing is resumed by it.
+/// The last second in which a certificate is valid; 0 if it cannot be read, so that its sessions are not resumed.
 fn expires_at(der: &[u8]) -> u64 {
     x509_parser::parse_x509_certificate(der).map_or(0, |(_rest, certificate)| {
         let last = certificate.validity().not_after.timestamp();

@@ -65,19 +65,19 @@ pub enum ByteStream {
     Tls(Box<TlsConnection>),
 }
 
-/// A finished TLS handshake and what it told about the peer.
+/// A finished TLS handshake and the peer's identity.
 #[derive(Debug)]
 pub struct TlsConnection {
     io: TlsStream<ReadBuffered<Socket>>,
     peer: PeerAddr,
     principal: Option<Arc<Principal>>,
-    /// Of a connection whose records may be taken over.
+    /// Secrets of a connection whose records may be taken over.
     secrets: Option<Arc<TrafficSecrets>>,
 }
 
 impl Socket {
-    /// Waits for the peer's first byte and leaves it there; false if there will be none. On a unix socket, where nobody can
-    /// look without taking, the end of the stream counts as a byte.
+    /// Waits for the peer's first byte without consuming it; false if there will be none. On a unix socket, which is not
+    /// peeked at, EOF counts as a byte.
     pub async fn speaks(&self) -> bool {
         match self {
             Self::Tcp(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),
@@ -125,9 +125,9 @@ impl ByteStream {
         }))
     }
 
-    /// Lets more bytes wait for a peer on a unix socket than the kernel's usual 208 KiB, as many as it allows (twice
-    /// `net.core.wmem_max` at most): it asks for `bytes` and books twice as many, for its own structures. Where
-    /// `net.core.wmem_default` gives as many or more it stays so. TCP sees to itself.
+    /// Asks for a larger send buffer on a unix socket than the kernel's usual 208 KiB, as large as the kernel allows (at
+    /// most twice `net.core.wmem_max`). The kernel books twice `bytes`, for its own structures. Where
+    /// `net.core.wmem_default` gives as much or more, the buffer stays. TCP sizes its buffers itself.
     pub fn widen(&self, bytes: usize) {
         let socket = match self {
             Self::Unix(socket) => SockRef::from(socket),
@@ -156,7 +156,7 @@ impl ByteStream {
         }
     }
 
-    /// Who the peer is by its verified certificate. On a server: `None` without TLS or without a client CA.
+    /// The peer's identity by its verified certificate. On a server: `None` without TLS or without a client CA.
     #[must_use]
     pub fn principal(&self) -> Option<&Arc<Principal>> {
         match self {
@@ -210,7 +210,7 @@ impl ByteStream {
 }
 
 impl TlsConnection {
-    /// Nobody will take over this connection's records: it may read beyond them.
+    /// No caller will take over the records: the connection may read beyond them.
     pub(super) fn keep_session(&mut self) {
         self.secrets = None;
         self.io.get_mut().0.read_freely();
@@ -240,7 +240,7 @@ impl TlsConnection {
         self.io.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed)
     }
 
-    /// Whether its cipher is AES-GCM, of TLS 1.3 by its name: the one that kernel TLS gets keys for.
+    /// Whether the cipher is AES-GCM of TLS 1.3, by its name: kernel TLS gets keys for no other cipher.
     #[must_use]
     pub fn is_aes_gcm(&self) -> bool {
         use rustls::CipherSuite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384};
@@ -253,11 +253,11 @@ impl TlsConnection {
         })
     }
 
-    /// What rustls has decrypted and nobody has read yet. Reads nothing from the socket: whether the next record is whole
-    /// there is not known.
+    /// Takes the bytes that rustls has decrypted and no caller has read. Reads nothing from the socket: the next record may
+    /// or may not be complete there.
     pub fn take_decrypted(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // It ends with `WouldBlock`, or with what ended the session, which the next read finds again.
+        // Ends with `WouldBlock`, or with the error that ended the session, which the next read finds again.
         let _end = match &mut self.io {
             TlsStream::Client(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
             TlsStream::Server(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
@@ -265,7 +265,7 @@ impl TlsConnection {
         bytes
     }
 
-    /// Leaves rustls behind. Everything decrypted so far must have been read.
+    /// Takes the connection over from rustls. All decrypted bytes must have been read.
     ///
     /// # Errors
     /// See [`TakeOverError`]; the connection is closed then.
@@ -353,14 +353,14 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
         None
     }
 
-    /// Has its peer told that nothing more is read. Whether the end of the stream is certain to follow what the peer has
-    /// sent before, which only a unix socket can promise.
+    /// Tells the peer that nothing more is read. Returns whether EOF is certain to follow the bytes that the peer has sent
+    /// before, which only a unix socket can promise.
     fn refuse_input(&self) -> bool {
         false
     }
 
-    /// The socket itself, out of the runtime's hands. `None` when something is between it and the bytes, or the runtime
-    /// does not let go of it; the connection is closed then.
+    /// The socket itself, removed from the runtime. `None` when a layer is between the socket and the bytes, or the runtime
+    /// does not release the socket; the connection is closed then.
     fn into_descriptor(self) -> Option<OwnedFd>;
 }
 
@@ -465,7 +465,7 @@ impl Connection for tokio::io::DuplexStream {
     }
 }
 
-/// Its buffer stands between the socket and the bytes.
+/// A buffer is between the socket and the bytes.
 impl<S: Connection> Connection for tokio::io::BufWriter<S> {
     fn is_plain(&self) -> bool {
         false
@@ -476,7 +476,8 @@ impl<S: Connection> Connection for tokio::io::BufWriter<S> {
     }
 }
 
-/// Hands each method of `AsyncRead` and `AsyncWrite` to the variant's stream. Errors of reads go through the second parameter.
+/// Delegates each method of `AsyncRead` and `AsyncWrite` to the variant's stream. The second parameter maps errors of
+/// reads.
 macro_rules! delegate_io {
     ($type:ty, $words:expr, { $($pattern:pat => $io:expr),+ $(,)? }) => {
         impl AsyncRead for $type {

@@ -1,5 +1,5 @@
-//! What a TLS side is made of: files, policy and protocols in, a checked rustls configuration out. Reading the files
-//! again when they change is `reload`'s business, handshakes are `handshake`'s.
+//! Configuration of a TLS side: files, policy and protocols in, a checked rustls configuration out. `reload` reads changed
+//! files again, `handshake` makes handshakes.
 
 use std::{
     collections::BTreeMap,
@@ -48,14 +48,14 @@ pub enum AlpnRule {
 pub struct Alpn {
     /// ALPN names, for example [`ALPN_H2`].
     pub protocols: Vec<Vec<u8>>,
-    /// What a missing agreement means.
+    /// What happens without an agreed protocol.
     pub rule: AlpnRule,
-    /// The protocol whose connections go on without rustls once they are greeted.
+    /// The protocol whose connections leave rustls after their greeting.
     pub records: Option<Vec<u8>>,
 }
 
 impl Alpn {
-    /// A gRPC listener: `h2`, and a peer without ALPN is refused. `extra` protocols are wanted more.
+    /// A gRPC listener: `h2`, and a peer without ALPN is refused. `extra` protocols are preferred.
     #[must_use]
     pub fn grpc<S: AsRef<str>>(extra: &[S]) -> Self {
         let extra = extra.iter().map(|name| name.as_ref().as_bytes().to_vec());
@@ -66,8 +66,7 @@ impl Alpn {
         }
     }
 
-    /// Offers `name`, wanted most, whose connections go on without rustls once they are greeted: see
-    /// [`crate::records`].
+    /// Offers `name` first. Its connections leave rustls after their greeting: see [`crate::records`].
     #[must_use]
     pub fn with_records(mut self, name: &str) -> Self {
         self.protocols.insert(0, name.into());
@@ -75,7 +74,7 @@ impl Alpn {
         self
     }
 
-    /// `name` as in [`Self::with_records`], and of these the custom protocols behind it: a front may route by them. A server
+    /// `name` as in [`Self::with_records`], followed by the custom protocols of `self`: a front may route by them. A server
     /// that knows only HTTP/2 refuses the handshake.
     #[must_use]
     pub fn records_beside(&self, name: &str) -> Self {
@@ -87,12 +86,12 @@ impl Alpn {
         }
     }
 
-    /// Whether connections may go on without rustls.
+    /// Whether connections may leave rustls.
     pub(super) fn gives_records(&self) -> bool {
         self.records.is_some()
     }
 
-    /// An HTTP-CONNECT listener: `http/1.1`, or a peer that knows no ALPN.
+    /// An HTTP-CONNECT listener: `http/1.1`, or a peer without ALPN.
     #[must_use]
     pub fn http11() -> Self {
         Self {
@@ -103,21 +102,21 @@ impl Alpn {
     }
 }
 
-/// What a configuration is built from. Implemented by [`ServerTls`] and [`ClientTls`].
+/// Specification of a configuration. Implemented by [`ServerTls`] and [`ClientTls`].
 pub trait TlsSpec: Send + Sync + 'static {
     /// The rustls configuration.
     type Config: Send + Sync + 'static;
 
-    /// Every file that [`TlsSpec::build`] looks at.
+    /// Every file that [`TlsSpec::build`] uses.
     fn paths(&self) -> Vec<&Path>;
 
     /// Checks everything and builds. Touches no file: `files` holds their content.
     ///
     /// # Errors
-    /// The first thing that is wrong, naming the file.
+    /// The first fault, naming the file.
     fn build(&self, files: &TlsFiles) -> Result<Self::Config, TlsError>;
 
-    /// Lets a configuration go on with what the one before it has learned, as far as its files allow.
+    /// Lets a new configuration keep what the old one has learned, as far as its files allow.
     fn inherit(&self, _new: &mut Self::Config, _old: &Self::Config) {}
 }
 
@@ -126,13 +125,13 @@ pub trait TlsSpec: Send + Sync + 'static {
 pub struct ServerTls {
     /// Certificate chain, PEM, own certificate first.
     pub cert: PathBuf,
-    /// Its private key, PEM.
+    /// Private key of the certificate, PEM.
     pub key: PathBuf,
-    /// Client certificates are asked for and verified against this bundle; without it none is asked for.
+    /// Client certificates are requested and verified against this bundle; without it none is requested.
     pub client_ca: Option<PathBuf>,
-    /// Certificates on these revocation lists are refused, and those whose issuer has no list among them.
+    /// Revocation lists. Certificates on them are refused, and certificates whose issuer has no list among them.
     pub client_crl: Option<PathBuf>,
-    /// A client may come without one; a certificate that does not verify still ends the handshake.
+    /// A client may come without a certificate; a certificate that does not verify still ends the handshake.
     pub client_may_be_anonymous: bool,
     /// Versions and suites.
     pub policy: TlsPolicy,
@@ -140,26 +139,26 @@ pub struct ServerTls {
     pub alpn: Alpn,
 }
 
-/// The TLS side of whoever connects: an agent to its server, a proxy to a remote server.
+/// The TLS side of a dialler: an agent to its server, a proxy to a remote server.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
     /// The server's certificate is verified against this bundle.
     pub ca: PathBuf,
     /// Own certificate chain and its key, sent when the server asks.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// Versions and suites; upstream's agent has the default fixed.
+    /// Versions and suites; upstream's agent always has the default.
     pub policy: TlsPolicy,
     /// Application protocols.
     pub alpn: Alpn,
 }
 
-/// What a listener uses.
+/// The configuration of a listener.
 pub struct ServerSide {
     /// For handshakes.
     pub(super) config: Arc<ServerConfig>,
-    /// What judges certificates of clients, if these are asked for.
+    /// Verifier of client certificates, if they are requested.
     pub(super) clients: Option<Arc<dyn ClientCertVerifier>>,
-    /// Fingerprint of the files that say which clients are let in.
+    /// Fingerprint of the files that decide which clients are let in.
     pub(super) trust: [u8; 32],
 }
 
@@ -202,8 +201,8 @@ impl TlsSpec for ServerTls {
         })
     }
 
-    /// Sessions outlive a renewal of the own certificate. With other CAs or revocation lists none is resumed: each client
-    /// is judged by these.
+    /// Sessions outlive a renewal of the own certificate. After a change of CAs or revocation lists no session is resumed:
+    /// each client is verified by the new files.
     fn inherit(&self, new: &mut ServerSide, old: &ServerSide) {
         if new.trust == old.trust {
             let sessions = Arc::clone(&old.config.session_storage);
@@ -213,7 +212,7 @@ impl TlsSpec for ServerTls {
 }
 
 impl ServerTls {
-    /// `None`: no certificate is asked for.
+    /// `None`: no certificate is requested.
     fn client_verifier(
         &self,
         files: &TlsFiles,
@@ -258,7 +257,7 @@ impl TlsSpec for ClientTls {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?
-            // As rustls verifies by itself, and one usage more.
+            // As rustls verifies, with one more usage accepted.
             .dangerous()
             .with_custom_certificate_verifier(verifier::of_servers(roots, &provider)?);
         let mut config = match &self.identity {
@@ -270,7 +269,7 @@ impl TlsSpec for ClientTls {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols.clone_from(&self.alpn.protocols);
-        // For lanes, which are connected with protocols of their own.
+        // For lanes, which use this configuration with other protocols and leave rustls.
         config.enable_secret_extraction = true;
         Ok(config)
     }
@@ -282,7 +281,8 @@ fn refused(error: impl std::fmt::Display) -> TlsError {
     }
 }
 
-/// The content of the files of one [`TlsSpec`], all read before any is judged. Dropping clears it: keys are among them.
+/// The content of the files of one [`TlsSpec`], all read before any is checked. Dropping clears it, since keys are among
+/// them.
 pub struct TlsFiles(BTreeMap<PathBuf, Zeroizing<Vec<u8>>>);
 
 impl TlsFiles {
@@ -295,12 +295,12 @@ impl TlsFiles {
         paths.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Tells contents apart without keeping keys in memory.
+    /// Distinguishes contents without keeping keys in memory.
     pub(super) fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint_of(|_path| true)
     }
 
-    /// As [`Self::fingerprint`], of some files.
+    /// As [`Self::fingerprint`], of the files that count.
     fn fingerprint_of(&self, counts: impl Fn(&PathBuf) -> bool) -> [u8; 32] {
         let mut hash = Sha256::default();
         for (path, bytes) in self.0.iter().filter(|(path, _bytes)| counts(path)) {
@@ -311,7 +311,7 @@ impl TlsFiles {
         hash.finish()
     }
 
-    /// When the certificates in them expire.
+    /// When the certificates in the files expire.
     pub(super) fn expiries(&self) -> Vec<Expiry> {
         let files = self.0.iter();
         files
@@ -340,7 +340,7 @@ fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let file = File::open(path).map_err(unreadable)?;
     let length = file.metadata().map_or(0, |about| about.len());
     let capacity = usize::try_from(length.min(FILE_BYTES_MAX)).unwrap_or_default();
-    // All at once, and a byte to find its end by: a buffer that grows leaves copies of a key behind.
+    // Read at once, with room for one more byte to detect EOF: a buffer that grows leaves copies of a key behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(capacity + 1));
     file.take(FILE_BYTES_MAX + 1)
         .read_to_end(&mut bytes)
@@ -355,11 +355,11 @@ fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     }
 }
 
-/// The name a server's certificate must carry: a host name (sent as SNI) or an address (IP SAN, no SNI). Accepts what
-/// stands in an address to dial: brackets, a zone and a trailing dot are dropped, as Go does.
+/// The name a server's certificate must carry: a host name (sent as SNI) or an address (IP SAN, no SNI). Accepts the host
+/// of a dial address: brackets, a zone and a trailing dot are dropped, as Go does.
 ///
 /// # Errors
-/// It is neither.
+/// The text is neither.
 pub fn server_name(host: &str) -> Result<ServerName<'static>, TlsError> {
     let bare = host
         .strip_prefix('[')

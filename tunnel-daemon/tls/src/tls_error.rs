@@ -1,4 +1,4 @@
-//! What can be wrong with the files TLS is made of. Each text names the file and says what to do about it.
+//! Faults of the files that TLS is configured from. Each text names the file and the remedy.
 
 use std::{io, path::PathBuf};
 
@@ -10,7 +10,7 @@ pub enum TlsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// The file is larger than any certificate bundle, so it was given by mistake.
@@ -34,7 +34,7 @@ pub enum TlsError {
         path: PathBuf,
         /// Which `CERTIFICATE` block, counted from 1.
         position: usize,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
     /// No block `X509 CRL` that decodes.
@@ -50,7 +50,7 @@ pub enum TlsError {
         path: PathBuf,
         /// Which `X509 CRL` block, counted from 1.
         position: usize,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
     /// No private key block in the file.
@@ -59,7 +59,7 @@ pub enum TlsError {
         /// The file.
         path: PathBuf,
     },
-    /// The key needs a pass phrase, which nobody could type here.
+    /// The key needs a pass phrase, which cannot be entered here.
     #[error("the private key in {} is encrypted; store it without a pass phrase (openssl pkey -in OLD -out NEW)", .path.display())]
     EncryptedKey {
         /// The file.
@@ -70,10 +70,10 @@ pub enum TlsError {
     BadKey {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's error.
         reason: String,
     },
-    /// Certificate and key are both fine but belong to different pairs.
+    /// Certificate and key are both valid but belong to different pairs.
     #[error("the private key in {} does not belong to the first certificate in {}; give both files of one pair", .key.display(), .cert.display())]
     Mismatch {
         /// The certificate file.
@@ -84,7 +84,7 @@ pub enum TlsError {
     /// The TLS library refused the combination.
     #[error("this TLS configuration cannot be used: {reason}")]
     Refused {
-        /// What the library said.
+        /// The library's error.
         reason: String,
     },
     /// The name of the server to connect to is neither a host name nor an address.

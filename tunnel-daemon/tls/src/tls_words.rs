@@ -1,11 +1,11 @@
-//! What the TLS library says of a connection that failed, in words for operators: for logs of listeners, links and lanes, and for
-//! `adit check --connect`.
+//! Errors of the TLS library about failed connections, in words for operators: for logs of listeners, links and lanes, and
+//! for `adit check --connect`.
 
 use std::io;
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// Of a connection that ended without the message that says so: it may have been cut off by somebody on the path.
+/// For a connection that ended without close_notify: an attacker on the path may have cut it off.
 const NO_CLOSE_NOTIFY: &str = "the peer closed the connection without a TLS close_notify";
 
 /// The cause of a failed handshake.
@@ -19,7 +19,7 @@ pub(super) fn of_handshake(error: &io::Error) -> String {
     }
 }
 
-/// The same error of an established connection, of the same kind, with such a text.
+/// The error of an established connection, of the same kind, with such a text.
 pub(super) fn of_stream(error: io::Error) -> io::Error {
     let text = match inner(&error) {
         Some(error) => words(error),
@@ -47,7 +47,7 @@ fn words(error: &Error) -> String {
     }
 }
 
-/// Behind "the peer's certificate".
+/// Text after "the peer's certificate".
 fn of_certificate(error: &CertificateError) -> String {
     use CertificateError as E;
     match error {
@@ -77,7 +77,7 @@ fn of_certificate(error: &CertificateError) -> String {
         E::ExpiredRevocationList | E::ExpiredRevocationListContext { .. } => {
             "cannot be checked: the revocation list has expired".to_owned()
         }
-        // Of the library below, whose words are the names of its variants.
+        // Errors of the library below, whose texts are the names of its variants.
         E::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {
             "is that of a CA: give it one of its own".to_owned()
         }
@@ -86,7 +86,7 @@ fn of_certificate(error: &CertificateError) -> String {
     }
 }
 
-/// What the peer said before it closed the connection.
+/// The alert that the peer sent before it closed the connection.
 fn of_alert(alert: AlertDescription) -> String {
     use AlertDescription as A;
     let text = match alert {

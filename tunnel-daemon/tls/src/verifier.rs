@@ -1,7 +1,8 @@
-//! Verification of peers' certificates: rustls', which also takes `anyExtendedKeyUsage` for the usage that is needed.
+//! Verification of peers' certificates: that of rustls, which also accepts `anyExtendedKeyUsage` for the usage that is
+//! needed.
 //!
-//! RFC 5280 section 4.2.1.12 leaves it to the application whether that value will do. Go takes it, so peers of upstream
-//! have such certificates. Everything else stays as it is: chain, dates, names, revocation, no CA as a peer.
+//! RFC 5280 section 4.2.1.12 leaves it to the application whether that value is enough. Go accepts it, so peers of upstream
+//! have such certificates. All other checks are those of rustls: chain, dates, names, revocation, no CA as a peer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,10 +35,10 @@ const SERVER_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5,
 /// `id-kp-clientAuth`, 1.3.6.1.5.5.7.3.2.
 const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
 
-/// What verifies servers: by the CAs of `roots`.
+/// Verifier of servers, by the CAs of `roots`.
 ///
 /// # Errors
-/// The library refused, which `roots` without a CA make it do.
+/// The library refused, as for `roots` without a CA.
 pub(super) fn of_servers(
     roots: RootCertStore,
     provider: &Arc<CryptoProvider>,
@@ -56,8 +57,8 @@ pub(super) fn of_servers(
     Ok(Arc::new(Servers { strict, any }))
 }
 
-/// What verifies clients: by the CAs of `roots`. With revocation `lists`, every certificate of a chain needs one that does not
-/// name it.
+/// Verifier of clients, by the CAs of `roots`. With revocation `lists`, every certificate of a chain needs a list of its
+/// issuer that does not name it.
 ///
 /// # Errors
 /// A list cannot be read, or `roots` has no CA.
@@ -104,10 +105,10 @@ struct AnyUsage {
 }
 
 impl AnyUsage {
-    /// Verifies a chain that was refused with `error`, if a certificate of it may have the usage that rustls does not know.
+    /// Verifies a chain that was refused with `error`, if a certificate of it may have `anyExtendedKeyUsage`.
     ///
     /// # Errors
-    /// `error`, or what is wrong with the chain besides.
+    /// `error`, or another fault of the chain.
     fn verify(
         &self,
         error: Error,
@@ -119,8 +120,8 @@ impl AnyUsage {
             return Err(error);
         }
         let lists: Vec<&CertRevocationList<'_>> = self.lists.iter().collect();
-        // Without a list there is nothing to check. What this begins with is what rustls takes: all of the chain, and what
-        // has no list is refused.
+        // Without a list nothing is checked. The builder's defaults are those of rustls: the whole chain is checked, and a
+        // certificate without a list is refused.
         let revocation = RevocationOptionsBuilder::new(&lists).ok();
         let revocation = revocation.map(RevocationOptionsBuilder::build);
         let Ok(certificate) = EndEntityCert::try_from(own) else {
@@ -141,14 +142,14 @@ impl AnyUsage {
     }
 }
 
-/// Whether `anyExtendedKeyUsage` may stand in a certificate. Other bytes may look like it: that costs a verification.
+/// Whether a certificate may hold `anyExtendedKeyUsage`. Other bytes may look like it: that costs only a verification.
 fn names_any(certificate: &CertificateDer<'_>) -> bool {
     certificate
         .windows(ANY_DER.len())
         .any(|window| window == ANY_DER)
 }
 
-/// Of a refusal for the usage and one for something else, the latter.
+/// Of a refusal for the usage and another fault, the other fault.
 fn more_telling(refusal: Error, besides: webpki::Error) -> Error {
     use CertificateError as Certificate;
     let Error::InvalidCertificate(
@@ -167,7 +168,7 @@ fn more_telling(refusal: Error, besides: webpki::Error) -> Error {
 }
 
 impl ExtendedKeyUsageValidator for AnyUsage {
-    /// No usage at all stands for each, as with rustls.
+    /// No extended key usage allows each usage, as with rustls.
     fn validate(&self, usages: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         let (needed, required) = self.needed;
         let mut present = Vec::new();

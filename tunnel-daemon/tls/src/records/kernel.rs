@@ -1,4 +1,4 @@
-//! The session on its way to the kernel's TLS.
+//! Hands a session over to kernel TLS.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use super::keys::{CHACHA, Half, broken, expand_label};
 use super::{RecordStream, Socket};
 
 impl Half {
-    /// As kernel TLS takes them; `None` for a cipher that it does not get from us.
+    /// The keys as kernel TLS takes them; `None` for a cipher that is not handed over.
     fn keys(&self) -> io::Result<Option<TrafficKeys>> {
         if std::ptr::eq(self.suite, &CHACHA) {
             return Ok(None);
@@ -27,10 +27,10 @@ impl Half {
 
 impl RecordStream {
     /// Makes the socket ready for [`Self::start_kernel_tls`], while the connection is open both ways: later the kernel
-    /// refuses. Nothing changes by it.
+    /// refuses. Changes nothing else.
     ///
     /// # Errors
-    /// The kernel's; this is no TCP connection.
+    /// The kernel's error, or this is no TCP connection.
     pub fn attach_kernel_tls(&mut self) -> io::Result<()> {
         let tcp = self.tcp().ok_or(io::ErrorKind::InvalidInput)?;
         if !self.attached {
@@ -40,11 +40,11 @@ impl RecordStream {
         Ok(())
     }
 
-    /// Gives the keys to the kernel, which seals and opens all that follows: the peer's next byte must be the first one of
-    /// a record that this end has not read, and what waits here to be sent must have left.
+    /// Gives the keys to the kernel, which seals and opens all later records. The peer's next byte must be the first one of
+    /// a record that this end has not read, and all sealed records must have been written.
     ///
     /// # Errors
-    /// See [`KernelTlsError`]; after the first kind of it this session goes on.
+    /// See [`KernelTlsError`]; after [`KernelTlsError::Untouched`] this session goes on.
     pub fn start_kernel_tls(&mut self) -> Result<KernelTls, KernelTlsError> {
         let untouched = |why: &'static str| KernelTlsError::Untouched(broken(why));
         if self.ended || !self.read.bytes().is_empty() || !self.contents.is_at_boundary() {

@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::TakeOverError;
 
-/// Notes the traffic secrets of one handshake, from which later keys are derived. Logs nothing.
+/// Stores the traffic secrets of one handshake, from which later keys are derived. Logs nothing.
 #[derive(Default)]
 pub(crate) struct TrafficSecrets {
     pub(super) client: OnceLock<Zeroizing<Vec<u8>>>,
@@ -33,7 +33,7 @@ impl TrafficSecrets {
 impl KeyLog for TrafficSecrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
         if let Some(slot) = self.slot(label) {
-            // Each comes once a connection.
+            // Each secret comes once per connection.
             let _first = slot.set(Zeroizing::new(secret.to_vec()));
         }
     }
@@ -57,7 +57,7 @@ pub(super) struct Half {
     key: LessSafeKey,
     pub(super) iv: Zeroizing<[u8; 12]>,
     pub(super) sequence: u64,
-    /// Records with this key.
+    /// Records sealed or opened with this key.
     pub(super) records: u64,
     pub(super) secret: Zeroizing<Vec<u8>>,
 }
@@ -106,7 +106,7 @@ impl Half {
         };
         let secret = secret.ok_or(BAD_SECRET)?.clone();
         let half = Self::derived(suite, secret, sequence).map_err(|_unfit| BAD_SECRET)?;
-        // The key itself is compared by what it seals to; the IV is as good a witness of the secret.
+        // The key could be compared only by what it seals; the derived IV proves the secret as well.
         let expected = (iv.as_ref(), key.as_ref().len());
         if (&half.iv[..], suite.aead.key_len()) != expected {
             return Err(BAD_SECRET);
@@ -141,7 +141,7 @@ impl Half {
         Self::derived(self.suite, self.secret.clone(), self.sequence).unwrap()
     }
 
-    /// The keys that follow (RFC 8446 section 7.2).
+    /// Moves on to the next keys (RFC 8446 section 7.2).
     pub(super) fn update(&mut self) -> io::Result<()> {
         let mut secret = Zeroizing::new(vec![0_u8; self.secret.len()]);
         expand_label(self.suite, &self.secret, b"traffic upd", &mut secret)?;
@@ -149,7 +149,7 @@ impl Half {
         Ok(())
     }
 
-    /// RFC 8446 section 5.3. Each number is used once: it is counted up here and nowhere else.
+    /// The nonce of RFC 8446 section 5.3. Each sequence number is used once: it is incremented only here.
     fn nonce(&mut self) -> io::Result<Nonce> {
         let mut nonce = *self.iv;
         for (byte, number) in nonce.iter_mut().skip(4).zip(self.sequence.to_be_bytes()) {
@@ -161,7 +161,7 @@ impl Half {
         Ok(Nonce::assume_unique_for_key(nonce))
     }
 
-    /// Seals what lies behind the header in `record`, up to the room for the tag at its end.
+    /// Seals the bytes after the header in `record`, up to the room for the tag at its end.
     pub(super) fn seal(&mut self, record: &mut [u8]) -> io::Result<()> {
         let sealed = u16::try_from(record.len() - HEADER_BYTES);
         let [high, low] = sealed
@@ -180,7 +180,7 @@ impl Half {
         Ok(())
     }
 
-    /// Opens a record in place: its type and how many bytes behind the header are plain text.
+    /// Opens a record in place; returns its type and how many bytes after the header are plain text.
     pub(super) fn open(&mut self, record: &mut [u8]) -> io::Result<(u8, usize)> {
         let (header, sealed) = record.split_at_mut(HEADER_BYTES);
         let header: [u8; HEADER_BYTES] = [

@@ -1,4 +1,4 @@
-//! Files that may change, by inotify on their directories. It needs no thread: events are read by the task that waits for them.
+//! Changes of files, noticed by inotify on their directories. No thread is needed: the task that waits reads the events.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::pending;
@@ -16,14 +16,14 @@ use crate::reread::Reread;
 /// Wait after the first notification, so that a certificate and its key, written one after the other, are read as a
 /// pair. A mismatch read in between would only be reported, never used.
 const SETTLE: Duration = Duration::from_millis(100);
-/// For the events of one read, each of at most 272 bytes.
+/// Buffer for the events of one read, each of at most 272 bytes.
 const EVENT_BYTES: usize = 4096;
 
-/// Files that may change, by the directories they are in.
+/// Files to watch, by the directories they are in.
 pub struct Changes {
     names: BTreeSet<PathBuf>,
     asked: Arc<Notify>,
-    /// `None`: the system watches nothing.
+    /// `None`: the system cannot watch files.
     watch: Option<Watch>,
 }
 
@@ -33,7 +33,7 @@ struct Watch {
 }
 
 impl Changes {
-    /// Watches from now on. What `reread` asks for is told as a change. To be called on a runtime.
+    /// Watches from now on. A request of `reread` counts as a change. To be called on a runtime.
     #[must_use]
     pub fn of(paths: &[impl AsRef<Path>], reread: &Reread) -> Self {
         let asked = Arc::new(Notify::new());
@@ -55,8 +55,8 @@ impl Changes {
         }
     }
 
-    /// Waits until one may have changed and what was begun is likely written, or for `poll`. A cancelled call loses no change
-    /// but the one it was waiting out.
+    /// Waits until a file may have changed and is likely written completely, or for `poll`. A cancelled call loses only the
+    /// change whose writing it was waiting for.
     pub async fn next(&mut self, poll: Duration) {
         let asked = Arc::clone(&self.asked);
         tokio::select! {
@@ -64,7 +64,7 @@ impl Changes {
             () = asked.notified() => tokio::time::sleep(SETTLE).await,
             () = self.changed() => tokio::time::sleep(SETTLE).await,
         }
-        // What has changed until now is read by the caller, who need not be told again.
+        // The caller reads the files after this: earlier events need no further report.
         while self.watch.is_some() && self.event().now_or_never().is_some() {}
     }
 
@@ -118,8 +118,8 @@ impl Watch {
         })
     }
 
-    /// Whether the files may be others now. What happens inside another file of the directory, such as a log, is no change; a
-    /// link or a name that comes, goes or moves may be. So is a lost event.
+    /// Whether the files may have changed. A write to another file of the directory, such as a log, is no change. A link or
+    /// name that appears, disappears or moves may be one, and so may a lost event.
     fn is_change(&self, event: &EventOwned, names: &BTreeSet<PathBuf>) -> bool {
         let inside_a_file = EventMask::MODIFY | EventMask::CLOSE_WRITE | EventMask::ATTRIB;
         if !event.mask.intersects(inside_a_file) {
@@ -132,10 +132,10 @@ impl Watch {
     }
 }
 
-/// The names under which a change of `path` is told: its own, and that of what its links lead to now.
+/// The names under which a change of `path` is reported: its own, and that of its current link target.
 fn names_of(path: &Path) -> Vec<PathBuf> {
     let own = match path.parent() {
-        // As its directory is watched.
+        // As the directory is watched.
         Some(parent) if parent.as_os_str().is_empty() => Path::new(".").join(path),
         _ => path.to_owned(),
     };
