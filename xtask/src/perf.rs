@@ -1,7 +1,7 @@
-//! `cargo xtask perf`: peers under the same load, side by side in one run.
+//! `cargo xtask perf`: compares peers under the same load, in one run.
 //!
-//! Server, agent, target and load tool are processes of their own. The peers take turns round by round, so that
-//! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
+//! Server, agent, target and load tool are separate processes. The peers take turns round by round, so that other activity on
+//! the machine affects all of them. Absolute numbers depend on the machine; compare ratios.
 
 mod guard;
 mod host;
@@ -38,7 +38,7 @@ use scenario::{Dialect, Scenario};
 use crate::steps::Steps;
 use crate::workspace::Workspace;
 
-/// The short form of another scenario, which `--nightly` leaves out.
+/// A short form of another scenario; `--nightly` skips it.
 const QUICK: &str = "quick";
 
 /// What the command line asks for; the scenario file says the rest.
@@ -97,13 +97,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The scenario, with what the command line puts in place of its values.
+    /// The scenario, with the values that the command line replaces.
     fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
         let name = if self.quick { QUICK } else { &self.scenario };
         self.named(workspace, name)
     }
 
-    /// The scenario of a name or of a path, with the same.
+    /// The scenario with this name or path, with the values that the command line replaces.
     fn named(&self, workspace: &Workspace, name: &str) -> anyhow::Result<Scenario> {
         let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
         let path = if own.is_file() {
@@ -132,7 +132,7 @@ impl Args {
 /// Runs the command.
 ///
 /// # Errors
-/// Nothing could be measured, or a check that was asked for fails.
+/// Nothing could be measured, or a requested check fails.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if let Some(file) = &args.draw {
         return draw_again(file);
@@ -152,13 +152,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
     if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go_toolchain().is_ok() {
-        // A dialect that is missing fails no check. So where there is Go, what it is needed for has to build.
+        // A missing dialect fails no check. Where Go is installed, the Go load tool must therefore build.
         programs.go_load()?;
     }
     let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
     let doubtful = [results.disturbed(), results.costly()].concat();
     if args.check && !doubtful.is_empty() {
-        // A host that others share: what counts then is the longer measurement, as a whole.
+        // On a shared host a first result may be noise: only the longer measurement counts.
         let doubtful = doubtful.join(", ");
         eprintln!("perf: once more, with twice the rounds: {doubtful}");
         scenario.rounds *= 2;
@@ -170,10 +170,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every scenario of the repository but [`QUICK`], one after the other, into one folder. One that fails does not stop the next
-/// ones.
+/// Runs every scenario of the repository except [`QUICK`], one after the other, into one folder. After a failed scenario the
+/// next ones still run.
 fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    // Before anything is measured: a mistake in the last one would be found hours later.
+    // Read all scenarios first: a mistake in the last one would otherwise show hours later.
     let mut scenarios = Vec::new();
     for file in workspace.files("perf/scenarios")? {
         let name = Path::new(&file).file_stem().unwrap_or_default();
@@ -184,7 +184,7 @@ fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let programs = Programs::new(workspace, args.adit.clone())?;
     let folder = programs.out.join("nightly");
-    // What another commit left there must not be taken for this one's.
+    // Results of another commit must not be taken for this one's.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
@@ -196,7 +196,7 @@ fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             fs::create_dir_all(&out)?;
             let (_results, table) = measure(&programs, scenario, &out)?;
             report.push_str(&format!("## {name}\n\n{table}\n"));
-            // At once: a night that ends early leaves what it has.
+            // Write at once, so that an interrupted run keeps its results.
             fs::write(folder.join("perf.md"), &report)?;
             Ok(())
         });
@@ -204,7 +204,7 @@ fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.finish()
 }
 
-/// What is written for machines.
+/// The report for programs, written as JSON.
 #[derive(serde::Serialize)]
 struct Report<'a> {
     title: &'a str,
@@ -215,7 +215,7 @@ struct Report<'a> {
     results: &'a Results,
 }
 
-/// Measures a scenario, and writes its table, numbers and pictures to a folder. Also returns the table.
+/// Measures a scenario, and writes its table, numbers and charts to a folder. Also returns the table.
 fn measure(
     programs: &Programs,
     scenario: &Scenario,
@@ -256,7 +256,7 @@ fn measure(
     Ok((results, table))
 }
 
-/// Draws what a file of results has numbers for, beside it.
+/// Draws the charts of a results file, in the same folder.
 fn draw_again(file: &Path) -> anyhow::Result<()> {
     let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let results: Results = serde_json::from_str(&text)
@@ -268,7 +268,7 @@ fn draw_again(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the pictures of the run before, which may have had other peers and dialects.
+/// Removes charts of an earlier run, which may have had other peers and dialects.
 fn forget_pictures(folder: &Path) -> anyhow::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -279,7 +279,7 @@ fn forget_pictures(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures all peers in turns; also says how many seconds that took, builds left out.
+/// Measures all peers in turns. Also returns the duration in seconds, without builds.
 fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results, u64)> {
     let mut results = Results::default();
     let mut peers = Vec::new();
@@ -305,7 +305,7 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     }
     let go_load = go_load(&mut runs, &mut results, || programs.go_load());
     ensure!(!runs.is_empty(), "no peer can be measured here");
-    // Behind the builds, which take all there are.
+    // After the builds, which use all processors.
     let _confined = scenario.processors.map(Confined::to).transpose()?;
     let begin = Instant::now();
     let all = scenario.rounds * runs.len();
@@ -316,7 +316,7 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     };
     let (parts, path) = (scenario.load.parts(), scenario.path.as_ref());
     for round in 1..=scenario.rounds {
-        // Each round begins with another peer, so that none always follows the same one.
+        // Each round starts with another peer, so that no peer always follows the same one.
         let from = (round - 1) % runs.len();
         for (peer, dialect) in runs.iter().cycle().skip(from).take(runs.len()) {
             eprintln!(
@@ -339,7 +339,7 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     Ok((results, begin.elapsed().as_secs()))
 }
 
-/// The Go load tool, if some turn needs it. Where it cannot be had, those runs are taken out, and the report says why.
+/// The Go load tool, if a run needs it. If it cannot be built, its runs are removed and the report gives the reason.
 fn go_load<P>(
     runs: &mut Vec<(P, Dialect)>,
     results: &mut Results,
@@ -360,7 +360,7 @@ fn go_load<P>(
     }
 }
 
-/// What `--check` asks for.
+/// The checks of `--check`.
 fn check(results: &Results) -> anyhow::Result<()> {
     ensure!(
         results.has_measured("adit") || results.has_accounted(),

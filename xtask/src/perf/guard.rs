@@ -1,7 +1,7 @@
-//! `cargo xtask perf --guard`: is this tree slower than the commit before it, or than a bare relay allows?
+//! `cargo xtask perf --guard`: checks whether this tree is slower than the previous commit, or than a bare relay allows.
 //!
-//! All binaries run at once and are measured in turns within seconds, so that what else the machine does hits all of
-//! them. Ours runs twice: what the two differ by is noise, and only a difference beyond it counts.
+//! All binaries run concurrently and are measured in turns within seconds, so that other activity on the machine affects all of
+//! them. This tree's binary runs twice: the two runs' difference is noise, and only a larger difference counts.
 
 mod decision;
 mod previous;
@@ -25,7 +25,7 @@ use super::rows::{Better, Row};
 use super::scenario::{Dialect, LoadPlan};
 use crate::workspace::Workspace;
 
-/// `perf/guard.toml`.
+/// Contents of `perf/guard.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -35,29 +35,28 @@ struct Settings {
     quick_rounds: usize,
     margin: f64,
     load: LoadPlan,
-    /// The same with plaintext lanes.
+    /// The plan for plaintext lanes.
     clear: LoadPlan,
     relay: BTreeMap<Dialect, BTreeMap<String, f64>>,
 }
 
-// What is measured: the bare relay, this tree twice, the commit before, and this tree behind a throttle.
+// The measured programs: the bare relay, this tree twice, the previous commit, and this tree behind a throttle.
 const RELAY: &str = "relay";
 const CURRENT: &str = "current";
 const AGAIN: &str = "again";
 const PREVIOUS: &str = "previous";
 const PLANTED: &str = "planted";
-/// Both runs of ours together are a better estimate of it than one.
+/// Both runs of this tree: their mean is a better estimate than one run.
 const OURS: [&str; 2] = [CURRENT, AGAIN];
 
-/// How the lanes of a stack carry tunnels: by TLS, or in plaintext, where bytes of CONNECT clients are spliced by relay
-/// threads. Names of peers end so.
+/// Suffixes of peer names for the lanes of a stack: TLS, or plaintext, where relay threads splice the bytes of CONNECT clients.
 const LANES: [&str; 2] = ["", PLAINTEXT];
 const PLAINTEXT: &str = "-plaintext";
 
-/// Tunnels that are compared with each other: dialect and kind of lanes.
+/// Dialect and kind of lanes; results are compared within a class.
 type Class = (Dialect, &'static str);
 
-/// A running peer in one dialect.
+/// A running peer, in one dialect.
 struct Stack<'a> {
     peer: &'a Peer,
     dialect: Dialect,
@@ -68,11 +67,11 @@ struct Stack<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// A regression, a row beyond its limit against the relay, or a planted slowdown that went unnoticed.
+/// A regression, a row beyond its limit relative to the relay, or an undetected planted slowdown.
 pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> anyhow::Result<()> {
     let settings = Settings::read(&workspace.path("perf/guard.toml"))?;
     let programs = Programs::new(workspace, None)?;
-    // First, since cargo leaves both binaries in one place: ours must be the one that stays there.
+    // First, since cargo puts both binaries at the same path: this tree's binary must be the one that stays there.
     let previous = Previous::find(&programs);
     let adit = programs.adit()?;
     match &previous {
@@ -149,10 +148,10 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     Ok(())
 }
 
-/// The commit before as an earlier run has built it: its name and its binary.
+/// Name and binary of the previous commit, as an earlier run has built it.
 ///
 /// # Errors
-/// There is none, or no run has built it.
+/// There is no previous commit, or no run has built it.
 pub(crate) fn commit_before(workspace: &Workspace) -> anyhow::Result<(String, PathBuf)> {
     let Previous { commit, binary } = Previous::built(workspace)?;
     Ok((commit, binary))
@@ -166,11 +165,11 @@ impl Settings {
     }
 }
 
-/// Everything that is measured. Plaintext lanes only beside a commit before: the bare relay is the relay that moves their
-/// bytes, so it cannot judge it.
+/// All measured programs. Plaintext lanes are compared with the previous commit only: the bare relay is the code that moves
+/// their bytes, so it cannot judge them.
 ///
 /// # Errors
-/// There is no such relay.
+/// The relay cannot be started under this name.
 fn peers(adit: &Path, before: Option<&Path>, is_planted: bool) -> anyhow::Result<Vec<Peer>> {
     let mut ours = vec![(CURRENT, adit), (AGAIN, adit)];
     ours.extend(before.map(|binary| (PREVIOUS, binary)));
@@ -188,7 +187,8 @@ fn peers(adit: &Path, before: Option<&Path>, is_planted: bool) -> anyhow::Result
     Ok(all)
 }
 
-/// Fleets are updated one process at a time: the commit before and this tree serve each other, on lanes of both kinds.
+/// Fleets are updated one process at a time, so the previous commit and this tree must serve each other, on both kinds of
+/// lanes.
 ///
 /// # Errors
 /// A measurement through a mixed pair fails.
@@ -222,7 +222,7 @@ fn mixed(
     Ok(())
 }
 
-/// Measures tunnels on lanes of either kind, one kind after the other.
+/// Measures tunnels on both kinds of lanes, one kind after the other.
 fn measure(
     programs: &Programs,
     settings: &Settings,
@@ -234,7 +234,7 @@ fn measure(
         let alike = peers.iter().filter(|peer| lanes_of(&peer.name) == lanes);
         let alike: Vec<&Peer> = alike.collect();
         if alike.is_empty() {
-            // Without a commit before, or where only the other kind is measured again.
+            // There is no previous commit, or only the other kind of lanes is measured again.
             continue;
         }
         pass(
@@ -249,7 +249,7 @@ fn measure(
     Ok(results)
 }
 
-/// Starts everything, measures in turns, ends everything.
+/// Starts all stacks, measures them in turns, and stops them.
 fn pass(
     programs: &Programs,
     dialects: &[Dialect],
@@ -266,7 +266,7 @@ fn pass(
                 .push(stack.with_context(|| format!("starting {} {}", peer.name, dialect.name()))?);
         }
     }
-    // Those of one dialect take their turns one after the other.
+    // Stacks of one dialect are measured directly after each other.
     stacks.sort_by_key(|stack| stack.dialect);
     let tools = Tools {
         load: programs.load(),
@@ -274,9 +274,9 @@ fn pass(
     };
     for round in 1..=rounds {
         eprintln!("guard: round {round}/{rounds}, {} stacks", stacks.len());
-        // One measurement of all before the next: what is compared lies as close together as can be.
+        // One measurement of all stacks before the next one: compared values are measured as close together as possible.
         for (measurement, plan) in &plan.parts() {
-            // Each round begins with another stack.
+            // Each round starts with another stack.
             let from = (round - 1) % stacks.len();
             for stack in stacks.iter().cycle().skip(from).take(stacks.len()) {
                 let (name, dialect) = (&stack.peer.name, stack.dialect);
@@ -372,7 +372,7 @@ impl Report {
         }
     }
 
-    /// Compares all rows of two programs, each measured once or twice; returns those where the newer is worse.
+    /// Compares all rows of two programs, each measured once or twice; returns the rows in which the newer is worse.
     fn against(&mut self, older: &[&str], newer: &[&str], results: &Results) -> Vec<Named> {
         let mut worse = Vec::new();
         for class in classes(results) {
@@ -381,7 +381,7 @@ impl Report {
                 peers.iter().map(|peer| format!("{peer}{lanes}")).collect()
             };
             for row in results.rows_of(&format!("{CURRENT}{lanes}"), dialect) {
-                // Tails and whole-machine numbers are too loose to judge by in so short a time.
+                // Tail latencies and whole-machine numbers vary too much for so short a run.
                 if ["p99_us", "p999_us", "machine"]
                     .iter()
                     .any(|loose| row.key.contains(loose))
@@ -412,10 +412,10 @@ impl Report {
         worse
     }
 
-    /// Holds ours against the bare relay; returns what is beyond its limit.
+    /// Compares this tree with the bare relay; returns the rows beyond their limits.
     ///
     /// # Errors
-    /// A limit names a row that was not measured: it would guard nothing.
+    /// A limit names an unmeasured row, and so would guard nothing.
     fn against_relay(
         &mut self,
         limits: &BTreeMap<Dialect, BTreeMap<String, f64>>,

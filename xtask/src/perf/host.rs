@@ -1,4 +1,4 @@
-//! This host: what a reader needs to trust the numbers, the processors a run keeps to, and whether accounting works here.
+//! This host: its description for readers, the processors a run is confined to, and whether accounting works here.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine and commit.
     pub(crate) fn here(workspace: &Workspace) -> Self {
         let processors = procfs::CpuInfo::current().ok();
         let processor = processors.and_then(|all| all.model_name(0).map(str::to_owned));
@@ -46,18 +46,18 @@ impl std::fmt::Display for Machine {
     }
 }
 
-/// This thread, and every process it starts from here on, keeps to a few processors, until it is dropped. With one, no question
-/// waits for an idle processor to wake, which in a virtual machine takes longer than all else and differs from minute to
-/// minute. So rows of equal programs lie closer together, and small costs show.
+/// Confines this thread, and processes it starts from here on, to a few processors until dropped. With one processor no request
+/// waits for an idle one to wake up, which in a virtual machine takes the longest and varies over minutes. Rows of equal
+/// programs then differ less, and small costs show.
 pub(super) struct Confined {
     before: CpuSet,
 }
 
 impl Confined {
-    /// To the last `count` of those it may use: interrupts mostly go to the first.
+    /// Confines to the last `count` processors of this process: interrupts mostly go to the first.
     ///
     /// # Errors
-    /// There are fewer, or the kernel refuses.
+    /// There are fewer processors, or the kernel refuses.
     pub(super) fn to(count: usize) -> anyhow::Result<Self> {
         let before =
             sched_getaffinity(None).context("asking for the processors of this process")?;
@@ -86,13 +86,13 @@ impl Drop for Confined {
     }
 }
 
-/// What keeps the cost of accounting from being measured here, if anything does: as our release build says it.
+/// Why the cost of accounting cannot be measured here, as this tree's release build reports it; `None` if it can.
 ///
 /// # Errors
-/// The build fails, or does not say.
+/// The build fails, or its report cannot be read.
 pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<String>> {
     let adit = Programs::new(workspace, None)?.adit()?;
-    // Only what flags need is judged. The rest of an agent's flags has to be there, and need not hold.
+    // Only features that flags need are judged. An agent's other flags must be present, but need not be valid.
     let args = [
         "check",
         "--json",
@@ -106,7 +106,7 @@ pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<
     Ok(refused.or_else(|| Cgroup::new().err().map(|why| format!("{why:#}"))))
 }
 
-/// What `adit check --json` prints, as far as it matters here.
+/// The parts of `adit check --json` that are used here.
 #[derive(serde::Deserialize)]
 struct Checked {
     lines: Vec<CheckedLine>,

@@ -1,8 +1,8 @@
-//! `cargo xtask perf --instructions`: what the benches without I/O cost in instructions, which other load on the machine
-//! does not change.
+//! `cargo xtask perf --instructions`: the cost of the benches without I/O, in instructions, which other load on the machine
+//! does not affect.
 //!
-//! Each operation runs under callgrind N times and 2N times, and the difference is that of N: neither start nor first
-//! times are in it. Counts belong to a compiler and a kind of processor, which decides how bytes are copied.
+//! Each operation runs under callgrind N times and 2N times; the difference is the cost of N, without start-up and first-time
+//! costs. Counts depend on the compiler and on the processor model, which decides how bytes are copied.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,29 +16,30 @@ use super::host::Machine;
 use crate::steps::{first_line, output_of};
 use crate::workspace::Workspace;
 
-/// How often an operation runs in the shorter of its two runs: with a thousand tunnels, once for each of them.
+/// Number of operations in the shorter run: with a thousand tunnels, one for each.
 const TIMES: u64 = 1_000;
-/// The function of the bench that calls the operation. Nothing outside it is counted.
+/// The bench's function that calls the operation; instructions outside it are not counted.
 const COUNTED: &str = "pure::count::repeat*";
-/// The bench.
+/// Name of the bench.
 const BENCH: &str = "pure";
-/// Longest time for building the bench.
+/// Time limit for building the bench.
 const BUILD_LIMIT: Duration = Duration::from_secs(20 * 60);
-/// Longest time for one run under valgrind, which takes seconds.
+/// Time limit for one run under valgrind, which needs seconds.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-/// Percent by which two counts of one operation may differ: tables have random seeds, and look a little further with some.
+/// Percent by which two counts of an operation may differ: hash tables have random seeds, and with some seeds a lookup probes
+/// further.
 const SAME_WITHIN_PERCENT: u64 = 1;
 
-/// Instructions of one operation, for each time it was asked.
+/// Instructions of one operation, for each count of it.
 struct Counted {
     operation: String,
     instructions: Vec<u64>,
 }
 
-/// Runs the command. With `is_check` all is counted twice.
+/// Runs the command. With `is_check` every operation is counted twice.
 ///
 /// # Errors
-/// Something is missing or fails, or two counts of one operation differ by more than [`SAME_WITHIN_PERCENT`].
+/// A tool is missing or fails, or two counts of an operation differ by more than [`SAME_WITHIN_PERCENT`].
 pub(crate) fn run(workspace: &Workspace, is_check: bool) -> anyhow::Result<()> {
     let version = first_line(Command::new("valgrind").arg("--version"))
         .context("valgrind does not run here: install the package `valgrind`")?;
@@ -92,7 +93,7 @@ pub(crate) fn run(workspace: &Workspace, is_check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Instructions of one time.
+/// Instructions of one run of the operation.
 fn count(bench: &Path, operation: &str) -> anyhow::Result<u64> {
     let of = |times| under_valgrind(bench, operation, times);
     each(of(TIMES)?, of(2 * TIMES)?, TIMES)
@@ -101,7 +102,7 @@ fn count(bench: &Path, operation: &str) -> anyhow::Result<u64> {
 fn under_valgrind(bench: &Path, operation: &str, times: u64) -> anyhow::Result<u64> {
     let folder = tempfile::tempdir()?;
     let mut valgrind = Command::new("valgrind");
-    // What the environment holds must not move memory, nor may settings of a home folder count something else.
+    // The environment must not shift memory addresses, and settings in a home folder must not change what is counted.
     valgrind
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
@@ -114,10 +115,10 @@ fn under_valgrind(bench: &Path, operation: &str, times: u64) -> anyhow::Result<u
     collected(&output_of(&mut valgrind, RUN_LIMIT)?.stderr)
 }
 
-/// The count in what callgrind writes at its end.
+/// The count in callgrind's summary.
 ///
 /// # Errors
-/// There is none, more than one, or one of something else than instructions.
+/// There is no count, more than one, or one of something other than instructions.
 fn collected(text: &str) -> anyhow::Result<u64> {
     let values = |label: &str| -> Vec<String> {
         text.lines()
@@ -141,10 +142,10 @@ fn collected(text: &str) -> anyhow::Result<u64> {
         .with_context(|| format!("callgrind counted `{count}`"))
 }
 
-/// Instructions of one time, rounded, of counts of N times and of twice as many.
+/// Instructions of one operation, rounded, from counts of N and of 2N operations.
 ///
 /// # Errors
-/// Twice as many did not take more.
+/// The longer run did not take more instructions.
 fn each(once: u64, twice: u64, times: u64) -> anyhow::Result<u64> {
     ensure!(
         once < twice,
@@ -153,7 +154,7 @@ fn each(once: u64, twice: u64, times: u64) -> anyhow::Result<u64> {
     Ok((twice - once + times / 2) / times)
 }
 
-/// The table.
+/// The table of all operations.
 fn report(heading: &str, all: &[Counted]) -> String {
     let mut text = format!("{heading}\n| operation | instructions |\n| --- | ---: |\n");
     for counted in all {

@@ -1,5 +1,5 @@
-//! A long path under a stack: server and load in one network namespace, agent and targets in another, and a delay, a
-//! rate and losses between them.
+//! A long path in a stack: server and load in one network namespace, agent and targets in another, with a delay, a rate and
+//! losses between them.
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
@@ -8,27 +8,27 @@ use super::peer::Namespaces;
 use super::process::{Place, Site};
 use crate::steps::Running;
 
-/// Address of the server, for its certificate, too.
+/// Address of the server, also in its certificate.
 pub(crate) const SERVER_END: &str = "10.97.0.1";
 const AGENT_END: &str = "10.97.0.2";
 const NETWORK: &str = "10.97.0.0/24";
-/// Of the device's queue: the path drops packets, not a path that had no processor for a moment.
+/// Length of the device's queue: the path alone decides which packets to drop, even if it gets no processor for a moment.
 const QUEUE_PACKETS: &str = "10000";
 
-/// What the path is like; see `adit-load long-path`.
+/// Properties of the path; see `adit-load long-path`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Shape {
-    /// Milliseconds each way.
+    /// Delay in milliseconds, each way.
     delay_ms: u64,
-    /// Megabits a second, each way.
+    /// Rate in megabits a second, each way.
     mbit_s: u32,
-    /// Packets of a hundred that are lost, each way.
+    /// Percentage of lost packets, each way.
     #[serde(default)]
     loss_percent: f64,
-    /// Milliseconds that packets may wait in front of the bottleneck; 100 when left out.
+    /// Milliseconds that packets may queue before the bottleneck; 100 if unset.
     queue_ms: Option<u64>,
-    /// Congestion control of both ends; the kernel's own when left out.
+    /// Congestion control of both ends; the kernel's default if unset.
     congestion: Option<String>,
 }
 
@@ -37,10 +37,10 @@ impl Shape {
         self.queue_ms.unwrap_or(100)
     }
 
-    /// Checks what the shape does not.
+    /// Checks constraints that the types do not express.
     ///
     /// # Errors
-    /// The first thing that makes no sense, and what would.
+    /// The first invalid value, and the valid ones.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(self.mbit_s > 0, "path.mbit_s: at least 1");
         ensure!(self.delay_ms <= 10_000, "path.delay_ms: at most 10000");
@@ -53,17 +53,17 @@ impl Shape {
     }
 }
 
-/// See the module. It lives as long as the value.
+/// A running long path; dropping it removes the path.
 pub(crate) struct LongPath {
     namespaces: Namespaces,
     _path: Running,
 }
 
 impl LongPath {
-    /// Builds it.
+    /// Creates the path.
     ///
     /// # Errors
-    /// This host gives no namespaces or no tunnel devices.
+    /// This host allows no namespaces or no tunnel devices.
     pub(crate) fn new(site: &Site, shape: &Shape) -> anyhow::Result<Self> {
         let namespaces = Namespaces::apart(site)?;
         let args = [
@@ -87,7 +87,7 @@ impl LongPath {
             ))?;
             namespace.run("ip link set lo up")?;
             if let Some(name) = &shape.congestion {
-                // On the route: a namespace may not choose what its host reserves for itself.
+                // Set on the route: a namespace may not select an algorithm that its host restricts.
                 namespace.run(&format!(
                     "ip route replace {NETWORK} dev {device} src {own} congctl {name}"
                 ))?;
@@ -101,24 +101,24 @@ impl LongPath {
 }
 
 impl Site {
-    /// Where the server and the load are.
+    /// Place of the server and the load.
     pub(crate) fn near(&self) -> &Place {
         self.long_path()
             .map_or(&Place::Host, |path| path.namespaces.client.place())
     }
 
-    /// Where the agent and the targets are.
+    /// Place of the agent and the targets.
     pub(crate) fn far(&self) -> &Place {
         self.long_path()
             .map_or(&Place::Host, |path| path.namespaces.server.place())
     }
 
-    /// The address of the server as the agent sees it.
+    /// The server's address, as the agent sees it.
     pub(crate) fn near_host(&self) -> &'static str {
         self.long_path().map_or("127.0.0.1", |_| SERVER_END)
     }
 
-    /// The address of whatever is at the far end, as seen from either.
+    /// The address of the far end, from either end.
     pub(crate) fn far_host(&self) -> &'static str {
         self.long_path().map_or("127.0.0.1", |_| AGENT_END)
     }

@@ -1,4 +1,4 @@
-//! The report for people: one table for each dialect, ratios to upstream and to HAProxy beside the numbers.
+//! The report for people: one table per dialect, with ratios to upstream and to HAProxy beside the numbers.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,13 @@ use super::results::{Cell, Results, State};
 use super::rows::{Better, Row};
 use super::scenario::Dialect;
 
-/// Peers that ours is set against, where they are in the run.
+/// Peers with which `adit` is compared, if they are in the run.
 const AGAINST: [&str; 2] = ["upstream", "haproxy"];
 
-/// A spread is told up to here: beyond it the number says nothing but that a round went wrong.
+/// Largest spread that is printed: a larger one only shows that a round went wrong.
 const SPREAD_MAX: f64 = 9.995;
 
-/// A spread has the name of its peer from here on: that one was unsteady, and the others may not have been.
+/// From this spread on the peer is named: it was unsteady, and the others may not have been.
 const SPREAD_NAMED: f64 = 1.0;
 
 /// The whole report.
@@ -105,14 +105,14 @@ fn is_measured(results: &Results, name: &str) -> bool {
     peers.any(|peer| peer.name == name && matches!(peer.state, State::Version(_)))
 }
 
-/// Ours against another peer's.
+/// The value of `adit` divided by another peer's.
 fn ratio(results: &Results, dialect: Dialect, row: &Row, against: &str) -> Option<f64> {
     let ours = results.value("adit", dialect, &row.key)?;
     let theirs = results.value(against, dialect, &row.key)?;
     (theirs != 0.0).then(|| ours / theirs)
 }
 
-/// The widest of all peers that have a number in this row: a difference below it is none.
+/// The largest spread of all peers with a number in this row: a smaller difference between peers means nothing.
 fn spread(results: &Results, dialect: Dialect, row: &Row) -> Option<String> {
     let spreads = results.peers.iter().filter_map(|peer| {
         let name = peer.name.as_str();
@@ -132,7 +132,7 @@ fn spread(results: &Results, dialect: Dialect, row: &Row) -> Option<String> {
 
 fn show(cell: Cell) -> String {
     match cell {
-        // Over a long path a tenth of a Gbit/s is much.
+        // Over a long path a tenth of a Gbit/s is a lot.
         Cell::Value(value) if value.abs() < 1.0 => format!("{value:.4}"),
         Cell::Value(value) => number(value),
         Cell::Failed => "failed".to_owned(),
@@ -152,7 +152,7 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// Text that fits a cell: the first lines of an error say most, and bars would end the cell.
+/// Text that fits a cell: the first lines of an error say most, and vertical bars would end the cell.
 pub(crate) fn one_line(text: &str) -> String {
     let line: String = text
         .chars()

@@ -1,4 +1,4 @@
-//! One turn of one peer: a fresh stack, every measurement by a run of the load tool of its own.
+//! One turn of one peer: a fresh stack, with a separate run of the load tool for each measurement.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,32 +12,32 @@ use super::results::Sample;
 use super::scenario::{Dialect, LoadPlan};
 use crate::steps::output_of;
 
-/// Longest time for one measurement beyond what it is told to take: the load tool bounds itself, this bounds the tool.
+/// Time limit of a measurement beyond its planned duration: the load tool limits itself, and this limits the tool.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// Once failed measurements of a turn have taken so long together, the rest of it is not tried: a peer that hangs would take minutes
-/// with each, in every round.
+/// After failed measurements of a turn have taken this long together, its remaining measurements are skipped: a peer that hangs
+/// would take minutes for each, in every round.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// Where agents connect, among the addresses of a route; also a measurement that needs it.
+/// Key of the server's agent port among a route's addresses; also the name of a measurement that needs it.
 pub(crate) const AGENTS: &str = "agents";
-/// The other measurement that needs it.
+/// Name of the other measurement that needs the agent port.
 const LINKS: &str = "links";
-/// Among the addresses of a route whose agents prove themselves by tokens: who reviews these.
+/// Key of the TokenReview server among the addresses of a route whose agents use tokens.
 const REVIEWS: &str = "reviews";
-/// Where a server tells its metrics, among the addresses of a route.
+/// Key of a server's metrics port among a route's addresses.
 pub(crate) const METRICS: &str = "metrics";
 
-/// The programs that make load.
+/// The load generators.
 #[derive(Clone, Copy)]
 pub(crate) struct Tools<'a> {
-    /// Ours.
+    /// `adit-load`.
     pub(crate) load: &'a Path,
-    /// With the Go client library, if some dialect needs it.
+    /// The load tool with the Go client library, if a dialect needs it.
     pub(crate) go_load: Option<&'a Path>,
 }
 
-/// Outcome of each measurement, by name. What could not even start fails them all.
+/// Outcome of each measurement, by name. If the stack does not start, all of them fail.
 pub(crate) fn measure<'a>(
     tools: Tools<'_>,
     peer: &Peer,
@@ -62,7 +62,7 @@ pub(crate) fn measure<'a>(
             return plans.iter().map(failed).collect();
         }
     };
-    // Not every path has a port for agents, and the Go load tool has none to connect.
+    // Not every path has an agent port, and the Go load tool has no agents to connect.
     let has_agents = route.dialect != Dialect::GrpcGo && route.targets.contains_key(AGENTS);
     with_patience(plans, |name, plan| {
         if [AGENTS, LINKS].contains(&name) && !has_agents {
@@ -74,7 +74,7 @@ pub(crate) fn measure<'a>(
     })
 }
 
-/// Outcomes of all plans; of those behind [`PATIENCE`], that they were not tried. `one` says how long it took.
+/// Outcomes of all plans; plans after [`PATIENCE`] are reported as skipped. `one` returns its duration, too.
 fn with_patience<'a, P>(
     plans: &[(&'a str, P)],
     mut one: impl FnMut(&'a str, &P) -> (Result<Sample, String>, Duration),
@@ -101,7 +101,7 @@ fn with_patience<'a, P>(
 /// Runs the load tool once against a started path.
 ///
 /// # Errors
-/// What it says, that it did not end, or that a server does not tell its metrics.
+/// The load tool's error, or its time limit, or a failed read of the server's metrics.
 pub(crate) fn load(
     tools: Tools<'_>,
     site: &Site,
@@ -155,7 +155,7 @@ pub(crate) fn load(
     Ok(sample)
 }
 
-/// Tunnels that a server of ours has opened so far, by its metrics.
+/// Tunnels that an Adit server has opened so far, from its metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Opened {
     on_lanes: f64,
@@ -163,7 +163,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// A server that is not ours has no such numbers: zero.
+    /// Other servers lack these metrics: zero.
     fn read(metrics: &str) -> Self {
         let mut opened = Self::default();
         for line in metrics.lines() {
@@ -180,7 +180,7 @@ impl Opened {
         opened
     }
 
-    /// How many of 100 tunnels that were opened since `before` found a lane; `None` if none was opened.
+    /// Percentage of the tunnels opened since `before` that are on lanes; `None` if none was opened.
     fn lanes_percent(self, before: Self) -> Option<f64> {
         let all = self.all - before.all;
         (all > 0.0).then(|| 100.0 * (self.on_lanes - before.on_lanes) / all)

@@ -1,4 +1,4 @@
-//! The report as charts: throughput, latency against load, memory against idle connections and agents, relay engines.
+//! The report as charts: throughput, latency over load, memory over idle connections and agents, relay engines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,37 +19,37 @@ use super::scenario::Dialect;
 const SIZE: (u32, u32) = (960, 540);
 const FONT: (&str, u32) = ("sans-serif", 16);
 const TITLE: (&str, u32) = ("sans-serif", 22);
-/// Height above the plot: title and note.
+/// Height of the area above the plot, for title and note.
 const HEADER: u32 = 66;
-/// Width of the legend, beside the plot so that it hides no line.
+/// Width of the legend, which is beside the plot so that it covers no line.
 const LEGEND: u32 = 250;
 /// Height of one entry of the legend.
 const LEGEND_ROW: i32 = 24;
-/// Share of a group's width that its bars take.
+/// Share of a group's width that its bars fill.
 const GROUP_SHARE: f64 = 0.8;
-/// Pixels of a dash, and between two.
+/// Length of a dash and of a gap, in pixels.
 const DASH: (i32, i32) = (9, 5);
 
-/// How values are drawn.
+/// Kind of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Bars, a group for each bulk measurement of a metric.
+    /// Bars, grouped by the bulk measurements of a metric.
     Bars,
-    /// Lines against the number in the names of rows, `paced_500_p50_us` at 500.
+    /// Lines over the number in the rows' names: `paced_500_p50_us` is at 500.
     Lines,
-    /// The same with a logarithmic scale of microseconds: a peer that takes seconds leaves room for those that take some hundred
+    /// Lines on a logarithmic scale of microseconds: a peer that takes seconds does not flatten peers that take some hundred
     /// microseconds.
     LogLines,
 }
 
-/// What is drawn.
+/// Definition of a chart.
 struct Spec {
     file: &'static str,
     title: &'static str,
     kind: Kind,
     /// First word of the rows' names, and their metric.
     rows: (&'static str, &'static str),
-    /// Across, and up with the unit.
+    /// Labels of the x axis, and of the y axis with its unit.
     axes: (&'static str, &'static str),
 }
 
@@ -101,7 +101,7 @@ const fn latency(file: &'static str, title: &'static str, metric: &'static str) 
     }
 }
 
-/// Charts of each dialect.
+/// Charts of every dialect.
 const CHARTS: [Spec; 6] = [
     bars("throughput", "Throughput", "gbit_s", "Gbit/s"),
     latency("latency-p50", "Latency of an echo, median", "p50_us"),
@@ -130,7 +130,7 @@ const CHARTS: [Spec; 6] = [
     ),
 ];
 
-/// Charts of relays alone.
+/// Charts of bare relays.
 const ENGINE_CHARTS: [Spec; 2] = [
     bars("engines", "Throughput of a relay alone", "gbit_s", "Gbit/s"),
     bars(
@@ -141,30 +141,30 @@ const ENGINE_CHARTS: [Spec; 2] = [
     ),
 ];
 
-/// The median of all rounds, and their extremes.
+/// The median of all rounds, with their minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
-    /// A number, or that of a group.
+    /// A number from the row's name, or the number of a group.
     x: f64,
     y: f64,
     least: f64,
     most: f64,
 }
 
-/// A chart with its data.
+/// A chart with its values.
 struct Chart<'a> {
     file: String,
     title: String,
     note: String,
     spec: &'static Spec,
-    /// Names of the groups of bars.
+    /// Names of the bar groups.
     groups: Vec<String>,
     series: Vec<(&'a str, Vec<Point>)>,
-    /// Peers that have no value here, and why.
+    /// Peers without a value in this chart, and why.
     absent: Vec<String>,
 }
 
-/// Draws what the run has numbers for, into `folder`. Returns what was written.
+/// Draws all charts that the run has numbers for, into `folder`. Returns the written files.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -278,12 +278,12 @@ fn chart<'a>(
 }
 
 impl Spec {
-    /// The part of a row's name that says where it is drawn: `down_8`, or the number in `paced_500_p50_us`.
+    /// The part of a row's name that gives its x position: `down_8`, or the number in `paced_500_p50_us`.
     fn part<'a>(&self, row: &'a Row) -> Option<&'a str> {
         let (kind, metric) = self.rows;
         let rest = row.key.strip_suffix(metric)?.strip_suffix('_')?;
         if self.kind == Kind::Bars {
-            // Not `mixed_down` or `down_8_machine`.
+            // Excludes `mixed_down` and `down_8_machine`.
             let is_bulk = row.measurement == "bulk" && rest.matches('_').count() == 1;
             return is_bulk.then_some(rest);
         }
@@ -292,7 +292,7 @@ impl Spec {
     }
 }
 
-/// How lines and bars of a peer are drawn: the same in all charts.
+/// Style of a peer's lines and bars: the same in all charts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Style {
     color: RGBColor,
@@ -301,13 +301,13 @@ struct Style {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stroke {
-    /// Of `adit`, which the report is about.
+    /// For `adit`, the subject of the report.
     Thick,
     Solid,
     Dashed,
 }
 
-// The palette of Okabe and Ito, which the colour-blind can tell apart, with grey in place of its yellow, which is faint on white.
+// The palette of Okabe and Ito, which colour-blind readers can distinguish; grey replaces its yellow, which is faint on white.
 const GREY: RGBColor = RGBColor(128, 128, 128);
 const ORANGE: RGBColor = RGBColor(230, 159, 0);
 const SKY: RGBColor = RGBColor(86, 180, 233);
@@ -316,7 +316,7 @@ const BLUE: RGBColor = RGBColor(0, 114, 178);
 const VERMILION: RGBColor = RGBColor(213, 94, 0);
 const PURPLE: RGBColor = RGBColor(204, 121, 167);
 
-/// Styles of known peers. Relatives share a colour; relays are never in one chart with the peers of a stack.
+/// Styles of known peers. Related peers share a colour; relays never share a chart with other peers.
 const KNOWN: [(&str, RGBColor, Stroke); 20] = [
     ("direct", GREY, Stroke::Solid),
     ("upstream", VERMILION, Stroke::Solid),
@@ -342,7 +342,7 @@ const KNOWN: [(&str, RGBColor, Stroke); 20] = [
 
 type Styles = BTreeMap<String, Style>;
 
-/// Styles of all peers of a run. Unknown peers take those that no known peer of the run has.
+/// Styles of all peers of a run. Unknown peers take styles that no known peer of the run has.
 fn styles(results: &Results) -> Styles {
     let peers = || results.peers.iter().map(|peer| peer.name.as_str());
     let known = |peer: &str| {
@@ -371,7 +371,7 @@ impl Chart<'_> {
     fn to_svg(&self, styles: &Styles) -> anyhow::Result<String> {
         let mut svg = String::new();
         self.draw(SVGBackend::with_string(&mut svg, SIZE), styles)?;
-        // For screen readers.
+        // Text for screen readers.
         let (head, body) = svg.split_once(">\n").context("the drawing is empty")?;
         let peers: Vec<&str> = self.series.iter().map(|(peer, _)| *peer).collect();
         let (across, up) = self.spec.axes;
@@ -518,7 +518,7 @@ impl Style {
         self.color.stroke_width(width)
     }
 
-    /// Dashed lines have hollow markers.
+    /// Hollow markers for dashed lines.
     fn marker(self) -> ShapeStyle {
         match self.stroke {
             Stroke::Thick | Stroke::Solid => self.color.filled(),
@@ -541,7 +541,7 @@ fn style_of(styles: &Styles, peer: &str) -> Style {
     })
 }
 
-/// The least and the most; 1 and 1 without values above zero, so that an axis has a length.
+/// The smallest and the largest value above zero; 1 and 1 if there is none, so that an axis has a length.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let above_zero = values.filter(|value| *value > 0.0);
     let (least, most) = above_zero.fold((f64::INFINITY, 0.0_f64), |(least, most), value| {
@@ -554,13 +554,13 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     }
 }
 
-/// Without the digits that binary fractions add.
+/// The number without the digits that binary fractions add.
 fn plain(value: &f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// In the unit that keeps the number short.
+/// The duration in the unit that keeps the number short.
 fn duration(microseconds: &f64) -> String {
     match *microseconds {
         us if us < 1e3 => format!("{us} us"),
@@ -569,7 +569,7 @@ fn duration(microseconds: &f64) -> String {
     }
 }
 
-/// Names of peers come from files of users.
+/// Escapes names of peers, which come from users' files.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;");
     text.replace('<', "&lt;").replace('>', "&gt;")

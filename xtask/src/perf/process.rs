@@ -1,4 +1,4 @@
-//! Processes of a measurement: started with a log each, tied to this one's life, killed when dropped.
+//! Processes of a measurement: each has a log, ends with this process, and is killed on drop.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,28 +14,28 @@ use anyhow::{Context as _, bail, ensure};
 use super::long_path::{LongPath, SERVER_END, Shape};
 use crate::steps::{Running, output_of};
 
-/// The folder of what programs print, within a site's.
+/// Folder of the programs' logs, within a site's folder.
 const LOGS: &str = "logs";
-/// How long a program may take to be ready.
+/// Time limit for a program to become ready.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Ports inside the range that upstream's flag check allows.
+/// Ports within the range that upstream's flag check allows.
 const PORTS: std::ops::Range<u16> = 14_000..22_000;
 
-/// Addresses that `adit-load target` printed, by name.
+/// Addresses by name, as `adit-load target` printed them.
 pub(crate) type Targets = BTreeMap<String, String>;
 
 /// Where a process runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Beside us.
+    /// In the namespaces and cgroup of this process.
     Host,
-    /// In another network namespace: the argument of `nsenter` that names it.
+    /// In another network namespace; holds the argument of `nsenter` that selects it.
     Namespace(String),
-    /// In a cgroup.
+    /// In this cgroup.
     Cgroup(PathBuf),
 }
 
-/// A folder of its own for one stack: sockets, certificates, configuration, logs. It goes away with the value.
+/// The folder of one stack: sockets, certificates, configuration, logs. Dropping this removes it.
 pub(crate) struct Site {
     folder: tempfile::TempDir,
     load: PathBuf,
@@ -43,13 +43,13 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Makes the folder and throw-away certificates in it, and with a shape a long path between server and agent. `load` is
+    /// Creates the folder with throw-away certificates, and with a shape also a long path between server and agent. `load` is
     /// the load tool.
     ///
     /// # Errors
-    /// The folder cannot be made, the tool fails, or this host can build no such path.
+    /// The folder cannot be created, the tool fails, or this host does not support a long path.
     pub(crate) fn new(load: &Path, long_path: Option<&Shape>) -> anyhow::Result<Self> {
-        // Short, because a unix socket's path may not exceed 108 bytes.
+        // Short, since a unix socket's path is limited to 108 bytes.
         let folder = tempfile::Builder::new().prefix("adit-perf-").tempdir()?;
         let mut site = Self {
             folder,
@@ -70,7 +70,7 @@ impl Site {
         Ok(site)
     }
 
-    /// The long path under it.
+    /// The long path of this stack, if it has one.
     pub(crate) fn long_path(&self) -> Option<&LongPath> {
         self.long_path.as_ref()
     }
@@ -80,12 +80,12 @@ impl Site {
         self.folder.path().join(name)
     }
 
-    /// The same as text, for flags and configuration files.
+    /// The path of a file in the folder as text, for flags and configuration files.
     pub(crate) fn at(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    /// A command that ends with this process, however that ends.
+    /// A command that is killed when this process ends, in whatever way it ends.
     pub(crate) fn command(&self, place: &Place, program: &Path) -> Command {
         let mut command = Command::new(&self.load);
         command.args(["tie", "--parent", &std::process::id().to_string(), "--"]);
@@ -103,10 +103,10 @@ impl Site {
         command
     }
 
-    /// Starts a program, with `logs/NAME.log` for what it prints.
+    /// Starts a program that logs its output to `logs/NAME.log`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub(crate) fn spawn(
         &self,
         name: &str,
@@ -114,7 +114,7 @@ impl Site {
         program: &Path,
         args: &[String],
     ) -> anyhow::Result<Running> {
-        // Not beside the certificates: programs that watch those would be told of every line.
+        // Not in the certificates' folder: programs that watch it would be notified of every log line.
         let log = File::create(self.path(LOGS).join(format!("{name}.log")))?;
         let child = self
             .command(place, program)
@@ -127,10 +127,10 @@ impl Site {
         Ok(Running::of(child))
     }
 
-    /// Starts the load tool in a role that prints one line of addresses and ends when its input closes.
+    /// Starts the load tool in a role that prints one line of addresses and ends when its standard input closes.
     ///
     /// # Errors
-    /// It cannot be started, or prints something else.
+    /// The tool cannot be started, or prints something else.
     pub(crate) fn serve(
         &self,
         place: &Place,
@@ -154,7 +154,7 @@ impl Site {
     /// Runs the load tool in a role that ends by itself.
     ///
     /// # Errors
-    /// It fails, or takes longer than `limit`; the error has the end of every log.
+    /// The tool fails, or exceeds `limit`; the error contains the end of every log.
     pub(crate) fn load(
         &self,
         place: &Place,
@@ -166,10 +166,10 @@ impl Site {
         Ok(output.with_context(|| self.logs())?.stdout)
     }
 
-    /// Waits until the server or agent that has this health port is ready by its own account.
+    /// Waits until the server or agent with this health port reports ready.
     ///
     /// # Errors
-    /// It is not within [`START_LIMIT`]; the error has the end of every log.
+    /// It is not ready within [`START_LIMIT`]; the error contains the end of every log.
     pub(crate) fn wait_until_ready(&self, health_port: u16) -> anyhow::Result<()> {
         let args = [
             "ready".to_owned(),
@@ -181,17 +181,17 @@ impl Site {
     /// Waits until an echo comes back over plain ports.
     ///
     /// # Errors
-    /// None does; the error has the end of every log.
+    /// No echo comes back; the error contains the end of every log.
     pub(crate) fn wait_for_echo(&self, place: &Place, targets: &Targets) -> anyhow::Result<()> {
         let targets = serde_json::to_string(targets)?;
         let args = ["probe".to_owned(), format!("--targets={targets}")];
         self.load(place, &args, START_LIMIT * 2).map(drop)
     }
 
-    /// Waits until `ready`.
+    /// Waits until `ready` returns true.
     ///
     /// # Errors
-    /// It is not within [`START_LIMIT`]; the error has the end of every log.
+    /// It does not within [`START_LIMIT`]; the error contains the end of every log.
     pub(crate) fn wait_for(&self, what: &str, ready: impl Fn() -> bool) -> anyhow::Result<()> {
         let end = Instant::now() + START_LIMIT;
         while !ready() {
@@ -206,7 +206,7 @@ impl Site {
         Ok(())
     }
 
-    /// The last lines of all logs.
+    /// The end of every log.
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
         for entry in fs::read_dir(self.path(LOGS))
@@ -224,10 +224,10 @@ impl Site {
     }
 }
 
-/// A port that is free at this moment.
+/// A port that is currently free.
 ///
 /// # Errors
-/// None is.
+/// No port is free.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     for _ in PORTS {

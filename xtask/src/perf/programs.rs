@@ -1,4 +1,4 @@
-//! The programs of a run: found, or built once and kept under `target/perf`.
+//! The programs of a run: found, or built once and kept below `target/perf`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,17 +11,17 @@ use anyhow::{Context as _, ensure};
 use crate::steps::{first_line, output_of, run_command};
 use crate::workspace::Workspace;
 
-/// Longest time for one of the builds.
+/// Time limit of a build.
 const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);
-/// The version of rathole that is measured.
+/// The measured version of rathole.
 pub(super) const RATHOLE: &str = "0.5.0";
 
-/// See the module. What nobody asks for is not built.
+/// Finds and builds programs, each only when a run needs it.
 pub(crate) struct Programs {
     workspace: Workspace,
-    /// Everything this harness writes.
+    /// Output folder of this harness.
     pub(crate) out: PathBuf,
-    /// A binary of ours that was given.
+    /// The `adit` binary given on the command line.
     adit: Option<PathBuf>,
     load: PathBuf,
 }
@@ -30,7 +30,7 @@ impl Programs {
     /// Builds the load tool, which every run needs.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// The load tool cannot be built.
     pub(crate) fn new(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Result<Self> {
         let out = workspace.path("target/perf");
         fs::create_dir_all(out.join("bin"))?;
@@ -44,12 +44,11 @@ impl Programs {
         Ok(programs)
     }
 
-    /// The repository.
     pub(crate) fn workspace(&self) -> &Workspace {
         &self.workspace
     }
 
-    /// The load tool.
+    /// Path of `adit-load`.
     pub(crate) fn load(&self) -> &Path {
         &self.load
     }
@@ -57,15 +56,15 @@ impl Programs {
     /// The Go load tool.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// The Go load tool cannot be built.
     pub(crate) fn go_load(&self) -> anyhow::Result<PathBuf> {
         self.go_build("perf/go-load", ".", "go-load")
     }
 
-    /// Our binary: the one given, or this tree's release build.
+    /// The `adit` binary: the given one, or this tree's release build.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// The binary cannot be built, or the given path is not a file.
     pub(crate) fn adit(&self) -> anyhow::Result<PathBuf> {
         if let Some(given) = &self.adit {
             ensure!(given.is_file(), "{} is no program", given.display());
@@ -74,7 +73,7 @@ impl Programs {
         self.kept("adit")
     }
 
-    /// What the report says of it.
+    /// The report's description of that binary.
     pub(crate) fn adit_version(&self) -> &'static str {
         match self.adit {
             Some(_) => "the binary given with --adit",
@@ -85,18 +84,18 @@ impl Programs {
     /// Upstream's `server` or `agent`, of the version the interop tests pin.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// The program cannot be built.
     pub(crate) fn upstream(&self, role: &str) -> anyhow::Result<PathBuf> {
         let package = format!("sigs.k8s.io/apiserver-network-proxy/cmd/{role}");
         let name = format!("upstream-{role}");
         self.go_build("tunnel-daemon/tests/interop/go", &package, &name)
     }
 
-    /// rathole, from its package. The versions of its lock file do not build with today's Rust, so newer compatible ones
-    /// of its dependencies are taken.
+    /// rathole, from its package. The versions in its lock file do not build with current Rust, so newer compatible
+    /// dependencies are used.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// rathole cannot be built.
     pub(crate) fn rathole(&self) -> anyhow::Result<PathBuf> {
         let root = self.out.join(format!("rathole-{RATHOLE}"));
         let program = root.join("bin/rathole");
@@ -113,30 +112,30 @@ impl Programs {
             .arg("--target-dir")
             .arg(root.join("build"));
         output_of(&mut install, BUILD_LIMIT).context("rathole does not build")?;
-        // Half a gigabyte that nobody needs again; what is left of it disturbs nothing.
+        // Half a gigabyte that is not needed again; remains of it do no harm.
         fs::remove_dir_all(root.join("build")).ok();
         Ok(program)
     }
 
-    /// Builds a package of `tree` as a release and returns where cargo left it.
+    /// Builds a release binary of a package in `tree`, and returns cargo's path of it.
     ///
     /// # Errors
-    /// It does not build.
+    /// The package does not build.
     pub(crate) fn release(&self, tree: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
-        // As the README's first command builds it: with `--package` its dependencies would be built again, with other features.
+        // The same command as in the README: with `--package`, dependencies would be rebuilt with other features.
         let mut build = tree.cargo(&["build", "--release", "--quiet", "--bin", package]);
-        // One folder for all trees: packages of others are built once.
+        // One target folder for all trees, so that third-party packages are built once.
         let target = self.workspace.target();
         build.env("CARGO_TARGET_DIR", &target);
         run_command(&mut build, BUILD_LIMIT)?;
         Ok(target.join("release").join(package))
     }
 
-    /// Builds a package of this tree and copies it: what cargo builds later must not replace a program that runs.
+    /// Builds a package of this tree and copies the binary: a later build must not replace a running program.
     fn kept(&self, package: &str) -> anyhow::Result<PathBuf> {
         let program = self.release(&self.workspace, package)?;
         let to = self.out.join("bin").join(package);
-        // A running program cannot be overwritten, but its name can be given away.
+        // A running program cannot be overwritten, but its file can be unlinked.
         fs::remove_file(&to).ok();
         fs::copy(&program, &to).with_context(|| format!("copying {}", program.display()))?;
         Ok(to)
@@ -161,10 +160,10 @@ impl Programs {
     }
 }
 
-/// The Go toolchain: what `ADIT_GO` names, or what is on `PATH`.
+/// The Go toolchain: `ADIT_GO`, or `go` from `PATH`.
 ///
 /// # Errors
-/// It does not run, in words that say what to install.
+/// Go does not run; the error says what to install.
 pub(crate) fn go_toolchain() -> Result<OsString, String> {
     let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
     match first_line(Command::new(&go).arg("version")) {

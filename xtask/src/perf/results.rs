@@ -1,4 +1,4 @@
-//! Everything that was measured, everything that was not and why, and what `--check` makes of it.
+//! All results, all failures with their reasons, and the checks of `--check`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::guard::{Round, Verdict, judge};
 use super::rows::{Better, Row};
 use super::scenario::Dialect;
 
-/// What one run of a load tool printed.
+/// Output of one run of a load tool.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Numbers by name.
@@ -27,7 +27,7 @@ struct Distribution {
 /// A peer in the report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// Column.
+    /// Name of its column.
     pub(crate) name: String,
     /// Whether it could be measured.
     #[serde(flatten)]
@@ -38,78 +38,78 @@ pub(crate) struct Entry {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// What was measured.
+    /// Measured; holds the version.
     Version(String),
-    /// Why it is missing.
+    /// Not measured, for this reason.
     Missing(String),
 }
 
-/// One peer in one dialect.
+/// Results of one peer in one dialect.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Measured {
-    /// A sample for each round.
+    /// One sample per round.
     rounds: Vec<Sample>,
     /// The first failure of each measurement.
     failures: BTreeMap<String, String>,
 }
 
-/// See the module.
+/// All results of a run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     /// All peers, in the order of the columns.
     pub(crate) peers: Vec<Entry>,
-    /// Dialects whose load cannot be made here, and why.
+    /// Dialects whose load cannot be generated here, and why.
     #[serde(default)]
     pub(crate) ways_missing: BTreeMap<Dialect, String>,
     measured: BTreeMap<String, BTreeMap<Dialect, Measured>>,
 }
 
-/// What a cell of the table holds.
+/// A cell of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Cell {
     /// The median of all rounds.
     Value(f64),
     /// The measurement failed in at least one round.
     Failed,
-    /// The peer is not there.
+    /// The peer cannot be measured here.
     Missing,
-    /// Nobody asked.
+    /// The measurement was not requested.
     Nothing,
 }
 
-/// A round far worse than the others of its peer, such as one in which it hung: a table of medians does not show it.
+/// A round far worse than the other rounds of its peer, for example because it hung; medians in the table do not show it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outlier<'a> {
     pub(crate) peer: &'a str,
     pub(crate) dialect: Dialect,
     pub(crate) row: Row,
-    /// From 1.
+    /// Number of the round, starting from 1.
     pub(crate) round: usize,
     pub(crate) value: f64,
-    /// Of all rounds, as the table has it.
+    /// Median of all rounds, as in the table.
     pub(crate) median: f64,
 }
 
-/// What four stalled readers may make of the echo of others: percentile and ratio.
+/// Largest permitted slowdown of an echo beside four stalled readers: percentile and ratio.
 const ISOLATION_RATIOS_MAX: [(&str, f64); 2] = [("p50", 1.1), ("p99", 1.5)];
-/// How many times worse than the median of the other rounds an outlier is.
+/// Least factor by which an outlier is worse than the median of the other rounds.
 const OUTLIER_RATIO_MIN: f64 = 10.0;
 
-/// Peers without accounting, with it, and without it once more.
+/// Each row: a peer without accounting, with it, and without it once more.
 const ACCOUNTED: [[&str; 3]; 2] = [
     ["adit", "adit-account", "adit-again"],
     ["adit-cgroups", "adit-account-cgroups", "adit-again-cgroups"],
 ];
-/// What an echo or a transfer may take more with accounting than without, as a share.
+/// Largest permitted cost of accounting for an echo or a transfer, as a share.
 const OVERHEAD_MAX: f64 = 0.05;
-/// Rows that are judged for the cost of accounting: not tails, nor what the rest of the machine does.
+/// Rows judged for the cost of accounting: neither tail latencies nor whole-machine numbers.
 const COST_KINDS: [&str; 3] = ["echo_", "down_", "up_"];
 const COST_METRICS: [&str; 5] = ["per_s", "p50_us", "_cpu_us", "gbit_s", "_cpu_s_per_gib"];
-/// Not judged: on one processor an upload of one stream has two speeds, and a round may have either.
+/// Not judged: on one processor an upload of one stream has one of two speeds per round.
 const COST_BIMODAL: &str = "up_1_";
 
 impl Results {
-    /// Adds what one measurement of one round gave.
+    /// Adds the result of one measurement of one round.
     pub(crate) fn add(
         &mut self,
         (peer, dialect): (&str, Dialect),
@@ -142,12 +142,12 @@ impl Results {
         })
     }
 
-    /// Whether a peer was measured in some dialect, with success or without.
+    /// Whether a peer was measured in any dialect, successfully or not.
     pub(crate) fn has_measured(&self, peer: &str) -> bool {
         self.measured.contains_key(peer)
     }
 
-    /// The dialects that were measured; where there is none, plain ports.
+    /// The measured dialects; plain ports are left out if there are others.
     pub(crate) fn dialects(&self) -> Vec<Dialect> {
         let mut dialects: BTreeSet<Dialect> = self.all().map(|(_, dialect, _)| dialect).collect();
         if dialects.len() > 1 {
@@ -156,13 +156,13 @@ impl Results {
         dialects.into_iter().collect()
     }
 
-    /// How often the peer that was measured most often was.
+    /// The largest number of rounds of any peer.
     pub(crate) fn rounds(&self) -> usize {
         let rounds = self.all().map(|(_, _, measured)| measured.rounds.len());
         rounds.max().unwrap_or(0)
     }
 
-    /// A peer in a dialect; one without dialects is the same in all.
+    /// Results of a peer in a dialect; a peer of plain ports has the same results in all dialects.
     fn of(&self, peer: &str, dialect: Dialect) -> Option<&Measured> {
         let dialects = self.measured.get(peer)?;
         dialects
@@ -170,14 +170,14 @@ impl Results {
             .or_else(|| dialects.get(&Dialect::Tcp))
     }
 
-    /// Every row that some peer has a number or a failure for.
+    /// Every row in which some peer has a number or a failure.
     pub(crate) fn rows(&self, dialect: Dialect) -> Vec<Row> {
         let peers = self.peers.iter();
         let measured = peers.filter_map(|peer| self.of(&peer.name, dialect));
         rows_of(measured.flat_map(|measured| &measured.rounds))
     }
 
-    /// Every row that a peer has a number for in exactly this dialect.
+    /// Every row in which a peer has a number in exactly this dialect.
     pub(crate) fn rows_of(&self, peer: &str, dialect: Dialect) -> Vec<Row> {
         let measured = self
             .measured
@@ -186,7 +186,7 @@ impl Results {
         rows_of(measured.into_iter().flat_map(|measured| &measured.rounds))
     }
 
-    /// What the table says of a peer.
+    /// The table's cell of a peer and row.
     pub(crate) fn cell(&self, peer: &str, dialect: Dialect, row: &Row) -> Cell {
         let is_missing =
             |entry: &Entry| entry.name == peer && matches!(entry.state, State::Missing(_));
@@ -202,7 +202,7 @@ impl Results {
         median(self.values(peer, dialect, &row.key)).map_or(Cell::Nothing, Cell::Value)
     }
 
-    /// The median, unless the cell says something else.
+    /// The median, if the cell holds a value.
     pub(crate) fn value(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
         match self.cell(peer, dialect, &Row::of(key)?) {
             Cell::Value(value) => Some(value),
@@ -210,7 +210,7 @@ impl Results {
         }
     }
 
-    /// The number of each round.
+    /// The value of each round.
     pub(crate) fn values(&self, peer: &str, dialect: Dialect, key: &str) -> Vec<f64> {
         let rounds = self
             .of(peer, dialect)
@@ -221,7 +221,7 @@ impl Results {
             .collect()
     }
 
-    /// Half of the distance between the extremes, against the median.
+    /// Half of the range of all rounds, relative to the median.
     pub(crate) fn spread(&self, peer: &str, dialect: Dialect, key: &str) -> Option<f64> {
         let values = self.values(peer, dialect, key);
         let middle = median(values.clone()).filter(|middle| *middle != 0.0)?;
@@ -230,7 +230,7 @@ impl Results {
         Some((most - least) / 2.0 / middle.abs())
     }
 
-    /// Peer, dialect, measurement and reason of everything that failed.
+    /// Peer, dialect, measurement and reason of every failure.
     pub(crate) fn failures(&self) -> Vec<(&str, Dialect, &str, &str)> {
         let all = self.all().flat_map(|(peer, dialect, measured)| {
             let one = measured.failures.iter();
@@ -239,7 +239,7 @@ impl Results {
         all.collect()
     }
 
-    /// Rows where our median is worse than upstream's by more than the rounds of either lie apart, and where ours failed.
+    /// Rows in which `adit` failed, or its median is worse than upstream's by more than the spread of either.
     pub(crate) fn worse(&self) -> Vec<String> {
         let mut worse = Vec::new();
         for dialect in self.dialects() {
@@ -256,7 +256,7 @@ impl Results {
                     },
                     _ => false,
                 };
-                // Kernel memory is the machine's; what else went on there is in it.
+                // Kernel memory is a whole-machine number, and includes other activity.
                 let is_machine = row.key.contains("kernel") || row.key.contains("tcp_buffers");
                 if is_worse && !is_machine {
                     worse.push(format!("{} {}", dialect.name(), row.key));
@@ -266,7 +266,7 @@ impl Results {
         worse
     }
 
-    /// Dialects in which stalled readers slow our echo beyond [`ISOLATION_RATIOS_MAX`].
+    /// Dialects in which stalled readers slow the echo of `adit` beyond [`ISOLATION_RATIOS_MAX`].
     pub(crate) fn disturbed(&self) -> Vec<String> {
         let mut disturbed = Vec::new();
         for dialect in self.dialects() {
@@ -296,8 +296,8 @@ impl Results {
         disturbed
     }
 
-    /// Every round that was [`OUTLIER_RATIO_MIN`] times worse than the median of the others. Not of all: of two rounds the one
-    /// that hung takes their median with it.
+    /// Rounds that were [`OUTLIER_RATIO_MIN`] times worse than the median of the other rounds. The median of all rounds will
+    /// not do: with two rounds, the one that hung shifts it.
     pub(crate) fn outliers(&self) -> Vec<Outlier<'_>> {
         let mut outliers = Vec::new();
         for (peer, dialect, measured) in self.all() {
@@ -314,7 +314,7 @@ impl Results {
                 for &(round, value) in &values {
                     let is_far = median_but(round).is_some_and(|others| match row.better {
                         Better::Higher => value * OUTLIER_RATIO_MIN < others,
-                        // Of nothing everything is a multiple.
+                        // Every value is a multiple of zero.
                         Better::Lower => others > 0.0 && value > others * OUTLIER_RATIO_MIN,
                     });
                     if let (true, Some(median)) = (is_far, median_but(0)) {
@@ -339,13 +339,13 @@ impl Results {
         ACCOUNTED.iter().filter(is_complete)
     }
 
-    /// Whether some peer is there with accounting and twice without.
+    /// Whether a peer was measured with accounting, and twice without.
     pub(crate) fn has_accounted(&self) -> bool {
         self.accounted().next().is_some()
     }
 
-    /// Rows of echoes and transfers in which accounting costs more than [`OVERHEAD_MAX`], and more than noise, with what it costs;
-    /// what could not be measured; and dialects in which nothing could.
+    /// Rows of echoes and transfers in which accounting costs more than [`OVERHEAD_MAX`] and more than noise, with the cost;
+    /// rows that could not be measured; and dialects without a measured row.
     pub(crate) fn costly(&self) -> Vec<String> {
         let mut costly = Vec::new();
         for peers in self.accounted() {
@@ -372,7 +372,7 @@ impl Results {
         costly
     }
 
-    /// `None`: it costs no more than it may, or has failed, which is told apart.
+    /// `None`: the cost is permitted, or the measurement failed, which is reported elsewhere.
     fn cost_beyond(&self, peers: &[&str; 3], dialect: Dialect, row: &Row) -> Option<String> {
         let cells = peers.map(|peer| self.cell(peer, dialect, row));
         if cells.contains(&Cell::Failed) {
@@ -395,8 +395,8 @@ impl Results {
             .then(|| format!("{name} {times:.2} times"))
     }
 
-    /// Judges a row of a program against an older one. Of peers there are two that are equal, whose difference is noise; those of
-    /// the older program; and those of the newer. Of two of one program their geometric mean counts, round by round.
+    /// Judges a row of a newer program against an older one. `peers`: two equal peers, whose difference is noise; peers of the
+    /// older program; peers of the newer. Several peers of a program count by their geometric mean per round.
     pub(crate) fn judged(
         &self,
         peers: &[Vec<String>; 3],
@@ -438,7 +438,7 @@ fn is_judged_for_cost(key: &str) -> bool {
         && !key.starts_with(COST_BIMODAL)
 }
 
-/// The rows that rounds have numbers for, in order.
+/// The rows in which the samples have numbers, in order.
 fn rows_of<'a>(rounds: impl IntoIterator<Item = &'a Sample>) -> Vec<Row> {
     let keys = rounds.into_iter().flat_map(|round| round.values.keys());
     let keys: BTreeSet<&String> = keys.collect();
@@ -447,7 +447,7 @@ fn rows_of<'a>(rounds: impl IntoIterator<Item = &'a Sample>) -> Vec<Row> {
     rows
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// The middle value, or the mean of the two middle values.
 pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let upper = *values.get(values.len() / 2)?;

@@ -1,30 +1,30 @@
-//! What the names of measured numbers mean: words for people, unit, direction, place in the table.
+//! Meaning of measured numbers by name: words for people, unit, direction, place in the table.
 
-/// Which way a number should go.
+/// The direction in which a number improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Better {
-    /// More of it.
+    /// Larger is better.
     Higher,
-    /// Less of it.
+    /// Smaller is better.
     Lower,
 }
 
-/// A number by its name, explained. Rows sort by subject, then number, then metric.
+/// A number and its meaning. Rows sort by subject, then number, then metric.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Row {
     order: (usize, u64, usize),
-    /// The name the load tools print.
+    /// The name, as the load tools print it.
     pub(crate) key: String,
-    /// The same for people, with its unit.
+    /// Words for people, with the unit.
     pub(crate) words: String,
-    /// Its direction.
+    /// The direction in which it improves.
     pub(crate) better: Better,
-    /// Which measurement it comes from.
+    /// The measurement it comes from.
     pub(crate) measurement: &'static str,
 }
 
-/// How names begin, in the order of the table; the measurement; and words, in which the number behind the beginning stands for
-/// an N.
+/// Prefixes of names in the order of the table; their measurement; and words, in which N stands for the number after the
+/// prefix.
 const KINDS: [(&str, &str, &str); 11] = [
     ("down", "bulk", "download, N streams"),
     ("up", "bulk", "upload, N streams"),
@@ -39,7 +39,7 @@ const KINDS: [(&str, &str, &str); 11] = [
     ("links", "links", "links of N agents at once"),
 ];
 
-/// How names end, in the order of the table; words with the unit; and the direction.
+/// Suffixes of names in the order of the table; words with the unit; and the direction.
 const METRICS: [(&str, &str, Better); 22] = {
     use Better::{Higher, Lower};
     [
@@ -69,7 +69,7 @@ const METRICS: [(&str, &str, Better); 22] = {
 };
 
 impl Row {
-    /// Explains a name; `None` for one this harness does not know, which must not become a row without a meaning.
+    /// Explains a name; `None` for an unknown name, which must not become a row without a meaning.
     pub(crate) fn of(key: &str) -> Option<Self> {
         let behind = |kind: &str| key.strip_prefix(kind)?.strip_prefix('_');
         let kind = KINDS.iter().position(|(kind, ..)| behind(kind).is_some())?;
@@ -90,14 +90,14 @@ impl Row {
                 .replace("workers", "worker")
                 .replace("agents", "agent");
         }
-        // Memory in KiB is that of one, all else is that of all of them.
+        // Memory in KiB is per tunnel or agent; all other numbers are totals.
         if ["idle", "agents"].contains(&begin) && metric.ends_with("kib") {
             subject.insert_str(0, "one of ");
         }
         let place = METRICS.iter().position(|(name, ..)| *name == metric);
         let (words, better) = match place.and_then(|place| METRICS.get(place)) {
             Some((_, words, better)) => ((*words).to_owned(), *better),
-            // Of a process by its role.
+            // Memory of a process, named by its role.
             None => (
                 format!("{}, KiB", metric.strip_suffix("_kib")?),
                 Better::Lower,

@@ -1,4 +1,4 @@
-//! What a run measures: a TOML file, of which the repository has some under `perf/scenarios` and users write their own.
+//! Scenarios, which define what a run measures: TOML files, from `perf/scenarios` or from users.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Dialect {
         }
     }
 
-    /// The same for the load tool and for upstream's `--mode`, which know no difference between gRPC clients.
+    /// Name for the load tool and for upstream's `--mode`, which do not distinguish gRPC clients.
     pub(crate) fn protocol(self) -> &'static str {
         match self {
             Self::Grpc | Self::GrpcGo => "grpc",
@@ -45,40 +45,40 @@ impl Dialect {
     }
 }
 
-/// A scenario. Unknown keys are refused, so that a misspelt one does not silently keep its default.
+/// A scenario. Unknown keys are refused, so that a misspelt key does not silently keep its default.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Scenario {
-    /// What it is for, on top of the report.
+    /// Title of the report.
     pub(crate) title: String,
-    /// How often everything is measured; the report has medians.
+    /// Number of rounds; the report shows medians.
     pub(crate) rounds: usize,
     /// Peers by name, in the order of the columns.
     pub(crate) peers: Vec<String>,
-    /// Dialects in which those peers are measured that speak several.
+    /// Dialects for peers that support several.
     #[serde(rename = "ways")]
     pub(crate) dialects: Vec<Dialect>,
-    /// What the load tool is told.
+    /// The plan of the load tool.
     pub(crate) load: LoadPlan,
-    /// How many processors everything that is measured shares; all, if it does not say.
+    /// Number of processors that all measured processes share; all processors if unset.
     pub(crate) processors: Option<usize>,
-    /// The path between server and agent, if it is a long one.
+    /// A long path between server and agent.
     pub(crate) path: Option<Shape>,
-    /// Programs of the user's own, which take the flags of upstream's.
+    /// The user's own programs, which take upstream's flags.
     #[serde(default)]
     pub(crate) binary: Vec<Binary>,
-    /// Something of the user's own that is already running.
+    /// The user's own paths that are already running.
     #[serde(default)]
     pub(crate) address: Vec<Address>,
 }
 
-/// See the plan of `adit-load`, which has the same fields.
+/// The plan of `adit-load`, with the same fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LoadPlan {
     /// Measurements by name.
     pub(crate) measurements: Vec<String>,
-    /// Length of each timed measurement.
+    /// Duration of each timed measurement.
     pub(crate) seconds: f64,
     streams: Option<Vec<usize>>,
     connections: Option<Vec<usize>>,
@@ -90,27 +90,27 @@ pub(crate) struct LoadPlan {
     agents_seconds: Option<f64>,
     stalled_readers: Option<usize>,
     mixed_streams: Option<usize>,
-    /// No scenario has it: what comes of it is no row of a table of peers.
+    /// Not for scenarios: its result is no row of a table of peers.
     #[serde(skip_deserializing)]
     counted: Option<Counted>,
 }
 
-/// An operation that is done a fixed number of times.
+/// A fixed number of operations.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Counted {
-    /// Its name.
+    /// Name of the operation.
     pub(crate) operation: &'static str,
     /// Connections that share the echoes.
     pub(crate) connections: u64,
-    /// How often.
+    /// Number of operations.
     pub(crate) times: u64,
 }
 
-/// A server and an agent, as programs.
+/// The programs of a server and an agent.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Binary {
-    /// Column of the report.
+    /// Name of its column.
     pub(crate) name: String,
     /// The server program.
     pub(crate) server: PathBuf,
@@ -124,20 +124,20 @@ pub(crate) struct Binary {
     pub(crate) agent_args: Vec<String>,
 }
 
-/// A path that is already there: a frontend, or a port for each target.
+/// A running path: a frontend, or a port for each target.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Address {
-    /// Column of the report.
+    /// Name of its column.
     pub(crate) name: String,
-    /// How to speak to it.
+    /// The dialect of the frontend, or `tcp`.
     #[serde(rename = "way")]
     pub(crate) dialect: Dialect,
     /// Unix socket of the frontend, unless the dialect is `tcp`.
     pub(crate) frontend: Option<PathBuf>,
-    /// Addresses of `echo`, `source` and `sink`, as dialled; without them the run's own targets are.
+    /// Addresses of `echo`, `source` and `sink` to dial; if unset, this run's own targets are dialled.
     pub(crate) targets: Option<BTreeMap<String, String>>,
-    /// The `control` address of the targets, with `targets`.
+    /// The `control` address of these targets.
     pub(crate) control: Option<String>,
     /// Processes whose memory and CPU time count, by role.
     #[serde(default)]
@@ -158,10 +158,10 @@ const MEASUREMENTS: [&str; 9] = [
 ];
 
 impl Scenario {
-    /// Reads and checks a file.
+    /// Reads and checks a scenario file.
     ///
     /// # Errors
-    /// It is not there, is no TOML of this shape, or asks for something that does not exist.
+    /// The file is missing, does not parse as a scenario, or requests something unknown.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
@@ -174,10 +174,10 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Checks what the shape does not.
+    /// Checks constraints that the types do not express.
     ///
     /// # Errors
-    /// The first thing that makes no sense, and what would.
+    /// The first invalid value, and the valid ones.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(self.rounds > 0, "rounds: at least 1");
         ensure!(self.processors != Some(0), "processors: at least 1");
@@ -220,7 +220,7 @@ impl Scenario {
 }
 
 impl LoadPlan {
-    /// One operation, a fixed number of times.
+    /// A plan that only counts: one operation, a fixed number of times.
     pub(crate) fn counting(counted: Counted) -> Self {
         Self {
             measurements: vec!["counted".to_owned()],
@@ -230,10 +230,10 @@ impl LoadPlan {
         }
     }
 
-    /// For the load tool, which has defaults for what is not said.
+    /// The plan for the load tool, which has defaults for missing fields.
     ///
     /// # Errors
-    /// None for a plan.
+    /// A plan always serializes.
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         let mut plan = serde_json::to_value(self)?;
         if let Some(fields) = plan.as_object_mut() {
@@ -242,14 +242,14 @@ impl LoadPlan {
         Ok(plan.to_string())
     }
 
-    /// The most idle tunnels it asks for.
+    /// The largest requested number of idle tunnels.
     pub(crate) fn idle_most(&self) -> Option<usize> {
         let is_asked = self.measurements.iter().any(|name| name == "idle");
         let counts = self.idle.as_ref().filter(|_counts| is_asked)?;
         counts.iter().copied().max()
     }
 
-    /// The plan for each measurement alone, in order: so one that fails takes no other along.
+    /// A plan per measurement, in order, so that a failed measurement affects no other.
     pub(crate) fn parts(&self) -> Vec<(&'static str, Self)> {
         MEASUREMENTS
             .into_iter()

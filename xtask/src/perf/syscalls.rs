@@ -1,8 +1,8 @@
-//! `cargo xtask perf --syscalls`: system calls of server and agent for an echo, for a dial and for a MiB, counted by strace.
+//! `cargo xtask perf --syscalls`: system calls of server and agent per echo, per dial and per MiB, counted by strace.
 //!
-//! strace is attached to stacks that are up and have done everything before. Each operation is done a few times and many
-//! times, and the difference is that of the many beyond the few: neither idling nor the start and end of a run is in it.
-//! A third run counts calls on eventfds alone, which tells wake-ups from other reads and writes.
+//! strace attaches to warmed-up stacks. Each operation runs a few times and then many times; the difference of the two runs
+//! leaves out idling, start and end of a run. A third run counts calls on eventfds only, which separates wake-ups from other
+//! reads and writes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ use super::scenario::{Counted, Dialect, LoadPlan};
 use crate::steps::{Running, first_line};
 use crate::workspace::Workspace;
 
-/// What is counted, in the order of the table: a peer in a dialect.
+/// The counted stacks in the order of the table: a peer in a dialect, and its description.
 const STACKS: [(&str, Dialect, &str); 7] = [
     ("adit", Dialect::HttpConnect, "CONNECT, TLS lanes"),
     (
@@ -54,11 +54,11 @@ const STACKS: [(&str, Dialect, &str); 7] = [
     ),
 ];
 
-/// What is done a few times and many times: name, words, connections, the few, and how many more.
+/// A counted operation: name, words, connections, the few times, and how many more times.
 struct Operation(&'static str, &'static str, u64, u64, u64);
 
-/// In the order of the table. A slow machine makes 20,000 calls a second under strace, and these are less than 100,000 for each
-/// run of a stack's.
+/// Operations in the order of the table. Under strace a slow machine makes 20,000 calls a second; each run of a stack makes
+/// fewer than 100,000.
 const OPERATIONS: [Operation; 5] = [
     Operation("echo", "one echo, 1 connection", 1, 200, 2_000),
     Operation("echo", "one echo, 16 connections", 16, 320, 4_000),
@@ -67,14 +67,14 @@ const OPERATIONS: [Operation; 5] = [
     Operation("up", "1 MiB up", 1, 16, 256),
 ];
 
-/// How often everything is done before anything is counted: lanes double until each of 16 connections finds one.
+/// Rounds of all operations before the first count: the number of lanes doubles until each of 16 connections finds one.
 const WARM_UPS: usize = 3;
-/// How long strace may take to have all threads, and to let go of them.
+/// Time limit for strace to attach to all threads, and to detach.
 const STRACE_LIMIT: Duration = Duration::from_secs(20);
-/// What an eventfd is called in /proc.
+/// Name of an eventfd in /proc.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// Columns of the report, and their calls. `other` has the rest: memory, signals, clocks and whatever else there is.
+/// Columns of the report, and their calls. `other` has all remaining calls: memory, signals, clocks and the like.
 const GROUPS: [(&str, &str); 8] = [
     (
         READS,
@@ -104,7 +104,7 @@ const WRITES: &str = "writes";
 const WAKE_UPS: &str = "wake-ups";
 const OTHER: &str = "other";
 
-/// Calls by name, of a run or of one operation.
+/// Numbers of calls by name, of a run or of one operation.
 type Calls = BTreeMap<String, f64>;
 
 /// Calls of one process for one operation.
@@ -116,19 +116,19 @@ struct Row {
     all: f64,
     groups: BTreeMap<&'static str, f64>,
     calls: Calls,
-    /// Those of them on eventfds.
+    /// The calls among them that were on eventfds.
     eventfds: Calls,
 }
 
-/// Rows of a stack, or why there are none.
+/// Rows of a stack, or why it was not counted.
 type Outcome = Result<Vec<Row>, String>;
 
 /// Runs the command.
 ///
 /// # Errors
-/// There is no strace, or a stack of ours could not be counted; the table is written in spite of that.
+/// strace is missing, or an Adit stack could not be counted; the table is written nevertheless.
 pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Result<()> {
-    // First: nobody waits for builds to learn that it is missing.
+    // First, so that a missing strace shows before the builds.
     let strace = first_line(Command::new("strace").arg("--version"))
         .context("strace does not run here: install the package `strace` of this system")?
         .replace(" -- ", " ");
@@ -151,7 +151,7 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
             Ok(_) | Err(_) => peer::find(name, &programs, None)
                 .and_then(|peer| rows(tools, &peer, dialect, words))
                 .map_err(|why| {
-                    // Upstream's programs may fail, or be missing.
+                    // Failures of upstream's programs are tolerated: they may also be missing.
                     let is_ours = name.starts_with("adit");
                     failed.extend(is_ours.then_some(words));
                     format!("{}: {why:#}", if is_ours { "failed" } else { "missing" })
@@ -195,7 +195,7 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
     Ok(())
 }
 
-/// Counts every operation of a stack, which is started for it: a row for each process.
+/// Starts a stack and counts every operation: one row per process.
 fn rows(
     tools: Tools<'_>,
     peer: &Peer,
@@ -236,7 +236,7 @@ fn rows(
     Ok(rows)
 }
 
-/// Role and calls of each process while the load runs; only calls on this file, if one is named.
+/// Role and calls of each process while the load runs; only calls on `only`, if set.
 fn traced(
     tools: Tools<'_>,
     site: &Site,
@@ -263,7 +263,7 @@ impl Operation {
     }
 }
 
-/// strace on a running process. Dropped, it lets go of the process and counts nothing.
+/// strace on a running process. Dropping it detaches and discards the counts.
 struct Tracer<'a> {
     site: &'a Site,
     role: &'a str,
@@ -271,10 +271,10 @@ struct Tracer<'a> {
 }
 
 impl<'a> Tracer<'a> {
-    /// Attaches it, and waits until every thread of the process is counted.
+    /// Attaches strace, and waits until it traces every thread of the process.
     ///
     /// # Errors
-    /// The process is gone, or strace may not look at it.
+    /// The process has ended, or strace is not permitted to trace it.
     fn attach(
         site: &'a Site,
         role: &'a str,
@@ -306,17 +306,17 @@ impl<'a> Tracer<'a> {
         Ok(Self { site, role, strace })
     }
 
-    /// Lets go of the process and returns its role and what it called meanwhile.
+    /// Detaches, and returns the role and the calls of the process meanwhile.
     ///
     /// # Errors
-    /// strace has failed, or has written something else than a summary.
+    /// strace fails, or writes something other than a summary.
     fn detach(mut self) -> anyhow::Result<(String, Calls)> {
         let Self { site, role, .. } = self;
         let id = i32::try_from(self.strace.id()).ok().and_then(Pid::from_raw);
         let id = id.context("strace has a process id")?;
         kill_process(id, Signal::INT).with_context(|| format!("strace of the {role} is gone"))?;
         let ended = self.strace.ends_within(STRACE_LIMIT)?;
-        // Once strace has let go of the process it ends by the signal.
+        // After detaching, strace ends by the signal.
         ensure!(
             ended.is_some_and(|status| status.signal() == Some(Signal::INT.as_raw())),
             "strace of the {role} did not stop as it was told to{}",
@@ -328,34 +328,34 @@ impl<'a> Tracer<'a> {
     }
 }
 
-/// Where the summary goes.
+/// Path of strace's summary.
 fn summary(site: &Site, role: &str) -> String {
     site.at(&format!("strace-{role}.txt"))
 }
 
-/// Whether all threads of a process have this tracer.
+/// Whether this tracer traces all threads of a process.
 ///
 /// # Errors
-/// The process is gone.
+/// The process has ended.
 fn is_traced(process: u32, tracer: u32) -> anyhow::Result<bool> {
     let (process, tracer) = (i32::try_from(process)?, i32::try_from(tracer)?);
     let gone = || format!("process {process} is gone");
     let threads = Process::new(process).and_then(|process| process.tasks());
-    // A thread that has ended since needs no tracer.
+    // A thread that has ended meanwhile needs no tracer.
     let mut threads = threads
         .with_context(gone)?
         .flatten()
         .flat_map(|thread| thread.status());
     Ok(threads.all(|thread| {
-        // Nobody may trace a thread that the kernel made for a ring, and it makes no calls.
+        // The kernel's threads for a ring cannot be traced, and make no calls.
         thread.tracerpid == tracer || thread.name.starts_with("iou-")
     }))
 }
 
-/// Calls by name in what `strace -c` writes. It writes nothing for a process that made none.
+/// Calls by name from the output of `strace -c`, which is empty for a process without calls.
 ///
 /// # Errors
-/// It is not such a table, or its sum is another one than that of its rows.
+/// The text is not such a table, or its total differs from the sum of its rows.
 fn calls(text: &str) -> anyhow::Result<Calls> {
     let (mut calls, mut total) = (Calls::new(), 0.0);
     let is_frame =
@@ -363,7 +363,7 @@ fn calls(text: &str) -> anyhow::Result<Calls> {
     for line in text.lines().filter(|line| !is_frame(line)) {
         let odd = || format!("strace wrote the line `{line}`");
         let words: Vec<&str> = line.split_whitespace().collect();
-        // % time, seconds, usecs/call, calls, errors where there were any, syscall.
+        // Columns: % time, seconds, usecs/call, calls, errors if there were any, syscall.
         let ([_, _, _, count, name] | [_, _, _, count, _, name]) = words.as_slice() else {
             bail!(odd());
         };
@@ -381,8 +381,8 @@ fn calls(text: &str) -> anyhow::Result<Calls> {
     Ok(calls)
 }
 
-/// Calls of one operation, of counts of a run with few of them and of one with `more` of them beyond those: neither the
-/// start nor the end of a run is in it.
+/// Calls of one operation, from a run with few operations and a run with `more` operations in addition: leaves out the start
+/// and end of a run.
 fn each(few: &Calls, many: &Calls, more: u64) -> Calls {
     let of_name = |(name, count): (&String, &f64)| {
         let beyond = (count - few.get(name).copied().unwrap_or(0.0)).max(0.0);
@@ -391,7 +391,7 @@ fn each(few: &Calls, many: &Calls, more: u64) -> Calls {
     many.iter().map(of_name).collect()
 }
 
-/// Calls of one operation by group; `eventfds` are those of them on eventfds.
+/// Calls of one operation by group; `eventfds` are the calls among them on eventfds.
 fn grouped(calls: &Calls, eventfds: &Calls) -> BTreeMap<&'static str, f64> {
     let group_of = |name: &str| {
         let has = |calls: &str| calls.split(' ').any(|call| call == name);
@@ -405,7 +405,7 @@ fn grouped(calls: &Calls, eventfds: &Calls) -> BTreeMap<&'static str, f64> {
     for (name, count) in eventfds {
         let group = group_of(name);
         if [READS, WRITES].contains(&group) {
-            // Counted in another run: not exactly as often.
+            // The counts come from different runs, so they may differ slightly.
             let reads_or_writes = groups.entry(group).or_default();
             *reads_or_writes = (*reads_or_writes - count).max(0.0);
             *groups.entry(WAKE_UPS).or_default() += count;
@@ -414,7 +414,7 @@ fn grouped(calls: &Calls, eventfds: &Calls) -> BTreeMap<&'static str, f64> {
     groups
 }
 
-/// The table.
+/// The table of all stacks.
 fn report(heading: &str, outcomes: &[(&'static str, Outcome)]) -> String {
     let names = GROUPS.map(|(name, _)| name).join(" | ");
     let mut text = format!(
@@ -452,7 +452,7 @@ fn report(heading: &str, outcomes: &[(&'static str, Outcome)]) -> String {
     text
 }
 
-/// A count in the table: what is below a twentieth is none.
+/// A count in the table; below a twentieth it shows as none.
 fn shown(count: f64) -> String {
     match count {
         none if none < 0.05 => "-".to_owned(),

@@ -1,44 +1,44 @@
-//! Whether a difference is more than noise: a pure function of the rounds.
+//! Decides whether a difference exceeds noise: a pure function of the rounds.
 
 use crate::perf::results::median;
 use crate::perf::rows::Better;
 
-/// Turns the median of absolute deviations into a standard deviation, for noise that is normally distributed.
+/// Converts a median of absolute deviations to a standard deviation, for normally distributed noise.
 const SIGMA_OF_MAD: f64 = 1.4826;
-/// The standard error of a median against that of a mean.
+/// Ratio of the standard errors of a median and a mean.
 const MEDIAN_LOSS: f64 = 1.2533;
-/// How many standard errors are noise still: about one alarm in 700 rows, before the second pass.
+/// Standard errors that still count as noise: about one false alarm in 700 rows, before the second pass.
 const ERRORS: f64 = 3.0;
 
 /// One round of one row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
-    /// The same binary, measured twice.
+    /// Two measurements of the same binary.
     pub(crate) noise: (f64, f64),
-    /// The binary under judgement.
+    /// The judged binary.
     pub(crate) newer: f64,
-    /// What it is held against.
+    /// The reference binary.
     pub(crate) older: f64,
 }
 
-/// What came out for one row.
+/// Result for a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Verdict {
     /// Median change for the worse, as a share: 0.1 is a tenth worse, negative is better.
     pub(crate) change: f64,
-    /// The largest change that is put down to noise.
+    /// The largest change that is attributed to noise.
     pub(crate) allowed: f64,
 }
 
 impl Verdict {
-    /// Whether it is a regression.
+    /// Whether the change is a regression.
     pub(crate) fn is_worse(self) -> bool {
         self.change > self.allowed
     }
 }
 
-/// Judges a row. Each round is judged by itself first, so that a machine that changes its pace between rounds does not
-/// matter. `None` without rounds that can be compared.
+/// Judges a row. Values are compared within each round first, so that speed changes of the machine between rounds do not
+/// matter. `None` without comparable rounds.
 pub(crate) fn judge(rounds: &[Round], better: Better, margin: f64) -> Option<Verdict> {
     let logs = |of: &dyn Fn(&Round) -> (f64, f64)| -> Vec<f64> {
         rounds
@@ -54,7 +54,7 @@ pub(crate) fn judge(rounds: &[Round], better: Better, margin: f64) -> Option<Ver
     });
     let noise = logs(&|round| round.noise);
     let change = median(changes)?;
-    // What two processes of one binary differ by in every round is luck of their start, and noise as well.
+    // A constant difference between two processes of one binary comes from chance at their start, and is noise, too.
     let luck = median(noise.clone())?.abs();
     let deviation = SIGMA_OF_MAD * median(noise.iter().map(|log| log.abs()).collect())?;
     let error = MEDIAN_LOSS * deviation / (noise.len() as f64).sqrt();

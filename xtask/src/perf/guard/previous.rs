@@ -1,4 +1,4 @@
-//! The commit before, built: what a change is compared with.
+//! Builds the previous commit, with which a change is compared.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use crate::workspace::Workspace;
 
 /// A binary of another commit.
 pub(super) struct Previous {
-    /// Its commit.
+    /// The commit's hash.
     pub(super) commit: String,
     /// The program.
     pub(super) binary: PathBuf,
 }
 
-/// Where binaries of other commits are kept.
+/// Folder of other commits' binaries.
 const FOLDER: &str = "target/perf/previous";
 
-/// What changes the binary. A tree in which none of it differs from its commit is that commit.
+/// Paths that affect the binary. A tree without changes in them equals its commit.
 const SOURCES: [&str; 4] = [
     "tunnel-daemon",
     "Cargo.toml",
@@ -29,18 +29,17 @@ const SOURCES: [&str; 4] = [
 ];
 
 impl Previous {
-    /// Finds and builds it: the commit itself while there are changes on top of it, else the one before. Built once for
-    /// each commit.
+    /// Finds and builds the commit to compare with: HEAD if the tree has changes, else its parent. Each commit is built once.
     ///
     /// # Errors
-    /// There is none, as in a shallow clone, or it does not build.
+    /// There is no such commit, as in a shallow clone, or it does not build.
     pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
         let workspace = programs.workspace();
         let previous = Self::meant(workspace)?;
         let Self { commit, binary } = &previous;
         if !binary.is_file() {
             eprintln!("guard: building commit {commit}, once");
-            // Always the same place: what cargo knows about it is used again for the next commit.
+            // The same place for all commits, so that cargo reuses its build state.
             let tree = workspace.path(FOLDER).join("tree");
             unpack(workspace, commit, &tree)?;
             let built = programs.release(&Workspace::at(&tree), "adit");
@@ -49,8 +48,9 @@ impl Previous {
                 fs::create_dir_all(workspace.path(FOLDER).join(commit))?;
                 Ok(fs::copy(built, &fresh)?)
             });
-            // Cargo tells packages of two trees apart by the age of their files alone: what was built last, if only in part,
-            // would pass for this tree's. Before the binary has its name, or a run that is cut off here would not do it.
+            // Cargo distinguishes packages of two trees only by the age of their files: the last build, even a partial one,
+            // would pass for this tree's. Clean before the binary gets its name, so that an interrupted run does not skip this
+            // step.
             let mut forget = workspace.cargo(&["clean", "--release", "--workspace", "--quiet"]);
             run_command(&mut forget, MINUTES_5)?;
             kept.context("it does not build")?;
@@ -59,10 +59,10 @@ impl Previous {
         Ok(previous)
     }
 
-    /// The same, and nothing is built for it.
+    /// Finds that commit's binary, without building it.
     ///
     /// # Errors
-    /// There is none, or it was not built yet.
+    /// There is no such commit, or it was not built yet.
     pub(super) fn built(workspace: &Workspace) -> anyhow::Result<Self> {
         let previous = Self::meant(workspace)?;
         let commit = &previous.commit;
@@ -70,7 +70,7 @@ impl Previous {
         Ok(previous)
     }
 
-    /// Which one it is and where its binary belongs, whether that is there or not.
+    /// The commit to compare with, and the path of its binary, which may not exist yet.
     fn meant(workspace: &Workspace) -> anyhow::Result<Self> {
         let status = ["status", "--porcelain", "--untracked-files=no", "--"];
         let changed = workspace.git(&[&status[..], &SOURCES[..]].concat())?;
@@ -84,8 +84,8 @@ impl Previous {
     }
 }
 
-/// Writes the files of a commit to a folder, which has nothing else then. Git itself does not learn of the folder, so
-/// nothing of it is left to prune.
+/// Writes the files of a commit to a folder, replacing its contents. Git does not register the folder, so there is no worktree
+/// to prune.
 fn unpack(workspace: &Workspace, commit: &str, to: &Path) -> anyhow::Result<()> {
     if to.exists() {
         fs::remove_dir_all(to)?;
@@ -95,7 +95,7 @@ fn unpack(workspace: &Workspace, commit: &str, to: &Path) -> anyhow::Result<()> 
     let mut git = workspace.command("git");
     git.args(["archive", "--format=tar", commit, "-o"]);
     output_of(git.arg(archive.path()), MINUTES_5)?;
-    // Without -m files would be as old as the commit, and cargo would take an earlier build for theirs.
+    // Without -m files would get the commit's time, and cargo would take an earlier build for theirs.
     let mut tar = workspace.command("tar");
     tar.args(["-x", "-m", "-C"]).arg(to).arg("-f");
     output_of(tar.arg(archive.path()), MINUTES_5).map(drop)

@@ -1,4 +1,4 @@
-//! Programs of others that forward ports: HAProxy and rathole.
+//! Other projects' port forwarders: HAProxy and rathole.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,24 +11,24 @@ use crate::perf::process::{Place, Site, Targets, free_port};
 use crate::perf::programs::{Programs, RATHOLE};
 use crate::steps::{MINUTES_5, output_of};
 
-/// Connections each HAProxy takes: two descriptors for one, and 20,000 is a common hard limit.
+/// Connection limit of each HAProxy: a connection takes two descriptors, and 20,000 is a common hard limit.
 const CONNECTIONS_MAX: usize = 9_500;
-/// Guards the throw-away key file of rathole, whose format wants a password.
+/// Password of rathole's throw-away key file, whose format requires one.
 const PASSWORD: &str = "throw-away";
 
-/// What is between two HAProxies.
+/// The connection between two HAProxies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
     Tls,
-    /// For comparison with what does without encryption, too.
+    /// For comparison with other peers without encryption.
     Plaintext,
 }
 
-/// A pair of HAProxy: one takes plain connections beside the client, the other gives them to the target. What people build by
-/// hand when they want no tunnel program.
+/// Two HAProxies: one accepts plain connections beside the client, the other connects to the target. People build this by hand
+/// if they want no tunnel program.
 ///
 /// # Errors
-/// It is not installed.
+/// HAProxy is not installed.
 pub(super) fn haproxy(between: Between) -> anyhow::Result<Peer> {
     let (program, version) = installed("haproxy", "-v", "haproxy")?;
     let (name, words) = match between {
@@ -74,7 +74,7 @@ pub(super) fn haproxy(between: Between) -> anyhow::Result<Peer> {
     Ok(peer.spanning())
 }
 
-/// Configuration of a HAProxy, with the options of its listeners and of its connections.
+/// Configuration of a HAProxy, with options of its listeners and of its connections.
 fn forward(listen: &Targets, accept: &str, to: &Targets, connect: &str) -> String {
     let mut text = format!(
         "global\n  maxconn {CONNECTIONS_MAX}\ndefaults\n  mode tcp\n  maxconn {CONNECTIONS_MAX}\n  \
@@ -92,10 +92,10 @@ fn forward(listen: &Targets, accept: &str, to: &Targets, connect: &str) -> Strin
     text
 }
 
-/// rathole with TLS: a reverse tunnel in Rust whose client opens a connection for each tunnel.
+/// rathole with TLS: a reverse tunnel in Rust; its client opens a connection per tunnel.
 ///
 /// # Errors
-/// It could not be built from its public package.
+/// rathole cannot be built from its public package.
 pub(super) fn rathole(programs: &Programs) -> anyhow::Result<Peer> {
     let program = programs.rathole()?;
     let version =
@@ -148,7 +148,7 @@ pub(super) fn rathole(programs: &Programs) -> anyhow::Result<Peer> {
     }))
 }
 
-/// The server's certificate and key in the only format rathole takes.
+/// The server's certificate and key in rathole's only format.
 fn key_file(site: &Site) -> anyhow::Result<()> {
     let [cert, key, ca, to] =
         ["server.pem", "server.key", "ca.pem", "server.p12"].map(|name| site.at(name));

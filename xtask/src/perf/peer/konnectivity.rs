@@ -1,4 +1,4 @@
-//! Server and agent that take upstream's flags: upstream's own, ours, and a user's builds of either.
+//! Server and agent with upstream's flags: upstream's programs, Adit, and a user's builds of either.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Dialect};
 
-/// Line among the metrics of a program that accounts.
+/// Metric of a program that has accounting attached.
 const ACCOUNTED: &str = "adit_ebpf_account_attached 1";
 
-/// Flags of a server that lets agents in by the tokens of the load. Both peers would ask few reviews a second by default.
+/// Flags of a server that authenticates the load's agents by token. The default rate of reviews of both peers is low.
 const REVIEWING: [&str; 5] = [
     "--agent-namespace=kube-system",
     "--agent-service-account=konnectivity-agent",
@@ -29,7 +29,7 @@ struct Program {
     args: Vec<String>,
 }
 
-/// See the module.
+/// A pair of server and agent.
 #[derive(Clone, Debug)]
 pub(crate) struct Konnectivity {
     name: String,
@@ -59,7 +59,7 @@ impl Konnectivity {
     /// Upstream's programs.
     ///
     /// # Errors
-    /// They could not be built.
+    /// The programs cannot be built.
     pub(crate) fn upstream(programs: &Programs) -> anyhow::Result<Self> {
         let program = |role| -> anyhow::Result<Program> {
             Ok(Program {
@@ -76,7 +76,7 @@ impl Konnectivity {
         ))
     }
 
-    /// A binary of ours; `version` is what the report says of it.
+    /// An `adit` binary; the report shows `version`.
     pub(crate) fn adit(version: &str, binary: PathBuf) -> Self {
         let program = |role: &str| Program {
             path: binary.clone(),
@@ -90,13 +90,13 @@ impl Konnectivity {
         )
     }
 
-    /// The server of one and the agent of the other.
+    /// The server of one peer with the agent of another.
     pub(crate) fn fleet(name: &str, server: &Self, agent: &Self) -> Self {
         let version = format!("server: {}; agent: {}", server.version, agent.version);
         Self::new(name, version, server.server.clone(), agent.agent.clone())
     }
 
-    /// What a user's scenario describes.
+    /// The programs of a user's scenario.
     pub(crate) fn of_user(binary: &Binary) -> Self {
         let program = |path: &Path, args: &[String]| Program {
             path: path.to_owned(),
@@ -110,7 +110,7 @@ impl Konnectivity {
         )
     }
 
-    /// The same with another name.
+    /// This peer under another name.
     pub(crate) fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
@@ -128,69 +128,69 @@ impl Konnectivity {
         self
     }
 
-    /// The same with plaintext lanes, for a network that is trusted.
+    /// This peer with plaintext lanes, for trusted networks.
     pub(crate) fn plaintext(mut self) -> Self {
-        // Tunnels of other clients keep their frames.
+        // Tunnels of other clients are framed in any case.
         self.dialects = Dialects::Only(Dialect::HttpConnect);
         self.with_flag("--lane-security=plaintext")
             .variant("-plaintext", ", lanes in clear text")
     }
 
-    /// The same with everything on the link.
+    /// This peer without lanes: all tunnels are on the link.
     pub(crate) fn without_lanes(mut self) -> Self {
         self.server.args.push("--lanes-per-link=0".to_owned());
         self.agent.args.push("--lanes=0".to_owned());
         self.variant("-link", ", without lanes")
     }
 
-    /// The same, accounted for in the kernel.
+    /// This peer with accounting in the kernel.
     pub(crate) fn accounted(mut self) -> Self {
         self.is_accounted = true;
         self.with_flag("--account=on")
             .variant("-account", ", accounted for in the kernel")
     }
 
-    /// The same with agents that prove themselves by tokens, and not by certificates.
+    /// This peer with agents that authenticate by token instead of certificate.
     pub(crate) fn with_tokens(mut self) -> Self {
         self.has_tokens = true;
         self.variant("-tokens", ", agents with tokens")
     }
 
-    /// The same once more: how far its own rows lie apart.
+    /// This peer once more, to show how far its own rows differ.
     pub(crate) fn again(self) -> Self {
         self.variant("-again", "")
     }
 
-    /// The same with server and agent each in a cgroup of its own, as units and pods have it: what is attached to one's hears
-    /// nothing of the other, of targets and of the load.
+    /// This peer with server and agent each in a cgroup of its own, as systemd units and pods have it. Programs attached to one
+    /// cgroup see no traffic of the other, of targets and of the load.
     pub(crate) fn in_cgroups(mut self) -> Self {
         self.has_cgroups = true;
         self.variant("-cgroups", ", in cgroups of their own")
     }
 
-    /// As a peer.
+    /// Converts this pair to a peer.
     pub(crate) fn into_peer(self) -> Peer {
         Peer {
             name: self.name.clone(),
             version: self.version.clone(),
             dialects: self.dialects,
-            // A process is put into a namespace or into a cgroup.
+            // A process is started in a namespace or in a cgroup, not both.
             may_span: !self.has_cgroups,
             start: Box::new(move |site, dialect| self.start(site, dialect)),
         }
     }
 
-    /// Starts both with targets behind them, and waits until they are linked.
+    /// Starts server and agent with targets behind them, and waits until they are linked.
     ///
     /// # Errors
-    /// One cannot be started, or they do not find each other.
+    /// A program cannot be started, or they do not link.
     pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
         let mut route = Route::to(site, site.far(), site.far_host(), site.near().clone())?;
         route.dialect = dialect;
         route.frontend = Some(site.path("s.sock"));
         let [agent_port, health_port, agent_health] = [free_port()?, free_port()?, free_port()?];
         if site.long_path().is_none() {
-            // Agents of the load dial targets from where the load is, and metrics are read from here.
+            // The load's agents dial targets from the load's place, and this process reads the metrics.
             for (name, port) in [(AGENTS, agent_port), (METRICS, health_port)] {
                 route
                     .targets
@@ -226,7 +226,7 @@ impl Konnectivity {
             "--v=0".to_owned(),
         ]);
         if self.has_tokens {
-            // Reviews tokens; leaves a `kubeconfig` for itself and a `token` in the folder.
+            // Serves reviews; writes a `kubeconfig` for itself and a `token` to the folder.
             let (reviews, address) = site.serve(&near, &["reviews".to_owned(), site.at("")])?;
             route.running.push(reviews);
             route.targets.extend(address);
@@ -243,7 +243,7 @@ impl Konnectivity {
         site.wait_until_ready(health_port)?;
         if self.is_accounted {
             site.wait_until_ready(agent_health)?;
-            // Without accounting a program works all the same, and would be measured as if accounting were free.
+            // Without accounting a program works as well, and would be measured as if accounting cost nothing.
             for port in [health_port, agent_health] {
                 let metrics = http_get(&format!("127.0.0.1:{port}"), "/metrics")?;
                 ensure!(

@@ -1,7 +1,7 @@
-//! The peers: ways to reach a target that are measured side by side.
+//! The peers: paths to a target, which are compared.
 //!
-//! A peer knows how to start itself for one measurement. Why one cannot be measured here is an answer, not an error of
-//! the run: it becomes a row of the report.
+//! A peer can start itself for one measurement. If it cannot be measured here, the reason becomes a row of the report, and the
+//! run goes on.
 
 mod forwarders;
 mod konnectivity;
@@ -25,33 +25,33 @@ use super::programs::Programs;
 use super::scenario::{Address, Dialect, Scenario};
 use crate::steps::Running;
 
-/// The names of the three targets that are dialled.
+/// Names of the three targets that the load dials.
 const TARGETS: [&str; 3] = ["echo", "source", "sink"];
-/// Longest wait for more of an answer.
+/// Time limit of each read of a response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// A path to targets that can be started.
 pub(crate) struct Peer {
     /// Column of the report.
     pub(crate) name: String,
-    /// What is measured, as it names its version.
+    /// The measured version, as the program reports it.
     pub(crate) version: String,
     dialects: Dialects,
-    /// Whether its two halves may lie at the ends of a [long path](super::long_path).
+    /// Whether its two halves may be at the ends of a [long path](super::long_path).
     pub(crate) may_span: bool,
     start: Box<Start>,
 }
 
 type Start = dyn Fn(&Site, Dialect) -> anyhow::Result<Route>;
 
-/// In which dialects a peer is measured.
+/// Dialects in which a peer is measured.
 #[derive(Clone, Copy, Debug)]
 enum Dialects {
-    /// It forwards ports, and has none.
+    /// None: the peer forwards ports.
     Ports,
-    /// In all that are asked for.
+    /// All requested dialects.
     Asked,
-    /// In this one, where it is asked for.
+    /// This dialect, if it is requested.
     Only(Dialect),
 }
 
@@ -80,7 +80,7 @@ impl Peer {
         self
     }
 
-    /// The dialects it is measured in, of those the scenario asks for.
+    /// The dialects in which this peer is measured, given the scenario's dialects.
     pub(crate) fn dialects(&self, asked: &[Dialect]) -> Vec<Dialect> {
         match self.dialects {
             Dialects::Ports => vec![Dialect::Tcp],
@@ -93,15 +93,15 @@ impl Peer {
         }
     }
 
-    /// Starts it with targets behind it, and waits until it carries bytes.
+    /// Starts the peer with targets behind it, and waits until it carries bytes.
     ///
     /// # Errors
-    /// Why it cannot be measured.
+    /// Why the peer cannot be measured.
     pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
         (self.start)(site, dialect)
     }
 
-    /// The targets themselves.
+    /// A plain connection to the targets.
     fn direct() -> Self {
         let version = "no tunnel: the target itself".to_owned();
         Self::of_ports("direct", version, |site| {
@@ -110,11 +110,11 @@ impl Peer {
         .spanning()
     }
 
-    /// The forwarding loop alone: `relay`, or `relay-ENGINE-MOVER` such as `relay-epoll-splice`; or that of others, which have
-    /// one mover each: `relay-tokio`, `relay-tokio-uring`, `relay-ring-splice`.
+    /// A bare forwarding loop: adit-relay's by `relay` or `relay-ENGINE-MOVER`, such as `relay-epoll-splice`; other loops, with
+    /// one mover each, by `relay-tokio`, `relay-tokio-uring`, `relay-ring-splice`.
     ///
     /// # Errors
-    /// A name of another shape.
+    /// The name has another form.
     pub(crate) fn relay(name: &str) -> anyhow::Result<Self> {
         let options = match name.strip_prefix("relay-") {
             None => Vec::new(),
@@ -143,7 +143,7 @@ impl Peer {
         }))
     }
 
-    /// What a user's scenario describes, and is already running.
+    /// A running path that a user's scenario describes.
     fn of_user(address: &Address) -> Self {
         let address = address.clone();
         Self {
@@ -172,29 +172,29 @@ impl Peer {
     }
 }
 
-/// A started path. Its processes end with it.
+/// A started path. Dropping it ends its processes.
 pub(crate) struct Route {
-    /// How the load speaks to it.
+    /// The load's dialect.
     pub(crate) dialect: Dialect,
-    /// Where, unless it is a port for each target.
+    /// The frontend's socket; `None` if each target has a port.
     pub(crate) frontend: Option<PathBuf>,
-    /// What the load dials.
+    /// Addresses that the load dials.
     pub(crate) targets: Targets,
-    /// Role and process id of those whose memory and CPU time count.
+    /// Role and process id of processes whose memory and CPU time count.
     pub(crate) processes: Vec<(String, u32)>,
-    /// Where the load runs.
+    /// Place of the load.
     pub(crate) place: Place,
-    /// Everything that must live as long as the path does.
+    /// Processes that must live as long as the path.
     pub(crate) running: Vec<Running>,
-    /// Last: a cgroup can be removed once its processes are gone.
+    /// Last, so that it is dropped last: a cgroup can be removed once its processes have ended.
     cgroups: Vec<Cgroup>,
 }
 
 impl Route {
-    /// Targets on an address at some place, with a load that dials them directly from `place`.
+    /// Starts targets on `host` at `targets_at`, for a load that dials them directly from `place`.
     ///
     /// # Errors
-    /// They cannot be started or listen there.
+    /// The targets cannot be started or cannot listen there.
     fn to(site: &Site, targets_at: &Place, host: &str, place: Place) -> anyhow::Result<Self> {
         let args = ["target".to_owned(), format!("--host={host}")];
         let (target, targets) = site.serve(targets_at, &args)?;
@@ -212,7 +212,7 @@ impl Route {
     /// Starts a process whose memory and CPU time count.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     fn start(
         &mut self,
         site: &Site,
@@ -230,7 +230,7 @@ impl Route {
     /// A new cgroup that lives as long as the path.
     ///
     /// # Errors
-    /// There is no cgroup2, or we may not.
+    /// There is no cgroup2, or no permission to create a cgroup.
     fn cgroup(&mut self) -> anyhow::Result<Place> {
         let cgroup = Cgroup::new()?;
         let place = Place::Cgroup(cgroup.0.clone());
@@ -239,10 +239,10 @@ impl Route {
     }
 }
 
-/// A peer by name.
+/// Finds a peer by name.
 ///
 /// # Errors
-/// Why it cannot be measured here, in words for the report.
+/// Why the peer cannot be measured here, as text for the report.
 pub(crate) fn find(
     name: &str,
     programs: &Programs,
@@ -297,12 +297,12 @@ pub(crate) fn find(
     Ok(konnectivity.into_peer())
 }
 
-/// A cgroup of our own; removed when nobody is in it any more.
+/// A cgroup of this process; removed on drop if it is empty.
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// # Errors
-    /// There is no cgroup2, or we may make none in it.
+    /// There is no cgroup2, or no permission to create a cgroup in it.
     pub(crate) fn new() -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mounts = procfs::mounts()?;
@@ -319,15 +319,15 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // It stays while somebody is in it.
+        // A cgroup with processes cannot be removed, and stays.
         fs::remove_dir(&self.0).ok();
     }
 }
 
-/// What an HTTP server answers on a path.
+/// An HTTP server's response to a GET of `path`.
 ///
 /// # Errors
-/// It does not answer.
+/// The server does not answer.
 pub(crate) fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(address)?;
@@ -340,20 +340,20 @@ pub(crate) fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
     ask().with_context(|| format!("asking {address} for {path}"))
 }
 
-/// A program of the distribution: where it is, and its version.
+/// Path and version of a program of the distribution.
 ///
 /// # Errors
-/// It is not installed; with what to install.
+/// The program is not installed; names its package.
 fn installed(program: &str, flag: &str, package: &str) -> anyhow::Result<(PathBuf, String)> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
-    // Distributions put programs for administrators where not every PATH looks.
+    // Distributions put administration programs into folders that may not be in PATH.
     let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
     let found = folders
         .map(|folder: PathBuf| folder.join(program))
         .find(|path| path.is_file());
     let missing = || anyhow!("{program} is not installed: `apt-get install {package}`");
     let path = found.ok_or_else(missing)?;
-    // Some print their version and fail.
+    // Some programs print their version and fail.
     let output = Command::new(&path).arg(flag).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
@@ -363,7 +363,7 @@ fn installed(program: &str, flag: &str, package: &str) -> anyhow::Result<(PathBu
 /// A free port for each target.
 ///
 /// # Errors
-/// None is free.
+/// No port is free.
 fn free_ports(host: &str) -> anyhow::Result<Targets> {
     TARGETS
         .iter()

@@ -1,4 +1,4 @@
-//! Our server and agent where the load knows of no proxy: captured by its cgroup, or calling listeners of an agent on its node.
+//! Adit for clients without proxy settings: the load is captured by its cgroup, or calls listeners of an agent on its node.
 
 use std::path::Path;
 
@@ -8,24 +8,24 @@ use super::{Peer, Route, TARGETS, http_get};
 use crate::perf::process::{Place, Site, free_port};
 use crate::perf::programs::Programs;
 
-/// Addresses that the load calls where it is captured, in the order of [`TARGETS`]: of a network for examples, so nobody else
-/// answers there.
+/// Addresses that a captured load calls, in the order of [`TARGETS`]: from a documentation network, so that no other host
+/// answers.
 const SERVICES: [&str; TARGETS.len()] =
     ["198.51.100.1:443", "198.51.100.2:443", "198.51.100.3:443"];
 
-/// How connections of a node come to its agent.
+/// How a node's connections reach its agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Each target has a listener.
+    /// Each target has a listener of the agent.
     Listeners,
-    /// Each target has the address of a Service, which is captured.
+    /// Each target has a Service address, which is captured.
     Captured,
 }
 
-/// Our server with its redirect: calls of the load are captured by its cgroup.
+/// An Adit server with redirect: calls of the load are captured by its cgroup.
 ///
 /// # Errors
-/// The binary could not be built.
+/// The binary cannot be built.
 pub(super) fn to_agents(programs: &Programs) -> anyhow::Result<Peer> {
     let adit = programs.adit()?;
     let version = format!(
@@ -45,10 +45,10 @@ pub(super) fn to_agents(programs: &Programs) -> anyhow::Result<Peer> {
     }))
 }
 
-/// Node to control plane: the load calls what its node's agent listens on or captures, and the server dials the targets.
+/// Node to control plane: the load's calls reach its node's agent by listener or by capture, and the server dials the targets.
 ///
 /// # Errors
-/// The binary could not be built.
+/// The binary cannot be built.
 pub(super) fn from_node(programs: &Programs, entry: Entry) -> anyhow::Result<Peer> {
     let adit = programs.adit()?;
     let (name, how) = match entry {
@@ -65,7 +65,7 @@ pub(super) fn from_node(programs: &Programs, entry: Entry) -> anyhow::Result<Pee
     Ok(Peer::of_ports(name, version, move |site| {
         // Targets are beside the server, in the control plane.
         let mut route = Route::to(site, site.near(), site.near_host(), Place::Host)?;
-        // Nobody calls the frontend: a server does not start without one.
+        // Unused frontend: a server does not start without one.
         let frontend = site.at("s.sock");
         let mut server = vec![format!("--frontend=http-connect=unix:{frontend}")];
         let mut agent = Vec::new();
@@ -75,7 +75,7 @@ pub(super) fn from_node(programs: &Programs, entry: Entry) -> anyhow::Result<Pee
         }
         for (name, service) in TARGETS.into_iter().zip(SERVICES) {
             let at = target(&route, name)?;
-            // With its port, and the address itself: loopback is what a wider entry does not allow.
+            // Exact address and port: a wider entry does not allow loopback.
             server.push(format!("--allowed-destination={at}"));
             let called = match entry {
                 Entry::Captured => {
@@ -110,10 +110,10 @@ fn captures(place: &Place) -> String {
     }
 }
 
-/// Starts server and agent with flags of their own, and waits until both are ready. Returns their health ports.
+/// Starts server and agent with their flags, and waits until both are ready. Returns their health ports.
 ///
 /// # Errors
-/// One cannot be started, or they do not find each other; the error has the logs.
+/// A program cannot be started, or they do not link; the error contains the logs.
 fn start(
     route: &mut Route,
     site: &Site,
@@ -148,15 +148,15 @@ fn start(
         "--admin-server-port=off".to_owned(),
     ];
     route.start(site, "agent", site.far(), adit, &[common, agent].concat())?;
-    // An agent links while it still starts, and says that it is ready when it has.
+    // An agent links during its start, and reports ready after it.
     for port in [server_health, agent_health] {
         site.wait_until_ready(port)?;
     }
     Ok([server_health, agent_health])
 }
 
-/// Asks a health port for the redirect. Without one the load would reach its targets directly, and be measured as if it had
-/// not.
+/// Checks on a health port that the redirect is active. Otherwise the load would reach its targets directly and be measured as
+/// if redirected.
 ///
 /// # Errors
 /// Why nothing is captured.

@@ -1,5 +1,5 @@
-//! Peers that work on packets, between two network namespaces with a virtual cable. Namespaces live as long as the processes
-//! that hold them, so nothing stays behind.
+//! Peers that forward packets between two network namespaces joined by a veth pair. A namespace lives as long as the process
+//! that holds it, so none remains afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::{Peer, Route, installed};
 use crate::perf::process::{Place, Site};
 use crate::steps::{MINUTES_5, Running, output_of};
 
-/// Addresses at the two ends of the cable: client, server.
+/// Addresses at the ends of the veth pair: client, server.
 const CABLE: [&str; 2] = ["10.98.0.1", "10.98.0.2"];
-/// Addresses at the two ends of the tunnel.
+/// Addresses at the ends of the tunnel: client, server.
 const TUNNEL: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
-/// UDP port of WireGuard, free in a namespace of its own.
+/// UDP port of WireGuard, free because the namespace is new.
 const PORT: &str = "51820";
 
 /// A network namespace, held by a process.
@@ -38,20 +38,20 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The file that names it.
+    /// The namespace's file.
     pub(crate) fn file(&self) -> String {
         format!("/proc/{}/ns/net", self.holder.id())
     }
 
-    /// For processes in it.
+    /// The place of processes in this namespace.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Runs a command of words inside it.
+    /// Runs a command line, split at blanks, inside the namespace.
     ///
     /// # Errors
-    /// What it printed.
+    /// The command fails; carries its output.
     pub(crate) fn run(&self, line: &str) -> anyhow::Result<()> {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.file())).arg("--");
@@ -59,14 +59,14 @@ impl Namespace {
     }
 }
 
-/// Two of them.
+/// The namespaces of client and server.
 pub(crate) struct Namespaces {
     pub(crate) client: Namespace,
     pub(crate) server: Namespace,
 }
 
 impl Namespaces {
-    /// Makes both, with nothing between them.
+    /// Creates both, unconnected.
     ///
     /// # Errors
     /// A tool is not installed, or the kernel refuses.
@@ -78,10 +78,10 @@ impl Namespaces {
         })
     }
 
-    /// Makes both and connects them.
+    /// Creates both and connects them.
     ///
     /// # Errors
-    /// As [`Self::apart`].
+    /// Like [`Self::apart`].
     fn connected(site: &Site) -> anyhow::Result<Self> {
         let both = Self::apart(site)?;
         let far = both.server.holder.id();
@@ -96,7 +96,7 @@ impl Namespaces {
         Ok(both)
     }
 
-    /// Targets behind the tunnel, and the load in front of it.
+    /// Starts targets in the server's namespace, for a load in the client's.
     fn route(&self, site: &Site) -> anyhow::Result<Route> {
         Route::to(
             site,
@@ -106,7 +106,7 @@ impl Namespaces {
         )
     }
 
-    /// Lets them live as long as the path.
+    /// Keeps the namespaces alive as long as the path.
     fn held_by(self, mut route: Route) -> Route {
         route
             .running
@@ -133,10 +133,10 @@ fn two_words(text: &str) -> String {
     words.join(" ")
 }
 
-/// OpenVPN over UDP with AES-256-GCM: what many hosted control planes ran before.
+/// OpenVPN over UDP with AES-256-GCM, which many hosted control planes used to run.
 ///
 /// # Errors
-/// It is not installed, or this host gives no namespaces or no tunnel devices.
+/// OpenVPN is not installed, or this host allows no namespaces or no tunnel devices.
 pub(super) fn openvpn() -> anyhow::Result<Peer> {
     let (program, version) = installed("openvpn", "--version", "openvpn")?;
     ensure_available()?;
@@ -190,11 +190,11 @@ pub(super) fn openvpn() -> anyhow::Result<Peer> {
 /// WireGuard. The kernel does the work, so its cost shows only in the machine's CPU time.
 ///
 /// # Errors
-/// The tool is not installed, or the kernel has none.
+/// The tool is not installed, or the kernel has no WireGuard.
 pub(super) fn wireguard() -> anyhow::Result<Peer> {
     let (_, version) = installed("wg", "--version", "wireguard-tools")?;
     ensure_available()?;
-    // Tried in a namespace that ends with the command.
+    // Tested in a namespace that ends with the command.
     let mut tried = Command::new("unshare");
     tried.args(["--net", "ip", "link", "add", "wg0", "type", "wireguard"]);
     output_of(&mut tried, MINUTES_5).context("the kernel has no WireGuard")?;
@@ -223,7 +223,7 @@ pub(super) fn wireguard() -> anyhow::Result<Peer> {
     }))
 }
 
-/// Writes a private key to a file and returns the public one.
+/// Writes a private key to a file and returns the public key.
 fn new_key(site: &Site, name: &str) -> anyhow::Result<String> {
     let file = site.at(&format!("{name}.wg"));
     let mut generate = Command::new("sh");
