@@ -14,9 +14,9 @@ use zeroize::Zeroizing;
 
 use crate::no_proxy::is_excepted;
 
-/// How often the files are compared with what is in use, at most.
+/// Shortest time between two checks whether the files changed.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// How often a configuration is read that changes meanwhile.
+/// How often a configuration that keeps changing is read again.
 const LOADS_MAX: usize = 5;
 /// Time to connect to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ pub enum AccessError {
          ({0}; give --kubeconfig outside of a pod)"
     )]
     InCluster(String),
-    /// A client cannot be made of it.
+    /// No client can be made of the configuration.
     #[error("{0}")]
     Client(String),
 }
@@ -101,10 +101,10 @@ struct Loaded {
 }
 
 impl Api {
-    /// Reads and checks the configuration. The API server is not asked: it may start later than its own proxy.
+    /// Reads and checks the configuration. The API server is not contacted: it may start later than its own proxy.
     ///
     /// # Errors
-    /// A file is missing or wrong, by name.
+    /// A file is missing or wrong; the text names it.
     pub async fn open(source: Source) -> Result<Arc<Self>, AccessError> {
         let loaded = load(source.clone()).await?;
         // A credential plugin runs when a client is made. Upstream runs it with the first request, so it is no reason not to start.
@@ -125,13 +125,13 @@ impl Api {
         Ok(Arc::new(api))
     }
 
-    /// Increases whenever another configuration is taken into use.
+    /// Increases whenever a new configuration is taken into use.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
     }
 
-    /// What lets somebody between here and the API server answer in its place, as far as a client was made.
+    /// Why an attacker between this process and the API server could answer in its place. `None` before a client is made.
     pub async fn risk(&self) -> Option<&'static str> {
         self.state.lock().await.current.as_ref()?.risk
     }
@@ -140,7 +140,7 @@ impl Api {
     /// use, and the log says so once.
     ///
     /// # Errors
-    /// There is no configuration that could be used.
+    /// No configuration is usable.
     pub async fn client(&self) -> Result<Client, AccessError> {
         let mut state = self.state.lock().await;
         if let Some(current) = &state.current {
@@ -186,7 +186,7 @@ impl Api {
     }
 }
 
-/// Reads files in a thread that may block. The program that calls has started those threads with its runtime.
+/// Reads files on a blocking thread, which the calling program has started with its runtime.
 #[expect(
     clippy::disallowed_methods,
     reason = "this crate is below adit_tls::blocking, and uses the same threads"
@@ -195,7 +195,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.ok()
 }
 
-/// Until nothing has changed between the reading of the configuration and that of its files.
+/// Loads until nothing changes between reading the configuration and reading its files.
 async fn load(source: Source) -> Result<Loaded, AccessError> {
     let mut loaded = load_once(source.clone()).await?;
     for _try in 0..LOADS_MAX {
@@ -305,13 +305,13 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
     {
         let token = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
         let token = Zeroizing::new(token);
-        // As client-go: most token files end with a line end.
+        // As client-go does: most token files end with a line end.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }
-    // The files are compared here, the CA among them.
+    // This module checks the files for changes, the CA among them.
     config.root_cert_file = None;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // Each request has a time limit and a caller that tries again.
+    // Each request has a time limit and a caller that retries.
     config.default_retry = false;
     Ok(Loaded {
         config,
@@ -320,7 +320,7 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
     })
 }
 
-/// What lets somebody between here and the API server answer in its place.
+/// Why an attacker between this process and the API server could answer in its place.
 fn risk(config: &Config) -> Option<&'static str> {
     if config.cluster_url.scheme_str() == Some("http") {
         Some(
@@ -335,7 +335,7 @@ fn risk(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// In a thread that may block: a credential plugin is a process.
+/// On a blocking thread: a credential plugin is a process.
 async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
     let risk = risk(&loaded.config);
     if let Some(risk) = risk {
@@ -373,7 +373,7 @@ fn fingerprint(files: &[PathBuf]) -> Result<[u8; 32], (&Path, std::io::Error)> {
     Ok(hash.finish())
 }
 
-/// An error with its causes, each said once.
+/// An error with its causes, without repetitions.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

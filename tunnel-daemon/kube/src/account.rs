@@ -8,7 +8,7 @@ const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// A service account, and the pod and node that its token is bound to, as the API server says.
+/// A service account, and the pod and node that its token is bound to, as the API server reports them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ServiceAccount {
     /// Its namespace.
@@ -19,17 +19,17 @@ pub struct ServiceAccount {
     pub pod_name: Option<String>,
     /// Unique id of the pod.
     pub pod_uid: Option<String>,
-    /// Name of the node of that pod, or that the token is bound to.
+    /// Name of the pod's node, or of the node that the token is bound to.
     pub node_name: Option<String>,
 }
 
-/// Why a user name is no service account's. Upstream's words.
+/// Why a user name is not that of a service account. Upstream's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotAnAccount {
-    /// It has not four parts between colons.
+    /// The name does not have four parts between colons.
     #[error("unexpected username format")]
     Format,
-    /// The first two are others.
+    /// The first two parts are not `system:serviceaccount`.
     #[error("username returned is not a service account")]
     OtherUser,
 }
@@ -37,7 +37,7 @@ pub enum NotAnAccount {
 /// Namespace and name in a user name, `system:serviceaccount:NAMESPACE:NAME`.
 ///
 /// # Errors
-/// It is another user's.
+/// The user is not a service account.
 pub fn parse_username(username: &str) -> Result<(&str, &str), NotAnAccount> {
     let parts: Vec<&str> = username.split(':').collect();
     let [system, kind, namespace, name] = parts[..] else {
@@ -50,7 +50,7 @@ pub fn parse_username(username: &str) -> Result<(&str, &str), NotAnAccount> {
 }
 
 impl ServiceAccount {
-    /// An account whose user name was split before, with what the API server says of the token beside it.
+    /// An account from a split user name, with what the API server reports about the token.
     pub(crate) fn new(
         namespace: &str,
         name: &str,
@@ -69,7 +69,8 @@ impl ServiceAccount {
         }
     }
 
-    /// Who owns what an agent with this token claims: the node, which outlives its pods; else the pod; else the account.
+    /// The owner of what an agent with this token claims: the node, which outlives its pods; else the pod; else the
+    /// account.
     #[must_use]
     pub fn owner(&self) -> String {
         let Self {

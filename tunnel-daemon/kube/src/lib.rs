@@ -1,7 +1,6 @@
 //! The Kubernetes API as Adit uses it: who holds a service account token, and which servers have leases.
 //!
-//! Knows nothing of tunnels. Where a caller comes from is an address and a flag; what came of a request goes to the
-//! caller's events.
+//! Knows nothing of tunnels. A caller's origin is an address and a flag; outcomes of requests go to the caller's events.
 
 pub mod access;
 pub mod account;

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-/// Whether `NO_PROXY` names the server, by the rules of Go's `httpproxy`: `*`, networks, and addresses or
-/// domains with or without a port. A domain stands for itself and all below it, with a dot or `*.` in front only
-/// for those below it. Loopback is never proxied.
+/// Whether `NO_PROXY` names the server, by the rules of Go's `httpproxy`: `*`, networks, and addresses or domains with or
+/// without a port. A domain covers itself and its subdomains, with a leading dot or `*.` only the subdomains. Loopback is
+/// never proxied.
 #[must_use]
 pub fn is_excepted(host: &str, port: u16, list: &str) -> bool {
     let ip = host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
@@ -38,7 +38,7 @@ pub fn is_excepted(host: &str, port: u16, list: &str) -> bool {
         .any(|entry| !entry.is_empty() && names(entry))
 }
 
-/// As Go splits: brackets around IPv6 only together with a port; an empty port is any.
+/// Splits as Go does: brackets around IPv6 only together with a port; an empty port is any.
 fn split_port(entry: &str) -> (&str, Option<&str>) {
     let split = match entry.strip_prefix('[') {
         Some(bracketed) => bracketed.split_once("]:"),

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::access::{AccessError, Api, chain};
 
-/// Time for a request, with the connection it may need.
+/// Time for a request, including the connection that it may need.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest answer that is read.
+/// Longest answer.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Longest part of a foreign error text that is passed on.
 const TEXT_BYTES_MAX: usize = 512;
@@ -24,26 +24,26 @@ pub enum RequestError {
     /// The configuration cannot be used.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// No connection, or it broke.
+    /// No connection, or the connection broke.
     #[error("{0}")]
     Transport(String),
-    /// The API server says no.
+    /// The API server refuses.
     #[error("{message} (HTTP status {status})", status = .status.as_u16())]
     Refused {
         /// HTTP status.
         status: StatusCode,
         /// One word for it, if the API server has one: `NotFound`, `Conflict`.
         reason: String,
-        /// In the words of the API server, if it has any.
+        /// Message of the API server, if there is one.
         message: String,
     },
-    /// It answers something else.
+    /// The answer is not the expected object.
     #[error("the API server's answer is not what was asked for: {0}")]
     NotUnderstood(String),
-    /// It answers without end.
+    /// The answer is too long.
     #[error("the API server's answer is longer than {} bytes", ANSWER_BYTES_MAX)]
     TooLong,
-    /// It does not answer.
+    /// The answer did not come in time.
     #[error("no answer from the API server in time")]
     TimedOut,
 }
@@ -58,7 +58,7 @@ impl RequestError {
         }
     }
 
-    /// For a metric: the HTTP status, 0 without an answer, and one word.
+    /// HTTP status, 0 without an answer, and one word for a metric.
     #[must_use]
     pub fn code_and_reason(&self) -> (u16, &str) {
         match self {
@@ -70,7 +70,7 @@ impl RequestError {
     }
 }
 
-/// What the API server says in place of an object.
+/// What the API server sends in place of an object.
 #[derive(Deserialize, Default)]
 struct Status {
     reason: Option<String>,
@@ -80,7 +80,7 @@ struct Status {
 /// Sends a JSON object and reads one. A cancelled call closes the connection.
 ///
 /// # Errors
-/// See [`RequestError`]. Nothing is tried again.
+/// See [`RequestError`]. Nothing is retried.
 pub async fn send<B: Serialize, A: DeserializeOwned>(
     api: &Api,
     method: Method,
@@ -90,7 +90,7 @@ pub async fn send<B: Serialize, A: DeserializeOwned>(
     send_within(TIMEOUT, api, method, path, body).await
 }
 
-/// The same, with a time limit of the caller's.
+/// As [`send`], with a time limit of the caller.
 ///
 /// # Errors
 /// As [`send`].
@@ -117,7 +117,7 @@ pub(crate) struct Lines {
     buffer: BytesMut,
 }
 
-/// Begins to read lines. Whoever reads them decides how long to wait for each.
+/// Begins to read lines. The caller of [`Lines::next`] decides how long to wait for each line.
 ///
 /// # Errors
 /// As [`send`].
@@ -135,7 +135,7 @@ impl Lines {
     /// The next object; `None` at the end.
     ///
     /// # Errors
-    /// The connection broke, or what came is no such object.
+    /// The connection broke, or a line is no such object.
     pub(crate) async fn next<A: DeserializeOwned>(&mut self) -> Result<Option<A>, RequestError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -161,7 +161,7 @@ impl Lines {
     }
 }
 
-/// Sends a request; the body of the answer, if that is no refusal.
+/// Sends a request; returns the body of the answer, unless it is a refusal.
 async fn begin<B: Serialize>(
     api: &Api,
     method: Method,
@@ -219,7 +219,7 @@ fn not_understood(error: serde_json::Error) -> RequestError {
     RequestError::NotUnderstood(excerpt(&error.to_string()))
 }
 
-/// Without the names that the library gives its layers.
+/// The error without the names that the library gives its layers.
 fn plain(error: &kube::Error) -> String {
     let text = match error {
         kube::Error::Service(cause) => chain(cause.as_ref()),
@@ -230,7 +230,7 @@ fn plain(error: &kube::Error) -> String {
     excerpt(&text)
 }
 
-/// The start of a text from outside.
+/// The start of a foreign text.
 pub(crate) fn excerpt(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! What a review of a token says, and in which words a refusal reaches the agent.
+//! Decides by the review of a token, and words the refusals that reach the agent.
 
 use std::time::SystemTime;
 
@@ -16,7 +16,7 @@ pub(crate) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 pub struct ReviewPolicy {
     /// Namespace of the service account.
     pub namespace: String,
-    /// Its name.
+    /// Name of the service account.
     pub service_account: String,
     /// Audience that tokens must have.
     pub audience: String,
@@ -31,21 +31,21 @@ pub enum ReviewError {
     /// The API server's own reason.
     #[error("lookup failed: {0}")]
     Status(String),
-    /// It is not valid.
+    /// The token is not valid.
     #[error("lookup failed: service account jwt not valid")]
     NotValid,
-    /// It is another user's.
+    /// The token's user is not a service account.
     #[error("lookup failed: {0}")]
     NotAnAccount(#[from] NotAnAccount),
-    /// Its account is in another namespace.
+    /// The token's account is in another namespace.
     #[error("lookup failed: incoming request from {found:?} namespace. Expected {expected:?}")]
     Namespace {
-        /// Of the token.
+        /// Namespace of the token.
         found: String,
         /// As configured.
         expected: String,
     },
-    /// It is another account's.
+    /// The token belongs to another account.
     #[error(
         "lookup failed: incoming request from {found:?} service account. Expected {expected:?}"
     )]
@@ -55,10 +55,10 @@ pub enum ReviewError {
         /// As configured.
         expected: String,
     },
-    /// More agents wait than may.
+    /// Too many agents wait.
     #[error("too many agents wait to be authenticated; try again")]
     Overload,
-    /// It has waited for its turn for too long.
+    /// No turn came in time.
     #[error("Failed to authenticate request. err:no turn within {} s", crate::reviewer::LIMIT.as_secs())]
     NoTurn,
 }
@@ -72,10 +72,10 @@ impl ReviewError {
 }
 
 impl ReviewPolicy {
-    /// What a token says of itself, before it costs a review. Passing proves nothing.
+    /// Checks what a token claims, before it costs a review. Passing proves nothing.
     ///
     /// # Errors
-    /// Where upstream would end, too.
+    /// Upstream would refuse the token, too.
     pub fn check_claims(&self, token: &Token, now: SystemTime) -> Result<Claims, ReviewError> {
         let claims = token.claims().ok_or(ReviewError::NotValid)?;
         let is_for_others = claims
@@ -92,7 +92,7 @@ impl ReviewPolicy {
     }
 
     /// # Errors
-    /// It is not the configured account's.
+    /// The user is not the configured account.
     fn check_username<'a>(&self, username: &'a str) -> Result<(&'a str, &'a str), ReviewError> {
         let (namespace, name) = parse_username(username)?;
         if namespace != self.namespace {
@@ -110,7 +110,7 @@ impl ReviewPolicy {
         Ok((namespace, name))
     }
 
-    /// What is asked.
+    /// The request for a review.
     pub(crate) fn request(&self, token: &Token) -> TokenReview {
         TokenReview {
             spec: TokenReviewSpec {
@@ -121,7 +121,7 @@ impl ReviewPolicy {
         }
     }
 
-    /// What the answer means, in upstream's order.
+    /// Decides by the answer, in upstream's order.
     ///
     /// # Errors
     /// The token is not let in.
@@ -135,7 +135,7 @@ impl ReviewPolicy {
         let user = status.user.unwrap_or_default();
         let username = user.username.unwrap_or_default();
         let (namespace, name) = self.check_username(&username)?;
-        // An authenticator that knows no audiences leaves the field out; one that names others has not checked ours.
+        // An authenticator that knows no audiences omits the field; one that lists other audiences has not checked ours.
         let is_for_others = status
             .audiences
             .is_some_and(|audiences| !audiences.contains(&self.audience));

@@ -1,5 +1,5 @@
-//! Reviews of tokens, so that many agents and any number of strangers cost the API server little: one review at a time for
-//! each token, few at once, and answers that are kept for seconds.
+//! Reviews of tokens, bounded so that many agents and any number of strangers cost the API server little: one review at a
+//! time for each token, few at once, and answers cached for seconds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +24,13 @@ use crate::turns::{Full, Turn, Turns};
 const IN_FLIGHT_MAX: usize = 32;
 /// Callers that wait for a turn.
 const WAITING_MAX: usize = 1024;
-/// Longest time for a review, waiting for its turn included: an agent waits 10 s for its answer, and is to hear the reason.
+/// Longest time for a review, including the wait for a turn: an agent waits 10 s for its answer, and should get the reason.
 pub const LIMIT: Duration = Duration::from_secs(9);
-/// How long a token that was let in is let in again without a review.
+/// How long an accepted token is accepted without a review.
 const KEEP_ACCEPTED: Duration = Duration::from_secs(10);
-/// How long one that was not is refused without a review.
+/// How long a denied token is refused without a review.
 const KEEP_DENIED: Duration = Duration::from_secs(2);
-/// Answers that are kept.
+/// Cached answers.
 const KEPT_MAX: usize = 8192;
 
 /// How often the API server may be asked.
@@ -42,35 +42,35 @@ pub struct Rate {
     pub burst: i64,
 }
 
-/// What came of a review.
+/// Outcome of a review.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReviewResult {
     /// The token is let in.
     Ok,
-    /// It is not.
+    /// The token is denied.
     Denied,
-    /// The API server's answer is of no use.
+    /// The API server's answer is unusable.
     Error,
-    /// It did not answer in time.
+    /// The API server did not answer in time.
     Timeout,
-    /// Nobody was asked: too many wait.
+    /// No request was made: too many callers wait.
     Overload,
 }
 
-/// Who counts reviews.
+/// Counter of reviews.
 pub trait ReviewEvents: Send + Sync {
     /// A review is over. `time` is that of the request; zero for [`ReviewResult::Overload`].
     fn reviewed(&self, result: ReviewResult, time: Duration);
-    /// So many are under way.
+    /// Number of reviews under way.
     fn in_flight(&self, reviews: usize);
 }
 
-/// A token's key in the tables: of the token and of the configuration that it was reviewed with.
+/// A token's key in the tables: a digest of the token and of the configuration that it was reviewed with.
 type Key = [u8; 32];
 type Answer = Result<Arc<ServiceAccount>, ReviewError>;
 type Pending = BoxFuture<'static, Answer>;
 
-/// Judges tokens. One for a process.
+/// Judges tokens. One per process.
 pub struct Reviewer(Arc<Inner>);
 
 struct Inner {
@@ -80,7 +80,7 @@ struct Inner {
     pace: Pace,
     events: Arc<dyn ReviewEvents>,
     tables: Mutex<Tables>,
-    /// The API server could not be asked the last time: it is logged when that changes.
+    /// Whether the last request to the API server failed: changes are logged.
     is_away: Mutex<bool>,
 }
 
@@ -101,7 +101,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Reviewer {
-    /// Asks `api`; `events` counts.
+    /// A reviewer that asks `api`.
     #[must_use]
     pub fn new(
         api: Arc<Api>,
@@ -120,11 +120,11 @@ impl Reviewer {
         }))
     }
 
-    /// Whose token it is. Callers with the same token share a review. A cancelled call ends the review, unless others wait for
-    /// it.
+    /// The service account of a token. Callers with the same token share a review. A cancelled call ends the review, unless
+    /// other callers wait for it.
     ///
     /// # Errors
-    /// The token is not let in, or nobody could say: see [`ReviewError`]. Takes [`LIMIT`] at most.
+    /// The token is denied, or no review was possible: see [`ReviewError`]. Takes [`LIMIT`] at most.
     pub async fn review(&self, token: &Token, caller: Caller) -> Answer {
         let claims = self.0.policy.check_claims(token, token::now())?;
         let key = self.0.key(token);
@@ -160,7 +160,7 @@ impl Tables {
         };
         let review = review.boxed().shared();
         if self.pending.len() >= self.pending.capacity() {
-            // As often as the table would grow: reviews that were cancelled are still in it.
+            // Only when the table would grow: cancelled reviews are still in it.
             self.pending
                 .retain(|_key, review| review.upgrade().is_some());
         }
@@ -252,7 +252,7 @@ impl Inner {
         }
     }
 
-    /// Once when it goes away, and once when it is back.
+    /// Logs once when the API server goes away, and once when it is back.
     fn say_whether_away(&self, error: Option<&RequestError>) {
         let was_away = std::mem::replace(&mut *locked(&self.is_away), error.is_some());
         match error {
@@ -278,7 +278,7 @@ impl<'a> InFlight<'a> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        // Its own turn goes after it.
+        // The turn of this review is released after this.
         self.0
             .events
             .in_flight(self.0.turns.in_use().saturating_sub(1));
@@ -307,7 +307,7 @@ impl Pace {
         }
     }
 
-    /// Waits for the next request's time. A call that is cancelled before gives it back.
+    /// Waits for the next request's time. A call that is cancelled before gives its share back.
     ///
     /// # Errors
     /// That time is beyond `deadline`; nothing was taken.

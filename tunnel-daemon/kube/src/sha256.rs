@@ -1,4 +1,4 @@
-//! SHA-256 by the library that also does TLS, so that a FIPS build has no other.
+//! SHA-256 by the library that TLS uses, so that a FIPS build has no other.
 
 use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 

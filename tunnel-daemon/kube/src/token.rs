@@ -1,4 +1,4 @@
-//! A bearer token, and what it says of itself before anybody has verified it.
+//! A bearer token, and its unverified claims.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,16 +9,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-/// Clocks of the API server and of this host may differ by so much; the API server allows as much.
+/// Allowed difference between the clocks of the API server and of this host; the API server allows the same.
 const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// The time of day, which is what tokens end by.
+/// Wall-clock time, by which tokens end.
 #[expect(clippy::disallowed_methods, reason = "an expiry is a time of day")]
 pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// Longest token that is looked at: those of service accounts have one to two thousand bytes.
+/// Longest token that is parsed: those of service accounts have one to two thousand bytes.
 const BYTES_MAX: usize = 16 * 1024;
 
 /// A bearer token. Formatting it shows a mask; dropping clears it.
@@ -31,7 +31,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What a JWT claims (RFC 7519), as far as it is looked at. Nothing of it is verified.
+/// Claims of a JWT (RFC 7519), as far as they are used. Nothing of it is verified.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     /// Expiry; absent in tokens that do not expire.
@@ -57,7 +57,7 @@ enum OneOrMany {
 }
 
 impl Token {
-    /// A token as it came.
+    /// A token as received.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
@@ -68,12 +68,13 @@ impl Token {
         &self.0
     }
 
-    /// Tells tokens apart without keeping them.
+    /// Distinguishes tokens without keeping them.
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::digest(self.0.as_bytes())
     }
 
-    /// `None` when it is no JWT: three parts, of which the second is JSON, of 16 KiB together at most.
+    /// Reads the claims. `None` when the token is no JWT: three parts, of which the second is JSON, of 16 KiB together at
+    /// most.
     #[must_use]
     pub fn claims(&self) -> Option<Claims> {
         if self.0.len() > BYTES_MAX {
@@ -103,14 +104,14 @@ impl Token {
 }
 
 impl Claims {
-    /// Whether the API server would find it expired.
+    /// Whether the API server would treat the token as expired.
     #[must_use]
     pub fn is_expired(&self, now: SystemTime) -> bool {
         self.expires
             .is_some_and(|expires| expires + CLOCK_SKEW < now)
     }
 
-    /// Time until it expires; zero when it has. `None`: it does not.
+    /// Time until the token expires; zero when it has. `None`: it does not expire.
     #[must_use]
     pub fn left(&self, now: SystemTime) -> Option<Duration> {
         self.expires

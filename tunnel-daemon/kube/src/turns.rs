@@ -1,5 +1,5 @@
-//! Turns at a bounded resource: callers wait in queues per address, which are served in turn, so that many callers at one
-//! address keep nobody at another waiting for long.
+//! Turns at a bounded resource. Callers wait in one queue per address, and the queues are served in rotation, so that many
+//! callers at one address barely delay callers at others.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,7 +15,7 @@ const WAITING_PER_ADDRESS_MAX: usize = 16;
 pub struct Caller {
     /// Its address; `None` on a unix socket.
     pub address: Option<IpAddr>,
-    /// Somebody at that address was let in, and is still there.
+    /// A caller at that address was let in, and is still there.
     pub is_trusted: bool,
 }
 
@@ -35,11 +35,11 @@ struct State {
     order: VecDeque<Option<IpAddr>>,
 }
 
-/// Too many wait already.
+/// Too many callers wait already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Full;
 
-/// One use of the resource. Dropped, the next caller has it.
+/// One use of the resource. Dropping it passes the use to the next caller.
 #[derive(Debug)]
 pub(crate) struct Turn(Option<Arc<Turns>>);
 
@@ -51,7 +51,7 @@ impl Drop for Turn {
     }
 }
 
-/// Forgets a caller that waits no more.
+/// Removes a caller that stops waiting.
 struct Waiting<'a> {
     turns: &'a Turns,
     address: Option<IpAddr>,
@@ -61,7 +61,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.receiver.close();
-        // A turn that was given meanwhile goes on to the next when it is dropped, which needs the lock.
+        // A turn that was given meanwhile passes on when it is dropped, which needs the lock.
         let given = self.receiver.try_recv().ok();
         let mut state = self.turns.lock();
         state.waiting -= 1;
@@ -90,7 +90,7 @@ impl Turns {
     /// Waits for a turn. A cancelled call waits no more.
     ///
     /// # Errors
-    /// As many wait as may, in all or of this address.
+    /// Too many callers wait, in all or of this address.
     pub(crate) async fn take(self: &Arc<Self>, caller: Caller) -> Result<Turn, Full> {
         let address = caller.address.map(network);
         let mut waiting = {
@@ -101,7 +101,7 @@ impl Turns {
             }
             let queued = state.queues.get(&address).map_or(0, VecDeque::len);
             let is_crowded = !caller.is_trusted && queued >= WAITING_PER_ADDRESS_MAX;
-            // Half of the places are kept for addresses that are trusted.
+            // Half of the places are kept for trusted addresses.
             let is_full = if caller.is_trusted {
                 state.waiting >= self.waiting_max
             } else {
@@ -127,11 +127,11 @@ impl Turns {
                 receiver,
             }
         };
-        // The sender goes only with its queue, which outlives those who wait in it.
+        // The sender is dropped only with its queue, which outlives the callers in it.
         (&mut waiting.receiver).await.map_err(|_gone| Full)
     }
 
-    /// Gives a turn that was used to the next caller.
+    /// Passes a used turn to the next caller.
     fn pass_on(self: &Arc<Self>) {
         loop {
             let mut state = self.lock();
@@ -154,7 +154,7 @@ impl Turns {
     }
 }
 
-/// The address, or the network of 64 bits that one host of IPv6 has for itself.
+/// The address; for IPv6 the /64 network, which one host has for itself.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

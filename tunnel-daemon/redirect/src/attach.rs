@@ -1,4 +1,5 @@
-//! Programs on a cgroup, for as long as we hold the descriptors of the links: a process that dies takes them along.
+//! Programs on a cgroup, attached for as long as this process holds the descriptors of their links: its death detaches
+//! them.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -11,29 +12,29 @@ use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SockOps};
 use crate::caps::deepest;
 use crate::object::KernelError;
 
-/// What the kernel says in the same words as that a right is missing. Such a program was attached without BPF_F_ALLOW_MULTI.
+/// Second cause of the kernel's error for a missing right: a program attached without BPF_F_ALLOW_MULTI.
 const ALONE: &str = "or a program there, or on a cgroup above, takes no others beside it: `bpftool cgroup tree` shows those without `multi`";
 
 /// Opens a cgroup to attach to.
 ///
 /// # Errors
-/// It is not there, or no cgroup of version 2.
+/// The path does not exist, or is no cgroup of version 2.
 pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
     let refused = |cause: String| KernelError::Cgroup {
         path: path.display().to_string(),
         cause,
     };
     let folder = File::open(path).map_err(|error| refused(error.to_string()))?;
-    // Every folder of cgroup2 has it.
+    // Every folder of cgroup2 has these files.
     if !path.join("cgroup.procs").exists() || !path.join("cgroup.controllers").exists() {
         return Err(refused("it is no cgroup of version 2".to_owned()));
     }
     Ok(folder)
 }
 
-/// A program of one kind, loaded and attached, as its link. Kinds have these methods by name only, and no trait for them.
-/// The mode is that of no flags, which is all that a link may ask for: by links the kernel always takes many programs
-/// (BPF_F_ALLOW_MULTI). Ours runs behind those that the cgroup has already, and before those of the cgroups above.
+/// Loads and attaches a program, and gives its link. A macro, because the kinds of programs share no trait for these
+/// methods. A link may ask for no flags: with links the kernel always takes many programs (BPF_F_ALLOW_MULTI). Ours runs
+/// after the programs that the cgroup has already, and before those of the cgroups above.
 macro_rules! attached {
     ($kind:ty, $ebpf:expr, $name:expr, $cgroup:expr) => {{
         let program: &mut $kind = $ebpf
@@ -54,8 +55,8 @@ macro_rules! attached {
     }};
 }
 
-/// Programs that are attached; dropping it detaches them, the last first: what others rest on was attached before them. The
-/// kernel detaches them, too, when the process ends, in any order.
+/// Attached programs. Dropping detaches them, the last first: each program is attached after those it depends on. The
+/// kernel also detaches them when the process ends, in any order.
 #[derive(Debug, Default)]
 pub struct Attached {
     links: Vec<(&'static str, FdLink)>,
@@ -94,7 +95,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Pins these programs below a folder of bpffs: they stay attached when the process ends, until their files are removed.
+    /// Pins these programs below a folder of bpffs: they stay attached after the process ends, until their files are
+    /// removed.
     ///
     /// # Errors
     /// What the kernel said.
@@ -117,7 +119,7 @@ impl Attached {
         Ok(())
     }
 
-    /// How many are attached.
+    /// Number of attached programs.
     #[must_use]
     pub fn count(&self) -> usize {
         self.links.len() + self.pinned.len()
@@ -130,7 +132,7 @@ impl Drop for Attached {
     }
 }
 
-/// The last first; a list that is dropped begins with its first.
+/// Drops the last first; a dropped `Vec` begins with its first.
 fn let_go<T>(held: &mut Vec<T>) {
     while let Some(last) = held.pop() {
         drop(last);
@@ -155,9 +157,9 @@ fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramErr
     }
 }
 
-/// What the kernel said of a program that it refused.
+/// The kernel's reason for refusing a program.
 pub fn said(error: &ProgramError) -> String {
-    // The verifier's words; the last line before its statistics says what it minds.
+    // Of the verifier's log, the last line before its statistics names the fault.
     if let ProgramError::LoadError {
         io_error,
         verifier_log,

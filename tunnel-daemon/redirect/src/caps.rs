@@ -1,7 +1,7 @@
-//! What this host allows of eBPF, or why not, each with a reason in words.
+//! Which eBPF features this host allows, or why not, each with a reason in words.
 //!
-//! Probes try things out where they can: version numbers do not tell what a seccomp profile, a sysctl or a distribution
-//! took away. Nothing is left behind.
+//! Probes try things out where they can: version numbers do not show what a seccomp profile, a sysctl or a distribution has
+//! disabled. Probes leave nothing behind.
 
 use std::fs;
 use std::io;
@@ -15,17 +15,17 @@ use adit_net::capabilities::{effective, lacking};
 use adit_net::cgroup::cgroup2_mount;
 use adit_net::release::Release;
 
-/// One thing a host has or lacks.
+/// A feature that a host has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// There, and how.
+    /// Available, and how.
     Ready(String),
-    /// Not there, why, and what to do about it.
+    /// Missing, why, and the remedy.
     Missing(String),
 }
 
 impl Capability {
-    /// Whether it is there.
+    /// Whether the feature is available.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
@@ -44,13 +44,13 @@ impl Capability {
 /// What this host allows.
 #[derive(Clone, Debug)]
 pub struct HostCaps {
-    /// What loading and attaching takes, and what of it is missing.
+    /// Capabilities for loading and attaching, and which of them are missing.
     pub capabilities: Capability,
-    /// The same for accounting, whose program takes less.
+    /// The same for accounting, whose program needs fewer.
     pub for_account: Capability,
-    /// Whether bpf(2) loads a program of the kinds that are needed; once tried, the redirect's own.
+    /// Whether bpf(2) loads a program of the needed kinds; after a trial, the redirect's own programs.
     pub bpf: Capability,
-    /// The same; once tried, accounting's own.
+    /// The same; after a trial, accounting's own program.
     pub account_program: Capability,
     /// Type information of the running kernel. Not needed by the redirect.
     pub btf: Capability,
@@ -61,14 +61,14 @@ pub struct HostCaps {
 }
 
 impl HostCaps {
-    /// Asks the running kernel. Takes milliseconds; makes a few system calls and keeps nothing.
+    /// Probes the running kernel. Takes milliseconds; makes a few system calls and keeps nothing.
     #[must_use]
     pub fn probe() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bpf = bpf();
         Self {
             capabilities: capabilities(&status, Release::running()),
-            // It keeps no pointers of ours, which is what older kernels ask CAP_PERFMON for.
+            // The accounting program keeps no pointers of ours, for which older kernels require CAP_PERFMON.
             for_account: capabilities(&status, None),
             account_program: bpf.clone(),
             bpf,
@@ -81,7 +81,7 @@ impl HostCaps {
         }
     }
 
-    /// All of it, by the names reports use.
+    /// The results by their names in reports, without the two of accounting.
     #[must_use]
     pub fn rows(&self) -> [(&'static str, &Capability); 5] {
         [
@@ -149,11 +149,11 @@ fn ring_buffer() -> Capability {
     }
 }
 
-/// Whether this kernel refuses CAP_BPF's work on maps that are open already to whoever has lost it. Kernels before 5.19 do
-/// where the sysctl `kernel.unprivileged_bpf_disabled` is set. False where bpf(2) is refused anyway.
+/// Whether this kernel refuses work on open maps to a process that has dropped CAP_BPF. Kernels before 5.19 do where the
+/// sysctl `kernel.unprivileged_bpf_disabled` is set. False where bpf(2) is refused anyway.
 #[must_use]
 pub fn maps_need_capability() -> bool {
-    // Capabilities are a thread's own, and this one ends with them.
+    // Capabilities belong to a thread, and this thread ends with them.
     let without = std::thread::spawn(|| {
         let mut sets = own_capabilities(None)?;
         sets.effective = CapabilitySet::empty();
@@ -164,7 +164,7 @@ pub fn maps_need_capability() -> bool {
     without && !forbids_commands()
 }
 
-/// Whether bpf(2) is refused before it looks at what it is asked about.
+/// Whether bpf(2) refuses before it examines its arguments.
 fn forbids_commands() -> bool {
     let Ok(no_map) = fs::File::open("/dev/null") else {
         return false;
@@ -186,7 +186,7 @@ fn deepest_os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     code
 }
 
-/// The innermost cause, which is what the kernel said.
+/// The innermost cause: the kernel's error.
 pub fn deepest(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {

@@ -1,4 +1,4 @@
-//! Commands of bpf(2) that no crate has.
+//! Commands of bpf(2) that no crate offers.
 
 use std::ffi::CString;
 use std::io;
@@ -14,11 +14,11 @@ const LINK_DETACH: libc::c_long = 34;
 /// Runs one command.
 ///
 /// # Safety
-/// `attr` is what this command takes, in the kernel's layout: descriptors in it are open, and what it points to may be read, and
-/// written where the command writes, for as many bytes or numbers as it says.
+/// `attr` is what this command takes, in the kernel's layout. Descriptors in it are open. Its pointers may be read, and
+/// written where the command writes, for as many bytes or numbers as `attr` says.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 #[expect(unsafe_code, reason = "no crate has this system call")]
 pub(super) unsafe fn bpf<Attr>(command: libc::c_long, attr: &mut Attr) -> io::Result<i32> {
     // SAFETY: the attributes are borrowed for the call and of the size that is named; the rest is the caller's promise.
@@ -42,11 +42,11 @@ struct Detach {
     link: u32,
 }
 
-/// Takes the program of a pinned link off what it is attached to. When this returns the kernel runs it no more; a link whose last
-/// pin or descriptor goes is detached some time later.
+/// Detaches the program of a pinned link. When this returns, the kernel no longer runs the program. Without this, the
+/// kernel detaches it some time after the link's last pin or descriptor is gone.
 ///
 /// # Errors
-/// Nothing is pinned there, or it is no link, or it is of a kind that cannot be detached.
+/// Nothing is pinned there, the pin is no link, or the link is of a kind that cannot be detached.
 #[expect(unsafe_code, reason = "no crate detaches a link that is pinned")]
 pub(super) fn detach_pinned(pin: &Path) -> io::Result<()> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
@@ -57,7 +57,7 @@ pub(super) fn detach_pinned(pin: &Path) -> io::Result<()> {
     };
     // SAFETY: the path is a string of C that lives until this function ends, and the kernel only reads it.
     let descriptor = unsafe { bpf(OBJ_GET, &mut get) }?;
-    // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has made this descriptor for this call, and no other code knows of it.
     let link = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let mut detach = Detach {
         link: link.as_fd().as_raw_fd().cast_unsigned(),

@@ -1,10 +1,11 @@
-//! Sets of rules, of which a call sees one and never a part of two.
+//! Sets of rules. A connect call sees one whole set, never parts of two.
 //!
-//! The table has room for two generations, told apart by the first byte of a key. A new set is written whole beside the one in
-//! force, then one number says which of them counts. What it took the place of stays until the next set needs the room, which
-//! is a while later, so a call that has begun ends with the set it began with.
+//! The table has room for two generations, told apart by the first byte of a key. A new set is written completely beside
+//! the active one; then one number selects it. The replaced set stays until the next set needs the room, a while later. So
+//! a call that has begun ends with the set it began with.
 //!
-//! The tables are locked for one rule at a time: whoever accepts a connection needs them, too, and does not wait for thousands.
+//! The tables are locked for one rule at a time: accepting a connection needs them, too, and must not wait for thousands of
+//! rules.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -18,13 +19,13 @@ use crate::redirect::RedirectRule;
 
 type Place = (RuleKey, u32);
 
-/// A set that is no longer in force is kept for so long: a call takes microseconds, unless its processor is taken away.
+/// How long a replaced set is kept: a call takes microseconds, unless its processor is taken away.
 const KEPT_FOR: Duration = Duration::from_millis(100);
 
-/// What is in the table.
+/// Contents of the table.
 #[derive(Default)]
 pub(super) struct Generations {
-    /// Part of every set, by place in the first generation.
+    /// Rules of every set, by place in the first generation.
     kept: HashMap<Place, RedirectRule>,
     written: [HashSet<Place>; 2],
     current: u8,
@@ -33,7 +34,7 @@ pub(super) struct Generations {
 }
 
 impl Generations {
-    /// Adds rules that stay in force whatever sets come; they win over those of a set for the same destinations.
+    /// Adds rules that are part of every set; they win over other rules of a set for the same destinations.
     pub(super) fn keep(
         &mut self,
         maps: &Mutex<RedirectMaps>,
@@ -47,7 +48,8 @@ impl Generations {
         Ok(())
     }
 
-    /// Puts a set in force and says the how many-th it is. After an error the old one is. Blocks for moments after another set.
+    /// Activates a set and returns the number of sets so far. After an error the old set is active. Blocks for moments
+    /// after another set.
     pub(super) fn replace(
         &mut self,
         maps: &Mutex<RedirectMaps>,

@@ -1,4 +1,4 @@
-//! Our own programs tried out: a kernel that has their kinds may refuse one of them all the same.
+//! Trial loads of our own programs: a kernel that has their kinds may still refuse one of them.
 
 use aya::programs::Program;
 
@@ -7,8 +7,8 @@ use crate::caps::{Capability, HostCaps, deepest};
 use crate::object::{ACCOUNT_PROGRAM, KernelError, OBJECT, load};
 
 impl HostCaps {
-    /// The same with our own programs tried out, where the rights for them are there. Takes some tens of milliseconds; nothing is
-    /// attached, and nothing is left behind.
+    /// The same with our own programs tried out, where the rights for them exist. Takes some tens of milliseconds; nothing
+    /// is attached, and nothing is left behind.
     #[must_use]
     pub fn with_programs(mut self) -> Self {
         if self.capabilities.is_ready() && self.bpf.is_ready() {
@@ -30,10 +30,10 @@ fn verdict(tried: Result<usize, String>) -> Capability {
     }
 }
 
-/// Has the kernel take the programs of an object that are wanted by their names, and lets go of them. How many these are.
+/// Loads the programs of an object whose names `is_wanted` selects, and drops them. Returns how many.
 ///
 /// # Errors
-/// What it refused and why, without a remedy.
+/// What the kernel refused and why, without a remedy.
 pub fn try_programs(object: &[u8], is_wanted: impl Fn(&str) -> bool) -> Result<usize, String> {
     let mut ebpf = load(object).map_err(|error| match &error {
         KernelError::Load(cause) => format!("the tables of the programs ({})", deepest(cause)),

@@ -1,4 +1,4 @@
-//! Maps of the object by what they hold. Keys and values are the bytes that the shared types lay out.
+//! Typed maps of the object. Keys and values are the bytes that the shared types lay out.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,31 +47,31 @@ pub struct RedirectMaps {
     generation: Array<MapData, u32>,
     listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
     processes: HashMap<MapData, u32, u8>,
-    /// Room in the one before.
+    /// Room in `processes`.
     processes_max: u32,
     arrivals: HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>,
     calls: PerCpuArray<MapData, u64>,
 }
 
-/// For one call. A panic between two system calls leaves nothing half done in them.
+/// Locks maps for one operation. A panic between two system calls leaves nothing half done in them.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sockets that are never redirected. Apart from the other maps: whoever connects waits neither for thousands of rules nor for a
-/// walk over processes.
+/// Sockets that are never redirected. Locked apart from the other maps: a connecting thread waits neither for thousands of
+/// rules nor for a walk over processes.
 pub struct ExemptSockets(HashMap<MapData, u64, u8>);
 
 impl ExemptSockets {
-    /// Takes the map.
+    /// Takes the map out of a loaded object.
     ///
     /// # Errors
-    /// The object is not ours.
+    /// The object lacks the map, or has another kind of it.
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
         Ok(Self(take!(ebpf, EXEMPT, HashMap)))
     }
 
-    /// Never redirects the socket with this cookie.
+    /// Exempts the socket with this cookie from redirection.
     ///
     /// # Errors
     /// The kernel refused.
@@ -81,10 +81,10 @@ impl ExemptSockets {
 }
 
 impl RedirectMaps {
-    /// Takes them.
+    /// Takes the maps out of a loaded object.
     ///
     /// # Errors
-    /// The object is not ours.
+    /// The object lacks a map, or has another kind of it.
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
         Ok(Self {
             rules: take!(ebpf, RULES, LpmTrie),
@@ -108,7 +108,7 @@ impl RedirectMaps {
             .map_err(refused(RULES))
     }
 
-    /// Removes a rule; one that is not there is fine.
+    /// Removes a rule; a missing rule is fine.
     ///
     /// # Errors
     /// The kernel refused for another reason.
@@ -120,7 +120,7 @@ impl RedirectMaps {
         }
     }
 
-    /// Says which generation of rules is in force.
+    /// Activates a generation of rules.
     ///
     /// # Errors
     /// The kernel refused.
@@ -130,7 +130,7 @@ impl RedirectMaps {
             .map_err(refused(GENERATION))
     }
 
-    /// Notes where a listener listens.
+    /// Registers the address of a listener.
     ///
     /// # Errors
     /// The map is full.
@@ -144,7 +144,7 @@ impl RedirectMaps {
             .map_err(refused(LISTENERS))
     }
 
-    /// Forgets a listener; one that is not there is fine.
+    /// Forgets a listener; a missing listener is fine.
     ///
     /// # Errors
     /// The kernel refused for another reason.
@@ -155,12 +155,12 @@ impl RedirectMaps {
         }
     }
 
-    /// Processes that are part of the tunnel, by id; those that join meanwhile, perhaps.
+    /// Ids of processes that are part of the tunnel; processes that join meanwhile may be missing.
     ///
     /// # Errors
     /// The kernel refused.
     pub fn processes(&self) -> Result<HashSet<u32>, KernelError> {
-        // A walk begins anew when its place is gone.
+        // Bounded, since a walk begins anew when its current key is removed.
         self.processes
             .keys()
             .take(2 * self.processes_max as usize)
@@ -168,7 +168,7 @@ impl RedirectMaps {
             .map_err(refused(PROCESSES))
     }
 
-    /// Forgets a process: its calls are redirected from now on. One that is not there is fine.
+    /// Forgets a process: its calls are redirected from now on. A missing process is fine.
     ///
     /// # Errors
     /// The kernel refused for another reason.
@@ -179,7 +179,7 @@ impl RedirectMaps {
         }
     }
 
-    /// Takes note of a connection and gives it; `None` if the programs left none, or left it too long ago.
+    /// Takes the note of a connection out of the map; `None` if the programs left none, or left it too long ago.
     ///
     /// # Errors
     /// The kernel refused for another reason.
@@ -201,13 +201,13 @@ impl RedirectMaps {
         Ok(found.is_fresh(now_ns).then_some(found))
     }
 
-    /// Connections that nobody accepted yet.
+    /// Redirected connections that are not accepted yet.
     #[must_use]
     pub fn arrivals_waiting(&self) -> usize {
         self.arrivals.keys().filter(Result::is_ok).count()
     }
 
-    /// Calls so far, by outcome in the order of [`CALL_OUTCOMES`].
+    /// Connect calls so far, by outcome in the order of [`CALL_OUTCOMES`].
     ///
     /// # Errors
     /// The kernel refused.

@@ -13,7 +13,7 @@ pub static OBJECT: &[u8] =
 /// The program of the object that counts for accounting. All others are the redirect's.
 pub const ACCOUNT_PROGRAM: &str = "adit_account_ops";
 
-/// Why the kernel side of a feature is not there.
+/// Why the kernel side of a feature is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The kernel or a privilege does not allow the object.
@@ -24,17 +24,17 @@ pub enum KernelError {
     Program {
         /// `load` or `attach`.
         action: &'static str,
-        /// As in the object.
+        /// Name in the object.
         program: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: String,
     },
     /// A map refused an entry.
     #[error("the eBPF map {map}: {cause}")]
     Map {
-        /// As in the object.
+        /// Name in the object.
         map: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: String,
     },
     /// The cgroup cannot be opened.
@@ -42,7 +42,7 @@ pub enum KernelError {
     Cgroup {
         /// As given.
         path: String,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: String,
     },
     /// Programs cannot be made to outlive the process.
@@ -50,13 +50,13 @@ pub enum KernelError {
     Pin {
         /// As given.
         path: String,
-        /// What the kernel said, or what is missing.
+        /// The kernel's error, or what is missing.
         cause: String,
     },
-    /// Something of the object is not there: it was built from other sources.
+    /// The object lacks a part: it was built from other sources.
     #[error("the eBPF object has no {0}: build it again with `cargo xtask ebpf`")]
     NotInObject(&'static str),
-    /// It cannot be told which processes there are.
+    /// Running processes cannot be told from ended ones.
     #[error("cannot see which processes have ended: {0}")]
     Processes(&'static str),
     /// The kernel does not tell namespaces apart.
@@ -66,20 +66,21 @@ pub enum KernelError {
 
 const REMEDY: &str = "it needs CAP_BPF and CAP_NET_ADMIN and a seccomp profile that allows bpf(2); `adit check` says more";
 
-/// Maps of accounting, which loads the object for itself, and how small they can be: entries, or bytes of a ring of whole pages.
+/// Maps of accounting, which loads the object for itself, and their smallest sizes: entries, or bytes of a ring of whole
+/// pages.
 const OF_ACCOUNTING: [(&str, u32); 2] = [("ACCOUNT_SOCKETS", 64), ("ACCOUNT_CLOSED", 64 * 1024)];
 
-/// Maps that the redirect's programs write, whose least recently used entry goes first, and entries there is to be room for.
+/// LRU maps that the redirect's programs write, and the entries that they must have room for.
 const OF_REDIRECT: [(&str, u32); 3] = [
     ("REDIRECT_PROCESSES", PROCESSES_MAX),
     ("REDIRECT_ORIGINS", ORIGINS_MAX),
     ("REDIRECT_ARRIVALS", ARRIVALS_MAX),
 ];
-/// Entries of such a map that each processor sets aside for itself, used or not. Before Linux 6.17 a table of 4,096 is full once
-/// 32 processors have put one entry in it each, and then gives up entries that are in use.
+/// Entries of an LRU map that each processor sets aside for itself, used or not. Before Linux 6.17 a table of 4,096 is full
+/// once 32 processors have put one entry in it each, and then evicts entries that are in use.
 const SET_ASIDE: u32 = 128;
 
-/// Room for so many entries, and what the processors of this host set aside.
+/// Room for `entries`, and for what the processors of this host set aside.
 pub(super) fn with_set_aside(entries: u32) -> u32 {
     beside(entries, online_cpus().map_or(1, |online| online.len()))
 }
@@ -89,11 +90,11 @@ fn beside(entries: u32, processors: usize) -> u32 {
     entries.saturating_add(processors.saturating_mul(SET_ASIDE))
 }
 
-/// Creates the maps of an object, without room for accounting, and relocates its programs. Programs are loaded one by one, by
-/// those who attach them.
+/// Creates the maps of an object, without room for accounting, and relocates its programs. Programs are loaded one by one
+/// when they are attached.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn load(object: &[u8]) -> Result<Ebpf, KernelError> {
     let mut loader = EbpfLoader::new();
     for (map, size) in OF_ACCOUNTING {

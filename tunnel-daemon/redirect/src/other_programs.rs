@@ -1,7 +1,7 @@
-//! Programs of others that run when processes of a captured cgroup connect: which, and whether before ours or behind them.
+//! Foreign programs that run when processes of a captured cgroup connect: which, and whether before or after ours.
 //!
-//! To ask for a cgroup's programs takes CAP_NET_ADMIN, as attaching ours does. Their names take CAP_SYS_ADMIN, as whatever is
-//! opened by its number does.
+//! Listing a cgroup's programs takes CAP_NET_ADMIN, as attaching ours does. Their names take CAP_SYS_ADMIN, as opening any
+//! eBPF object by its number does.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,37 +14,38 @@ use aya::programs::{ProgramError, loaded_programs};
 
 use crate::command;
 
-/// Cgroups that are looked at, the captured one and those below it.
+/// Cgroups that are searched, the captured one and those below it.
 const CGROUPS_MAX: usize = 1024;
 /// Programs of one hook that are asked for. The kernel takes 64 on each cgroup, and adds up those of the cgroups above.
 const PROGRAMS_MAX: u32 = 1024;
 
-/// Where programs rewrite the address of a call, by the kernel's number.
+/// Hooks where programs rewrite the address of a connect call, by the kernel's numbers.
 const HOOKS: [(&str, u32); 2] = [("connect4", 10), ("connect6", 11)];
-/// Those on the cgroup itself.
+/// Programs on the cgroup itself.
 const ATTACHED: u32 = 0;
-/// `BPF_F_QUERY_EFFECTIVE`: all that run for processes of the cgroup itself, those of cgroups above included, in that order.
+/// `BPF_F_QUERY_EFFECTIVE`: all programs that run for processes of the cgroup itself, in that order, those of cgroups above
+/// included.
 const EFFECTIVE: u32 = 1;
 
 /// When a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Before ours: our rules see what it makes of a destination.
+    /// Before ours: our rules see the destination that it leaves.
     Before,
-    /// Behind ours: it sees what ours make of a destination.
+    /// After ours: it sees the destination that ours leave.
     Behind,
     /// Before ours, for processes of a cgroup below the captured one.
     Below,
 }
 
-/// A program of others.
+/// A foreign program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Where it is attached.
     pub hook: &'static str,
-    /// The kernel's number of it.
+    /// The kernel's number of the program.
     pub id: u32,
-    /// As its makers called it, where that is known.
+    /// Its name, where known.
     pub name: Option<String>,
     /// When it runs.
     pub place: Place,
@@ -64,19 +65,19 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// All that were found.
+/// All foreign programs that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Neighbours {
     /// In the order in which they run, hook by hook; those on cgroups below come last.
     pub programs: Vec<Neighbour>,
-    /// Why they have no names, if that is so.
+    /// Why the names are unknown, if they are.
     nameless: Option<String>,
-    /// There are cgroups below that were not looked at.
+    /// Some cgroups below were not searched.
     unseen: bool,
 }
 
 impl Neighbours {
-    /// What of them is not known, and why.
+    /// What is not known about the programs, and why.
     #[must_use]
     pub fn unknown(&self) -> Option<String> {
         let unseen = self
@@ -86,7 +87,7 @@ impl Neighbours {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// A program counts once for a hook, on however many cgroups it is.
+    /// Adds a program once for a hook, on however many cgroups it is.
     fn note(&mut self, hook: &'static str, id: u32, place: Place) {
         let is_it = |known: &Neighbour| known.hook == hook && known.id == id;
         if !self.programs.iter().any(is_it) {
@@ -126,10 +127,11 @@ impl Neighbours {
     }
 }
 
-/// Programs at the hooks of connect that run for processes of a cgroup, and of those below it, but for these of our `own`.
+/// Foreign programs at the connect hooks that run for processes of a cgroup or of those below it. `own` are the numbers of
+/// our programs.
 ///
 /// # Errors
-/// The kernel does not tell, which takes CAP_NET_ADMIN: there may be some.
+/// The kernel does not list them, which takes CAP_NET_ADMIN: there may be some.
 pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
     let mut found = Neighbours::default();
     let here = File::open(cgroup)?;
@@ -148,7 +150,7 @@ pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
     for below in cgroups.iter().skip(1) {
         match found.look_below(below, own) {
             Ok(()) => (),
-            // It has gone meanwhile, and its programs with it.
+            // The cgroup has gone meanwhile, and its programs with it.
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => (),
             Err(_refused) => found.unseen = true,
         }
@@ -196,7 +198,7 @@ fn names() -> io::Result<HashMap<u32, String>> {
         let program = match program {
             Ok(program) => program,
             Err(ProgramError::SyscallError(refused)) => match refused.io_error.kind() {
-                // It has gone meanwhile.
+                // The program has gone meanwhile.
                 io::ErrorKind::NotFound => continue,
                 _ => return Err(refused.io_error),
             },
@@ -209,7 +211,8 @@ fn names() -> io::Result<HashMap<u32, String>> {
     Ok(names)
 }
 
-/// What bpf(2) takes and answers here. All that kernels know of it: newer ones write `revision`, whatever length they are given.
+/// Arguments and answer of bpf(2), with all fields that kernels know: newer kernels write `revision`, whatever length they
+/// are given.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -220,7 +223,7 @@ struct Query {
     ids: u64,
     count: u32,
     padding: u32,
-    /// Lists that are not asked for.
+    /// Lists that are not requested.
     more: [u64; 3],
     revision: u64,
 }

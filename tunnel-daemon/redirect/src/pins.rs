@@ -1,4 +1,4 @@
-//! Programs that outlive the process, by links that are pinned in the file system of bpf(2): one folder for each cgroup.
+//! Programs that outlive the process: their links are pinned in the file system of bpf(2), one folder for each cgroup.
 
 use std::fs;
 use std::io;
@@ -10,13 +10,13 @@ use aya::programs::links::{FdLink, PinnedLink};
 use crate::command;
 use adit_net::mounts;
 
-/// What names of folders begin with; the inode of their cgroup follows.
+/// Prefix of folder names; the inode of the cgroup follows.
 const PREFIX: &str = "adit-redirect-";
 
 /// Where bpffs is mounted.
 ///
 /// # Errors
-/// It is mounted nowhere; the text says what to do.
+/// bpffs is not mounted; the text says what to do.
 pub fn bpffs_mount() -> Result<PathBuf, String> {
     let first = mounts::of_kind("bpf")?.into_iter().next();
     first
@@ -24,7 +24,7 @@ pub fn bpffs_mount() -> Result<PathBuf, String> {
         .ok_or_else(|| "bpffs is mounted nowhere: `mount -t bpf bpf /sys/fs/bpf`".to_owned())
 }
 
-/// The folder of what is pinned for a cgroup: named after its inode, which is what the kernel calls it.
+/// The folder for the pins of a cgroup, named after its inode, which is the kernel's number of it.
 ///
 /// # Errors
 /// No bpffs, or no such cgroup.
@@ -35,34 +35,34 @@ pub fn folder(cgroup: &Path) -> Result<PathBuf, String> {
     Ok(bpffs_mount()?.join(format!("{PREFIX}{inode}")))
 }
 
-/// Makes the folder, empty: what was pinned there is let go, and detached with that.
+/// Makes the folder, empty: old pins in it are removed, which detaches their programs.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn emptied(folder: &Path) -> io::Result<()> {
     removed(folder)?;
     fs::create_dir(folder)
 }
 
-/// The folder of what is being pinned, until it takes the place of the other.
+/// The folder for new pins, until it replaces the folder in use.
 #[must_use]
 pub fn beside(folder: &Path) -> PathBuf {
-    // Names there may not have a dot.
+    // Names in bpffs must not have a dot.
     let mut name = folder.file_name().unwrap_or_default().to_owned();
     name.push("-new");
     folder.with_file_name(name)
 }
 
-/// Lets go of what is pinned in `folder`, and has `fresh` take its place.
+/// Removes `folder` with its pins, and renames `fresh` to it.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn replaced(folder: &Path, fresh: &Path) -> io::Result<()> {
     removed(folder)?;
     fs::rename(fresh, folder)
 }
 
-/// Lets go of what was to take a place and does not.
+/// Removes a folder of new pins that will not be used.
 pub fn given_up(fresh: &Path) {
     if let Err(error) = removed(fresh) {
         let folder = fresh.display();
@@ -70,17 +70,17 @@ pub fn given_up(fresh: &Path) {
     }
 }
 
-/// Lets go of all that is pinned there, if anything is.
+/// Removes all pins of a cgroup's folder, if there are any.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn cleared(folder: &Path) -> io::Result<()> {
     removed(&beside(folder))?;
     removed(folder)
 }
 
-/// Lets go of all that is pinned for cgroups that were removed, whose folders nobody would ask for again: it would hold programs
-/// and maps until the host restarts. What cannot be looked at stays.
+/// Removes the pins for cgroups that are gone. No later call would ask for their folders, which would hold programs and
+/// maps until the host restarts. Unreadable folders stay.
 pub fn sweep() {
     let Ok(mount) = bpffs_mount() else { return };
     for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
@@ -99,7 +99,7 @@ pub fn sweep() {
     }
 }
 
-/// Whether something is pinned in a folder, and nothing of it is attached any more: its cgroup was removed.
+/// Whether a folder has pins, and none of their programs is attached any more: the cgroup was removed.
 #[must_use]
 pub fn is_over(folder: &Path) -> bool {
     let mut pinned = fs::read_dir(folder)
@@ -113,7 +113,7 @@ pub fn is_over(folder: &Path) -> bool {
 
 fn is_detached(pin: &Path) -> bool {
     let link = PinnedLink::from_pin(pin).map(FdLink::from);
-    // Open until its text was read.
+    // Open until its text is read.
     let Ok(link) = link else { return false };
     let Ok(info) = link.info() else { return false };
     fs::read_dir("/proc/self/fdinfo")
@@ -124,7 +124,7 @@ fn is_detached(pin: &Path) -> bool {
         .any(|text| is_of_no_cgroup(&text, info.id()))
 }
 
-/// Whether a descriptor, by its text in `/proc`, is that of this link, and the link is on no cgroup.
+/// Whether a descriptor's text in `/proc` is that of this link, and the link is on no cgroup.
 fn is_of_no_cgroup(text: &str, link: u32) -> bool {
     let number = |name: &str| {
         let text = text.lines().find_map(|line| line.strip_prefix(name));
@@ -133,11 +133,11 @@ fn is_of_no_cgroup(text: &str, link: u32) -> bool {
     number("link_id:") == Some(link.into()) && number("cgroup_id:") == Some(0)
 }
 
-/// Programs are off their cgroups when this returns: without being told to detach, the kernel does it some time after a link's pin
-/// is gone, and calls that a successor would let through would be denied until then.
+/// Removes a folder and detaches the programs of its pins. Without an explicit detach, the kernel detaches a program some
+/// time after its link's pin is gone. Until then calls that a successor would let through would be denied.
 fn removed(folder: &Path) -> io::Result<()> {
     for pin in fs::read_dir(folder).into_iter().flatten().flatten() {
-        // What is no link, or on no cgroup any more, is only removed.
+        // A pin that is no link, or is on no cgroup any more, is only removed.
         let _detached = command::detach_pinned(&pin.path());
     }
     match fs::remove_dir_all(folder) {

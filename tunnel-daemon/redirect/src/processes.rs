@@ -1,19 +1,19 @@
-//! Processes that are part of the tunnel, by the ids that programs note, and which of them have ended: an id is given away
-//! again, to a process that is nobody's.
+//! Processes that are part of the tunnel, by the ids that programs note, and which of them have ended: the kernel reuses an
+//! id for an unrelated process.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Inode of the process namespace by whose numbers programs know processes, in every kernel.
+/// Inode, in every kernel, of the initial process namespace, whose ids programs note.
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The first process of that namespace, which never ends.
 const FIRST_PROCESS: u32 = 1;
-/// Place of the time at which a process began in `/proc/PID/stat`, counted behind the name.
+/// Index of the start time in `/proc/PID/stat`, counted behind the name.
 const BEGAN_AT: usize = 19;
 
-/// Whether `/proc` tells which processes there are.
+/// Checks whether `/proc` shows all processes.
 ///
 /// # Errors
 /// Why it does not, and what to do about it.
@@ -22,7 +22,7 @@ pub fn visible() -> Result<(), &'static str> {
     if !namespace.is_ok_and(|inode| inode == FIRST_NAMESPACE) {
         return Err("this process is not in the host's process namespace (hostPID)");
     }
-    // A process that is hidden looks like one that has ended.
+    // A hidden process looks like one that has ended.
     match Life::of(FIRST_PROCESS) {
         Life::Began(_) => Ok(()),
         Life::Ended | Life::Unknown => {
@@ -31,23 +31,23 @@ pub fn visible() -> Result<(), &'static str> {
     }
 }
 
-/// What `/proc` says of a process.
+/// State of a process by `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// When it began, in ticks of the kernel's clock: of two processes with one id each has its own.
+    /// Start time in ticks of the kernel's clock: two processes with one id differ in it.
     Began(u64),
-    /// There is none of this id.
+    /// No process has this id.
     Ended,
-    /// It cannot be read.
+    /// The entry cannot be read.
     Unknown,
 }
 
 impl Life {
-    /// That of the process with this id.
+    /// State of the process with this id.
     pub(super) fn of(id: u32) -> Self {
         match fs::read(format!("/proc/{id}/stat")) {
             Ok(stat) => began(&stat).map_or(Self::Unknown, Self::Began),
-            // The second: it ended between opening and reading.
+            // `ESRCH`: the process ended between opening and reading.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     || error.raw_os_error() == Some(libc::ESRCH) =>
@@ -60,20 +60,20 @@ impl Life {
 }
 
 fn began(stat: &[u8]) -> Option<u64> {
-    // The name may hold anything, also what closes it.
+    // The name may hold any byte, also `)`.
     let name_ends = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(stat.get(name_ends + 1..)?).ok()?;
     fields.split_ascii_whitespace().nth(BEGAN_AT)?.parse().ok()
 }
 
-/// Those that were seen, and when each began.
+/// Processes that were seen, with their start times.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
     began: HashMap<u32, u64>,
 }
 
 impl Processes {
-    /// Which of `noted` have ended, or are others than those that were seen with these ids before.
+    /// Ids of `noted` whose processes have ended, or differ from those seen with these ids before.
     pub(super) fn over(&mut self, noted: &HashSet<u32>, life: impl Fn(u32) -> Life) -> Vec<u32> {
         self.began.retain(|id, _| noted.contains(id));
         let is_over = |id: &u32| match life(*id) {
@@ -84,7 +84,7 @@ impl Processes {
         noted.iter().copied().filter(is_over).collect()
     }
 
-    /// It is no longer noted: whoever is noted with this id next is seen for the first time.
+    /// Forgets an id that is no longer noted: the next process noted with this id counts as new.
     pub(super) fn forgotten(&mut self, id: u32) {
         self.began.remove(&id);
     }

@@ -1,4 +1,4 @@
-//! The redirect as one thing: programs on a cgroup, rules, listeners, exempt sockets, and where a connection wanted to go.
+//! The redirect as a whole: programs on a cgroup, rules, listeners, exempt sockets, and original destinations.
 
 use std::fs::Metadata;
 use std::io;
@@ -24,39 +24,40 @@ use crate::other_programs::{Neighbours, neighbours};
 use crate::processes::{self, Life, Processes};
 use crate::{netns, pins};
 
-/// The listener that is noted in the network namespace of [`Redirect::at_home`] alone, and that no rule sends to.
+/// Number of the listener that marks the network namespace of [`Redirect::at_home`]. No rule sends calls to it.
 const HOME: u32 = u32::MAX;
 
-/// What becomes of calls to a network.
+/// What happens to connect calls to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// They go where they go.
+    /// They are not redirected.
     Leave,
-    /// They go where they go, and the process that makes one is part of the tunnel: none of its calls are redirected from
-    /// then on.
+    /// They are not redirected, and the calling process becomes part of the tunnel: from then on none of its calls are
+    /// redirected.
     Join,
-    /// As [`Action::Join`], of calls from the network namespace of [`Redirect::at_home`]; those from others go where they go.
+    /// As [`Action::Join`], for calls from the network namespace of [`Redirect::at_home`]; calls from others are not
+    /// redirected.
     JoinAtHome,
-    /// They go to this listener; without one, where they go.
+    /// They go to this listener; without one they are not redirected.
     Redirect(u32),
     /// They go to this listener; without one they fail.
     RedirectOrDeny(u32),
 }
 
-/// Calls to a network, on one port or on all, and what becomes of them. The longest prefix wins; of two that are as long,
-/// the one with the port.
+/// What happens to calls to a network, on one port or on all. The longest prefix wins; of two equally long ones, the one
+/// with the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedirectRule {
     /// Networks that hold only IPv4-mapped addresses are IPv4 networks.
     pub network: IpNet,
-    /// `None`: all.
+    /// `None`: all ports.
     pub port: Option<u16>,
     /// What to do.
     pub action: Action,
 }
 
 impl RedirectRule {
-    /// As the map holds it, in a generation of rules.
+    /// The rule as the map holds it, in a generation of rules.
     pub(super) fn entry(&self, generation: u8) -> (RuleKey, Rule) {
         let (ip, prefix_bits) = plain(self.network);
         let to = endpoint(SocketAddr::new(ip, self.port.unwrap_or(0)));
@@ -111,7 +112,7 @@ pub fn address(endpoint: &Endpoint) -> SocketAddr {
     SocketAddr::new(ip, endpoint.port)
 }
 
-/// Programs on a cgroup and their maps. Dropping it takes all of it out of the kernel.
+/// Programs on a cgroup and their maps. Dropping it removes all but pinned programs from the kernel.
 pub struct Redirect {
     /// Device and inode of the cgroup.
     cgroup: (u64, u64),
@@ -123,12 +124,12 @@ pub struct Redirect {
     /// Locked before the maps.
     processes: Mutex<Processes>,
     attached: Mutex<Attached>,
-    /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
+    /// Links keep programs loaded; the object is kept so that nothing depends on that.
     object: Mutex<aya::Ebpf>,
 }
 
 impl Redirect {
-    /// Loads the programs of `object` and attaches them to a cgroup. Nothing is redirected before there are a listener and a
+    /// Loads the programs of `object` and attaches them to a cgroup. Nothing is redirected until there are a listener and a
     /// rule.
     ///
     /// # Errors
@@ -144,7 +145,7 @@ impl Redirect {
         let maps = RedirectMaps::take(&mut ebpf)?;
         let exempt = ExemptSockets::take(&mut ebpf)?;
         let mut attached = Attached::default();
-        // What tells and hides first: a call that is redirected finds both there.
+        // First the programs that note and hide destinations: a redirected call needs both.
         attached.sock_ops(&mut ebpf, "adit_redirect_ops", &cgroup)?;
         attached.sock_addr(&mut ebpf, "adit_getpeername4", &cgroup)?;
         attached.sock_addr(&mut ebpf, "adit_getpeername6", &cgroup)?;
@@ -161,15 +162,15 @@ impl Redirect {
         })
     }
 
-    /// Whether the cgroup at that path is the one that the programs are on. They go with it when it is removed, also if another
-    /// one has its name at once.
+    /// Whether the cgroup at `path` is the one that the programs are on. Programs go with their cgroup when it is removed,
+    /// even if another cgroup takes its name at once.
     #[must_use]
     pub fn is_on(&self, path: &Path) -> bool {
         identity(std::fs::metadata(path)).is_ok_and(|identity| identity == self.cgroup)
     }
 
-    /// Keeps the programs that redirect attached when this process ends, however it ends: with rules that deny, what they name
-    /// is out of reach then. What an earlier process had left there is let go first.
+    /// Keeps the redirecting programs attached when this process ends, however it ends: destinations of denying rules are
+    /// then out of reach. Replaces the pins of an earlier process.
     ///
     /// # Errors
     /// There is no bpffs, or the kernel refused.
@@ -186,12 +187,12 @@ impl Redirect {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
-            // Only now: whatever fails above, what an earlier process had left denies on.
+            // Only now: if anything above fails, the pins of an earlier process go on denying.
             pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))
         };
         let pinned = pin();
         if pinned.is_err() {
-            // Where nothing is redirected, what is pinned there would deny for ever.
+            // Where nothing is redirected, the new pins would deny for ever.
             pins::given_up(&fresh);
         }
         pins::sweep();
@@ -202,37 +203,37 @@ impl Redirect {
         maps::locked(&self.maps)
     }
 
-    /// Programs attached.
+    /// Number of attached programs.
     #[must_use]
     pub fn programs(&self) -> usize {
         maps::locked(&self.attached).count()
     }
 
-    /// Programs of others that run beside these, on the cgroup at that path. To be asked while there is CAP_NET_ADMIN.
+    /// Foreign programs that run beside these on the cgroup at that path. To be called while there is CAP_NET_ADMIN.
     ///
     /// # Errors
-    /// The kernel does not tell: there may be some.
+    /// The kernel does not list them: there may be some.
     pub fn neighbours(&self, cgroup: &Path) -> io::Result<Neighbours> {
         let object = maps::locked(&self.object);
         let own: Vec<u32> = object
             .programs()
-            // Those that are not loaded have none.
+            // Programs that are not loaded have no number.
             .filter_map(|(_name, program)| Some(program.info().ok()?.id()))
             .collect();
         neighbours(cgroup, &own)
     }
 
-    /// Takes the programs off the cgroup: from now on calls go where they go.
+    /// Detaches all programs but pinned ones from the cgroup: without pins no call is redirected from now on.
     pub fn detach(&self) {
         let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         *attached = Attached::default();
     }
 
-    /// Notes the listener `number`: callers in the network namespace of `socket` are sent to these addresses, by the
-    /// family of their destination.
+    /// Registers the listener `number`: calls from the network namespace of `socket` go to these addresses, by the family
+    /// of their destination.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn set_listener(
         &self,
         number: u32,
@@ -243,11 +244,11 @@ impl Redirect {
         self.set_marked_listener(number, socket, v4, v6, 0)
     }
 
-    /// As [`Redirect::set_listener`], with the `SO_MARK` that its sockets bear: whoever listens there later, without the right
-    /// to set one, is not it. 0 is none.
+    /// As [`Redirect::set_listener`], with the `SO_MARK` of the listener's sockets: a later listener without the right to
+    /// set marks does not count as this one. 0 is none.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn set_marked_listener(
         &self,
         number: u32,
@@ -260,20 +261,20 @@ impl Redirect {
         self.note_listener(cookie, number, v4, v6, mark)
     }
 
-    /// Notes the network namespace of `socket` as the one that [`Action::JoinAtHome`] is about.
+    /// Registers the network namespace of `socket` as the one of [`Action::JoinAtHome`].
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn at_home(&self, socket: &impl AsFd) -> Result<(), KernelError> {
         self.set_listener(HOME, socket, None, None)
     }
 
-    /// Notes where callers whose namespace has no listener `number` are sent: addresses of this node that they can reach.
-    /// Nobody can tell from their namespace whether something listens there, so it is noted only while it does, and never with
-    /// programs that outlive this process.
+    /// Registers where calls go from namespaces without a listener `number`: addresses of this node that they can reach.
+    /// From these namespaces the programs cannot check that the listener exists. So it is registered only while it does,
+    /// and never with programs that outlive this process.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn set_node_listener(
         &self,
         number: u32,
@@ -305,10 +306,10 @@ impl Redirect {
         self.maps().set_listener(key, listener)
     }
 
-    /// Forgets the listener `number` of a network namespace: calls from there are left alone or denied from now on.
+    /// Forgets the listener `number` of a network namespace: calls from there are not redirected, or denied, from now on.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn remove_listener(&self, netns_cookie: u64, number: u32) -> Result<(), KernelError> {
         self.maps().remove_listener(ListenerKey {
             netns_cookie,
@@ -317,7 +318,7 @@ impl Redirect {
         })
     }
 
-    /// Adds or replaces rules that stay in force whatever sets of [`Redirect::replace_rules`] come.
+    /// Adds or replaces rules that are part of every set of [`Redirect::replace_rules`].
     ///
     /// # Errors
     /// There is no room for more.
@@ -326,29 +327,28 @@ impl Redirect {
         generations.keep(&self.maps, rules)
     }
 
-    /// Puts these rules in force in place of the set before, and says the how many-th set it is. Each call sees all of one
+    /// Activates these rules in place of the set before, and returns the number of sets so far. Each call sees all of one
     /// set.
     ///
     /// # Errors
-    /// There is no room for them; the set before stays in force.
+    /// There is no room for them; the set before stays active.
     pub fn replace_rules(&self, rules: &[RedirectRule]) -> Result<u64, KernelError> {
         let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         generations.replace(&self.maps, rules)
     }
 
-    /// Forgets processes that joined and have ended, so that none that is given the id of one is taken for it, and says how
-    /// many. Each look finds also those whose ids were given away since the look before. Reads `/proc`, so it blocks for
-    /// moments.
+    /// Forgets joined processes that have ended, so that a new process with the same id does not count as joined; returns
+    /// how many. Each run also finds ids that were reused since the run before. Reads `/proc`, so it blocks for moments.
     ///
     /// # Errors
-    /// `/proc` does not tell, or the kernel refused; those that are not forgotten are at the next look.
+    /// `/proc` cannot be read, or the kernel refused; the next run forgets the rest.
     pub fn forget_ended(&self) -> Result<usize, KernelError> {
         processes::visible().map_err(KernelError::Processes)?;
         let mut seen = self
             .processes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // Whoever accepts a connection needs the maps, and does not wait for files.
+        // Accepting a connection needs the maps, and must not wait for files.
         let noted = self.maps().processes()?;
         let over = seen.over(&noted, Life::of);
         for id in &over {
@@ -358,10 +358,11 @@ impl Redirect {
         Ok(over.len())
     }
 
-    /// Where the connection that `accept` showed as coming from `client` wanted to go. Once: the answer is forgotten.
+    /// The original destination of the connection that `accept` reported as coming from `client`. Given once, then
+    /// forgotten.
     ///
     /// # Errors
-    /// The kernel refused; never because nothing is known, which is `None`.
+    /// The kernel refused. An unknown destination is `None`, not an error.
     pub fn origin(
         &self,
         accepted: &impl AsFd,
@@ -373,7 +374,7 @@ impl Redirect {
     /// As [`Redirect::origin`], of a connection to the node's address.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Redirect::origin`].
     pub fn origin_at_node(&self, client: SocketAddr) -> io::Result<Option<SocketAddr>> {
         self.origin_under(NODE_COOKIE, client)
     }
@@ -395,13 +396,13 @@ impl Redirect {
         Ok(found.map(|arrival| address(&arrival.destination)))
     }
 
-    /// Redirected connections that nobody has accepted yet.
+    /// Redirected connections that are not accepted yet.
     #[must_use]
     pub fn arrivals_waiting(&self) -> usize {
         self.maps().arrivals_waiting()
     }
 
-    /// Calls so far, with the names of what became of them.
+    /// Calls so far, with the names of their outcomes.
     ///
     /// # Errors
     /// The kernel refused.
@@ -419,7 +420,7 @@ fn identity(metadata: io::Result<Metadata>) -> io::Result<(u64, u64)> {
     metadata.map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Lets go of what an earlier process pinned for a cgroup, if anything, and for cgroups that are gone.
+/// Removes the pins of an earlier process for a cgroup, if any, and those for cgroups that are gone.
 ///
 /// # Errors
 /// The file system refused.
@@ -427,12 +428,12 @@ pub fn unpin(cgroup: &Path) -> io::Result<()> {
     pins::sweep();
     match pins::folder(cgroup) {
         Ok(folder) => pins::cleared(&folder),
-        // No such file system, no pins.
+        // Without bpffs there are no pins.
         Err(_nowhere) => Ok(()),
     }
 }
 
-/// The clock programs read.
+/// The clock that programs read.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Deletes leases that have expired, and counts those that have not.
+//! Deletes expired leases, and counts valid ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use super::{EVERY, LeaseEvents, LeaseScope, is_valid, now};
 use crate::access::Api;
 use crate::request::send;
 
-/// Looks for expired leases every 15 s, the first time at once. `counts` gets the number of servers with valid leases; the server
-/// `own` is one, also before it has published its lease. Never ends.
+/// Looks for expired leases every 15 s, the first time at once. `counts` gets the number of servers with valid leases; the
+/// server `own` counts even before it has published its lease. Never ends.
 pub async fn run(
     api: Arc<Api>,
     scope: LeaseScope,
@@ -60,7 +60,7 @@ async fn delete(api: &Api, scope: &LeaseScope, lease: &Lease, events: &dyn Lease
     let Some(name) = &lease.metadata.name else {
         return;
     };
-    // Not one that was renewed meanwhile.
+    // Only this version: not a lease that was renewed meanwhile.
     let options = DeleteOptions {
         preconditions: Some(Preconditions {
             resource_version: lease.metadata.resource_version.clone(),

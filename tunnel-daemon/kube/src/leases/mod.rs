@@ -1,5 +1,5 @@
-//! Leases of servers (`coordination.k8s.io/v1`): a server publishes its own and collects expired ones, an agent watches
-//! which there are.
+//! Leases of servers (`coordination.k8s.io/v1`): a server publishes its own and deletes expired ones, an agent watches all
+//! leases.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,16 +11,16 @@ pub mod collect;
 pub mod publish;
 pub mod watch;
 
-/// What upstream's servers write, and renew twice in that time.
+/// Lease duration that upstream's servers write; they renew twice in that time.
 const LEASE_SECONDS: i32 = 30;
 /// Time between two renewals, and between two looks for expired leases.
 const EVERY: Duration = Duration::from_secs(15);
-/// In front of the server's id in the name of its lease.
+/// Prefix of a lease's name; the server's id follows.
 const NAME_PREFIX: &str = "konnectivity-proxy-server-";
 /// Longest name of an object.
 const NAME_BYTES_MAX: usize = 253;
 
-/// Where leases are, and which count.
+/// Where leases are, and which ones count.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseScope {
     /// Namespace.
@@ -29,7 +29,7 @@ pub struct LeaseScope {
     pub selector: String,
 }
 
-/// Who counts requests. `status` is the HTTP status, 0 without an answer; `reason` one word, empty for a success.
+/// Counter of requests. `status` is the HTTP status, 0 without an answer; `reason` one word, empty for a success.
 pub trait LeaseEvents: Send + Sync {
     /// Leases were listed, or could not be.
     fn listed(&self, status: u16, reason: &str, time: Duration);
@@ -101,13 +101,13 @@ pub fn parse_labels(text: &str) -> Result<BTreeMap<String, String>, String> {
     text.split(',').map(pair).collect()
 }
 
-/// The time of day, which leases end by.
+/// Wall-clock time, by which leases end.
 fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// When a lease ends: its duration after it was renewed, else acquired. `None`: it is over, since it lacks a time or the
-/// duration.
+/// When a lease ends: its duration after its renewal, else after its acquisition. `None`: a time or the duration is
+/// missing, so the lease is over.
 fn ends(lease: &Lease) -> Option<Timestamp> {
     let spec = lease.spec.as_ref()?;
     let since = spec.renew_time.as_ref().or(spec.acquire_time.as_ref())?;
@@ -115,7 +115,7 @@ fn ends(lease: &Lease) -> Option<Timestamp> {
     since.0.checked_add(duration).ok()
 }
 
-/// Whether a lease counts.
+/// Whether a lease has not ended.
 #[must_use]
 pub fn is_valid(lease: &Lease, now: Timestamp) -> bool {
     ends(lease).is_some_and(|end| end > now)

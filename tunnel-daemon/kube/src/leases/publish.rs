@@ -16,11 +16,11 @@ use crate::request::{RequestError, send};
 
 /// Share of the time between two renewals that is added at random.
 const JITTER: f64 = 0.04;
-/// Writes of one renewal.
+/// Attempts to write one renewal.
 const TRIES: usize = 5;
-/// Pauses between attempts to acquire it, at first and at most.
+/// Pauses between attempts to acquire the lease, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(7));
-/// Time to withdraw it.
+/// Time to withdraw the lease.
 const WITHDRAWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// Keeps the lease of one server.
@@ -33,7 +33,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// For a server with labels for its lease. Nothing is written yet.
+    /// A publisher for a server; `labels` are for its lease. Writes nothing yet.
     #[must_use]
     pub fn new(
         api: Arc<Api>,
@@ -50,8 +50,8 @@ impl Publisher {
         }
     }
 
-    /// Acquires the lease and renews it until `stop`, then withdraws it, within two seconds. An API server that is away holds
-    /// nothing up: it is asked again.
+    /// Acquires the lease and renews it until `stop`, then withdraws it, within two seconds. An API server that is away
+    /// blocks nothing: requests are repeated.
     pub async fn run(&self, stop: CancellationToken) {
         stop.run_until_cancelled(self.keep()).await;
         let (api, path) = (&*self.api, self.scope.path_of(&self.name));
@@ -84,7 +84,7 @@ impl Publisher {
         }
     }
 
-    /// Takes over the lease that is there, or makes one.
+    /// Takes over the existing lease, or creates one.
     async fn acquire(&self) -> Lease {
         let (mut pause, longest) = PAUSES;
         let mut is_told = false;
@@ -98,7 +98,7 @@ impl Publisher {
                     );
                     return lease;
                 }
-                // The log says it once.
+                // Logged once.
                 Err(error) if !std::mem::replace(&mut is_told, true) => tracing::error!(
                     lease = self.name,
                     namespace = self.scope.namespace,
@@ -124,7 +124,7 @@ impl Publisher {
         }
     }
 
-    /// `None`: it has to be acquired anew.
+    /// `None`: the lease has to be acquired anew.
     async fn renew(&self, latest: &Lease) -> Option<Lease> {
         let mut latest = latest.clone();
         for _try in 0..TRIES {
@@ -143,14 +143,14 @@ impl Publisher {
         None
     }
 
-    /// Writes it over the version that `latest` is.
+    /// Overwrites the version `latest`.
     async fn put(&self, latest: &Lease) -> Result<Lease, RequestError> {
         let path = self.scope.path_of(&self.name);
         let lease = self.lease(Some(latest));
         send(&self.api, Method::PUT, &path, Some(&lease)).await
     }
 
-    /// The lease as it is to be: of this server, and renewed now.
+    /// The lease to write: of this server, and renewed now.
     fn lease(&self, latest: Option<&Lease>) -> Lease {
         let now = MicroTime(now());
         let old = latest

@@ -17,36 +17,37 @@ use super::{LeaseEvents, LeaseScope, ends, now};
 use crate::access::Api;
 use crate::request::{Lines, RequestError, TIMEOUT, excerpt, send, watch as begin_watch};
 
-/// Longest time between two looks at which leases have expired.
+/// Longest time between two checks for expired leases.
 const RESYNC: Duration = Duration::from_secs(10);
 /// The API server ends a watch after so many seconds, and a new one begins.
 const WATCH_SECONDS: u64 = 300;
-/// Longest silence of a watch without leases: its own time, and some.
+/// Longest silence of a watch without leases: its whole time, and a margin.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS + 30);
-/// And of one with leases, each of which is renewed every 15 s: then the list is asked for before any of them counts as expired.
+/// The same with leases, each of which is renewed every 15 s: leases are listed again before any of them counts as expired.
 const SILENCE_WITH_LEASES_MAX: Duration = Duration::from_secs(20);
 /// Pauses between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Leases that are kept. Whoever may write leases in the namespace can add them without end; control planes have three to seven servers.
+/// Leases that are kept. A user with write access to leases in the namespace can add any number; control planes have three
+/// to seven servers.
 const LEASES_MAX: usize = 1024;
 /// Longest name of a lease, and longest holder, bytes: what Kubernetes allows for a name.
 const NAME_BYTES_MAX: usize = 253;
 
-/// Ids of the servers with valid leases. `None` until they were seen for the first time.
+/// Ids of the servers with valid leases. `None` until the leases are known.
 pub type Leased = Option<BTreeSet<String>>;
 
 /// What is known of the leases.
 struct View {
-    /// By name of the lease: the server, and when it ends.
+    /// Server and end of each lease, by the lease's name.
     leases: BTreeMap<String, (String, Timestamp)>,
     out: watch::Sender<Leased>,
-    /// A lease was passed over, and said to be.
+    /// Whether an ignored lease was logged.
     warned: Arc<AtomicBool>,
 }
 
-/// Watches until nobody listens to `out`. While the API server does not answer the last state stands, also of leases that
-/// would have expired: expiry counts only in sync.
+/// Watches until all receivers of `out` are dropped. While the API server does not answer, the last state stands, even of
+/// leases that would have expired: expiry counts only in sync.
 pub async fn run(
     api: Arc<Api>,
     scope: LeaseScope,
@@ -84,7 +85,7 @@ pub async fn run(
                     "cannot watch the leases of servers: the last count stands; trying on"
                 );
             }
-            // One that was fine for long begins anew at once, or nearly.
+            // A watch that was fine for long starts again almost at once.
             pause = if began.elapsed() > longest {
                 first
             } else {
@@ -99,7 +100,7 @@ pub async fn run(
     }
 }
 
-/// Lists what there is and begins to watch; in one where the API server can do that.
+/// Lists the leases and begins to watch, in one request where the API server supports that.
 async fn begin(
     api: &Api,
     scope: &LeaseScope,
@@ -124,7 +125,8 @@ async fn begin(
         let begun = watched(begin_watch(api, &scope.query(&query)).await);
         let is_unknown = begun.as_ref().err().is_some_and(is_unknown);
         if let Ok(mut lines) = begun {
-            // The whole of it in time, or the other way: an API server may know the parameters and not what they ask for.
+            // If the whole list does not come in time, it is requested the other way: an API server may know the parameters
+            // but not support them.
             let filled = tokio::time::timeout(TIMEOUT, view.fill(&mut lines)).await;
             if let Ok(Ok(())) = filled {
                 events.listed(200, "", began.elapsed());
@@ -156,7 +158,7 @@ async fn begin(
     watched(begin_watch(api, &scope.query(&query)).await)
 }
 
-/// An API server that does not know the parameters of a streaming list.
+/// Whether the API server does not know the parameters of a streaming list.
 fn is_unknown(error: &RequestError) -> bool {
     matches!(
         error.status(),
@@ -165,7 +167,7 @@ fn is_unknown(error: &RequestError) -> bool {
 }
 
 impl View {
-    /// Takes what there is, up to the bookmark that says so.
+    /// Reads the initial list, up to the bookmark that ends it.
     async fn fill(&mut self, lines: &mut Lines) -> Result<(), RequestError> {
         let mut fresh = Self {
             leases: BTreeMap::new(),
@@ -196,7 +198,7 @@ impl View {
         }
     }
 
-    /// Follows a watch to its end; the failure, if it did not end in order.
+    /// Follows a watch to its end; returns the failure, if it did not end in order.
     async fn follow(&mut self, mut lines: Lines) -> Option<RequestError> {
         let mut silent_since = Instant::now();
         loop {
@@ -219,7 +221,7 @@ impl View {
         }
     }
 
-    /// Why the watch is over, if it is.
+    /// Applies an event; returns why the watch is over, if it is.
     fn take(&mut self, event: WatchEvent<Lease>) -> Option<RequestError> {
         match event {
             WatchEvent::Added(lease) | WatchEvent::Modified(lease) => self.apply(lease),
@@ -251,7 +253,7 @@ impl View {
         }
     }
 
-    /// Whether a lease is kept. The first that is not is logged.
+    /// Whether a lease is kept. The first ignored lease is logged.
     fn has_room(&self, name: &str, holder: &str) -> bool {
         let is_short = name.len() <= NAME_BYTES_MAX && holder.len() <= NAME_BYTES_MAX;
         let has_room = self.leases.len() < LEASES_MAX || self.leases.contains_key(name);
@@ -267,7 +269,7 @@ impl View {
         is_kept
     }
 
-    /// Tells who has a lease now.
+    /// Publishes which servers have valid leases.
     fn publish(&self) {
         let now = now();
         let valid = self.leases.values().filter(|(_holder, end)| *end > now);
@@ -297,7 +299,7 @@ impl View {
             .map(|(_holder, end)| left(end))
             .filter(|left| !left.is_zero())
             .min();
-        // A little later: it is over when its time has passed.
+        // Slightly later than the end: a lease is over when its time has passed.
         next.map_or(RESYNC, |left| left + Duration::from_millis(10))
             .min(RESYNC)
     }

@@ -1,4 +1,4 @@
-//! The daemon's side: starts the helper, asks it, notices its end.
+//! The daemon's side: starts the helper, sends it requests, notices its end.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,70 +13,70 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 use super::wire::{self, Asked, Reply, receive, send};
 use adit_config::NetnsHelperOptions;
 
-/// For the helper to start, and to answer a request. It enters a few hundred namespaces at most, but a node that boots is busy,
-/// and one that was given up does not come back.
+/// For the helper to start, and to answer a request. The helper enters a few hundred namespaces at most. But a booting node
+/// is busy, and a helper that was given up does not come back.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 static PROGRAM: OnceLock<fn() -> Command> = OnceLock::new();
 
-/// For programs other than `adit` that run a server or an agent: a command that starts the helper, by calling
-/// [`super::helper::run`]. What is to be told to it is added as arguments. Only the first call counts.
+/// Sets a command that starts the helper by calling [`super::helper::run`], for programs other than `adit` that run a
+/// server or an agent. The helper's options are added as arguments. Only the first call counts.
 pub fn start_by(command: fn() -> Command) {
     let _first_counts = PROGRAM.set(command);
 }
 
-/// The program itself, also when its file has been replaced.
+/// This program, even when its file has been replaced.
 fn ourselves() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg("netns-helper");
     command
 }
 
-/// Why there is no helper, or none any more.
+/// Why there is no helper, or no longer one.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// It lacks what it needs; the text says what to do.
+    /// The helper lacks what it needs; the text says what to do.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be started.
+    /// The helper cannot be started.
     #[error("cannot start the helper that opens listeners in other network namespaces: {0}")]
     Start(io::Error),
-    /// It is not there any more, or says what it should not.
+    /// The helper is gone, or sends something unexpected.
     #[error("the helper that opens listeners in other network namespaces {0}")]
     Gone(String),
 }
 
-/// What is there now.
+/// Namespaces that exist now.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// Namespaces that were asked about and are still there.
+    /// Namespaces of the request that still exist.
     pub still: Vec<u64>,
-    /// Sockets for IPv6 of those among them that wanted one and have it now, as [`Opened::sockets`].
+    /// IPv6 sockets of namespaces of the request that lacked one, as [`Opened::sockets`].
     pub more: Vec<(u64, OwnedFd)>,
-    /// New ones, with sockets.
+    /// New namespaces, with sockets.
     pub opened: Vec<Opened>,
-    /// Names of those that cannot be opened, and why.
+    /// Names of namespaces that cannot be opened, and why.
     pub failed: Vec<(String, String)>,
     /// Namespaces beyond the limit.
     pub over: usize,
     /// Processes whose namespace cannot be read.
     pub unreadable: usize,
-    /// There was more to look at than is looked at: what is not found may be there.
+    /// The search hit a limit: namespaces that were not found may exist.
     pub is_cut: bool,
 }
 
 /// Sockets in a namespace: bound to loopback, not listening yet. At least one.
 #[derive(Debug)]
 pub struct Opened {
-    /// Of the namespace, as long as it is there.
+    /// Id of the namespace, unique while the namespace exists.
     pub id: u64,
-    /// A way to it.
+    /// A path to the namespace.
     pub name: String,
-    /// IPv4, then IPv6 if there is any.
+    /// IPv4, then IPv6 if available.
     pub sockets: Vec<OwnedFd>,
 }
 
-/// A running helper. It ends with this.
+/// A running helper. Dropping this ends it.
 #[derive(Debug)]
 pub struct Helper {
     channel: OwnedFd,
@@ -84,10 +84,10 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts one and waits until it says that it can work. Blocks, at most half a minute.
+    /// Starts a helper and waits until it is ready. Blocks, at most half a minute.
     ///
     /// # Errors
-    /// It lacks a privilege, or cannot be started.
+    /// The helper lacks a privilege, or cannot be started.
     pub fn start(options: &NetnsHelperOptions) -> Result<Self, HelperError> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -106,7 +106,7 @@ impl Helper {
             .stdout(Stdio::null())
             .spawn()
             .map_err(HelperError::Start)?;
-        // Its end of the socket is only its own now, and so is the end of it.
+        // Now only the helper holds its end of the socket, so that its exit closes the socket.
         drop(command);
         let mut helper = Self {
             channel: ours,
@@ -119,10 +119,10 @@ impl Helper {
         }
     }
 
-    /// Asks what is there now; `held` are namespaces with a listener already. Blocks, at most half a minute.
+    /// Asks which namespaces exist now; `held` are namespaces with a listener already. Blocks, at most half a minute.
     ///
     /// # Errors
-    /// It does not answer in time, or is gone: it is of no use any more.
+    /// The helper does not answer in time, or is gone: it cannot be used any more.
     pub fn look(&mut self, held: impl Iterator<Item = Asked>) -> Result<Look, HelperError> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         send(&self.channel, &wire::look(held), &[]).map_err(|error| self.gone(&error))?;
@@ -130,12 +130,12 @@ impl Helper {
         loop {
             match self.reply(deadline)? {
                 Reply::Have(id) => look.still.push(id),
-                // One that did not arrive is asked for again, too.
+                // A socket that did not arrive is asked for again, too.
                 Reply::More(id, sockets) => {
                     let socket = sockets.into_iter().next();
                     look.more.extend(socket.map(|socket| (id, socket)));
                 }
-                // Asked for again with the next look.
+                // The daemon asks for it again with the next look.
                 Reply::New(_, name, sockets) if sockets.is_empty() => {
                     let why = "its sockets did not arrive: file descriptors run low";
                     look.failed.push((name, why.to_owned()));
@@ -184,13 +184,13 @@ impl Helper {
         })
     }
 
-    /// Tells it to end, in both ways there are: a seccomp profile may be without one. No effect on one that is ending.
+    /// Ends the helper in two ways: a seccomp profile may forbid one of them. No effect on a helper that is ending.
     fn end(&mut self) {
         let _closed = shutdown(&self.channel, Shutdown::Both);
         let _killed = self.child.kill();
     }
 
-    /// Its process.
+    /// Process id of the helper.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.child.id()
@@ -199,7 +199,7 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It has nothing to finish. Not reaped twice: a child that was waited for keeps its status.
+        // The helper has nothing to finish. The child is not reaped twice: a child that was waited for keeps its status.
         self.end();
         let _reaped = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The network namespaces that are there: those of given files, and those of a cgroup's processes.
+//! Finds network namespaces: those of given files, and those of a cgroup's processes.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -9,39 +9,39 @@ use std::path::{Path, PathBuf};
 use super::wire::Asked;
 use adit_config::NetnsHelperOptions;
 
-/// Folders of a cgroup that are looked at. A node has some thousand.
+/// Folders of a cgroup that are searched. A node has some thousand.
 pub const FOLDERS_MAX: usize = 16_384;
-/// Processes that are looked at.
+/// Processes that are searched.
 pub const PROCESSES_MAX: usize = 65_536;
 
-/// What a look found.
+/// Result of a search.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// By inode, each once, never our own; given ones first.
+    /// By inode, each once, never our own; given files first.
     pub(super) namespaces: Vec<Namespace>,
-    /// Given files that are there and cannot be looked at.
+    /// Given files that exist and cannot be read.
     pub(super) failed: Vec<(PathBuf, io::Error)>,
     /// Processes whose namespace cannot be read.
     pub(super) unreadable: usize,
-    /// There was more to look at than is looked at: what is not found may be there.
+    /// The search hit a limit: namespaces that were not found may exist.
     pub(super) is_cut: bool,
     /// Inodes of [`Self::namespaces`].
     known: HashSet<u64>,
 }
 
-/// What is looked at, at most.
+/// Limits of a search.
 #[derive(Clone, Copy, Debug)]
 struct Most {
     folders: usize,
     processes: usize,
 }
 
-/// One of them.
+/// A network namespace.
 #[derive(Debug)]
 pub(super) struct Namespace {
-    /// The inode, which is its own as long as somebody holds it.
+    /// The inode, unique while the namespace is held open.
     pub(super) id: u64,
-    /// A way to it.
+    /// A path to the namespace.
     pub(super) path: PathBuf,
 }
 
@@ -51,7 +51,7 @@ impl Found {
         for path in &options.paths {
             match fs::metadata(path) {
                 Ok(meta) => found.add(meta.ino(), path, own),
-                // Not yet, or not any more.
+                // The namespace does not exist yet, or no longer exists.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => (),
                 Err(error) => found.failed.push((path.clone(), error)),
             }
@@ -73,13 +73,13 @@ impl Found {
         }
     }
 
-    /// Those that a daemon which holds `held` is to go on holding.
+    /// The ids of `held` that still exist. After a search that was cut: all of them, since they may exist.
     pub(super) fn still(&self, held: &[u64]) -> Vec<u64> {
         let is_there = |id: &u64| self.is_cut || self.known.contains(id);
         held.iter().copied().filter(is_there).collect()
     }
 
-    /// Those of `held` that want IPv6, as far as there is a way to them.
+    /// Found namespaces that `held` lists as wanting IPv6.
     pub(super) fn wanting_v6(&self, held: &[Asked]) -> Vec<&Namespace> {
         let wants = |namespace: &&Namespace| {
             let mut held = held.iter();
@@ -88,7 +88,7 @@ impl Found {
         self.namespaces.iter().filter(wants).collect()
     }
 
-    /// Takes out those that are not held, as many as there is room for, and says for how many there is none.
+    /// Takes out the namespaces that are not held, up to `room`; also returns how many exceed it.
     pub(super) fn fresh(&mut self, held: &[u64], room: usize) -> (Vec<Namespace>, usize) {
         let mut fresh = std::mem::take(&mut self.namespaces);
         fresh.retain(|namespace| !held.contains(&namespace.id));
@@ -106,10 +106,10 @@ impl Found {
                 self.is_cut = true;
                 return;
             }
-            // One that was removed meanwhile has none.
+            // A folder that was removed meanwhile has no members.
             let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             for process in members.lines() {
-                // It is in a process namespace that is not ours to see.
+                // The process is outside our process namespace.
                 if process == "0" {
                     self.unreadable += 1;
                     continue;
@@ -139,7 +139,7 @@ impl Found {
 }
 
 impl Namespace {
-    /// Opens it, if it still is the one that was found.
+    /// Opens the namespace, if the path still leads to it.
     pub(super) fn open(&self) -> io::Result<File> {
         let file = File::open(&self.path)?;
         if file.metadata()?.ino() != self.id {

@@ -1,4 +1,4 @@
-//! The helper's process: keeps CAP_SYS_ADMIN, enters namespaces, makes sockets there, gives them away.
+//! The helper's process: keeps CAP_SYS_ADMIN, enters namespaces, makes sockets there, sends them to the daemon.
 
 use std::fs::File;
 use std::io;
@@ -18,10 +18,10 @@ use super::find::{Found, Namespace};
 use super::wire::{self, Asked, TEXT_BYTES_MAX, held, receive};
 use adit_config::{NetnsHelperOptions, limits};
 
-/// Serves the daemon at standard input until that goes away.
+/// Serves the daemon at standard input until the daemon goes away.
 ///
 /// # Errors
-/// Somebody else started this; or the way back to our own namespace is lost, after which nothing may go on.
+/// The helper was not started by a daemon; or it cannot return to its own namespace, and must not go on.
 pub fn run(options: &NetnsHelperOptions) -> Result<(), String> {
     let input = io::stdin();
     let channel = input.as_fd();
@@ -58,8 +58,8 @@ fn home() -> Result<Home, String> {
     opened.map_err(|error| format!("{path}: {error}: mount /proc"))
 }
 
-/// Keeps what entering a namespace takes: CAP_SYS_ADMIN; CAP_SYS_PTRACE, if it is there, without which the namespaces of other
-/// users' processes cannot be read; CAP_NET_ADMIN only to mark sockets.
+/// Keeps only the capabilities for entering namespaces: CAP_SYS_ADMIN; CAP_SYS_PTRACE, if present, without which the
+/// namespaces of other users' processes cannot be read; CAP_NET_ADMIN only to mark sockets.
 fn restrict(marks: bool) -> Result<(), String> {
     let failed = |error: rustix::io::Errno| format!("dropping capabilities: {error}");
     let had = capabilities(None).map_err(failed)?.permitted;
@@ -99,7 +99,7 @@ fn answer(
         say(format!("fail {}\t{}", short(name), clip(&why)), &[])
     };
     let mut found = Found::look(options, home.id);
-    // Those that are held stay, whoever else came.
+    // Held namespaces keep their places, however many new ones there are.
     let ids: Vec<u64> = held.iter().map(|held| held.id).collect();
     let still = found.still(&ids);
     for id in &still {
@@ -108,7 +108,7 @@ fn answer(
     if kernel_has_v6() {
         for namespace in found.wanting_v6(held) {
             let v6 = || socket(Ipv6Addr::LOCALHOST.into(), options.mark);
-            // Mostly there still is none, which is no failure.
+            // Mostly IPv6 is still missing, which is no failure.
             if let Ok(sockets) = enter(namespace, home, || v6().map(|socket| vec![socket]))? {
                 say(format!("more {}", namespace.id), &sockets)?;
             }
@@ -122,7 +122,7 @@ fn answer(
                 let name = short(&namespace.path);
                 say(format!("new {} {name}", namespace.id), &sockets)?;
             }
-            // A process that has just ended.
+            // The process has just ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => (),
             Err(error) => fail(&namespace.path, in_words(&error))?,
         }
@@ -144,12 +144,12 @@ fn in_words(error: &io::Error) -> String {
     }
 }
 
-/// Whether there is IPv6 at all. Where there is not, each socket of it has the kernel start a program that looks for a module.
+/// Whether the kernel has IPv6. Without it, each IPv6 socket makes the kernel start a program that looks for a module.
 fn kernel_has_v6() -> bool {
     std::fs::metadata("/proc/self/net/if_inet6").is_ok()
 }
 
-/// Sockets in a namespace, as `make` makes them there; the outer error is one that leaves us in it.
+/// Sockets that `make` makes in a namespace. The outer error: this process cannot leave that namespace.
 fn enter(
     namespace: &Namespace,
     home: &Home,
@@ -169,16 +169,17 @@ fn enter(
     Ok(made)
 }
 
-/// Bound, not listening yet: whoever gets them may have something to say about them first.
+/// Bound, not listening yet: the daemon may have to prepare the sockets first.
 fn sockets(mark: u32) -> io::Result<Vec<OwnedFd>> {
     let v4 = socket(Ipv4Addr::LOCALHOST.into(), mark)?;
-    // Namespaces may be without IPv6; calls over it are left alone then. It is asked for again with each look.
+    // A namespace may lack IPv6; IPv6 calls there are not redirected. The socket is asked for again with each look.
     let v6 = socket(Ipv6Addr::LOCALHOST.into(), mark).ok();
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }
 
 fn socket(ip: IpAddr, mark: u32) -> io::Result<OwnedFd> {
-    // It can be bound while loopback is down, and nobody could reach it then; this asks for a route and sends nothing.
+    // The address can be bound while loopback is down, when no peer can reach it. This connect asks for a route and sends
+    // nothing.
     let anything = SocketAddr::new(ip, 9);
     Socket::new(Domain::for_address(anything), Type::DGRAM, None)?.connect(&anything.into())?;
     let address = SocketAddr::new(ip, 0);

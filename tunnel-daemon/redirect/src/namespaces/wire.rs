@@ -1,9 +1,9 @@
-//! What the daemon and its helper say to each other: packets of text on a unix socket, with sockets attached.
+//! Protocol between the daemon and its helper: packets of text on a unix socket, with sockets attached.
 //!
-//! The helper begins with `ready` or `refused WHY`. Then the daemon asks `look ID...`, naming the namespaces it has a listener
-//! in, with `+6` behind those that have none for IPv6. It hears of each that is there now: `have ID`; `more ID` with a socket for
-//! IPv6; `new ID NAME` with its sockets; `fail NAME`, a tab, and why; at last `done OVER UNREADABLE whole`, or `cut` in place of
-//! `whole`. So the helper remembers nothing between two requests.
+//! The helper begins with `ready` or `refused WHY`. Then the daemon sends `look ID...`: the namespaces it has a listener
+//! in, with `+6` behind those without an IPv6 listener. The helper answers for each namespace that exists: `have ID`; `more
+//! ID` with a socket for IPv6; `new ID NAME` with its sockets; `fail NAME`, a tab, and why. The last packet is `done OVER
+//! UNREADABLE whole`, or `cut` in place of `whole`. So the helper remembers nothing between two requests.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,11 +19,11 @@ use adit_config::limits;
 
 /// Longest packet: a request that names as many namespaces as there may be.
 const PACKET_BYTES_MAX: usize = 8 * 1024;
-/// Longest name or reason in one.
+/// Longest name or reason in a packet.
 pub(super) const TEXT_BYTES_MAX: usize = 1024;
 /// Sockets of one namespace: one for each family.
 pub(super) const SOCKETS_MAX: usize = 2;
-/// Behind a namespace whose listener is for IPv4 alone.
+/// Suffix of a namespace whose listener is for IPv4 alone.
 const WANTS_V6: &str = "+6";
 
 /// A namespace that has a listener already.
@@ -31,7 +31,7 @@ const WANTS_V6: &str = "+6";
 pub struct Asked {
     /// Its inode.
     pub id: u64,
-    /// There was no IPv6 when it was opened.
+    /// IPv6 was missing when the namespace was opened.
     pub wants_v6: bool,
 }
 
@@ -63,14 +63,14 @@ pub(super) fn send(channel: impl AsFd, text: &str, sockets: &[BorrowedFd<'_>]) -
     Ok(())
 }
 
-/// The next packet; `None` at the end.
+/// The next packet; `None` at EOF.
 pub(super) fn receive(channel: impl AsFd) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; PACKET_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         let mut into = [IoSliceMut::new(&mut bytes)];
-        // With a timeout the kernel does not begin again by itself after a signal.
+        // With a timeout the kernel does not restart the call after a signal.
         match recvmsg(&channel, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => (),
             other => break other?,
@@ -82,7 +82,7 @@ pub(super) fn receive(channel: impl AsFd) -> io::Result<Option<(String, Vec<Owne
             sockets.extend(found);
         }
     }
-    // Descriptors ran out: half a namespace is none.
+    // Descriptors ran out: a part of a namespace's sockets is useless.
     if got.flags.contains(ReturnFlags::CTRUNC) {
         sockets.clear();
     }
@@ -104,7 +104,7 @@ pub(super) fn look(held: impl Iterator<Item = Asked>) -> String {
     text
 }
 
-/// The namespaces a request names; `None`: it is no request.
+/// The namespaces that a request names; `None`: the text is no request.
 pub(super) fn held(request: &str) -> Option<Vec<Asked>> {
     let rest = request.strip_prefix("look")?;
     let asked = |word: &str| {
@@ -117,7 +117,6 @@ pub(super) fn held(request: &str) -> Option<Vec<Asked>> {
 }
 
 impl Reply {
-    /// Reads one.
     pub(super) fn parse(text: &str, sockets: Vec<OwnedFd>) -> Option<Self> {
         let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
         Some(match word {
