@@ -1,4 +1,4 @@
-//! Where to listen, and where servers are: host and port as typed, checked but not resolved.
+//! Addresses of listeners and of servers: host and port as typed, checked but not resolved.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -41,10 +41,10 @@ pub enum ServerAddress {
 }
 
 impl BindAddress {
-    /// From the two flags upstream uses; an IPv6 address may have brackets.
+    /// From the two flags that upstream uses; an IPv6 address may have brackets.
     ///
     /// # Errors
-    /// A sentence naming the host when it cannot be one.
+    /// A sentence that names an invalid host.
     pub fn new(host: &str, port: u16) -> Result<Self, String> {
         let host = match host {
             "" => BindHost::Any,
@@ -62,7 +62,7 @@ impl BindAddress {
     /// Reads `HOST:PORT`, `[V6]:PORT` or `:PORT`.
     ///
     /// # Errors
-    /// A sentence naming the text and the form wanted.
+    /// A sentence that names the text and the expected form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (host, port) = text
             .rsplit_once(':')
@@ -78,7 +78,7 @@ impl BindAddress {
         Self::new(host, port)
     }
 
-    /// Whether only this host can connect to it.
+    /// Whether only this host can connect to the address.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         match &self.host {
@@ -104,7 +104,7 @@ impl ServerAddress {
     /// Reads one entry: `HOST`, `HOST:PORT`, an IPv6 address bare or in brackets, or `srv:NAME`.
     ///
     /// # Errors
-    /// A sentence naming the entry.
+    /// A sentence that names the entry.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix("srv:") {
             return match is_host_name(name) {
@@ -118,7 +118,7 @@ impl ServerAddress {
             Some((host, port)) if host.starts_with('[') || !host.contains(':') => {
                 match port.parse() {
                     Ok(port) if port > 0 => (host, port),
-                    // `[::1]` alone: the colon was inside the brackets.
+                    // `[::1]` without a port: the colon was inside the brackets.
                     _ if text.ends_with(']') => (text, default_port),
                     _ => return Err(format!("{port:?} in {text:?} is not a port (1 to 65535)")),
                 }
@@ -152,7 +152,7 @@ fn unbracketed(text: &str) -> &str {
         .unwrap_or(text)
 }
 
-/// Loose on purpose: resolvers accept more than DNS does; this only catches what no resolver can take.
+/// Loose on purpose, since resolvers accept more than DNS does: rejects only what no resolver can take.
 fn is_host_name(text: &str) -> bool {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 253 && text.chars().all(legal)

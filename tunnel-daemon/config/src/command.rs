@@ -1,4 +1,4 @@
-//! What a command line asks for.
+//! The command that a command line asks for.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use crate::plan::LaneSecurity;
 use crate::plan::{AgentPlan, ServerPlan};
 use crate::units::duration;
 
-/// Where a server or agent is asked, unless told otherwise.
+/// Default path of the admin socket.
 pub(crate) const ADMIN_SOCKET: &str = "/run/adit/admin.sock";
 
-/// What the process is to do.
+/// The command to execute.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
     /// Run a server.
@@ -26,23 +26,23 @@ pub enum Command {
     Demo(DemoOptions),
     /// Show the state of a running process.
     Status(StatusOptions),
-    /// Show its open tunnels, live.
+    /// Show the open tunnels of a running process, live.
     Top(TopOptions),
-    /// Show links, or change some.
+    /// Show links, or drain or end some.
     Links(LinksOptions),
-    /// Say what this host and a command line allow.
+    /// Report what this host and a command line allow.
     Check(CheckOptions),
-    /// Make or show certificates.
+    /// Create or show certificates.
     Pki(PkiOptions),
     /// Write manual pages.
     Man(ManOptions),
-    /// Open listeners in other network namespaces, for a server or an agent that started this.
+    /// Open listeners in other network namespaces, for the server or agent that started this process.
     NetnsHelper(NetnsHelperOptions),
-    /// Print this to standard output and exit 0: help or version.
+    /// Print this text to standard output and exit 0: help or version.
     Print(String),
 }
 
-/// What `adit demo` is told.
+/// Options of `adit demo`.
 #[cfg(feature = "demo")]
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct DemoOptions {
@@ -63,7 +63,7 @@ pub struct DemoOptions {
     pub redirect: bool,
 }
 
-/// What `adit man` is told.
+/// Options of `adit man`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct ManOptions {
     /// Where the pages go
@@ -71,8 +71,8 @@ pub struct ManOptions {
     pub dir: PathBuf,
 }
 
-/// What the helper of a redirect in other network namespaces is told when it starts. It comes from our own process: see
-/// package `adit-redirect`. By position, so that they are no flags of ours.
+/// Options of the helper that opens listeners in other network namespaces. Adit itself starts the helper: see package
+/// `adit-redirect`. Positional, so that they are no public flags.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct NetnsHelperOptions {
     /// `SO_MARK` of the sockets; 0 is none
@@ -84,7 +84,7 @@ pub struct NetnsHelperOptions {
     pub paths: Vec<PathBuf>,
 }
 
-/// The alias keeps clap from taking the argument for one that may be left out.
+/// The alias keeps clap from treating the argument as optional.
 type OptionalPath = Option<PathBuf>;
 
 #[expect(clippy::unnecessary_wraps, reason = "a parser of clap may fail")]
@@ -94,7 +94,7 @@ fn path(text: &str) -> Result<OptionalPath, String> {
         .map(PathBuf::from))
 }
 
-/// What `adit status` is told.
+/// Options of `adit status`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct StatusOptions {
     /// Admin socket of the server or agent
@@ -105,33 +105,33 @@ pub struct StatusOptions {
     pub json: bool,
 }
 
-/// What `adit links`, `adit drain` and `adit unlink` are told.
+/// Options of `adit links`, `adit drain` and `adit unlink`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LinksOptions {
-    /// Whom to ask.
+    /// Admin socket of the process.
     pub socket: PathBuf,
-    /// What for.
+    /// What to do with the links.
     pub action: LinksAction,
-    /// Those of this peer only.
+    /// Only links of this peer.
     pub agent: Option<String>,
-    /// That of this number only.
+    /// Only the link with this number.
     pub link: Option<u64>,
-    /// As it came.
+    /// Print the answer as JSON.
     pub json: bool,
 }
 
-/// What is done with links.
+/// What to do with links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinksAction {
-    /// They are shown.
+    /// Show the links.
     Show,
-    /// New tunnels go to other agents.
+    /// Route new tunnels to other agents.
     Drain,
-    /// They end.
+    /// End the links.
     Unlink,
 }
 
-/// What `adit top` is told.
+/// Options of `adit top`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct TopOptions {
     /// Admin socket of the server or agent
@@ -166,14 +166,14 @@ pub enum TopSort {
     Destination,
     /// By tenant, then by rate.
     Tenant,
-    /// The longest way first.
+    /// Longest round-trip time first.
     Rtt,
-    /// Most first.
+    /// Most retransmits first.
     Retransmits,
 }
 
 impl TopSort {
-    /// All of them, by name, in the order of the keys that step through them.
+    /// All orders by name, in the order in which keys step through them.
     pub const ALL: [(&'static str, Self); 8] = [
         ("rate", Self::Rate),
         ("bytes", Self::Bytes),
@@ -185,7 +185,7 @@ impl TopSort {
         ("retransmits", Self::Retransmits),
     ];
 
-    /// As in flags.
+    /// The name used in flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         let found = Self::ALL.iter().find(|(_, sort)| *sort == self);
@@ -205,10 +205,10 @@ impl FromStr for TopSort {
     }
 }
 
-/// What `adit check` is told.
+/// Options of `adit check`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CheckOptions {
-    /// For programs.
+    /// Print the result as JSON.
     pub json: bool,
     /// Connect to servers, too.
     pub connect: bool,
@@ -216,24 +216,24 @@ pub struct CheckOptions {
     pub given: CheckGiven,
 }
 
-/// A command line that is to be checked.
+/// The command line to be checked.
 #[derive(Clone, PartialEq, Debug)]
 pub enum CheckGiven {
-    /// None: only the host.
+    /// No command line: checks only the host.
     Nothing,
-    /// A server's, with the warnings it would start with.
+    /// A server's, with the warnings of its start.
     Server(Box<ServerPlan>, Vec<String>),
-    /// An agent's, with the warnings it would start with.
+    /// An agent's, with the warnings of its start.
     Agent(Box<AgentPlan>, Vec<String>),
-    /// One that would not start.
+    /// A command line that would be refused.
     Refused(ConfigError),
 }
 
-/// A command, and what to warn about once logging has started.
+/// A command, and warnings to log once logging has started.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Parsed {
-    /// What to do.
+    /// The command to execute.
     pub command: Command,
-    /// One line each.
+    /// Warnings of one line each.
     pub warnings: Vec<String>,
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Behind what clap says of its own accord: the way to everything else.
+/// Appended to clap's own messages.
 const SEE_HELP: &str = "--help lists the flags";
 
 /// A refused command line. The caller prints it as the last line, and exits with [`Self::exit_code`].
@@ -24,12 +24,12 @@ impl ConfigError {
         }
     }
 
-    /// For `map_err`: says which flag it is about.
+    /// For `map_err`: prefixes the error with the flag's name.
     pub(crate) fn about<E: fmt::Display>(flag: &str) -> impl Fn(E) -> Self {
         move |why| Self::new(format!("{flag}: {why}"))
     }
 
-    /// A native command line that cannot be read, in clap's words; exit code 2.
+    /// A native command line that clap refused, in clap's words; exit code 2.
     #[must_use]
     pub fn refused(rendered: &str) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl ConfigError {
         }
     }
 
-    /// The same about a flag that the command line does not have: it says where the flag is from.
+    /// The same error about a flag from the environment or a file: adds the flag's origin.
     pub(super) fn of(self, origin: &str) -> Self {
         Self {
             message: format!("{origin}: {}", self.message),
@@ -48,7 +48,7 @@ impl ConfigError {
         }
     }
 
-    /// The same, to be told in JSON.
+    /// The same error, to be reported as JSON.
     pub(super) fn in_json(self) -> Self {
         Self {
             is_json: true,
@@ -56,19 +56,19 @@ impl ConfigError {
         }
     }
 
-    /// Whether file or environment ask for JSON.
+    /// Whether the file or the environment asks for JSON.
     #[must_use]
     pub fn is_json(&self) -> bool {
         self.is_json
     }
 
-    /// The one line that names the input and the remedy.
+    /// The line that names the input and the remedy.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What the process exits with.
+    /// Exit code of the process.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         self.exit_code
@@ -84,7 +84,7 @@ macro_rules! bail {
 
 pub(crate) use bail;
 
-/// Clap's message without the usage behind it: what is wrong, what of it, and its tip.
+/// Clap's message without the usage text: the error, its input, and the tip.
 fn one_line(rendered: &str) -> String {
     let told = rendered.split("\n\nUsage:").next().unwrap_or_default();
     let told = told

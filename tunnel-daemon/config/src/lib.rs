@@ -1,8 +1,8 @@
-//! Everything from the command line and the environment to a checked plan.
+//! From the command line and the environment to a checked plan.
 //!
-//! [`parse`] reads either dialect: our own flags (clap) or, as `proxy-server` / `proxy-agent` or with
-//! `--compat`, those of upstream's programs. The result is a [`Command`] holding a [`plan`] whose existence
-//! proves it consistent. The only I/O is reading `--config` and checking that files exist; nothing here logs: warnings are returned.
+//! [`parse`] reads either dialect: Adit's own flags (clap) or, as `proxy-server` / `proxy-agent` or with `--compat`, those of
+//! upstream's programs. The result is a [`Command`] with a [`plan`], whose existence proves it consistent. The only I/O is
+//! reading `--config` and checking that files exist. Nothing here logs: warnings are returned.
 #![deny(unsafe_code)]
 
 pub mod address;

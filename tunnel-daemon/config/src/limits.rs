@@ -1,7 +1,7 @@
-//! Every cap and timeout that is not a flag, and the defaults and bounds of those that are.
+//! Every limit and timeout that is not a flag, and the defaults and bounds of those that are flags.
 //!
-//! Units are in the name or the type; each constant says why it has its value, and the relations that
-//! must hold between them are asserted at compile time. Core has its own limits for what it holds.
+//! Units are in the name or the type. Each constant says why it has its value, and relations between constants are asserted at
+//! compile time. The core has its own limits for its state.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,40 +13,41 @@ pub const MIB: u64 = 1024 * KIB;
 
 // --- The wire -----------------------------------------------------------------------------------
 
-/// Largest gRPC message we send or accept, bytes: gRPC-Go's default receive limit (compat W3).
+/// Largest gRPC message sent or accepted, bytes: gRPC-Go's default receive limit (compat W3).
 pub const MESSAGE_BYTES_MAX: u64 = 4 * MIB;
-/// Largest DATA payload towards Go agents and servers, bytes: what upstream itself reads at once.
+/// Largest DATA payload towards Go agents and servers, bytes: the size of upstream's reads.
 pub const DATA_BYTES_TO_GO: u64 = 32 * KIB;
 /// Largest DATA payload towards a gRPC client that keeps up, bytes.
 pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
-/// Bytes of what to dial, network name and all: four times the longest name with its port. Dials wait in memory that no budget
-/// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
+/// Limit on a dial's protocol and address together: four times the longest name with its port. No budget counts the memory of
+/// pending dials. A longer dial could exceed the message limit of an agent's link, whose loss would end all its tunnels.
 pub const DIAL_BYTES_MAX: usize = 1024;
 
-/// Access events a second in the long run, unless told otherwise.
+/// Access events per second on average, by default.
 pub const ACCESS_LOG_LIMIT: u32 = 100;
-/// Calls at once on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer has left, so this also bounds the
-/// answers that wait for a client that reads nothing. kube-apiserver has one tunnel a connection; Go clients wait beyond it.
+/// Concurrent calls on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer is sent, so this also bounds
+/// the answers queued for a client that does not read. kube-apiserver has one tunnel per connection; Go clients wait at the
+/// limit.
 pub const CLIENT_STREAMS_MAX: u32 = 4_096;
-/// Memory that small DATA frames of one HTTP/2 connection may take beside their payload, as `h2` estimates it: up to 256 bytes for
-/// each frame that waits, so 65,536 of them. Flow control counts payload only.
+/// Memory that small DATA frames of one HTTP/2 connection may take beside their payload, as `h2` estimates it: up to 256 bytes
+/// per queued frame, so 65,536 frames. Flow control counts payload only.
 pub const DATA_FRAME_BUDGET_BYTES: usize = 16 * 1024 * 1024;
-/// Bytes of a text of a peer that an answer or an error repeats.
+/// Bytes of a peer's text that an answer or an error repeats.
 pub const EXCERPT_BYTES_MAX: usize = 64;
 
 // --- Deadlines of peers -------------------------------------------------------------------------
 
-/// Time for a TLS handshake: gRPC-Go allows 120 s, of which a healthy peer needs a few round trips.
+/// Time for a TLS handshake: gRPC-Go allows 120 s; a healthy peer needs a few round trips.
 pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same at listeners in compat mode, where slow peers are waited for as long as upstream does.
+/// Time for a TLS handshake at listeners in compat mode: as long as upstream waits for slow peers.
 pub const TLS_HANDSHAKE_TIMEOUT_COMPAT: Duration = Duration::from_secs(120);
-/// Who has been silent for so long may have to make room for others. A TLS client's first words come right behind the ACK
-/// that completes its connection; nobody who was just accepted is sent away before its task had a look.
+/// Time without a byte after which a new connection may be closed to make room. A TLS client sends its first bytes right behind
+/// the ACK that completes its connection. So each connection's task checks for them before the connection may be closed.
 pub const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
-/// Who leaves a handshake waiting for so long may have to make room for others: a healthy peer answers within a round trip and
-/// a millisecond of its processor, and this is enough for a slow path that loses a packet.
+/// Time that a handshake may wait for its peer before it may be closed to make room. A healthy peer answers within a round trip
+/// and a millisecond of CPU time; this suffices for a slow path that loses a packet.
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// Time for the HTTP/2 preface of a client, which is the first thing it says.
+/// Time for a client's HTTP/2 preface, its first bytes.
 pub const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Namespace of leases, upstream's default.
 pub const LEASE_NAMESPACE: &str = "kube-system";
@@ -54,58 +55,59 @@ pub const LEASE_NAMESPACE: &str = "kube-system";
 pub const LEASE_LABEL: &str = "k8s-app=konnectivity-server";
 /// Time for TCP and TLS to a server, all addresses together.
 pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream.
+/// TCP_USER_TIMEOUT on links, and time for the answer to an HTTP/2 ping: both 20 s upstream.
 pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time a gRPC client's call may be without a dial or a tunnel, before its first dial or after its last one: such a call may hold
-/// 16 KiB of a message, and 400,000 of them take every place. Go clients dial at once and end the call with its tunnel.
+/// Time that a gRPC client's call may be without a dial or a tunnel, before its first dial or after its last tunnel. Such a
+/// call may hold 16 KiB of a message, and 400,000 of them take every slot. Go clients dial at once and end the call with its
+/// tunnel.
 pub const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of a tunnel whose peer closed linger this long without progress, then they are dropped.
+/// Time without progress after which the remaining bytes of a closed tunnel are dropped.
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
-/// The Go client's own dial deadline: ours must answer before it.
+/// The Go client's own dial deadline; the server must answer before it.
 pub const GO_CLIENT_DIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time a client that will not be served has to ask and to take the refusal: it holds a descriptor that others need.
+/// Time for a refused client to send its request and read the refusal: it holds a descriptor that others need.
 pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time without a dial or a tunnel after which an agent that drains leaves: far above a round trip to its servers and back,
-/// within which a dial may have crossed its word.
+/// Time without a dial or a tunnel after which a draining agent leaves: far above the round trip to its servers, during which a
+/// dial may cross its DRAIN.
 pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
-/// Time to get the last CLOSE packets out once a shutdown is over, before sockets are cut.
+/// Time to send the last CLOSE packets at the end of a shutdown, before sockets are closed.
 pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
 
 // --- Connections before they are authenticated ---------------------------------------------------
 
-/// TLS handshakes in flight per listener: each costs about a millisecond of a core.
+/// Concurrent TLS handshakes per listener: each costs about a millisecond of a core.
 pub const HANDSHAKES_MAX: usize = 256;
-/// Connections of a listener whose peer has said nothing yet. The first words of a TLS client come right behind the ACK that
-/// completes its connection: with 10,000 silent peers a second it still has a tenth of a second for them.
+/// Connections of a listener without a byte from their peer. A TLS client sends its first bytes right behind the ACK that
+/// completes its connection: with 10,000 silent peers a second it still has a tenth of a second.
 pub const SILENT_MAX: usize = 1024;
-/// Connections of a listener that wait for their handshake: as many as the kernel would hold for it.
+/// Connections of a listener that wait for a handshake slot: as many as the kernel's backlog would hold.
 pub const WAITING_MAX: usize = 4096;
-/// The silent of a listener have at most one descriptor in so many, and so have those that wait: at the lowest limits there
-/// are, links and tunnels keep theirs.
+/// Silent connections of a listener take at most 1 / this of the descriptors, and so do waiting ones: even at the lowest
+/// descriptor limits, links and tunnels keep their share.
 pub const LISTENER_DESCRIPTORS_DIVISOR: u64 = 8;
 
 // --- Defaults of flags --------------------------------------------------------------------------
 
-/// Sets of labels of accounting in the kernel: some 40 lines of a scrape each.
+/// Label sets of kernel accounting: some 40 lines of a scrape each.
 pub const ACCOUNT_SERIES: u32 = 100;
-/// The most a flag may ask for.
+/// The highest value of the flag.
 pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
 
-/// Dial deadline of the native server: under the Go client's own, so the client learns the cause.
+/// Dial deadline of the native server: below the Go client's own, so that the client learns the cause.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
-/// Time an agent gives a target to accept, all addresses together.
+/// Time for a target to accept, over all addresses.
 pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Grace of the native programs: under Kubernetes' 30 s between SIGTERM and SIGKILL.
+/// Grace period of the native programs: below Kubernetes' 30 s between SIGTERM and SIGKILL.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 /// Idle time before an HTTP/2 ping, both programs.
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
 /// A link whose agent has been silent for this long gets no dials.
 pub const LINK_DEAD_AFTER: Duration = Duration::from_secs(8);
-/// The least that may be set: silence is noticed after 4 s.
+/// Least value of the flag: silence is detected after 4 s.
 pub const LINK_DEAD_AFTER_MIN: Duration = Duration::from_secs(5);
-/// What gRPC-Go uses when a listener's keepalive time is zero or negative.
+/// gRPC-Go's value when a listener's keepalive time is zero or negative.
 pub const KEEPALIVE_TIME_UNSET: Duration = Duration::from_secs(7200);
-/// Time for the request head of an HTTP-CONNECT client: upstream's.
+/// Time for the request head of an HTTP-CONNECT client; upstream's value.
 pub const CONNECT_HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Shortest time between an agent's pings: Go servers end a link that pings more often (compat 2.3, R8).
 pub const AGENT_KEEPALIVE_TIME_MIN: Duration = Duration::from_secs(30);
@@ -113,62 +115,62 @@ pub const AGENT_KEEPALIVE_TIME_MIN: Duration = Duration::from_secs(30);
 pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait between sync rounds of an agent.
 pub const SYNC_INTERVAL_CAP: Duration = Duration::from_secs(10);
-/// Wait between two looks at the state of a link.
+/// Interval between checks of a link's state.
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest time a flag may name, a hundred years: a moment that far ahead can still be told.
+/// Longest duration in a flag, a hundred years: such a moment can still be represented.
 pub const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Shortest sync interval: below it the flag is a busy loop, not a configuration.
+/// Shortest sync interval: a shorter one would be a busy loop.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// Packets per receive queue of a server.
 pub const SERVER_XFR_CHANNEL_SIZE: u32 = 10;
 /// Packets per receive queue of an agent.
 pub const AGENT_XFR_CHANNEL_SIZE: u32 = 150;
-/// Dials one agent may owe an answer to: ten seconds of 100 new tunnels a second, all unanswered.
+/// Pending dials of one agent: ten seconds of 100 new tunnels a second, all unanswered.
 pub const PENDING_DIALS_PER_AGENT: u32 = 1_024;
-/// Links one principal may hold under one agent id: an agent whose connections die unnoticed and come back every
-/// second holds about 20 ([`LINK_ACK_TIMEOUT`]), replicas that share an id a few.
+/// Links of one principal under one agent id. An agent whose connections die unnoticed and are reopened every second holds
+/// about 20 ([`LINK_ACK_TIMEOUT`]); replicas that share an id hold a few.
 pub const LINKS_PER_AGENT: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
-/// Links of one agent to servers, and the most servers it believes there are: each is a connection with a task, and a count comes from
-/// whatever answers at a server's address. Control planes have three to seven servers.
+/// Links of one agent to servers, and the highest announced server count it believes. Each link is a connection with a task,
+/// and any process at a server's address can announce a count. Control planes have three to seven servers.
 pub const SERVERS_HELD_MAX: usize = 64;
-/// Lanes of one link: far above what descriptors allow on most hosts, and a bound on what one agent may take.
+/// Lanes of one link: far above what descriptors allow on most hosts, and a bound for one agent.
 pub const LANES_PER_LINK: u32 = 4_096;
-/// Dials in flight over all agents; a pending dial costs about 1 KiB.
+/// Pending dials over all agents; a pending dial costs about 1 KiB.
 pub const PENDING_DIALS: u32 = 16_384;
 
 // --- Bytes --------------------------------------------------------------------------------------
 
-/// What a tunnel owns of its agent's budget, bytes.
+/// Bytes of its agent's budget that each tunnel may always hold.
 pub const TUNNEL_SHARE_BYTES: u64 = 4 * MIB;
-/// Smallest share: one packet of each direction with room to coalesce the next.
+/// Smallest share: one packet in each direction with room to coalesce the next.
 pub const TUNNEL_SHARE_BYTES_MIN: u64 = 64 * KIB;
-/// Bytes held for one agent, all tunnels together.
+/// Bytes held for one agent, over all tunnels.
 pub const AGENT_BUDGET_BYTES: u64 = 64 * MIB;
-/// Share of the cgroup's memory.max that is the process budget when no flag says otherwise: 1 / this.
+/// Part of the cgroup's memory.max that is the process budget by default: 1 / this.
 pub const PROCESS_BUDGET_DIVISOR: u64 = 4;
-/// Share of the same memory that the kernel may book for one socket of a tunnel each way: 1 / this. A tunnel whose reader
-/// pauses fills two of a process's sockets, one way each.
+/// Part of the same memory that the kernel may buffer for one socket of a tunnel in each direction: 1 / this. A tunnel whose
+/// reader pauses fills two of a process's sockets, in one direction each.
 pub const SOCKET_BUFFER_DIVISOR: u64 = 512;
-/// But so many KiB, which the kernel gives a new socket for receiving.
+/// Least such bound, KiB: the kernel's initial receive buffer.
 pub const SOCKET_BUFFER_KIB_MIN: u16 = 128;
-/// Where that share is so many KiB or more, from 512 MiB of memory on, the kernel decides.
+/// From this bound on, reached with 512 MiB of memory, the kernel's own limits apply.
 pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
-/// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. In 512 MiB 64 threads, which would
-/// keep 128 MiB, keep 16.
+/// Part of the same memory that idle blocks of bulk reads may take: 1 / this. In 512 MiB, 64 threads, which would keep 128 MiB,
+/// keep 16 MiB.
 pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
-/// Longest file of `--config`.
+/// Size limit of the `--config` file.
 pub const CONFIG_FILE_BYTES_MAX: u64 = MIB;
-/// Over its own share without progress for this long: closed.
+/// Time without progress after which a tunnel above its share is closed.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Half-closed and not a byte for this long: reset.
+/// Time without a byte after which a half-closed tunnel is reset.
 pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Request head of an HTTP-CONNECT client, bytes: what Go's server takes.
+/// Request head of an HTTP-CONNECT client, bytes: the limit of Go's server.
 pub const CONNECT_HEAD_BYTES: u64 = MIB;
-/// Bytes that a client without packets may always have here before its tunnel is open, request head or data: a head has some hundred
-/// bytes, and a TLS client's first words fit.
+/// Bytes that a client without packets may always send before its tunnel is open, request head or data: a head has some hundred
+/// bytes, and a TLS client's first bytes fit.
 pub const UNANSWERED_BYTES_FREE: usize = 16 * 1024;
-/// What all such clients may have here beyond that, together, bytes.
+/// Bytes beyond that of all such clients together.
 pub const UNANSWERED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 // --- Ports and files ----------------------------------------------------------------------------
@@ -191,23 +193,23 @@ pub const AGENT_HEALTH_PORT: u16 = 8093;
 pub const AGENT_ADMIN_PORT: u16 = 8094;
 /// umask around the creation of a frontend's unix socket.
 pub const UNIX_SOCKET_UMASK: u32 = 0o007;
-/// The mode that umask leaves.
+/// The mode that results from this umask.
 pub const UNIX_SOCKET_MODE: u32 = 0o770;
-/// Longest unix socket path, bytes: sun_path is 108 with its terminating zero.
+/// Longest unix socket path, bytes: sun_path has 108, including the terminating zero.
 pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Values of --redirect and --redirect-exclude together; the table in the kernel also holds what is always left alone.
+/// Values of --redirect and --redirect-exclude together; the kernel's table also holds the built-in exclusions.
 pub const REDIRECT_RULES_MAX: usize = 4096;
-/// Bytes of a --redirect-file: above what as many rules as allowed take.
+/// Size limit of a --redirect-file, bytes: above the size of the maximum number of rules.
 pub const REDIRECT_FILE_BYTES_MAX: usize = 1 << 20;
-/// Network namespaces besides our own that are captured at once.
+/// Network namespaces that are captured concurrently, besides that of this process.
 pub const REDIRECT_NETNS_MAX: usize = 256;
-/// Listeners a server may be given as frontends.
+/// Limit on frontend listeners of a server.
 pub const FRONTENDS_MAX: usize = 64;
-/// Listeners an agent may be given with `--target`.
+/// Limit on `--target` listeners of an agent.
 pub const NODE_LISTENERS_MAX: usize = 64;
-/// Server addresses an agent may be given.
+/// Limit on server addresses of an agent.
 pub const SERVER_ADDRESSES_MAX: usize = 64;
-/// Size at which klog truncates a log file when no flag says otherwise, MiB.
+/// Size at which klog truncates a log file by default, MiB.
 pub const LOG_FILE_MIB_MAX: u64 = 1_800;
 
 const _: () =

@@ -1,4 +1,4 @@
-//! Which command line this is: ours, or one of upstream's programs.
+//! Decides which command line to parse: Adit's own, or one of upstream's programs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,11 +18,11 @@ enum Legacy {
 
 /// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
 ///
-/// Called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent` (k0s), or as `adit server --compat` / `adit agent --compat`, it takes
-/// upstream's flags.
+/// Upstream's flags apply when called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent`
+/// (k0s), or as `adit server --compat` / `adit agent --compat`.
 ///
 /// # Errors
-/// One line that names the input and the remedy, with what to print and the exit code.
+/// One line that names the input and the remedy, with the exit code.
 pub fn parse(
     argv: impl IntoIterator<Item = OsString>,
     env: &dyn Fn(&str) -> Option<String>,
@@ -48,7 +48,7 @@ fn text(arg: OsString) -> Result<String, ConfigError> {
         .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
 }
 
-/// Whether upstream's flags follow; then `args` is left with only these.
+/// Whether upstream's flags follow; removes all other arguments from `args`.
 fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
     match Path::new(program)
         .file_name()

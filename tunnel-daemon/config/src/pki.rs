@@ -1,12 +1,12 @@
-//! What `adit pki` is told.
+//! Options of `adit pki`.
 
 use std::path::PathBuf;
 
-/// Days that authorities are valid: ten years.
+/// Validity of authorities in days: ten years.
 const AUTHORITY_DAYS: &str = "3650";
-/// Days that certificates are valid: a year, as those of kubeadm.
+/// Validity of certificates in days: a year, as kubeadm's.
 const CERTIFICATE_DAYS: &str = "365";
-/// A hundred years; later dates are beyond what some programs read.
+/// A hundred years; some programs cannot read later dates.
 const DAYS_MAX: i64 = 36_500;
 
 /// What to make or show.
@@ -24,7 +24,7 @@ pub enum PkiOptions {
     Show(PkiShow),
 }
 
-/// What `adit pki init` is told.
+/// Options of `adit pki init`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiInit {
     /// Where the authorities go: agents-ca and clients-ca, each as .crt and .key
@@ -35,7 +35,7 @@ pub struct PkiInit {
     pub days: u32,
 }
 
-/// What all commands that sign are told.
+/// Options of all commands that sign.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiSigning {
     /// Where the authorities are, and where the files go
@@ -46,7 +46,7 @@ pub struct PkiSigning {
     pub days: u32,
 }
 
-/// What `adit pki server` is told.
+/// Options of `adit pki server`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiServer {
     /// Where, and for how long.
@@ -60,7 +60,7 @@ pub struct PkiServer {
     pub names: Vec<String>,
 }
 
-/// What `adit pki agent` is told.
+/// Options of `adit pki agent`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiAgent {
     /// Where, and for how long.
@@ -71,7 +71,7 @@ pub struct PkiAgent {
     pub id: String,
 }
 
-/// What `adit pki client` is told.
+/// Options of `adit pki client`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiClient {
     /// Where, and for how long.
@@ -82,7 +82,7 @@ pub struct PkiClient {
     pub name: String,
 }
 
-/// What `adit pki show` is told.
+/// Options of `adit pki show`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiShow {
     /// Files of certificates, PEM

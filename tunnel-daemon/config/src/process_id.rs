@@ -1,8 +1,8 @@
-//! The id of a server or an agent where no flag gives one.
+//! The default id of a server or an agent.
 
 use uuid::Uuid;
 
-/// The id of the environment, else a random one. An empty variable counts as unset, as upstream.
+/// The id from the environment, else a random one. An empty variable counts as unset, as upstream.
 pub(crate) fn id(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
     env(name)
         .filter(|id| !id.is_empty())

@@ -1,7 +1,7 @@
-//! TLS version and cipher suite names as upstream spells them, and what is left of them with rustls.
+//! TLS versions and cipher suites by upstream's names, mapped to what rustls supports.
 //!
-//! rustls has neither TLS 1.0 / 1.1 nor CBC suites. Their names are accepted with a warning and what is
-//! possible is applied (compat 13, R17).
+//! rustls supports neither TLS 1.0 / 1.1 nor CBC suites. Their names are accepted with a warning, and the supported part is
+//! applied (compat 13, R17).
 
 use crate::error::{ConfigError, bail};
 
@@ -14,7 +14,7 @@ pub enum TlsVersion {
     Tls13,
 }
 
-/// A TLS 1.2 cipher suite that rustls has. TLS 1.3 suites are not configurable, as in Go.
+/// A TLS 1.2 cipher suite that rustls supports. TLS 1.3 suites are not configurable, as in Go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum CipherSuite {
     /// `TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256`
@@ -31,20 +31,20 @@ pub enum CipherSuite {
     RsaChaCha20,
 }
 
-/// What both TLS listeners of a server offer.
+/// TLS versions and cipher suites of both TLS listeners of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsPolicy {
-    /// Lowest version accepted.
+    /// Lowest accepted version.
     pub min_version: TlsVersion,
-    /// TLS 1.2 suites in the order given; `None` is the default list of rustls.
+    /// TLS 1.2 suites in the given order; `None`: rustls' default list.
     pub tls12_suites: Option<Vec<CipherSuite>>,
 }
 
-/// What a name of [`SUITES`] means to us.
+/// The meaning of a name in [`SUITES`].
 #[derive(Clone, Copy)]
 enum Known {
     Tls12(CipherSuite),
-    /// Always on with TLS 1.3, whatever the list says.
+    /// Always enabled with TLS 1.3, whatever the list contains.
     Tls13,
     /// Accepted by upstream, not implemented by rustls.
     Cbc,
@@ -85,7 +85,7 @@ const SUITES: &[(&str, Known)] = &[
 ];
 
 impl TlsPolicy {
-    /// Reads the two flags as typed; an empty text or list is the default.
+    /// Parses the two flags; an empty text or list means the default.
     ///
     /// # Errors
     /// An unknown version or suite name, in upstream's words.

@@ -1,4 +1,4 @@
-//! Durations and sizes as our own flags write them.
+//! Durations and sizes in native flags.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(scale).ok_or_else(bad)
 }
 
-/// A duration of which zero is no limit.
+/// A duration, where zero means no limit.
 pub(crate) fn limit(text: &str) -> Result<Option<Duration>, String> {
     Ok(Some(duration(text)?).filter(|time| !time.is_zero()))
 }

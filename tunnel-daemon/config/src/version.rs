@@ -1,15 +1,15 @@
-//! What `--version` and `adit version` say: version, commit, and the upstream release that this program matches.
+//! Output of `--version` and `adit version`: version, commit, and the matching upstream release.
 
 use serde::Serialize;
 
-/// Upstream's release whose flags, metrics and protocol this program has: that of all rows of docs/compatibility.md.
+/// Upstream's release whose flags, metrics and protocol this program matches; all rows of docs/compatibility.md refer to it.
 macro_rules! upstream {
     () => {
         "v0.36.0"
     };
 }
 
-/// Of a build with the feature `fips`.
+/// Suffix of a build with the feature `fips`.
 #[cfg(feature = "fips")]
 macro_rules! cryptography {
     () => {
@@ -34,21 +34,21 @@ pub(super) const TEXT: &str = concat!(
     ")"
 );
 
-/// The same for programs.
+/// The version as JSON.
 #[derive(Serialize, Debug)]
 struct Version {
     version: &'static str,
-    /// The first 12 digits of its hash; absent in a build that recorded none.
+    /// First 12 digits of the commit hash; absent if the build recorded none.
     commit: Option<&'static str>,
-    /// When it was made, as `2026-01-31`.
+    /// Date of the commit, as `2026-01-31`.
     commit_date: Option<&'static str>,
     /// A tag of kubernetes-sigs/apiserver-network-proxy.
     upstream: &'static str,
-    /// Whether the cryptography is that of the FIPS build of aws-lc.
+    /// Whether the cryptography is aws-lc's FIPS build.
     fips: bool,
 }
 
-/// One JSON object in a line.
+/// One line with a JSON object.
 pub(super) fn json() -> String {
     let known = |text: &'static str| (!text.is_empty()).then_some(text);
     let version = Version {
@@ -58,7 +58,7 @@ pub(super) fn json() -> String {
         upstream: upstream!(),
         fips: cfg!(feature = "fips"),
     };
-    // Four texts and a truth value have no reason to fail.
+    // Serializing strings and a boolean cannot fail.
     let object = serde_json::to_string(&version).unwrap_or_default();
     format!("{object}\n")
 }

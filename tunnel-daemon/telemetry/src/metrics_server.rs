@@ -135,7 +135,7 @@ impl ServerMetrics {
         GaugeGuard::new(self.0.full_receive_channels.of(method))
     }
 
-    /// Keys of one strategy's list: agent ids, or distinct identifiers for `destHost`.
+    /// Sets the number of keys in one strategy's list: agent ids, or distinct identifiers for `destHost`.
     pub fn set_ready_backends(&self, strategy: &'static str, count: usize) {
         self.0
             .ready_backends
@@ -143,7 +143,7 @@ impl ServerMetrics {
             .set(clamped(count));
     }
 
-    /// The deprecated total: keys of whichever list changed last.
+    /// Sets the deprecated total: keys of the list that changed last.
     pub fn set_ready_backend_connections(&self, count: usize) {
         self.0.ready_backend_connections.set(clamped(count));
     }

@@ -189,7 +189,7 @@ struct NodeFlags {
 }
 
 impl AgentFlags {
-    /// Checks and maps.
+    /// Checks the flags and makes the plan.
     pub(super) fn plan(
         self,
         env: &dyn Fn(&str) -> Option<String>,

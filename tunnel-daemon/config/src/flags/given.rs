@@ -1,4 +1,4 @@
-//! Flags from the environment and from a file, put before those of the command line, which win.
+//! Flags from the environment and from a file, merged with those of the command line, which win.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -10,28 +10,29 @@ use toml::{Table, Value};
 use crate::error::ConfigError;
 use crate::limits;
 
-/// Names the file.
+/// The flag that names the file.
 const CONFIG: &str = "config";
-/// Begins the name of a flag's variable.
+/// Prefix of the environment variables for flags.
 const PREFIX: &str = "ADIT_";
-/// How values begin that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
+/// Prefixes of the values that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
 const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
 
-/// A command line that is whole.
+/// A complete command line.
 pub(super) struct Given {
     /// Begins with the command's name.
     pub(super) args: Vec<String>,
-    /// Where a flag comes from that the command line does not have, by its name.
+    /// By flag name: the origin of each flag that is not from the command line.
     origins: BTreeMap<String, String>,
 }
 
 impl Given {
-    /// Whether errors are to be JSON as everything else, though the command line does not say so.
+    /// Whether errors must be JSON because the file or the environment asks for it.
     pub(super) fn asks_json(&self) -> bool {
         self.args.iter().any(|arg| arg == "--log-format=json")
     }
 
-    /// Where the first flag comes from that `why` names and the command line does not have. A tip names flags that nobody gave.
+    /// Origin of the first flag that `why` names and that is not from the command line. Tips are skipped: they name flags that
+    /// were not given.
     pub(super) fn origin(&self, why: &str) -> Option<&str> {
         let fault = why.split("; tip: ").next().unwrap_or_default();
         let mut words = fault.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
@@ -39,14 +40,14 @@ impl Given {
         words.find_map(origin).map(String::as_str)
     }
 
-    /// Takes over a flag that nothing has which wins.
+    /// Adds a flag that no stronger source has set.
     fn take(&mut self, arg: &Arg, origin: String, values: Vec<String>) {
         let long = arg.get_long().unwrap_or_default().to_owned();
         self.origins.insert(long, origin);
         self.args.splice(1..1, values);
     }
 
-    /// Whether this flag is settled, by any of its names.
+    /// Whether this flag is set, by any of its names.
     fn has(&self, arg: &Arg) -> bool {
         let names = names(arg);
         let mut said = before_dashes(&self.args).filter_map(|arg| arg.strip_prefix("--"));
@@ -105,11 +106,11 @@ impl Given {
     }
 }
 
-/// The arguments of a command that takes `--config`, completed: by the environment first, then by the file, each with what
-/// was not said before it. `args` begins with the command's name. Who asks for help gets it, whatever the file says.
+/// Completes the arguments of a command that takes `--config`: first from the environment, then from the file, each with flags
+/// that are not set yet. `args` begins with the command's name. A request for help works whatever the file contains.
 ///
 /// # Errors
-/// The file cannot be read, is no TOML, or names a flag that the command does not have; a value that cannot be one.
+/// The file cannot be read, is not TOML, or names a flag that the command does not have; or a value is invalid.
 pub(super) fn complete(
     cli: &Command,
     args: &[String],
@@ -146,14 +147,14 @@ fn names(arg: &Arg) -> Vec<&str> {
     names
 }
 
-/// An empty variable is none, and neither is one that Kubernetes makes for a Service whose name leads to that of a flag.
+/// False for an empty variable, and for one that Kubernetes sets for a Service whose name matches a flag's variable.
 fn is_meant(flag: &str, text: &str) -> bool {
     let is_link = SERVICE_LINKS.iter().any(|link| text.starts_with(link));
     let is_of_service = flag.ends_with("-port") && is_link;
     !text.is_empty() && !is_of_service
 }
 
-/// Where the file is, if there is one.
+/// Path of the file, if one is given.
 fn path(args: &[String]) -> Option<String> {
     let mut args = before_dashes(args);
     while let Some(arg) = args.next() {
@@ -194,7 +195,7 @@ fn told(error: &toml::de::Error, text: &str) -> String {
     format!("line {line}: {}", words.join(" "))
 }
 
-/// A variable's text: of a flag that may be repeated, a value for each line.
+/// A variable's text as values; for a repeatable flag, each line is one value.
 fn from_text(arg: &Arg, text: &str) -> Result<Vec<String>, String> {
     let is_bool = arg
         .get_possible_values()

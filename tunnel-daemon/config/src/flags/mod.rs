@@ -1,6 +1,6 @@
-//! Our own command line: `adit server`, `adit agent`, `adit demo`, and what looks at them.
+//! Adit's native command line: `adit server`, `adit agent`, `adit demo`, and the commands that inspect them.
 //!
-//! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
+//! Flags have upstream's names where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
 mod agent;
 mod given;
@@ -95,7 +95,7 @@ impl CompletionFlags {
     }
 }
 
-/// The command line without the commands that users are not to call: completions would offer them.
+/// The command line without internal commands, which completions must not offer.
 #[must_use]
 pub fn for_users() -> clap::Command {
     let all = Cli::command();
@@ -125,7 +125,7 @@ impl VersionFlags {
 /// Reads native arguments, without the program's name.
 ///
 /// # Errors
-/// What clap refuses (exit code 2), or what contradicts itself (exit code 1).
+/// Clap refuses the arguments (exit code 2), or they contradict each other (exit code 1).
 pub(super) fn parse(
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,

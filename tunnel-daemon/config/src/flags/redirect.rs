@@ -1,4 +1,4 @@
-//! Flags of the transparent frontend: what is captured, and where captured connections may come in otherwise.
+//! Flags of the transparent frontend: what to capture, and where else captured connections may arrive.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::plan::{
     AgentCalls, NetnsChoice, NetnsPlan, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan,
 };
 
-/// Where captured processes are.
+/// Network namespaces of captured processes.
 #[derive(clap::Args, Debug)]
 pub(super) struct NamespaceFlags {
     /// Redirect in this network namespace, too: auto for all in which processes of the cgroup are, a name below /run/netns, or a
@@ -22,7 +22,7 @@ impl NamespaceFlags {
     }
 }
 
-/// Connections of programs that know nothing of a proxy.
+/// Connections of programs that know of no proxy.
 #[derive(clap::Args, Debug)]
 #[command(
     next_help_heading = "Transparent",

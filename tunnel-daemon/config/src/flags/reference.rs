@@ -12,7 +12,7 @@ Durations are written `25s`, `5m`, `1h30m`; sizes `4MiB`. A flag that may be rep
 from what `--help` says.
 ";
 
-/// The meaning without the default that stands behind it, and that default.
+/// The help text without its trailing default, and that default.
 fn meaning(arg: &Arg) -> (String, Option<String>) {
     let help = arg.get_long_help().or_else(|| arg.get_help());
     let text = help.map(ToString::to_string).unwrap_or_default();
@@ -40,7 +40,7 @@ fn default(arg: &Arg, told: Option<String>) -> String {
     }
 }
 
-/// Of a flag, or of an argument that has its place.
+/// The row of a flag or of a positional argument.
 fn row(arg: &Arg) -> String {
     let value = match arg.get_value_names() {
         Some([name, ..]) if arg.get_action().takes_values() => name.as_str(),
@@ -61,7 +61,7 @@ fn row(arg: &Arg) -> String {
     format!("| `{spelling}` | {default} | {}{also} |\n", cell(&text))
 }
 
-/// A command, and those below it, by its whole name.
+/// The section of a command and its subcommands, under its full name.
 fn section(name: &str, command: &Command) -> String {
     let about = command.get_about().map(ToString::to_string);
     let mut text = format!("\n## {name}\n\n{}.\n", about.unwrap_or_default());

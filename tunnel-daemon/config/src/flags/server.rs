@@ -222,7 +222,7 @@ struct TlsFlags {
 }
 
 impl ServerFlags {
-    /// Checks and maps.
+    /// Checks the flags and makes the plan.
     pub(super) fn plan(
         self,
         env: &dyn Fn(&str) -> Option<String>,

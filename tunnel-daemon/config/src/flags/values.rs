@@ -1,4 +1,4 @@
-//! Values of native flags, and the flags that server and agent share.
+//! Values of native flags, and the flags common to server and agent.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::ConfigError;
 use crate::plan::{Dialect, Drain, LogDestination, LogFormat, LogPlan, ShutdownPlan};
 use crate::units::duration;
 
-/// A port, or no listener at all.
+/// A port, or no listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PortSetting {
     Off,
@@ -41,7 +41,7 @@ pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, Con
     BindAddress::new(host, port).map_err(ConfigError::about(flag))
 }
 
-/// The level of this program, and libraries that are to say more.
+/// The program's log level, and directives for libraries that should log more.
 #[derive(Clone, Debug)]
 pub(super) struct LogLevels {
     level: Level,
@@ -92,7 +92,7 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-/// One `--frontend`, before it is known whether TLS files are there.
+/// One `--frontend`, before the TLS files are known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FrontendSpec {
     pub(super) dialect: Dialect,
@@ -121,7 +121,7 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
     Ok(FrontendSpec { dialect, place })
 }
 
-/// Configuration, shutdown, admin requests, logs.
+/// Flags for configuration, shutdown, admin requests and logs.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(super) struct OperationFlags {

@@ -1,4 +1,5 @@
-//! `adit status`, `adit top`, `adit links`, `adit drain`, `adit unlink` and `adit check`: what asks a running process, or the host.
+//! `adit status`, `adit top`, `adit links`, `adit drain`, `adit unlink` and `adit check`: commands that query a running process
+//! or the host.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,10 +10,10 @@ use crate::command::{
 use crate::error::{ConfigError, bail};
 use crate::parse::parse;
 
-/// Shortest and longest time between two looks of `adit top`.
+/// Shortest and longest refresh interval of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
 
-/// Where a server or agent is asked.
+/// The admin socket of a server or agent.
 #[derive(clap::Args, Debug)]
 pub(super) struct SocketFlag {
     /// Admin socket of the server or agent
@@ -102,7 +103,7 @@ impl LinkFlags {
 }
 
 /// # Errors
-/// The interval makes no sense.
+/// The interval is out of range.
 pub(super) fn check_top(options: TopOptions) -> Result<TopOptions, ConfigError> {
     let (min, max) = INTERVAL;
     if !(min..=max).contains(&options.interval) {
@@ -113,10 +114,10 @@ pub(super) fn check_top(options: TopOptions) -> Result<TopOptions, ConfigError> 
 }
 
 impl CheckFlags {
-    /// A command line that would not start is something to report, so it is no error here.
+    /// A command line that would not start is a result to report, and no error here.
     ///
     /// # Errors
-    /// What follows is neither `server` nor `agent`.
+    /// The command is neither `server` nor `agent`.
     pub(super) fn command(
         self,
         env: &dyn Fn(&str) -> Option<String>,

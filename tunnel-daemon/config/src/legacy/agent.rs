@@ -1,5 +1,4 @@
-//! The flags of upstream's `proxy-agent`: defaults, validation in upstream's order and words,
-//! and the plan they mean.
+//! The flags of upstream's `proxy-agent`: defaults, validation in upstream's order and words, and the resulting plan.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +42,7 @@ options! {
         count_server_leases: Bool("count-server-leases", "count servers by their leases");
         lease_label_selector: Selector("lease-label-selector", "selects the leases that count") = limits::LEASE_LABEL;
         server_count_source: Text("server-count-source", "what counts beside leases: default (nothing) or max (the count that servers report)") = "default";
-        // Ours, not upstream's.
+        // Adit's flags, which upstream does not have.
         allow_targets: Repeated("allow-target", "a target that may be dialled: address, network or name, with a port if you like; repeatable; default: all but link-local and metadata addresses");
         lanes: Int("lanes", "data connections to each Adit server for its tunnels; 0 is none") = limits::LANES_PER_LINK;
     }
@@ -51,7 +50,7 @@ options! {
 }
 
 impl AgentOptions {
-    /// `agent_id` is the environment's or a random one.
+    /// `agent_id` is the default: from the environment, or random.
     pub(super) fn new(agent_id: String) -> Self {
         Self {
             agent_id,
@@ -59,11 +58,11 @@ impl AgentOptions {
         }
     }
 
-    /// Checks and maps.
+    /// Checks the options and makes the plan.
     ///
     /// # Errors
-    /// The first offence, in upstream's order and words; then what upstream would only find later, and
-    /// what this version refuses.
+    /// The first error, in upstream's order and words; then errors that upstream reports only later, and options that this
+    /// version refuses.
     pub(super) fn plan(
         &self,
         proxy: ForwardProxy,
@@ -196,7 +195,7 @@ impl AgentOptions {
     }
 }
 
-/// Upstream takes any duration; what cannot work is raised, with a warning.
+/// Upstream accepts any duration; values too small to work are raised, with a warning.
 fn raised(flag: &str, time: GoDuration, min: Duration, warnings: &mut Vec<String>) -> Duration {
     if time.to_std() < min {
         warnings.push(format!(

@@ -1,4 +1,4 @@
-//! Values as Go's `strconv`, `time`, and pflag's string slices read them, with the errors Go gives.
+//! Parses values as Go's `strconv`, `time` and pflag's string slices do, with Go's error texts.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const UNITS: [(&str, i64); 8] = [
 ];
 
 impl GoDuration {
-    /// Negative becomes zero.
+    /// As a [`Duration`]; negative becomes zero.
     pub(super) fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
@@ -66,13 +66,13 @@ impl GoDuration {
     }
 }
 
-/// `whole.fraction` of a unit in nanoseconds, cut towards zero. `None` on overflow.
+/// `whole.fraction` of a unit in nanoseconds, truncated towards zero. `None` on overflow.
 fn scaled(whole: &str, fraction: &str, unit: i64) -> Option<i128> {
     let digits = |text: &str| match text {
         "" => Some(0),
         digits => digits.parse::<u64>().ok().map(i128::from),
     };
-    // More than 15 digits of an hour are below one nanosecond: ignored, as they cannot matter.
+    // Beyond 15 digits even a fraction of an hour is below one nanosecond, so the rest is ignored.
     let fraction = fraction.get(..15).unwrap_or(fraction);
     let places = u32::try_from(fraction.len()).ok()?;
     let unit = i128::from(unit);
@@ -81,7 +81,7 @@ fn scaled(whole: &str, fraction: &str, unit: i64) -> Option<i128> {
 }
 
 impl From<Duration> for GoDuration {
-    /// For defaults; saturates far beyond any of them.
+    /// For defaults; saturates far above all of them.
     fn from(duration: Duration) -> Self {
         Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
@@ -168,12 +168,12 @@ fn parse_magnitude(text: &str) -> Result<u64, &'static str> {
         Some(two) if two.starts_with('0') => (8, &lower[1..]),
         _ => (10, lower.as_str()),
     };
-    // An underscore stands between digits, or between the prefix and a digit.
+    // An underscore must be between digits, or between the prefix and a digit.
     let prefixed = radix != 10;
     if (digits.starts_with('_') && !prefixed) || digits.ends_with('_') || digits.contains("__") {
         return Err(SYNTAX);
     }
-    // Go reads underscores only where a prefix, or base 0, allows them: base 0 is what pflag asks for.
+    // Go accepts underscores only after a prefix or with base 0; pflag uses base 0.
     let digits: String = digits.chars().filter(|c| *c != '_').collect();
     if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
         return Err(SYNTAX);
@@ -193,8 +193,8 @@ pub(super) fn parse_float(text: &str) -> Result<f32, String> {
     }
 }
 
-/// One CSV record, as pflag's string slices are read. `[]` and the empty text are empty lists: upstream
-/// takes the former as one item, which only its own test harness passes and nobody means.
+/// One CSV record, as pflag reads string slices. `[]` and the empty text are empty lists. Upstream reads `[]` as one item,
+/// which is of no use outside its test harness.
 pub(super) fn parse_list(text: &str) -> Result<Vec<String>, String> {
     if text.is_empty() || text == "[]" {
         return Ok(Vec::new());
@@ -224,13 +224,13 @@ pub(super) fn parse_list(text: &str) -> Result<Vec<String>, String> {
         match after.strip_prefix(',') {
             Some(next) => rest = next,
             None if after.is_empty() => return Ok(items),
-            // The column is that of the closing quote.
+            // The column of the closing quote.
             None => return Err(unclosed(column(after) - 1)),
         }
     }
 }
 
-/// Reads behind an opening quote: the item, and what follows the closing quote. `None` without one.
+/// Reads after an opening quote: returns the item, and the text after the closing quote. `None` without a closing quote.
 fn quoted_item(text: &str) -> Option<(String, &str)> {
     let mut item = String::new();
     let mut rest = text;
@@ -247,7 +247,7 @@ fn quoted_item(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// klog's severities: a name or a number.
+/// A klog severity: a name or a number.
 pub(super) fn parse_severity(text: &str) -> Result<i64, String> {
     const NAMES: [&str; 4] = ["INFO", "WARNING", "ERROR", "FATAL"];
     match (0_i64..)

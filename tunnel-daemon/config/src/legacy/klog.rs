@@ -1,4 +1,4 @@
-//! The flags of Go's logging library, which manifests pass, and the log plan they mean.
+//! The flags of klog, Go's logging library, which manifests pass, and the resulting log plan.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ impl KlogOptions {
         self.flags().into_iter().map(Flag::logging).collect()
     }
 
-    /// The plan; `program` names the file in `--log-dir`.
+    /// The log plan; `program` names the file in `--log-dir`.
     pub(super) fn plan(&self, program: &str, warnings: &mut Vec<String>) -> LogPlan {
         if !self.vmodule.is_empty() {
             warnings.push("--vmodule is accepted without effect: use --v".to_owned());
@@ -62,7 +62,7 @@ impl KlogOptions {
         ) {
             (true, ..) => return LogDestination::Stderr,
             (false, "", "") => {
-                // klog would write several files into the temporary directory, which nobody finds.
+                // klog would write several files into the temporary directory, where they go unnoticed.
                 warnings.push("--logtostderr=false without --log-file or --log-dir: logging to standard error".to_owned());
                 return LogDestination::Stderr;
             }
@@ -73,7 +73,7 @@ impl KlogOptions {
             (true, _) | (false, ..=0) => Some(Level::TRACE),
             (false, 1) => Some(Level::WARN),
             (false, 2) => Some(Level::ERROR),
-            // No line of ours is fatal.
+            // Adit logs no line at level fatal.
             (false, 3..) => None,
         };
         let bytes_max = match self.log_file_max_size_mib {

@@ -1,6 +1,6 @@
-//! The command lines of upstream's programs, flag by flag (compat 8 to 10), mapped to our plans.
+//! The command lines of upstream's programs, flag by flag (compat 8 to 10), mapped to Adit's plans.
 //!
-//! Nothing here is clap: Go's spelling rules, defaults and error texts are the contract.
+//! Clap is not used here: Go's spelling rules, defaults and error texts are the contract.
 
 mod agent;
 mod gotype;
@@ -30,7 +30,7 @@ use crate::plan::ForwardProxy;
 /// Reads the arguments of `proxy-server`, without the program's name. `server_id` is the default of its flag.
 ///
 /// # Errors
-/// What upstream refuses, and what this version does not support; exit code 1.
+/// Options that upstream refuses, or that this version does not support; exit code 1.
 pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, ConfigError> {
     let mut options = ServerOptions::new(server_id);
     let (usage, outcome) = read(&mut options.flags(), "proxy-server", retired::SERVER, args)?;
@@ -48,7 +48,7 @@ pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, Confi
 /// Reads the arguments of `proxy-agent`, without the program's name. `agent_id` is the default of its flag.
 ///
 /// # Errors
-/// As for [`server`].
+/// See [`server`].
 pub(super) fn agent(
     args: &[String],
     agent_id: String,
@@ -67,7 +67,7 @@ pub(super) fn agent(
     Ok(Parsed { command, warnings })
 }
 
-/// The usage is made first, while the slots still hold the defaults.
+/// The usage is rendered first, while the slots still hold the defaults.
 fn read(
     flags: &mut [Flag<'_>],
     program: &str,

@@ -1,14 +1,14 @@
-//! The known name that a mistyped one most likely means.
+//! Finds the known name that a mistyped name most likely means.
 
-/// How alike two names are that differ by a slip of the hand, of 1: one edit in four characters, or fewer.
+/// Least similarity, of 1, that counts as a typing error: one edit in four characters, or fewer.
 const NEAR: f64 = 0.75;
 
-/// The most similar of `known`, whatever the case and the separator; of equals the first. `None` where none is near.
+/// The most similar of `known`, ignoring case and separators; of equals the first. `None` if none is similar enough.
 pub(super) fn nearest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    // What no flag can be like is cut off, so the cost of a hostile argument stays bounded.
+    // Truncated, since no flag is this long: bounds the cost of a hostile argument.
     let typed: String = typed
         .chars()
         .take(64)
@@ -24,7 +24,7 @@ pub(super) fn nearest<'a>(
         .into_iter()
         .map(|name| (strsim::normalized_damerau_levenshtein(&typed, name), name))
         .filter(|(alike, _)| *alike >= NEAR);
-    // Of equals `max_by` has the last.
+    // Not `max_by`, which returns the last of equals.
     let best = alike.reduce(|best, next| if next.0 > best.0 { next } else { best });
     best.map(|(_, name)| name)
 }

@@ -1,7 +1,7 @@
-//! A table of flags: from each row its field, its default and its flag.
+//! A macro that declares flags as a table: each row gives a field, its default and its flag.
 
-/// Makes a struct of the options as typed, its `Default` with upstream's defaults, and `flags`, which binds each flag to its field.
-/// A row is `field: Kind("name", "help") = default;`, where no default is the zero of its type and `Kind` is a `Slot`.
+/// Defines a struct of the options as typed, its `Default` with upstream's defaults, and `flags`, which binds each flag to its
+/// field. A row is `field: Kind("name", "help") = default;`. Without a default it is the zero of its type; `Kind` is a `Slot`.
 /// `with` adds another table.
 macro_rules! options {
     (

@@ -1,12 +1,12 @@
-//! The flag grammar of upstream's programs: spf13/pflag as cobra uses it, plus what Go's own `flag`
-//! accepts on top (one dash before a long name, `_` in the names of logging flags).
+//! The flag grammar of upstream's programs: spf13/pflag as cobra uses it, plus the extensions of Go's own `flag` (one dash
+//! before a long name, `_` in the names of logging flags).
 
 use super::gotype::{self, GoDuration};
 use super::nearest::nearest;
 use super::retired::Retired;
 use super::selector;
 
-/// Where a parsed value goes; the kind of a flag and its default are what the slot holds.
+/// The target of a parsed value; its variant is the flag's kind, and it holds the default.
 pub(super) enum Slot<'a> {
     Text(&'a mut String),
     Bool(&'a mut bool),
@@ -15,13 +15,13 @@ pub(super) enum Slot<'a> {
     Float(&'a mut f32),
     Duration(&'a mut GoDuration),
     List(&'a mut Vec<String>),
-    /// Each use adds one text, commas and all.
+    /// Each use adds one text, without splitting at commas.
     Repeated(&'a mut Vec<String>),
     /// Text that must parse as a Kubernetes label selector.
     Selector(&'a mut String),
-    /// klog severity.
+    /// A klog severity.
     Severity(&'a mut i64),
-    /// Another spelling of that flag.
+    /// Another spelling of the named flag.
     AliasOf(&'static str),
 }
 
@@ -30,11 +30,11 @@ pub(super) struct Flag<'a> {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) slot: Slot<'a>,
-    /// Hidden from the usage; using it warns with this text.
+    /// Hidden from the usage text; use causes a warning with this text.
     pub(super) deprecated: Option<&'static str>,
-    /// A Go logging flag: `_` may be typed for `-`.
+    /// A Go logging flag: `_` may be typed instead of `-`.
     pub(super) logging: bool,
-    /// A list was set before: the next one appends instead of replacing the default.
+    /// The list was set before: the next use appends instead of replacing the default.
     changed: bool,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Flag<'a> {
         self
     }
 
-    /// The word for the value in the usage; `None` for booleans, which need none.
+    /// The value's type in the usage text; `None` for booleans, which need none.
     pub(super) fn value_word(&self) -> Option<&'static str> {
         match self.slot {
             Slot::Bool(_) => None,
@@ -75,7 +75,7 @@ impl<'a> Flag<'a> {
         }
     }
 
-    /// The default as the usage shows it; `None` when it is the zero value.
+    /// The default in the usage text; `None` for the zero value.
     pub(super) fn shown_default(&self) -> Option<String> {
         match &self.slot {
             Slot::Text(text) | Slot::Selector(text) if !text.is_empty() => {
@@ -93,7 +93,7 @@ impl<'a> Flag<'a> {
         }
     }
 
-    /// Reads the value; Go's own `flag` package gives no reason for its booleans and numbers.
+    /// Parses the value; Go's own `flag` package gives no reason for its booleans and numbers.
     fn set(&mut self, text: &str) -> Result<(), String> {
         let plain = self.logging && matches!(self.slot, Slot::Bool(_) | Slot::Uint(_));
         self.read(text)
@@ -128,7 +128,7 @@ impl<'a> Flag<'a> {
     }
 }
 
-/// What a command line had beside values.
+/// What a command line contained besides values.
 #[derive(Default, Debug)]
 pub(super) struct Outcome {
     pub(super) help: bool,
@@ -138,7 +138,7 @@ pub(super) struct Outcome {
 /// Reads `args` (without the program's name) into the slots.
 ///
 /// # Errors
-/// The first offence, in pflag's words; an unknown flag also names the nearest known one.
+/// The first error, in pflag's words; for an unknown flag also the nearest known one.
 pub(super) fn parse(
     flags: &mut [Flag<'_>],
     retired: &'static [Retired],
@@ -173,7 +173,7 @@ struct Parser<'f, 'a, 'r> {
 }
 
 impl Parser<'_, '_, '_> {
-    /// Upstream takes and ignores positional arguments; the usual cause is `--some-bool false`.
+    /// Upstream ignores positional arguments; the usual cause is `--some-bool false`.
     fn ignore(&mut self, arg: &str) {
         self.outcome.warnings.push(format!(
             "argument {arg:?} is not a flag and is ignored (booleans need --flag=value)"
@@ -192,7 +192,7 @@ impl Parser<'_, '_, '_> {
         }
     }
 
-    /// One dash: a long name as Go's `flag` takes it, else pflag's shorthands, of which there are `h` and `v`.
+    /// After one dash: a long name, as Go's `flag` accepts it, else pflag's shorthands `h` and `v`.
     fn short(&mut self, arg: &str, body: &str) -> Result<(), String> {
         let (name, value) = split_value(body);
         if name.chars().count() > 1 {
@@ -279,7 +279,7 @@ impl Parser<'_, '_, '_> {
         self.retired.iter().find(|retired| retired.name == name)
     }
 
-    /// Skips a flag that some release had; refuses one that never existed.
+    /// Skips a flag that another release has; refuses one that never existed.
     fn unknown(&mut self, name: &str, value: Option<&str>, message: &str) -> Result<(), String> {
         let Some(retired) = self.retired(name) else {
             return Err(format!("{message}{}", self.hint(name)));

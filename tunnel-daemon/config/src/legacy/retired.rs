@@ -1,24 +1,24 @@
-//! Flags that some upstream release had, or a later one has, and this program does not act on.
+//! Flags of earlier or later upstream releases that have no effect in this program.
 //!
-//! They are skipped with a warning, so a manifest written for that release starts.
+//! They are skipped with a warning, so that manifests written for those releases work.
 
-/// One such flag.
+/// One ignored flag.
 #[derive(Debug)]
 pub(super) struct Retired {
     pub(super) name: &'static str,
-    /// `--name value` uses up the next argument.
+    /// `--name value` consumes the next argument.
     pub(super) takes_value: bool,
     pub(super) why: &'static str,
 }
 
-/// Of `proxy-server`.
+/// Ignored flags of `proxy-server`.
 pub(super) const SERVER: &[Retired] = &[Retired {
     name: "frontend-write-channel-size",
     takes_value: true,
     why: "added after v0.36.0; slow clients are bounded in bytes here, not in packets",
 }];
 
-/// Of `proxy-agent`.
+/// Ignored flags of `proxy-agent`.
 pub(super) const AGENT: &[Retired] = &[
     Retired {
         name: "reconnect-interval",

@@ -1,11 +1,11 @@
-//! Checks the grammar of a Kubernetes label selector, as `--lease-label-selector` must parse.
+//! Checks the grammar of a Kubernetes label selector for `--lease-label-selector`.
 //!
-//! Only a check: the API server selects.
+//! Only a check: the API server evaluates the selector.
 
-/// Whether the selector parses; the empty one selects everything.
+/// Whether the selector parses; an empty one selects everything.
 ///
 /// # Errors
-/// A sentence naming what was expected where.
+/// A sentence that names the expected token and its place.
 pub(super) fn check(text: &str) -> Result<(), String> {
     let tokens = tokens(text);
     let mut parser = Parser { tokens: &tokens };
@@ -168,7 +168,7 @@ fn check_value(value: &str) -> Result<(), String> {
     }
 }
 
-/// Starts and ends alphanumeric, with `inner` characters allowed between.
+/// Whether a word starts and ends alphanumeric, with `inner` characters allowed between.
 fn is_word(text: &str, inner: impl Fn(char) -> bool) -> bool {
     let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     ends(text.chars().next())

@@ -41,9 +41,9 @@ options! {
         graceful_shutdown_timeout: Duration("graceful-shutdown-timeout", "time tunnels may take to finish at shutdown; 0 is none");
         backend_dial_timeout: Duration("backend-dial-timeout", "time for an agent to answer a dial; 0 is no limit");
         warn_on_channel_limit: Bool("warn-on-channel-limit", "without effect", deprecated "it is always on; this flag will be removed in a future release") = true;
-        // Ours, not upstream's: upstream lets anyone register when nothing is configured.
+        // Adit's flag, not upstream's: upstream lets any agent register when nothing is configured.
         insecure_allow_unauthenticated_agents: Bool("insecure-allow-unauthenticated-agents", "let anyone register as an agent");
-        // Ours, not upstream's.
+        // Adit's flags, which upstream does not have.
         agent_grants: Repeated("agent-grant", "who may claim what, such as cn=node-*,id={*}; repeatable; default: agents claim what they like");
         zone: Text("zone", "zone of this server: among agents that fit equally, dials go to those with this zone= in agent-identifiers");
         agent_crl: Text("agent-crl", "file of certificate revocation lists (PEM) of the CAs in cluster-ca-cert; read again when it changes");
@@ -53,7 +53,7 @@ options! {
 }
 
 impl ServerOptions {
-    /// `server_id` is the environment's or a random one.
+    /// `server_id` is the default: from the environment, or random.
     pub(super) fn new(server_id: String) -> Self {
         Self {
             server_id,

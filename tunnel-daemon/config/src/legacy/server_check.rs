@@ -12,7 +12,7 @@ use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::tls_policy::TlsPolicy;
 
-/// What validation has read.
+/// Values parsed by the validation.
 pub(super) struct Checked {
     pub(super) dialect: Dialect,
     pub(super) strategies: Strategies,
@@ -20,11 +20,11 @@ pub(super) struct Checked {
 }
 
 impl ServerOptions {
-    /// Checks and maps.
+    /// Checks the options and makes the plan.
     ///
     /// # Errors
-    /// The first offence, in upstream's order and words; then what upstream would only find later, and
-    /// what this version refuses.
+    /// The first error, in upstream's order and words; then errors that upstream reports only later, and options that this
+    /// version refuses.
     pub(super) fn plan(&self, warnings: &mut Vec<String>) -> Result<ServerPlan, ConfigError> {
         let checked = self.validate(warnings).map_err(|error| {
             ConfigError::new(format!("failed to validate server options with {error}"))
@@ -118,7 +118,7 @@ impl ServerOptions {
         {
             bail!("please do not try to use ephemeral port {port} for the {name} port");
         }
-        // A unix socket needs no port: its 0 was checked before.
+        // A unix socket needs no port: port 0 was accepted above.
         let first = usize::from(!self.uds_name.is_empty());
         let reserved = |(_, port): &(&str, i64)| *port < limits::COMPAT_PORT_MIN;
         match ports.into_iter().skip(first).find(reserved) {
@@ -138,7 +138,7 @@ impl ServerOptions {
             Rate::default(),
             AgentProof::Either,
         );
-        // In upstream's order.
+        // Upstream's order of checks.
         let is_wanted = !matches!(tokens, Ok(None));
         if is_wanted && !self.cluster_ca_cert.is_empty() {
             bail!("--cluster-ca-cert can not be used when agent authentication is enabled");

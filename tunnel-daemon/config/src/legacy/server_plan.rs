@@ -1,4 +1,4 @@
-//! From validated `proxy-server` options to our plan: one frontend, and upstream's timings.
+//! Maps validated `proxy-server` options to Adit's plan: one frontend, and upstream's timings.
 
 use std::path::PathBuf;
 
@@ -162,7 +162,7 @@ fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
     }
 }
 
-/// gRPC-Go takes a time that is not positive as "not set".
+/// gRPC-Go treats a time that is not positive as unset.
 fn server_keepalive(time: GoDuration) -> KeepAlive {
     match time.0 {
         ..=0 => KeepAlive::every(limits::KEEPALIVE_TIME_UNSET),

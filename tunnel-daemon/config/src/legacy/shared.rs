@@ -1,4 +1,4 @@
-//! What both of upstream's programs have: flags, checks in upstream's words, and the parts of plans they mean.
+//! Common to both of upstream's programs: flags, checks in upstream's words, and parts of plans.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ options! {
         kubeconfig: Text("kubeconfig", "access to the Kubernetes API; empty is that of this pod");
         kube_api_content_type: Text("kube-api-content-type", "accepted; requests are JSON") = "application/vnd.kubernetes.protobuf";
         lease_namespace: Text("lease-namespace", "namespace of leases") = limits::LEASE_NAMESPACE;
-        // Ours, not upstream's.
+        // Adit's flags, which upstream does not have.
         lane_security: Text("lane-security", "what protects lanes behind their mutual TLS greeting: tls, ktls for tunnels without frames on kernel TLS, or plaintext on a network that is trusted") = "tls";
         relay_engine: Text("relay-engine", "what drives the relay of sockets in clear text: auto, io-uring or epoll") = "auto";
         account: Text("account", "count bytes, round-trip time and retransmissions of connections in the kernel by eBPF: off, auto or on") = "off";
@@ -40,7 +40,7 @@ impl SharedOptions {
         }
     }
 
-    /// `flag` names the flag of the number of lanes.
+    /// `flag` names the flag for the number of lanes in errors.
     pub(super) fn data_path(&self, flag: &str, lanes: i64) -> Result<DataPathPlan, ConfigError> {
         let Ok(lanes_max) = u32::try_from(lanes) else {
             let max = u32::MAX;
@@ -75,7 +75,7 @@ impl SharedOptions {
     }
 }
 
-/// A key needs its certificate and the reverse; both must exist. The key is looked at first.
+/// A key needs its certificate and the reverse; both files must exist. The key is checked first.
 pub(super) fn check_pair(of: &str, cert: &str, key: &str) -> Result<(), ConfigError> {
     check_exists(&format!("{of} key"), key)?;
     if cert.is_empty() && !key.is_empty() {
@@ -92,7 +92,7 @@ pub(super) fn check_exists(what: &str, path: &str) -> Result<(), ConfigError> {
     check_stat(&format!("error checking {what} {path}"), path)
 }
 
-/// `doing` is how upstream begins to say it.
+/// `doing` begins the error text, in upstream's words.
 pub(super) fn check_stat(doing: &str, path: &str) -> Result<(), ConfigError> {
     if !path.is_empty() && files::is_missing(Path::new(path)) {
         bail!("{doing}, got stat {path}: no such file or directory");
@@ -107,7 +107,7 @@ pub(super) fn check_channel_size(size: i64) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Empty is none.
+/// An empty path means no file.
 pub(super) fn file(path: &str) -> Option<PathBuf> {
     Some(path)
         .filter(|path| !path.is_empty())

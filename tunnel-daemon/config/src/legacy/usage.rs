@@ -1,4 +1,4 @@
-//! The usage text, laid out as cobra prints it, in our words.
+//! The usage text, laid out as cobra does, with Adit's help texts.
 
 use std::fmt::Write as _;
 

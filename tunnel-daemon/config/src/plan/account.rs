@@ -1,10 +1,10 @@
-//! Whether the kernel accounts for connections.
+//! The plan of kernel accounting.
 
 use std::str::FromStr;
 
 use crate::limits;
 
-/// When to account.
+/// When to account in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AccountMode {
     /// Never.
@@ -12,7 +12,7 @@ pub enum AccountMode {
     Off,
     /// Where the host allows it.
     Auto,
-    /// Always; a host that does not allow it is worth a warning, and never a reason not to start.
+    /// Always; if the host does not allow it, the program warns and starts without it.
     On,
 }
 
@@ -29,7 +29,7 @@ impl FromStr for AccountMode {
     }
 }
 
-/// Accounting in the kernel.
+/// Kernel accounting of connections.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[command(next_help_heading = "Accounting")]
 pub struct AccountPlan {

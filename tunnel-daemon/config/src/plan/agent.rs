@@ -1,4 +1,4 @@
-//! The plan of an agent: its servers, its targets, bounds.
+//! The plan of an agent: its servers, targets and limits.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::address::{BindAddress, ServerAddress};
 use crate::error::{ConfigError, bail};
 use crate::{identifiers, limits};
 
-/// How an agent proves itself to servers and knows them.
+/// How an agent authenticates to servers, and verifies them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AgentTls {
     /// CA bundle for the server's certificate.
@@ -30,56 +30,56 @@ pub struct AgentTls {
     pub alpn: Vec<String>,
 }
 
-/// Everything an agent is told, not yet checked.
+/// The settings of an agent, not yet checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AgentSettings {
     /// Sent to servers as `agentid`.
     pub agent_id: AgentId,
     /// Sent to servers as `agentidentifiers`: URL query encoding, ASCII, may be empty.
     pub identifiers: String,
-    /// At least one.
+    /// Addresses of servers, at least one.
     pub servers: Vec<ServerAddress>,
-    /// Towards servers.
+    /// TLS towards servers.
     pub tls: AgentTls,
     /// File with a bearer token, read again at each connect.
     pub token_path: Option<PathBuf>,
-    /// Proxy towards servers.
+    /// HTTP proxy towards servers.
     pub forward_proxy: ForwardProxy,
-    /// First wait between sync rounds, and the wait once all servers are connected.
+    /// First pause between sync rounds, and the pause once all servers are connected.
     pub sync_interval: Duration,
-    /// Longest wait between sync rounds.
+    /// Longest pause between sync rounds.
     pub sync_interval_cap: Duration,
-    /// Go on opening trial connections when the server count is met.
+    /// Continue to open trial connections when all servers are connected.
     pub sync_forever: bool,
-    /// Servers are counted by leases.
+    /// Count servers by their leases.
     pub leases: Option<CountPlan>,
     /// HTTP/2 keepalive of links.
     pub keepalive: KeepAlive,
     /// Log when a queue is full.
     pub warn_on_channel_limit: bool,
-    /// Health and metrics; `None` is off.
+    /// Health and metrics listener; `None`: off.
     pub health: Option<BindAddress>,
-    /// Admin; `None` is off.
+    /// Admin listener; `None`: off.
     pub admin: Option<BindAddress>,
-    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    /// Unix socket for `adit status` and `adit top`; `None`: off.
     pub admin_socket: Option<PathBuf>,
     /// Profiling flags.
     pub profiling: Profiling,
-    /// `--allow-target` entries as typed; `None` allows every target, as upstream.
+    /// `--allow-target` entries as typed; `None`: every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
     /// Listeners for connections to the control plane.
     pub target_listeners: Vec<TargetListener>,
-    /// Connections to Services that are taken from under this node's processes.
+    /// Redirect of connections of this node's processes to Services.
     pub redirect: Option<NodeRedirectPlan>,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     pub account: AccountPlan,
-    /// For a target to accept, all addresses together.
+    /// Time for a target to accept, over all addresses.
     pub dial_timeout: Duration,
     /// Byte budgets.
     pub isolation: IsolationPlan,
-    /// Signals.
+    /// Shutdown by signals.
     pub shutdown: ShutdownPlan,
     /// Logs.
     pub log: LogPlan,
@@ -103,7 +103,7 @@ impl AgentSettings {
     /// Makes the plan.
     ///
     /// # Errors
-    /// What contradicts what, a missing file, or text that cannot travel in a header.
+    /// Settings that contradict each other, a missing file, or text that cannot be sent in a header.
     pub fn check(self) -> Result<AgentPlan, ConfigError> {
         if self.servers.is_empty() {
             bail!("no server: give --proxy-server-host");

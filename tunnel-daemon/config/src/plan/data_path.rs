@@ -1,23 +1,23 @@
-//! How tunnels travel between Adit ends, and what moves their bytes where the kernel can do it.
+//! How tunnels travel between Adit ends, and how the kernel relays their bytes where it can.
 
 use std::str::FromStr;
 
 use adit_relay::Preference;
 
-/// What protects the bytes of a lane behind its greeting, which is always mutual TLS.
+/// Security of a lane after its greeting, which always uses mutual TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LaneSecurity {
-    /// The same TLS session.
+    /// The TLS session of the greeting.
     #[default]
     Tls,
-    /// The same session, done by the kernel for tunnels without frames, if both ends are told so and can.
+    /// The same session, handled by the kernel for raw lanes, if both ends are configured for it and support it.
     Ktls,
-    /// Nothing, if both ends are told so: the network below is trusted.
+    /// Clear text, if both ends are configured for it: the network is trusted.
     Plaintext,
 }
 
 impl LaneSecurity {
-    /// As in flags.
+    /// The name used in flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

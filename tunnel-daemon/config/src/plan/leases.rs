@@ -1,4 +1,4 @@
-//! Leases of servers: published by them, and counted by agents.
+//! Leases of servers: servers publish them, and agents count them.
 
 use std::collections::BTreeMap;
 
@@ -7,35 +7,35 @@ use adit_kube::leases::{LeaseScope, is_valid_id, parse_labels};
 
 use crate::error::{ConfigError, bail};
 
-/// Which number of servers counts, where leases are counted as well as announced by servers.
+/// Which count of servers is used when leases exist and servers announce a count, too.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum CountSource {
-    /// That of leases.
+    /// The number of leases.
     #[default]
     Leases,
-    /// The larger one.
+    /// The larger of the two counts.
     Larger,
 }
 
-/// A server that publishes a lease, and collects expired ones.
+/// A server that publishes a lease, and deletes expired ones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PublishPlan {
-    /// Where, and which are collected.
+    /// Namespace and selector of the leases, including those that are deleted.
     pub scope: LeaseScope,
     /// Labels of the lease.
     pub labels: BTreeMap<String, String>,
-    /// Who keeps it.
+    /// Access to the Kubernetes API.
     pub api: Source,
 }
 
 /// An agent that counts servers by their leases.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CountPlan {
-    /// Which count.
+    /// Namespace and selector of the counted leases.
     pub scope: LeaseScope,
-    /// Who knows them.
+    /// Access to the Kubernetes API.
     pub api: Source,
-    /// What counts beside them.
+    /// Which count is used.
     pub source: CountSource,
 }
 
@@ -43,7 +43,7 @@ impl PublishPlan {
     /// From the flags of a server.
     ///
     /// # Errors
-    /// Labels that are none, or a server id that can be no part of a lease's name.
+    /// Invalid labels, or a server id that cannot be part of a lease's name.
     pub fn of_flags(
         namespace: &str,
         label: &str,
@@ -80,7 +80,7 @@ impl CountPlan {
     /// From the flags of an agent; `source` is the value of `--server-count-source`.
     ///
     /// # Errors
-    /// A source that is none, in upstream's words.
+    /// An invalid source, in upstream's words.
     pub fn of_flags(
         namespace: &str,
         selector: &str,
@@ -101,7 +101,7 @@ impl CountPlan {
 /// The value of `--server-count-source`.
 ///
 /// # Errors
-/// It is none, in upstream's words.
+/// An invalid value, in upstream's words.
 pub fn count_source(text: &str) -> Result<CountSource, ConfigError> {
     match text {
         "" | "default" => Ok(CountSource::Leases),

@@ -1,7 +1,7 @@
 //! Checked plans: values whose existence proves that the configuration is consistent.
 //!
-//! Both command lines fill [`ServerSettings`] or [`AgentSettings`]; only their `check` makes a plan, and a
-//! plan is read-only. Nothing below `app` reads flags or the environment again.
+//! Both command lines fill [`ServerSettings`] or [`AgentSettings`]. Only their `check` makes a plan, which is read-only.
+//! Packages below the binary never read flags or the environment.
 
 mod account;
 mod agent;

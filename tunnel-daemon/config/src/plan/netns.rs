@@ -1,17 +1,17 @@
-//! Which network namespaces besides our own have captured processes.
+//! Network namespaces with captured processes, besides that of this process.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Where `ip netns` keeps namespaces by name.
+/// Directory of the named namespaces of `ip netns`.
 const NAMED: &str = "/run/netns";
 
 /// One value of `--redirect-netns`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NetnsChoice {
-    /// Those in which processes of the captured cgroup are.
+    /// All namespaces with processes of the captured cgroup.
     Auto,
-    /// This one: a file such as `/run/netns/blue` or `/proc/4711/ns/net`.
+    /// One namespace: a file such as `/run/netns/blue` or `/proc/4711/ns/net`.
     Path(PathBuf),
 }
 
@@ -34,12 +34,12 @@ impl FromStr for NetnsChoice {
     }
 }
 
-/// What `--redirect-netns` asks for.
+/// The plan from `--redirect-netns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NetnsPlan {
-    /// Find them by the processes of the captured cgroup.
+    /// Find namespaces by the processes of the captured cgroup.
     pub auto: bool,
-    /// These, whenever they are there.
+    /// Files of namespaces, used while they exist.
     pub paths: Vec<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Node to control plane: what an agent listens on for others, and what its server may dial for it.
+//! Node to control plane: an agent's listeners and redirect, and the destinations that a server dials for agents.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,17 +14,17 @@ use crate::limits;
 /// A listener of an agent: each of its connections goes to one destination, which the server dials.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetListener {
-    /// Where connections come in.
+    /// The listening address.
     pub bind: BindAddress,
-    /// `host:port`, in the spelling that servers are asked with.
+    /// `host:port`, in the spelling sent to servers.
     pub destination: String,
 }
 
 impl TargetListener {
-    /// Reads `LOCAL_PORT:DEST_HOST:DEST_PORT`; `bind` is the address that the local port belongs to.
+    /// Reads `LOCAL_PORT:DEST_HOST:DEST_PORT`; `bind` is the address for the local port.
     ///
     /// # Errors
-    /// What is wrong with the text, and how to write it.
+    /// The error in the text, and the expected form.
     pub fn parse(text: &str, bind: &str) -> Result<Self, ConfigError> {
         let bad = |why: &str| {
             ConfigError::new(format!(
@@ -44,7 +44,7 @@ impl TargetListener {
     }
 }
 
-/// A destination in one spelling, or what is wrong with it.
+/// A destination in canonical spelling, or why it is invalid.
 fn destination_of(text: &str) -> Result<String, String> {
     let target =
         Target::parse(text).map_err(|flaw| format!("the destination cannot be read: {flaw}"))?;
@@ -61,9 +61,9 @@ fn destination_of(text: &str) -> Result<String, String> {
 /// An address of a Service whose connections go to one destination, which the server dials.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CapturedService {
-    /// What processes of the node connect to; never IPv4 written as IPv6.
+    /// The address that processes of the node connect to; never an IPv4-mapped IPv6 address.
     pub address: SocketAddr,
-    /// `host:port`, in the spelling that servers are asked with.
+    /// `host:port`, in the spelling sent to servers.
     pub destination: String,
 }
 
@@ -71,7 +71,7 @@ impl CapturedService {
     /// Reads `SERVICE_IP:PORT=DEST_HOST:DEST_PORT`.
     ///
     /// # Errors
-    /// What is wrong with the text, and how to write it.
+    /// The error in the text, and the expected form.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let bad = |why: &str| {
             ConfigError::new(format!(
@@ -97,26 +97,26 @@ impl CapturedService {
     }
 }
 
-/// Connections of this node's processes that an agent takes from under them.
+/// The redirect of an agent: connections of this node's processes that it captures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeRedirectPlan {
-    /// By address, each once.
+    /// Captured Services; each address once.
     pub services: Vec<CapturedService>,
-    /// Whose processes: a folder of the cgroup2 file system.
+    /// Captured processes: a directory of the cgroup2 file system.
     pub cgroup: PathBuf,
-    /// More of them, read again whenever it changes.
+    /// A file with more Services, reloaded when it changes.
     pub file: Option<PathBuf>,
-    /// In other network namespaces than our own, too.
+    /// Other network namespaces in which to capture.
     pub netns: Option<NetnsPlan>,
     /// Addresses of this node for callers whose namespace has no listener; at most one of each family.
     pub node_addresses: Vec<IpAddr>,
 }
 
 impl NodeRedirectPlan {
-    /// With what a file adds.
+    /// This plan with the Services of a file added.
     ///
     /// # Errors
-    /// Too many, or an address that is given twice.
+    /// Too many Services, or an address that is given twice.
     pub fn with(&self, file: RuleFile) -> Result<Self, ConfigError> {
         let mut all = self.clone();
         all.services.extend(file.services);
@@ -129,7 +129,7 @@ impl NodeRedirectPlan {
     }
 
     /// # Errors
-    /// An address that is given twice, or none that callers could reach.
+    /// An address is given twice, or callers cannot reach it.
     fn check(&self) -> Result<(), ConfigError> {
         for (number, ip) in self.node_addresses.iter().enumerate() {
             if ip.is_unspecified() || ip.is_loopback() {
@@ -155,17 +155,17 @@ impl NodeRedirectPlan {
     }
 }
 
-/// What an agent's listeners need of the rest of its plan.
+/// Checks an agent's listeners against the rest of its plan.
 ///
 /// # Errors
-/// Too many of them, or no lanes to carry their tunnels.
+/// Too many listeners, or no lanes to carry their tunnels.
 pub(super) fn check_targets(
     targets: &[TargetListener],
     redirect: Option<&NodeRedirectPlan>,
     lanes_max: u32,
     has_proof: bool,
 ) -> Result<(), ConfigError> {
-    // A file that names none yet may do so later.
+    // A file that names no Service yet may name some later.
     let services = redirect.map_or(0, |redirect| redirect.services.len().max(1));
     let max = limits::NODE_LISTENERS_MAX;
     for (flag, count) in [
@@ -191,7 +191,7 @@ pub(super) fn check_targets(
     redirect.map_or(Ok(()), NodeRedirectPlan::check)
 }
 
-/// What a server dials for agents.
+/// Destinations that a server dials for agents.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug, Default)]
 #[command(next_help_heading = "Node to control plane")]
 pub struct DestinationsPlan {

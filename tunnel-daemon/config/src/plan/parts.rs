@@ -1,4 +1,4 @@
-//! The parts that both plans are made of.
+//! The parts common to both plans.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -22,26 +22,26 @@ pub struct Identity {
     pub key: PathBuf,
 }
 
-/// What a TLS listener needs, PEM files. They are watched and re-read by who uses them.
+/// PEM files of a TLS listener. The listener watches and reloads them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsFiles {
     /// Certificate chain.
     pub cert: PathBuf,
     /// Private key.
     pub key: PathBuf,
-    /// CA for client certificates, which are then required; `None` asks for none.
+    /// CA for client certificates, which are then required; `None`: clients are asked for none.
     pub client_ca: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// With the flags of certificate, key and CA.
+    /// Checks that the files exist; `flags` names those of certificate, key and CA.
     pub(super) fn check_files(&self, flags: [&'static str; 3]) -> Result<(), ConfigError> {
         let files = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
         check_files(flags.into_iter().zip(files))
     }
 }
 
-/// Refuses a file that is not there; each comes with its flag.
+/// Refuses a file that does not exist; each path comes with its flag.
 pub(super) fn check_files<'a>(
     files: impl IntoIterator<Item = (&'static str, Option<&'a PathBuf>)>,
 ) -> Result<(), ConfigError> {
@@ -58,12 +58,12 @@ pub(super) fn check_files<'a>(
 pub struct KeepAlive {
     /// Idle time before a ping.
     pub time: Duration,
-    /// Time for the answer.
+    /// Time for the answer to a ping.
     pub ack_timeout: Duration,
 }
 
 impl KeepAlive {
-    /// With upstream's answer time.
+    /// A keepalive with upstream's time for the answer.
     #[must_use]
     pub const fn every(time: Duration) -> Self {
         Self {
@@ -73,10 +73,10 @@ impl KeepAlive {
     }
 }
 
-/// A limit of time; `None` is no limit. The alias keeps clap from taking the flag for an optional one.
+/// A timeout; `None`: no limit. The alias keeps clap from treating the flag as optional.
 type TimeLimit = Option<Duration>;
 
-/// How dials wait.
+/// Limits on dials.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
 #[command(next_help_heading = "Dials")]
 pub struct DialPlan {
@@ -133,7 +133,7 @@ impl Default for DialPlan {
     }
 }
 
-/// What a slow tunnel may hold before others would suffer.
+/// Limits on what a slow tunnel may hold, to protect the others.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
 #[command(next_help_heading = "Isolation")]
 pub struct IsolationPlan {
@@ -190,10 +190,10 @@ impl Default for IsolationPlan {
     }
 }
 
-/// What an HTTP-CONNECT client may take for its request head.
+/// Limits on the request head of an HTTP-CONNECT client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectPlan {
-    /// A client whose head takes longer is closed.
+    /// Time for the head; then the client is closed.
     pub head_timeout: Duration,
     /// Longer heads are refused with status 431.
     pub head_bytes_max: u64,
@@ -208,34 +208,34 @@ impl Default for ConnectPlan {
     }
 }
 
-/// What the first signal starts.
+/// What happens after the first signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drain {
-    /// Tunnels may finish for at most this long, then the process exits 0. Zero cuts them at once.
+    /// Tunnels may finish for at most this time, then the process exits 0. Zero cuts them at once.
     For(Duration),
-    /// No limit: only the second signal ends the process (as upstream's agent).
+    /// No limit: only the second signal ends the process, as with upstream's agent.
     UntilSecondSignal,
 }
 
-/// What signals do.
+/// Reaction to signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShutdownPlan {
-    /// After the first signal.
+    /// What happens after the first signal.
     pub drain: Drain,
-    /// The second signal exits at once with this.
+    /// Exit code when the second signal ends the process at once.
     pub second_signal_exit_code: u8,
 }
 
-/// How a log line looks.
+/// Format of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
-    /// For people.
+    /// logfmt, for people.
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// Where log lines go.
+/// Destination of log lines.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LogDestination {
     /// Standard error.
@@ -244,21 +244,21 @@ pub enum LogDestination {
     File {
         /// Created if missing.
         path: PathBuf,
-        /// Truncated when it reaches this many bytes, as klog does; `None` never.
+        /// Size at which the file is truncated, as klog does; `None`: never.
         bytes_max: Option<u64>,
-        /// Lines of this level or worse also go to standard error; `None` is none of them.
+        /// Lines of this level or more severe also go to standard error; `None`: no lines.
         also_stderr: Option<Level>,
     },
 }
 
-/// What is logged, how, and where.
+/// Log level, format and destination.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogPlan {
     /// Line format.
     pub format: LogFormat,
     /// Verbosity of this program.
     pub level: Level,
-    /// Libraries that are to say more than warnings, as `TARGET=LEVEL` with commas between.
+    /// Directives for libraries that should log more than warnings, as `TARGET=LEVEL` separated by commas.
     pub libraries: String,
     /// Sink.
     pub destination: LogDestination,
@@ -275,7 +275,7 @@ impl Default for LogPlan {
     }
 }
 
-/// The profiling flags. Go profiles do not exist here: the paths answer 404 with a hint.
+/// The profiling flags. Adit has no Go profiles: the paths answer 404 with a hint.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Profiling {
     /// `--enable-profiling`
@@ -284,8 +284,7 @@ pub struct Profiling {
     pub contention: bool,
 }
 
-/// Proxy for the connection from agent to server, as the environment says; raw text. `Debug` shows no proxy: a
-/// password may be in it.
+/// HTTP proxy from agent to server, as raw text from the environment. `Debug` hides it, since it may contain a password.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ForwardProxy {
     /// `HTTPS_PROXY`, else `https_proxy`.
@@ -295,7 +294,7 @@ pub struct ForwardProxy {
 }
 
 impl ForwardProxy {
-    /// Empty variables count as unset.
+    /// Reads the environment; empty variables count as unset.
     pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
         let first = |names: [&str; 2]| {
             names
@@ -320,7 +319,7 @@ impl fmt::Debug for ForwardProxy {
     }
 }
 
-/// Refuses two listeners on the same host and port; port 0 never collides. Each comes with what asked for it.
+/// Refuses two listeners on the same host and port; port 0 never collides. Each listener comes with its flag.
 pub(super) fn check_distinct<'a>(
     all: impl IntoIterator<Item = (&'static str, &'a BindAddress)>,
 ) -> Result<(), ConfigError> {
@@ -335,7 +334,7 @@ pub(super) fn check_distinct<'a>(
     Ok(())
 }
 
-/// Longer names do not fit into a socket's address.
+/// Refuses paths that are too long for a socket address.
 pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), ConfigError> {
     let Some(path) = path else { return Ok(()) };
     let (bytes, max) = (path.as_os_str().len(), limits::UNIX_SOCKET_PATH_BYTES_MAX);
@@ -348,7 +347,7 @@ pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), C
     Ok(())
 }
 
-/// Ids travel in gRPC headers, which carry printable ASCII.
+/// Refuses text that cannot be sent in a gRPC header, which carries printable ASCII.
 pub(super) fn check_header_text(flag: &str, text: &str) -> Result<(), ConfigError> {
     match text.chars().find(|c| !(' '..='~').contains(c)) {
         Some(bad) => Err(ConfigError::new(format!(

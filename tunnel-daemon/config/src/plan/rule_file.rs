@@ -1,4 +1,4 @@
-//! The rules of a redirect as text: one target of a flag, or a file of them that may change while the program runs.
+//! Parses redirect rules: one target of a flag, or a file of rules that may change at run time.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -35,7 +35,7 @@ fn target(text: &str) -> Result<RedirectTarget, String> {
                 ),
             }
         }
-        // More than one colon: an IPv6 address without a port.
+        // Several colons: an IPv6 address without a port.
         None if text.matches(':').count() > 1 => (text, None),
         None => match text.split_once(':') {
             Some((network, port)) => (network, Some(port)),
@@ -66,7 +66,8 @@ fn target(text: &str) -> Result<RedirectTarget, String> {
     })
 }
 
-/// What holds only IPv4-mapped addresses, as the IPv4 network that the kernel compares: it is the same target however written.
+/// Converts a network of IPv4-mapped addresses to the IPv4 network that the kernel compares, so that both spellings are the
+/// same target.
 fn unmapped(network: IpNet) -> IpNet {
     let IpAddr::V6(first) = network.network() else {
         return network;
@@ -77,7 +78,7 @@ fn unmapped(network: IpNet) -> IpNet {
     v4.map_or(network, IpNet::V4)
 }
 
-/// What a file adds to the flags of the same names.
+/// Rules that a file adds to the flags of the same names.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RuleFile {
     /// `redirect TARGET`.
@@ -88,7 +89,7 @@ pub struct RuleFile {
     pub services: Vec<CapturedService>,
 }
 
-/// Whose file it is: each has rules of its own.
+/// The program that reads the file; each has its own rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RuleFileOf {
     /// `redirect` and `redirect-exclude`.
@@ -98,10 +99,10 @@ pub enum RuleFileOf {
 }
 
 impl RuleFile {
-    /// Reads one rule from each line: the name of a flag, a space, its value. Empty lines and what follows `#` say nothing.
+    /// Reads one rule per line: the name of a flag, a space, its value. Empty lines and text after `#` are ignored.
     ///
     /// # Errors
-    /// The first line that cannot be read, by number, with what to write.
+    /// The first invalid line, by number, with the expected form.
     pub fn parse(text: &str, of: RuleFileOf) -> Result<Self, String> {
         if text.len() > limits::REDIRECT_FILE_BYTES_MAX {
             let max = limits::REDIRECT_FILE_BYTES_MAX;

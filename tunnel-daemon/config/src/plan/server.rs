@@ -1,4 +1,4 @@
-//! The plan of a server: frontends, the agent listener, routing, bounds.
+//! The plan of a server: frontends, the agent listener, routing, limits.
 
 use std::num::NonZeroU32;
 use std::ops::Deref;
@@ -23,7 +23,7 @@ use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::tls_policy::TlsPolicy;
 
-/// What a frontend speaks.
+/// The protocol of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dialect {
     /// `ProxyService/Proxy` over HTTP/2.
@@ -42,7 +42,7 @@ impl Dialect {
         }
     }
 
-    /// The dialect of that name.
+    /// The dialect with that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Grpc, Self::HttpConnect]
@@ -58,16 +58,16 @@ pub enum FrontendListen {
     Unix {
         /// At most [`limits::UNIX_SOCKET_PATH_BYTES_MAX`] bytes.
         path: PathBuf,
-        /// Remove a stale file first.
+        /// Remove a stale file before listening.
         delete_existing: bool,
-        /// Mode of the file: made with umask [`limits::UNIX_SOCKET_UMASK`].
+        /// Mode of the file, created with umask [`limits::UNIX_SOCKET_UMASK`].
         mode: u32,
     },
     /// A TCP port.
     Tcp {
         /// Address to listen on.
         bind: BindAddress,
-        /// Client certificates are required; `None` only by the explicit insecure flag.
+        /// TLS with required client certificates; `None` only with the explicit insecure flag.
         tls: Option<TlsFiles>,
     },
 }
@@ -75,9 +75,9 @@ pub enum FrontendListen {
 /// One listener for clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FrontendPlan {
-    /// What it speaks.
+    /// The listener's protocol.
     pub dialect: Dialect,
-    /// Where.
+    /// The listening address.
     pub listen: FrontendListen,
 }
 
@@ -86,54 +86,54 @@ pub struct FrontendPlan {
 pub struct AgentListenerPlan {
     /// Address to listen on.
     pub bind: BindAddress,
-    /// Without `client_ca` no certificate is asked for; with `tokens` one is not required.
+    /// Without `client_ca` no certificate is requested; with `tokens` none is required.
     pub tls: TlsFiles,
-    /// Agents may prove themselves by service account tokens.
+    /// Agents may authenticate with service account tokens.
     pub tokens: Option<TokenPlan>,
-    /// Any TLS client may register as an agent: warn, and export it as a metric.
+    /// Any TLS client may register as an agent: causes a warning and a metric.
     pub insecure_unauthenticated: bool,
     /// HTTP/2 keepalive.
     pub keepalive: KeepAlive,
-    /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
+    /// What an agent may claim; empty: any id and identifiers, as upstream.
     pub grants: Grants,
-    /// Where this server is: among agents that fit equally, dials go to those of the same zone.
+    /// Zone of this server: among agents that match equally, dials go to those of the same zone.
     pub zone: Option<Box<str>>,
     /// Revocation lists of agents' certificates.
     pub crl: Option<PathBuf>,
-    /// Agents that are refused, whatever they prove.
+    /// File of agents that are refused, whatever they prove.
     pub deny: Option<PathBuf>,
-    /// Links one owner may hold under one agent id; more are refused.
+    /// Limit on links of one owner under one agent id.
     pub links_per_agent_max: NonZeroU32,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
 }
 
-/// Everything a server is told, not yet checked.
+/// The settings of a server, not yet checked.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServerSettings {
     /// Returned to agents as `serverid`.
     pub server_id: ServerId,
-    /// Returned to agents as `servercount`; any number, as upstream. The number of leases, if that is larger.
+    /// Returned to agents as `servercount`; any number, as upstream. With leases, the larger of it and the number of leases.
     pub server_count: i64,
-    /// At least one, unless clients come in transparently.
+    /// At least one, unless the transparent frontend is used.
     pub frontends: Vec<FrontendPlan>,
-    /// What clients may ask for; empty: everything, as upstream.
+    /// Targets that clients may ask for; empty: all, as upstream.
     pub client_rules: ClientRules,
     /// HTTP/2 keepalive of gRPC frontends.
     pub frontend_keepalive: KeepAlive,
-    /// Request heads of HTTP-CONNECT frontends.
+    /// Limits on request heads of HTTP-CONNECT frontends.
     pub connect: ConnectPlan,
-    /// Clients that know nothing of a proxy.
+    /// Captured clients, which know of no proxy.
     pub transparent: TransparentPlan,
-    /// For agents.
+    /// The agent listener.
     pub agents: AgentListenerPlan,
-    /// Of both TLS listeners.
+    /// TLS versions and cipher suites of both TLS listeners.
     pub tls: TlsPolicy,
-    /// Health and metrics; `None` is off.
+    /// Health and metrics listener; `None`: off.
     pub health: Option<BindAddress>,
-    /// Admin and metrics; `None` is off.
+    /// Admin and metrics listener; `None`: off.
     pub admin: Option<BindAddress>,
-    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    /// Unix socket for `adit status` and `adit top`; `None`: off.
     pub admin_socket: Option<PathBuf>,
     /// Profiling flags.
     pub profiling: Profiling,
@@ -141,19 +141,19 @@ pub struct ServerSettings {
     pub leases: Option<PublishPlan>,
     /// How an agent is chosen, in order.
     pub strategies: Strategies,
-    /// What agents may have dialled.
+    /// Destinations dialled for agents.
     pub destinations: DestinationsPlan,
-    /// Dials.
+    /// Limits on dials.
     pub dial: DialPlan,
     /// Byte budgets.
     pub isolation: IsolationPlan,
-    /// Accounting in the kernel.
+    /// Kernel accounting.
     pub account: AccountPlan,
-    /// Signals.
+    /// Shutdown by signals.
     pub shutdown: ShutdownPlan,
     /// Logs.
     pub log: LogPlan,
-    /// Access events a second in the long run; 0: no limit.
+    /// Access events per second on average; 0: no limit.
     pub access_log_limit: u32,
     /// Behave as the upstream program does where the two differ.
     pub compat: bool,
@@ -172,7 +172,7 @@ impl Deref for ServerPlan {
 }
 
 impl ServerPlan {
-    /// Limits that no flag changes: tests wait for shorter times.
+    /// Changes limits that have no flag: tests use shorter times.
     #[must_use]
     pub fn adjusted(mut self, adjust: impl FnOnce(&mut IsolationPlan, &mut ConnectPlan)) -> Self {
         adjust(&mut self.0.isolation, &mut self.0.connect);
@@ -184,7 +184,7 @@ impl ServerSettings {
     /// Makes the plan.
     ///
     /// # Errors
-    /// What contradicts what, a missing file, or agents that nobody authenticates.
+    /// Settings that contradict each other, a missing file, or agents without authentication.
     pub fn check(self) -> Result<ServerPlan, ConfigError> {
         super::parts::check_header_text("--server-id", self.server_id.as_str())?;
         self.check_frontends()?;
@@ -328,7 +328,7 @@ impl ServerSettings {
         Ok(())
     }
 
-    /// Two listeners of one process on one address: caught here, because the bind error names no flags.
+    /// Checks for two listeners of this process on one address: the bind error would name no flags.
     fn check_ports(&self) -> Result<(), ConfigError> {
         let frontends = self
             .frontends

@@ -1,4 +1,4 @@
-//! How a server lets agents in by their service account tokens.
+//! Authentication of agents by their service account tokens.
 
 use adit_kube::access::Source;
 use adit_kube::review::ReviewPolicy;
@@ -15,24 +15,24 @@ pub enum AgentProof {
     Both,
 }
 
-/// How agents' tokens are reviewed.
+/// Review of agents' tokens.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TokenPlan {
-    /// Whose tokens are let in.
+    /// Which tokens are accepted.
     pub policy: ReviewPolicy,
-    /// Who reviews them.
+    /// Access to the Kubernetes API, which reviews them.
     pub api: Source,
-    /// How often that may be asked.
+    /// Rate limit of reviews.
     pub rate: Rate,
-    /// What is asked for beside them.
+    /// Whether a certificate is required, too.
     pub proof: AgentProof,
 }
 
 impl TokenPlan {
-    /// `None`: all three names are empty, which is how tokens are left out. The flags' rules are upstream's.
+    /// `None`: all three names are empty, so tokens are not used. The rules for these flags are upstream's.
     ///
     /// # Errors
-    /// Some are empty, by flag; or all are, where both proofs are needed.
+    /// Some names are empty, by flag; or all are, where both proofs are required.
     pub fn of_flags(
         namespace: &str,
         service_account: &str,

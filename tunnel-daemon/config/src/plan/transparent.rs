@@ -1,4 +1,4 @@
-//! The plan of connections that arrive without a dialect: which are captured, and where else they may come in.
+//! The plan of the transparent frontend: which connections to capture, and where else they may arrive.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,17 +13,17 @@ use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::limits;
 
-/// Calls to a network, on one port or on all.
+/// Connections to a network, on one port or on all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RedirectTarget {
-    /// The network, without bits behind its prefix.
+    /// The network, with zero bits after its prefix.
     pub network: IpNet,
-    /// `None`: all.
+    /// `None`: all ports.
     pub port: Option<u16>,
 }
 
 impl fmt::Display for RedirectTarget {
-    /// As flags and files write it.
+    /// As written in flags and files.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let one = self.network.prefix_len() == self.network.max_prefix_len();
         match (self.network, self.port) {
@@ -36,13 +36,13 @@ impl fmt::Display for RedirectTarget {
     }
 }
 
-/// What becomes of captured calls when nothing takes them, because the server is gone or listens elsewhere.
+/// What happens to captured calls when no listener takes them, because the server has ended or listens elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnFailure {
-    /// They go where they go.
+    /// They go to their original destination.
     #[default]
     Open,
-    /// They are denied, also after this process has ended.
+    /// They are denied, even after this process has ended.
     Closed,
 }
 
@@ -58,13 +58,14 @@ impl std::str::FromStr for OnFailure {
     }
 }
 
-/// What a captured process is taken for that calls the agent port of its server.
+/// How to treat a captured process that connects to the agent port of its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AgentCalls {
-    /// An agent: nothing that it calls is redirected from then on, or agents among the captured would make a loop.
+    /// As an agent: none of its later calls are redirected, since captured agents would cause a loop.
     #[default]
     Exempt,
-    /// What it was: this call goes where it goes, and no other one for it. So nobody leaves the redirect by one.
+    /// As before: this call goes to the server directly, and later calls are still redirected. So a process cannot leave the
+    /// redirect.
     Captured,
 }
 
@@ -83,27 +84,27 @@ impl std::str::FromStr for AgentCalls {
 /// What the redirect captures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedirectPlan {
-    /// Captured, by the flags; a file may name more.
+    /// Captured targets from flags; a file may add more.
     pub targets: Vec<RedirectTarget>,
-    /// Left alone inside of them.
+    /// Exclusions from the targets.
     pub excluded: Vec<RedirectTarget>,
-    /// Processes of this cgroup and those below it.
+    /// The captured processes: those of this cgroup and of the cgroups below it.
     pub cgroup: PathBuf,
-    /// Without a listener.
+    /// What happens without a listener.
     pub on_failure: OnFailure,
-    /// Those that call the agent port.
+    /// How to treat processes that connect to the agent port.
     pub agents: AgentCalls,
-    /// More of both, read again whenever it changes.
+    /// A file with more targets and exclusions, reloaded when it changes.
     pub file: Option<PathBuf>,
-    /// In other network namespaces than our own, too.
+    /// Other network namespaces in which to capture.
     pub netns: Option<NetnsPlan>,
 }
 
 impl RedirectPlan {
-    /// With what a file adds.
+    /// This plan with the rules of a file added.
     ///
     /// # Errors
-    /// Too many, or a target that is excluded, too.
+    /// Too many rules, or a target that is also excluded.
     pub fn with(&self, file: RuleFile) -> Result<Self, ConfigError> {
         let mut all = self.clone();
         all.targets.extend(file.targets);
@@ -112,8 +113,8 @@ impl RedirectPlan {
         Ok(all)
     }
 
-    /// The target that captures a call to an address, exclusions aside. As the kernel chooses: the longest prefix, and of two
-    /// that are as long the one with the port.
+    /// The target that captures a call to an address, ignoring exclusions. Chosen as in the kernel: the longest prefix, and of
+    /// equal prefixes the one with the port.
     #[must_use]
     pub fn target_of(&self, address: SocketAddr) -> Option<&RedirectTarget> {
         let ip = address.ip().to_canonical();
@@ -140,17 +141,17 @@ impl RedirectPlan {
     }
 }
 
-/// Connections whose destination somebody else knows: our programs in the kernel, or the operator's packet filter.
+/// Connections whose destination is known from Adit's eBPF programs or from the operator's packet filter.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TransparentPlan {
-    /// Captured by eBPF programs; `None` is off.
+    /// Captured by eBPF programs; `None`: off.
     pub redirect: Option<RedirectPlan>,
-    /// Sent here by rules of the operator's packet filter; `None` is off.
+    /// Listener for connections redirected by the operator's packet filter; `None`: off.
     pub bind: Option<BindAddress>,
 }
 
 impl TransparentPlan {
-    /// Whether any client comes in this way.
+    /// Whether any client may connect this way.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.redirect.is_some() || self.bind.is_some()

@@ -22,7 +22,7 @@ use adit_tls::stream::PeerAddr;
 const LOGGED_PER_SECOND: u32 = 5;
 const LOGGED_BURST: u32 = 50;
 
-/// Metadata of one caller that may always wait for a review: more than agents usually send.
+/// Metadata of one caller that may always wait for a review: enough for usual agents.
 const SMALL_BYTES: usize = 4 * 1024;
 /// Metadata of all other waiting callers together: an unauthenticated caller may send 256 KiB.
 const LARGE_BYTES_MAX: usize = 16 << 20;

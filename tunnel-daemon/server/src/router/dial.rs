@@ -407,9 +407,9 @@ struct Dialing<'a> {
     scope: Scope,
     asked: &'a AskedAgents,
     attempts: Attempts,
-    /// Links that were asked, while they live.
+    /// Links that were asked.
     handles: Vec<LinkHandle>,
-    /// Ids of all links that were asked, including links that have ended.
+    /// Ids of the same links.
     tried: Vec<LinkId>,
     /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
