@@ -107,7 +107,8 @@ impl Api {
     /// A file is missing or wrong; the text names it.
     pub async fn open(source: Source) -> Result<Arc<Self>, AccessError> {
         let loaded = load(source.clone()).await?;
-        // A credential plugin runs when a client is made. Upstream runs it with the first request, so it is no reason not to start.
+        // A credential plugin runs when a client is made. Upstream runs it with the first request, so its failure must not
+        // prevent a start.
         let current = if loaded.config.auth_info.exec.is_some() {
             None
         } else {

@@ -1,4 +1,4 @@
-//! Which sockets are accounted for by the kernel, and under which labels. The kernel side is a trait object, so that nothing here
+//! Which sockets the kernel accounts for, and under which labels. The kernel side is a trait object, so that nothing here
 //! knows eBPF.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,8 +32,8 @@ pub trait Accounting: Send + Sync {
     fn forget(&self, cookie: u64);
 }
 
-/// Names sockets to the accounting of the process; does nothing where that is off. Cheap to clone; accounting goes on as long as
-/// a clone lives.
+/// Names sockets to the accounting of the process; does nothing where accounting is off. Cheap to clone; accounting goes on
+/// as long as a clone lives.
 #[derive(Clone, Default)]
 pub struct Accounts(Option<Arc<dyn Accounting>>);
 

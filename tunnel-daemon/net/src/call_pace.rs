@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Time per call that a connection has in the long run.
+/// Time between two calls that a connection may make in the long run.
 const CALL_EVERY: Duration = Duration::from_micros(100);
 /// The same for calls that are cancelled before the server takes them.
 const CANCELLED_CALL_EVERY: Duration = Duration::from_millis(1);

@@ -17,7 +17,7 @@ pub const PART_OF_HOST: &str =
 pub const WHOLE_HOST: &str = "run it in the host's cgroup namespace, or mount the host's /sys/fs/cgroup into its \
      container and name that";
 
-/// Whether cgroup2 is mounted at `path` with only a part of the tree below it, as in a container with its own cgroup
+/// Whether the mount of cgroup2 at `path` shows only a part of the tree as its root, as in a container with its own cgroup
 /// namespace. False for folders further down, and where the path or the mounts cannot be read.
 #[must_use]
 pub fn is_part_of_host(path: &Path) -> bool {

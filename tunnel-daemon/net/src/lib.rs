@@ -1,7 +1,7 @@
 //! Sockets outside TLS: listening, accepting, dialling, name lookup, HTTP/2 glue and bounded tasks.
 //!
-//! Owns listeners, dials of names and their order, descriptors and slots. Knows what a socket of a link or lane needs. Reads what
-//! the host tells of itself: kernel, mounts, cgroups, capabilities. Refuses to know tunnels, agents and eBPF programs: the
+//! Owns listeners, dials of names and their order, descriptors and slots. Knows which socket options links and lanes need.
+//! Reads facts of the host: kernel, mounts, cgroups, capabilities. Refuses to know tunnels, agents and eBPF programs: the
 //! packages above pass it bytes and hooks.
 #![deny(unsafe_code)]
 

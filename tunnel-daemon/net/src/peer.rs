@@ -17,7 +17,7 @@ const AT_ONCE: Timespec = Timespec {
 /// State of a peer, whatever data is unread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peer {
-    /// Neither side is known to be closed.
+    /// The peer has closed nothing.
     There,
     /// The peer sends no more (FIN).
     Silent,

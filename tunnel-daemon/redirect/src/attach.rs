@@ -68,7 +68,7 @@ impl Attached {
     /// Loads a cgroup socket address program and attaches it.
     ///
     /// # Errors
-    /// What the kernel said, with the program's name.
+    /// The kernel's error, with the program's name.
     pub fn sock_addr(
         &mut self,
         ebpf: &mut Ebpf,
@@ -83,7 +83,7 @@ impl Attached {
     /// Loads a socket operations program and attaches it.
     ///
     /// # Errors
-    /// What the kernel said, with the program's name.
+    /// The kernel's error, with the program's name.
     pub fn sock_ops(
         &mut self,
         ebpf: &mut Ebpf,
@@ -99,7 +99,7 @@ impl Attached {
     /// removed.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn pin(&mut self, names: &[&str], folder: &Path) -> Result<(), KernelError> {
         let links = std::mem::take(&mut self.links);
         for (name, link) in links {

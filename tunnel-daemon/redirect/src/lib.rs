@@ -1,7 +1,8 @@
 //! The kernel side: what this host allows, the embedded object, attachments that end with the process, typed maps, capture of
 //! connections and the network namespaces they come from.
 //!
-//! Refuses to know tunnels and protocols. Nothing here may keep the daemon from starting: whatever is missing is a reason in words.
+//! Refuses to know tunnels and protocols. Nothing here may keep the daemon from starting: a missing feature is a reason in
+//! words.
 #![deny(unsafe_code)]
 
 pub mod attach;

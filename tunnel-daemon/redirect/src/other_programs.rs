@@ -23,8 +23,8 @@ const PROGRAMS_MAX: u32 = 1024;
 const HOOKS: [(&str, u32); 2] = [("connect4", 10), ("connect6", 11)];
 /// Programs on the cgroup itself.
 const ATTACHED: u32 = 0;
-/// `BPF_F_QUERY_EFFECTIVE`: all programs that run for processes of the cgroup itself, in that order, those of cgroups above
-/// included.
+/// `BPF_F_QUERY_EFFECTIVE`: all programs that run for processes of the cgroup itself, in the order in which they run.
+/// Programs of cgroups above are included.
 const EFFECTIVE: u32 = 1;
 
 /// When a program runs.
@@ -241,9 +241,9 @@ fn query(cgroup: BorrowedFd<'_>, hook: u32, flags: u32) -> io::Result<Vec<u32>> 
         count: PROGRAMS_MAX,
         ..Query::default()
     };
-    // SAFETY: the descriptor is borrowed, so it stays open for the call. The last field of the query is the last that the kernel
-    // writes. The numbers are as many as `count` says, and stay where they are until this function ends, since nothing is
-    // pushed; the kernel writes no more than that many.
+    // SAFETY: the descriptor is borrowed, so it stays open for the call. The last field of the query is the last that the
+    // kernel writes. The numbers are as many as `count` says, and stay where they are until this function ends, since
+    // nothing is pushed; the kernel writes no more than that many.
     let _zero = unsafe { command::bpf(command::PROG_QUERY, &mut query) }?;
     ids.truncate(query.count as usize);
     Ok(ids)

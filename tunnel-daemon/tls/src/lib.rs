@@ -1,7 +1,7 @@
 //! Byte streams, in clear text or TLS: configuration from files, reload, identities, record engine, kernel TLS.
 //!
-//! Owns keys, certificates and revocation lists, and the buffers that records are read into. Of the protocols inside it knows the
-//! ALPN names. Refuses to know who listens and who dials.
+//! Owns keys, certificates and revocation lists, and the buffers that records are read into. Knows the ALPN names of the
+//! protocols inside. Refuses to know who listens and who dials.
 #![deny(unsafe_code)]
 
 pub mod agent_identity;

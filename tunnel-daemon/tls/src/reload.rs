@@ -90,8 +90,8 @@ impl<S: TlsSpec> Reloadable<S> {
 }
 
 impl Reloadable<ServerTls> {
-    /// Verifies a client's certificate by the files in use now and at the time of its handshake: a certificate that has
-    /// expired since is accepted. The chain begins with the client's own certificate.
+    /// Verifies a client's certificate against the files in use now, at the time `at` of its handshake: a certificate that
+    /// has expired since is accepted. The chain begins with the client's own certificate.
     ///
     /// # Errors
     /// The certificate would be refused: it is on a revocation list, or no current CA has issued it.

@@ -107,7 +107,7 @@ pub enum DialError {
         network: Network,
         /// The first address that was refused.
         addr: SocketAddr,
-        /// What the list says.
+        /// The list's reason.
         denied: Denied,
     },
     /// The allow-list refuses this name with any address; the name was not looked up.
@@ -115,7 +115,7 @@ pub enum DialError {
     NameDenied {
         /// The requested network.
         network: Network,
-        /// What the list says.
+        /// The list's reason.
         denied: Denied,
     },
     /// The operating system refused, or the target did.

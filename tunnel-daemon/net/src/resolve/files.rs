@@ -1,7 +1,8 @@
 //! Reads `/etc/resolv.conf` and `/etc/hosts` line by line. A faulty item is left out and becomes a [`Problem`]; the rest of its
 //! line applies. The DNS library refuses the whole file for one faulty search domain, or for one byte that is not UTF-8.
 //!
-//! `/etc/nsswitch.conf` and `/etc/host.conf` are not read: the hosts file comes before DNS, and all its addresses of a name count.
+//! `/etc/nsswitch.conf` and `/etc/host.conf` are not read: the hosts file comes before DNS, and all addresses of a name in
+//! the hosts file count.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -21,9 +21,9 @@ pub struct ServerAddress {
     pub priority: u16,
 }
 
-/// The addresses behind `host`, in the order to try them; never empty. A literal address stands for itself. Of a name the families
-/// alternate, IPv6 first. Within a family the order is random, so that agents spread over servers that DNS lists in a fixed
-/// order. `draw(n)` returns a random number below `n`, n > 0.
+/// The addresses behind `host`, in the order to try them; never empty. A literal address stands for itself. The families of
+/// a name alternate, IPv6 first. Within a family the order is random, so that agents spread over servers that DNS lists in
+/// a fixed order. `draw(n)` returns a random number below `n`, n > 0.
 ///
 /// # Errors
 /// The failure of the lookup.
@@ -101,8 +101,8 @@ fn addresses(
     interleave(ips).into_iter().map(server).collect()
 }
 
-/// RFC 2782: by priority, then repeatedly one record, drawn with a chance in proportion to its weight. Records without any weight
-/// have the same chance, so that agents spread.
+/// RFC 2782: by priority, then one record repeatedly, drawn with a chance in proportion to its weight. Records without any
+/// weight have the same chance, so that agents spread.
 fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Vec<SrvRecord> {
     records.truncate(SERVERS_MAX);
     // Weight 0 goes first within a priority, where it is taken only when the draw is 0.
