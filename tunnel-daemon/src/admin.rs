@@ -1,5 +1,5 @@
-//! The admin thread: health and metrics listeners on a thread and runtime of their own, so that a scrape
-//! cannot delay a packet and a busy data path cannot delay a liveness probe.
+//! The admin thread: health and metrics listeners on a thread and runtime of their own. A scrape cannot delay a packet, and a
+//! busy data path cannot delay a liveness probe.
 
 use std::collections::VecDeque;
 use std::io;
@@ -73,9 +73,9 @@ pub enum AdminError {
     Bind {
         /// Which listener.
         name: &'static str,
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// The system's answer.
+        /// The system's error.
         cause: io::Error,
     },
     /// The unix socket cannot be listened on.

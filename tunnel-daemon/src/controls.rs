@@ -34,7 +34,7 @@ impl Requests {
     /// Replaces the signals' default handlers.
     ///
     /// # Errors
-    /// When the system refuses the handlers.
+    /// The system refuses the handlers.
     pub(super) fn new() -> io::Result<Self> {
         let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
         Ok(Self {
@@ -75,7 +75,7 @@ impl Requests {
 /// Keeps a helper process of a server or agent alive when these signals are sent to all processes of the program's name.
 ///
 /// # Errors
-/// When the system refuses the handlers.
+/// The system refuses the handlers.
 pub(super) fn outlive_requests() -> io::Result<()> {
     // The handlers stay for the life of the process.
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -5,7 +5,7 @@ use adit_telemetry::LogOptions;
 use adit_telemetry::log::{self, FILTER_VARIABLE};
 use tracing::level_filters::LevelFilter;
 
-/// What a plan and the environment say of the log.
+/// Log options that a plan and the environment set.
 pub(crate) fn log_options(plan: &LogPlan) -> LogOptions {
     LogOptions {
         format: match plan.format {

@@ -15,7 +15,7 @@ impl Signals {
     /// Replaces the default handlers of SIGINT and SIGTERM.
     ///
     /// # Errors
-    /// When the system refuses the handlers.
+    /// The system refuses the handlers.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,

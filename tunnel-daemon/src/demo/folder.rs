@@ -80,7 +80,7 @@ impl Folder {
     /// The path for a unix socket.
     ///
     /// # Errors
-    /// It is longer than the system allows.
+    /// The path is longer than the system allows.
     pub(super) fn socket(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.file(name);
         let length = path.as_os_str().len();

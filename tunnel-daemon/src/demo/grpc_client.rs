@@ -130,7 +130,7 @@ impl GrpcTunnel {
     /// Sends all of `bytes`.
     ///
     /// # Errors
-    /// When the call is over.
+    /// The call has ended.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), ClientError> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -149,7 +149,7 @@ impl GrpcTunnel {
     /// The next bytes; `None` once the peer has closed the tunnel.
     ///
     /// # Errors
-    /// When the call fails or nothing comes in time.
+    /// The call fails, or no answer comes in time.
     pub async fn read(&mut self) -> Result<Option<Bytes>, ClientError> {
         loop {
             match next(&mut self.answers).await? {
@@ -165,7 +165,7 @@ impl GrpcTunnel {
     /// Closes the tunnel and waits for the confirmation; returns its text.
     ///
     /// # Errors
-    /// When the call fails or nothing comes in time.
+    /// The call fails, or no answer comes in time.
     pub async fn close(mut self) -> Result<String, ClientError> {
         let request = raw::CloseRequest {
             connect_id: self.conn,

@@ -1,7 +1,7 @@
 //! Listeners in other network namespaces, opened and closed as namespaces come and go.
 //!
-//! A listener keeps its namespace alive. It therefore closes when the namespace's file is gone, or, for a namespace found by
-//! the captured cgroup, when it contains no process of that cgroup.
+//! A listener keeps its namespace alive, so it closes when the namespace's file is gone. For a namespace found by the captured
+//! cgroup, it closes when the namespace contains no process of that cgroup.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -350,7 +350,7 @@ impl Namespaces {
     /// Like [`Self::open`], for a namespace that got IPv6 after it was opened. Its IPv4 listener is unaffected.
     fn add_v6(&mut self, id: u64, socket: OwnedFd) -> anyhow::Result<()> {
         let Some(held) = self.held.get_mut(&id) else {
-            return Ok(()); // It is not held any more.
+            return Ok(()); // The namespace has been closed meanwhile.
         };
         let accounted = |socket: BorrowedFd<'_>| self.accounts.listening(&socket);
         let listener = Listener::adopt(socket, accounted)?;

@@ -45,7 +45,7 @@ pub enum AskError {
     Other {
         /// The socket.
         path: PathBuf,
-        /// What came instead of an answer.
+        /// The unexpected answer.
         what: String,
     },
     /// Anything else.

@@ -52,7 +52,7 @@ pub struct Status {
     /// Accounting in the kernel.
     #[serde(default)]
     pub account: AccountStatus,
-    /// What is logged.
+    /// State of the log.
     #[serde(default)]
     pub log: LogStatus,
 }
@@ -66,7 +66,7 @@ pub struct Log {
     pub role: Role,
     /// The process's id.
     pub id: String,
-    /// What is logged.
+    /// State of the log.
     pub log: LogStatus,
 }
 

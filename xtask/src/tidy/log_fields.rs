@@ -113,8 +113,8 @@ fn fields(args: TokenStream, is_event: bool, found: &mut Vec<String>) {
     }
 }
 
-/// The name in `name = value`, or in the short forms `name`, `%name`, `?name`. `None` for other arguments, such as `target:
-/// "x"` or `Level::INFO`.
+/// The name in `name = value`, or in the short forms `name`, `%name`, `?name`. `None` for other arguments: `target: "x"`,
+/// `Level::INFO`.
 fn name_of(arg: &[TokenTree]) -> Option<String> {
     let mut name = String::new();
     for token in arg {

@@ -161,7 +161,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         300,
         tests(LOOPBACK, "ktls_lanes:: --test-threads=2"),
     ),
-    // Nor what other rows run. There is no toolchain in the machine.
+    // Skips tests that other rows run, and tests that need a toolchain: the machine has none.
     entry(
         "ebpf",
         "eBPF: redirect and accounting; not the packet filter and seccomp",
