@@ -1,4 +1,4 @@
-//! Sends chosen TCP connections to a listener.
+//! Redirects chosen TCP connections to a listener.
 //!
 //! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
 //! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
@@ -29,14 +29,14 @@ use crate::tables::{
 
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
-/// State of a socket that listens.
+/// State of a listening socket.
 const TCP_LISTEN: u32 = 10;
 /// Bytes of the two forms of a socket tuple.
 const TUPLE4_BYTES: u32 = 12;
 const TUPLE6_BYTES: u32 = 36;
-/// Words of the longer one.
+/// Words of the longer form.
 const TUPLE_WORDS: usize = 9;
-/// What these programs return: go on, or fail with EPERM.
+/// Return values of these programs: proceed, or fail with EPERM.
 const PROCEED: i32 = 1;
 const FAIL: i32 = 0;
 
@@ -74,7 +74,7 @@ fn judge(context: &SockAddrContext, destination: Endpoint) -> (Decision, SockAdd
         context,
         cookie: socket_cookie(context),
     };
-    // What an earlier call of this socket left: the socket may go elsewhere now.
+    // Removes the entry of an earlier call of this socket, which may have another destination now.
     let _none = REDIRECT_ORIGINS.remove(&caller.cookie);
     let call = Call {
         is_tcp: field!(context.sock_addr, type_) == SOCK_STREAM
@@ -87,7 +87,7 @@ fn judge(context: &SockAddrContext, destination: Endpoint) -> (Decision, SockAdd
     )
 }
 
-/// The calling socket and what the kernel and the maps say around it.
+/// The calling socket, with access to kernel and maps.
 struct Caller<'a> {
     context: &'a SockAddrContext,
     cookie: u64,
@@ -184,17 +184,17 @@ fn noted(netns_cookie: u64, listener: u32) -> Option<Listener> {
         listener,
         reserved: 0,
     };
-    // SAFETY: copied at once. The daemon replaces values whole.
+    // SAFETY: copied at once. The daemon replaces whole values.
     unsafe { REDIRECT_LISTENERS.get(&key) }.copied()
 }
 
-/// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the
-/// verifier refuses the loop that a compiler makes of zeroing a whole.
+/// Writes the socket tuple for the lookup helper and returns its length. Word by word: without CAP_PERFMON the verifier
+/// refuses the loop that a compiler generates to zero the array.
 #[inline(always)]
 fn write_tuple(tuple: *mut u32, at: &Endpoint) -> u32 {
-    // Ports in the order of the wire: the source's, which is any, then the destination's.
+    // Ports in network order: the source port, which is any (0), then the destination port.
     let ports = u32::from(at.port.to_be()) << 16;
-    // SAFETY: the words written are those of the array behind the pointer, nine at most.
+    // SAFETY: the words written are within the array behind the pointer, which has nine.
     unsafe {
         if at.family == AF_INET {
             tuple.write_volatile(0);

@@ -1,4 +1,4 @@
-//! Shows redirected programs the destination they asked for.
+//! Makes `getpeername` return the original destination to redirected programs.
 //!
 //! Hooks: cgroup `getpeername4` and `getpeername6`, by bpf_link. Floor: Linux 5.8; tested from 6.1. Licence: any.
 //! Map, entries at most: REDIRECT_ORIGINS 65,536. Missing an entry, or showing anything but our listener: the answer stays

@@ -1,4 +1,4 @@
-//! Loading the program and attaching it to the cgroup of this process.
+//! Loads the accounting program and attaches it to the cgroup of this process.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -19,7 +19,7 @@ use adit_telemetry::AccountMetrics;
 const SOCKETS: &str = "ACCOUNT_SOCKETS";
 const CLOSED: &str = "ACCOUNT_CLOSED";
 const OUTCOMES: &str = "ACCOUNT_OUTCOMES";
-/// Maps of the other programs of the object, which nobody loads here: as small as they can be.
+/// Maps of the object's other programs, which are not loaded here: created as small as possible.
 const UNUSED: [&str; 6] = [
     "REDIRECT_RULES",
     "REDIRECT_LISTENERS",
@@ -30,17 +30,17 @@ const UNUSED: [&str; 6] = [
 ];
 const UNUSED_ENTRIES: u32 = 64;
 
-/// How much is kept.
+/// Limits of the accounting.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Sets of labels, without those called other.
+    /// Most label sets, without those named `other`.
     pub series_max: usize,
-    /// Bytes of the ring buffer: a power of two, and of whole pages.
+    /// Bytes of the ring buffer: a power of two, and whole pages.
     pub ring_bytes: u32,
 }
 
 impl Options {
-    /// So many sets of labels, the usual ring buffer.
+    /// This many label sets, with the default ring buffer.
     #[must_use]
     pub fn with_series_max(series_max: usize) -> Self {
         Self {
@@ -50,11 +50,11 @@ impl Options {
     }
 }
 
-/// Begins to account for connections of this process. They are counted for as long as the handle, one of its clones or
-/// the reader lives; the reader's [`Reader::run`] must run for the metrics to move.
+/// Starts accounting for connections of this process. Connections are counted while the handle, one of its clones or
+/// the reader lives. [`Reader::run`] must run to update the metrics.
 ///
 /// # Errors
-/// What this host does not allow. Nothing is left behind then.
+/// This host does not allow the program or its maps. Nothing stays attached then.
 pub fn start(
     options: Options,
     metrics: AccountMetrics,
@@ -117,7 +117,7 @@ fn map<M>(
     })
 }
 
-/// The map of sockets twice, so that who walks it keeps nobody else waiting.
+/// Two handles of the socket map, so that a sweep does not hold the lock of the other handle.
 fn sockets(ebpf: &mut Ebpf) -> Result<(SocketMap, SocketMap), KernelError> {
     let refused = |cause: String| KernelError::Map {
         map: SOCKETS,

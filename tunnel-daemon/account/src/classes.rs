@@ -1,4 +1,4 @@
-//! Labels of connections as the small numbers that the kernel keeps with each, and how many there may be.
+//! Maps label sets to the small numbers that the kernel stores per connection, up to a limit.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,15 @@ use adit_net::accounts::Labels;
 use adit_telemetry::labels::{AccountRole, Label as _};
 use adit_telemetry::{AccountMetrics, AccountSeries};
 
-/// Agent and destination class of connections for which no more sets of labels are made.
+/// Agent and destination class of connections beyond the limit of label sets.
 const OTHER: &str = "other";
 
-/// All sets of labels so far, each with its series. The first few are called other, one for each role.
+/// All label sets, each with its series. The first sets are those named `other`, one per role.
 pub(super) struct Classes {
-    /// For each role, by agent and class: one in the other, so that a set that is known is found by texts that are only lent.
+    /// Per role, by agent, by class. Nested, so that borrowed texts suffice for a lookup.
     numbers: Vec<HashMap<String, HashMap<String, u32>>>,
     series: Vec<AccountSeries>,
-    /// Without those called other.
+    /// Most label sets, without those named `other`.
     max: usize,
     metrics: AccountMetrics,
 }
@@ -34,7 +34,7 @@ impl Classes {
         }
     }
 
-    /// The number of a set of labels; that of other, once there are enough.
+    /// The number of a label set; beyond the limit the number of `other`.
     pub(super) fn number(&mut self, labels: &Labels<'_>) -> u32 {
         if let Some(number) = self.known(labels) {
             return number;
@@ -58,14 +58,14 @@ impl Classes {
         number
     }
 
-    /// Asked for each connection: takes no memory.
+    /// Called for each connection, so allocates no memory.
     fn known(&self, labels: &Labels<'_>) -> Option<u32> {
         let agents = self.numbers.get(labels.role.index())?;
         let classes = agents.get(labels.agent)?;
         classes.get(labels.destination_class).copied()
     }
 
-    /// The series of a number.
+    /// The series of a label set's number.
     pub(super) fn series(&self, number: u32) -> Option<&AccountSeries> {
         self.series.get(usize::try_from(number).ok()?)
     }

@@ -1,15 +1,15 @@
-//! What the metrics hold already of connections that go on, so that nothing of them is counted twice.
+//! Counts of live connections that the metrics already contain, so that no byte is counted twice.
 
 use std::collections::HashMap;
 
 use adit_telemetry::AccountCounts;
 
-/// By cookie.
+/// Counts by socket cookie.
 pub(super) struct Counted {
-    /// With the sweep that met it last.
+    /// With the number of the sweep that saw the connection last.
     known: HashMap<u64, (AccountCounts, u64)>,
     sweep: u64,
-    /// Most connections that a sweep meets.
+    /// Most connections of one sweep.
     sweep_max: usize,
 }
 
@@ -26,24 +26,25 @@ impl Counted {
         self.sweep += 1;
     }
 
-    /// A sweep met a connection: what of it was counted before, and whether this sweep meets it for the first time.
+    /// A sweep saw a connection. Returns the counts before, and whether this sweep sees the connection for the first time.
     pub(super) fn met(&mut self, cookie: u64, now: AccountCounts) -> (AccountCounts, bool) {
         let before = self.known.insert(cookie, (now, self.sweep));
         let (before, seen) = before.unwrap_or_default();
         (before, seen < self.sweep)
     }
 
-    /// A connection is over: what of it was counted before.
+    /// A connection has ended. Returns the counts before.
     pub(super) fn take(&mut self, cookie: u64) -> AccountCounts {
         let (before, _sweep) = self.known.remove(&cookie).unwrap_or_default();
         before
     }
 
-    /// The sweep is over, or was cut off before it got to all that go on.
+    /// Ends a sweep. `is_cut`: the sweep did not reach all live connections.
     ///
-    /// Whatever a whole one did not meet has ended: its end is on its way, or was lost; one sweep of patience tells which. Of
-    /// one that was cut off this would be all that it did not get to, and counted once more from its beginning when it is met
-    /// again. So these pass for met, as long as there are not many more than a table holds, whose ends were lost.
+    /// A connection that a complete sweep did not see has ended. Its end event is pending or was lost, so the entry is kept
+    /// for one more sweep. After an incomplete sweep unseen connections may be live: without their entry they would be
+    /// counted again from zero. So they count as seen, unless there are far more entries than the table holds, which are then
+    /// those of lost ends.
     pub(super) fn end_sweep(&mut self, is_cut: bool) {
         if is_cut && self.known.len() <= 2 * self.sweep_max {
             for (_counts, seen) in self.known.values_mut() {

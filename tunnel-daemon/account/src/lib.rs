@@ -1,6 +1,6 @@
-//! Bytes, lifetimes and round-trip times of connections as the kernel counts them, and whether its programs load here.
+//! Bytes, lifetimes and round-trip times of connections, counted by an eBPF program.
 //!
-//! Owns the accounting program, its maps and its labels. Refuses to know what a label means to a tunnel.
+//! Owns the accounting program, its maps and its labels, but does not interpret labels.
 #![deny(unsafe_code)]
 
 mod attach;

@@ -1,4 +1,4 @@
-//! From the kernel's events and tables to metrics.
+//! Transfers the kernel's events and tables to metrics.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,38 +20,38 @@ use super::sockets::{Shared, SocketMap};
 use adit_telemetry::labels::AccountLoss;
 use adit_telemetry::{AccountCounts, AccountMetrics, OpenRtt};
 
-/// Ends of connections that are taken in one turn; others run in between.
+/// Most end events taken before the task yields.
 const ENDS_PER_TURN: usize = 256;
-/// So many portions are more than a ring holds.
+/// Portions of [`ENDS_PER_TURN`] that suffice for a full ring.
 const ENDS_PER_RING: usize = CLOSED_RING_BYTES as usize / CLOSED_BYTES / ENDS_PER_TURN + 1;
-/// Connections that are looked at in one turn.
+/// Live connections read before the task yields.
 const LIVE_PER_TURN: usize = 256;
-/// Most connections that one sweep meets.
+/// Most connections of one sweep.
 const LIVE_PER_SWEEP: usize = ACCOUNTS_MAX as usize;
-/// How often connections that go on are looked at.
+/// Interval of the sweeps over live connections.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// Moves what the kernel counted into the metrics.
+/// Transfers the kernel's counts to the metrics.
 pub struct Reader {
     ring: AsyncFd<RingBuf<MapData>>,
     sockets: SocketMap,
     ledger: Ledger,
 }
 
-/// What the metrics hold already.
+/// Counts that the metrics already contain.
 struct Ledger {
     shared: Arc<Shared>,
     metrics: AccountMetrics,
-    /// Of connections that go on.
+    /// Counts of live connections.
     counted: Counted,
-    /// Round trips of connections that go on, by class, as of the last sweep.
+    /// Round-trip times of live connections in the last sweep, by class.
     open: HashMap<u32, OpenTrips>,
 }
 
-/// Round-trip times that a sweep met in one class.
+/// Round-trip times of one class in one sweep.
 #[derive(Default)]
 struct OpenTrips {
-    /// Their sum.
+    /// Sum of the round-trip times.
     seconds: f64,
     /// Connections with a measurement.
     connections: u32,
@@ -77,12 +77,12 @@ impl Reader {
         })
     }
 
-    /// Runs until it is dropped, which counts what has ended before.
+    /// Runs until dropped. Dropping counts the pending end events.
     pub async fn run(mut self) {
         self.ledger.metrics.attached(true);
         let mut sweep = interval(SWEEP_EVERY);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // The program wakes us where ends come fast only: to be woken costs more than to count.
+        // The program wakes the reader only if many connections end, because a wake-up costs more than counting.
         let mut read = interval(Duration::from_millis(RING_READ_EVERY_MS));
         read.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -113,7 +113,7 @@ impl Reader {
 }
 
 impl Ledger {
-    /// Takes ends out of the ring; whether that were all.
+    /// Takes end events from the ring; returns whether the ring is empty.
     fn take<R: std::borrow::Borrow<MapData>>(&mut self, ring: &mut RingBuf<R>) -> bool
     where
         RingBuf<R>: AsRawFd,
@@ -122,7 +122,7 @@ impl Ledger {
             let Some(bytes) = ring.next() else {
                 return true;
             };
-            // Of another length it cannot be: the object is our own.
+            // Events of another length cannot occur: the object is part of this program.
             if let Some(closed) = Closed::from_bytes(&bytes) {
                 self.ended(&closed);
             }
@@ -143,14 +143,14 @@ impl Ledger {
         series.ended(rtt, lifetime.as_secs_f64());
     }
 
-    /// Counts what connections that go on have moved since the last time, and exports their round-trip times.
+    /// Counts what live connections have moved since the last sweep, and exports their round-trip times.
     async fn look(&mut self, sockets: &SocketMap) {
         self.counted.begin_sweep();
         for trips in self.open.values_mut() {
             (trips.seconds, trips.connections) = (0.0, 0);
         }
-        // A connection that ends meanwhile sends the walk back to its beginning, so it is bounded; to meet one twice counts
-        // nothing twice.
+        // A connection that ends meanwhile restarts the iteration, so the iteration is bounded. A connection seen twice is
+        // counted once.
         let (mut entries, mut is_cut) = (0_usize, false);
         for entry in sockets.iter().take(LIVE_PER_SWEEP) {
             entries += 1;
@@ -166,7 +166,7 @@ impl Ledger {
         self.export_open();
     }
 
-    /// Exports the means of this sweep; series of classes in which it met no measurement go.
+    /// Exports the means of this sweep; removes the series of classes without a measurement.
     fn export_open(&mut self) {
         self.open.retain(|class, trips| {
             if trips.connections == 0 {
@@ -199,7 +199,7 @@ impl Ledger {
         }
     }
 
-    /// Brings the counters of losses up to date.
+    /// Updates the counters of losses.
     fn lost(&self) {
         for (outcome, why) in [
             (CloseOutcome::RingFull, AccountLoss::RingFull),
@@ -214,7 +214,7 @@ impl Ledger {
 }
 
 impl Drop for Reader {
-    /// What ended within the last moments is counted, too. Bounded: at most as much as the ring holds.
+    /// Counts the pending end events; at most as many as the ring holds.
     fn drop(&mut self) {
         for _portion in 0..ENDS_PER_RING {
             if self.ledger.take(self.ring.get_mut()) {
@@ -230,8 +230,8 @@ impl Drop for Reader {
     reason = "the safe way is gone: it cannot tell who closes the descriptor"
 )]
 fn registered(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
-    // SAFETY: the ring buffer owns its descriptor, names the same one for as long as it lives, and closes it only when it is
-    // dropped, which the registration, its owner from here on, does after it has deregistered.
+    // SAFETY: the ring buffer owns its descriptor, returns the same descriptor for its lifetime, and closes it only on drop.
+    // The registration owns the ring buffer from here on and drops it after deregistering.
     let registered = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
     registered.map_err(io::Error::from)
 }

@@ -1,4 +1,4 @@
-//! Naming sockets to the kernel.
+//! Registers sockets with the accounting program.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use adit_redirect::attach::Attached;
 
 pub(super) type SocketMap = HashMap<MapData, u64, [u8; ACCOUNT_BYTES]>;
 
-/// What handles and reader share.
+/// State that handles and reader share.
 pub(super) struct Shared {
     pub(super) sockets: Mutex<SocketMap>,
     pub(super) classes: Mutex<Classes>,
@@ -21,17 +21,17 @@ pub(super) struct Shared {
     pub(super) _attached: Attached,
 }
 
-/// A connection now, as the kernel last looked at it: at its latest round-trip measurement or retransmission.
+/// The counts of a live connection, as of its latest recorded round-trip measurement or retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Names the socket.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// Its numbers.
+    /// The connection's counts.
     pub account: Account,
 }
 
-/// The accounting of a process, to hand to [`adit_net::accounts::Accounts`]. The programs stay attached as long as a clone or the
-/// reader lives.
+/// The accounting of a process, for [`adit_net::accounts::Accounts`]. The program stays attached while a clone or the reader
+/// lives.
 #[derive(Clone)]
 pub struct SocketTable(Arc<Shared>);
 
@@ -40,13 +40,13 @@ impl SocketTable {
         Self(shared)
     }
 
-    /// The program that counts, by the number that tools of the kernel show.
+    /// The kernel's id of the accounting program, as tools show it.
     #[must_use]
     pub fn program(&self) -> Option<u32> {
         self.0.program
     }
 
-    /// The numbers of one connection; `None` if it is over or never counted.
+    /// The counts of one connection; `None` if it has ended or was never registered.
     #[must_use]
     pub fn live(&self, cookie: u64) -> Option<Live> {
         let found = self.0.sockets().get(&cookie, 0).ok()?;
@@ -81,7 +81,7 @@ impl Accounting for SocketTable {
     }
 
     fn forget(&self, cookie: u64) {
-        // Mostly it is not there any more.
+        // The program has usually removed the entry before.
         let _gone = self.0.sockets().remove(&cookie);
     }
 }
@@ -102,7 +102,7 @@ impl Shared {
     }
 }
 
-/// The clock that programs read.
+/// The clock of the eBPF programs (`bpf_ktime_get_ns`).
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

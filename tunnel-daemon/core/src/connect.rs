@@ -1,9 +1,9 @@
 //! The HTTP-CONNECT request head: an incremental parser with limits, and every response of that dialect.
 //!
-//! The parser takes what Go's `net/http` server takes, since that is what clients have been tested against, and
-//! is stricter in two places that no client of the proxy uses: the request target must be an authority and
-//! nothing else (Go drops user names and paths silently), and percent escapes stand in IPv6 zones alone (Go decodes them in
-//! names, too). The destination is handed on as it came, with its zone decoded; the agent judges it.
+//! The parser accepts what Go's `net/http` server accepts, because clients are tested against that server. Two rules are
+//! stricter; no client of the proxy depends on them. The request target must be an authority only (Go drops user names and
+//! paths silently). Percent escapes are allowed only in IPv6 zones (Go also decodes them in names). The destination is
+//! passed on unchanged, with its zone decoded; the agent checks it.
 
 mod reply;
 
@@ -12,7 +12,7 @@ mod tests;
 
 pub use reply::{ESTABLISHED, Rejection, TargetStatus, failure_response};
 
-/// Octets of a request head, unless configured otherwise: what Go's server takes.
+/// Default limit of a request head, octets: the limit of Go's server.
 pub const HEAD_LEN_MAX: usize = 1024 * 1024;
 /// Octets kept of a `User-Agent`, which is only logged.
 const USER_AGENT_LEN_MAX: usize = 256;
@@ -24,18 +24,18 @@ pub enum Progress {
     NeedMore,
     /// A request for a tunnel.
     Connect(Connect),
-    /// Anything else: write [`Rejection::response`] and close.
+    /// Not a tunnel request: write [`Rejection::response`] and close.
     Rejected(Rejection),
 }
 
 /// A request for a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connect {
-    /// The request target, verbatim; usually `host:port`. `Host` headers have no part in it.
+    /// The request target, verbatim; usually `host:port`. `Host` headers are ignored.
     pub authority: String,
     /// The first 256 octets of the first `User-Agent`, for the log.
     pub user_agent: Option<String>,
-    /// Octets of the head. What lies behind it in the buffer is the tunnel's first data.
+    /// Octets of the head. The buffer's bytes after the head are the tunnel's first data.
     pub consumed: usize,
 }
 
@@ -43,7 +43,7 @@ pub struct Connect {
 #[derive(Debug)]
 pub struct RequestHead {
     len_max: usize,
-    /// Octets looked at, so that none is looked at twice.
+    /// Octets already scanned, so that each octet is scanned once.
     scanned: usize,
     /// Where the current line starts.
     line_start: usize,
@@ -71,15 +71,16 @@ impl RequestHead {
         }
     }
 
-    /// Looks at everything read so far: `bytes` starts with the head's first octet on every call and only ever
-    /// grows. After anything but [`Progress::NeedMore`] the parser is used up.
+    /// Parses all bytes read so far: on every call `bytes` starts with the head's first octet and only grows. After any
+    /// result but [`Progress::NeedMore`] the parser must not be used again.
     pub fn parse(&mut self, bytes: &[u8]) -> Progress {
-        // The limit is on the head alone: a head that fits may have any amount of data behind it.
+        // The limit covers the head only; any amount of data may follow the head.
         let bound = bytes.len().min(self.len_max);
         while let Some(&octet) = bytes.get(self.scanned).filter(|_| self.scanned < bound) {
             self.scanned += 1;
             if octet != b'\n' {
-                // Go finds these only at the end of the line; a TLS hello in the wrong place has no such end.
+                // Go rejects control octets only at the end of the line; a TLS ClientHello sent to this port may never
+                // contain a line end.
                 if is_control(octet) && octet != b'\r' {
                     return Progress::Rejected(Rejection::Malformed);
                 }
@@ -123,7 +124,7 @@ impl RequestHead {
             ..request
         });
         if matches!(line.first(), Some(b' ' | b'\t')) {
-            // An obsolete folded line continues the header before it; there has to be one.
+            // An obsolete folded line continues the previous header, so it cannot be the first.
             return if is_first {
                 Err(Rejection::Malformed)
             } else {
@@ -149,7 +150,7 @@ struct Request {
 }
 
 impl Request {
-    /// `METHOD target HTTP/x.y`, with one space each, as Go has it.
+    /// Parses `METHOD target HTTP/x.y` with single spaces, as Go does.
     fn parse(line: &[u8]) -> Result<Self, Rejection> {
         let line = std::str::from_utf8(line).map_err(|_not_text| Rejection::Malformed)?;
         let (method, rest) = line.split_once(' ').ok_or(Rejection::Malformed)?;
@@ -174,8 +175,7 @@ impl Request {
         })
     }
 
-    /// The verdict on a head that is complete. Before that nothing is answered, so that a client that still
-    /// writes can read the answer instead of a connection reset.
+    /// The verdict on a complete head. An earlier answer could reach a client that still writes as a connection reset.
     fn into_authority(self) -> Result<String, Rejection> {
         if !self.is_http_1 {
             return Err(Rejection::VersionUnsupported);
@@ -194,7 +194,7 @@ impl Request {
     }
 }
 
-/// What is before, in and behind the zone of a bracketed address (RFC 6874): `[fe80::1`, `eth0`, `]:80`. `None` without a zone.
+/// Splits a bracketed address at its zone (RFC 6874): `[fe80::1`, `eth0`, `]:80`. `None` without a zone.
 fn zone_of(target: &str) -> Option<(&str, &str, &str)> {
     let end = target.strip_prefix('[')?.rfind(']')? + 1;
     let (inside, behind) = target.split_at_checked(end)?;
@@ -202,7 +202,7 @@ fn zone_of(target: &str) -> Option<(&str, &str, &str)> {
     Some((before, zone, behind))
 }
 
-/// Percent escapes may stand for what a host may have, a blank and the percent sign, as Go has it.
+/// As in Go, percent escapes may encode host octets, a space and the percent sign.
 fn unescape_zone(zone: &str) -> Option<String> {
     let (mut octets, mut rest) = (Vec::with_capacity(zone.len()), zone.as_bytes());
     while let [octet, behind @ ..] = rest {
@@ -240,12 +240,12 @@ fn is_authority(target: &str) -> bool {
         && (after_host.is_empty() || after_host.strip_prefix(':').is_some_and(is_port))
 }
 
-/// What Go lets stand in a host, but for the percent sign. Octets of other scripts are left to the resolver.
+/// Octets that Go allows in a host, except the percent sign. Non-ASCII octets are left to the resolver.
 fn is_host_octet(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || octet >= 0x80 || b"-_.~!$&'()*+,;=:[]<>\"".contains(&octet)
 }
 
-/// Name and trimmed value of a header line; none for what Go's server refuses.
+/// Name and trimmed value of a header line; `None` if Go's server refuses the line.
 fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = line.iter().position(|&octet| octet == b':')?;
     let (name, value) = (line.get(..colon)?, line.get(colon + 1..)?);
@@ -258,7 +258,7 @@ fn without_line_end(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// Control octets, except the tab that header values may have.
+/// Control octets, except tab, which header values may contain.
 fn is_control(octet: u8) -> bool {
     octet.is_ascii_control() && octet != b'\t'
 }
@@ -268,11 +268,11 @@ fn is_token(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
 }
 
-/// For the fuzz target and the test that replays its corpus. The first byte is how the rest is cut.
+/// For the fuzz target and the test that replays its corpus. The first byte sets the chunk size of the rest.
 ///
 /// # Panics
 ///
-/// When the outcome depends on the cuts, or claims octets that were not there.
+/// When the outcome depends on the chunk size, or the parser reports more octets than the input has.
 #[doc(hidden)]
 pub fn fuzz_entry(data: &[u8]) {
     let [cut, head @ ..] = data else { return };

@@ -1,8 +1,8 @@
-//! Destination lists: which addresses an end may dial.
+//! Destination lists: which addresses an agent or a server may dial.
 //!
-//! The end that dials checks each resolved address just before it connects, so a name cannot smuggle in
-//! an address that the list does not cover. Cloud metadata and link-local addresses are refused even by
-//! an open list, unless an entry names them: a tunnel must not hand out a node's credentials.
+//! The dialling process checks each resolved address just before it connects, so a name cannot reach an address that
+//! the list does not cover. Cloud metadata and link-local addresses are refused even by an open list, unless an entry
+//! names them: a tunnel must not hand out a node's credentials.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,9 +12,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::text::Excerpt;
 
-/// Ranges an entry must name (lie within) to allow: link-local of both families, and where clouds hand out metadata or
-/// credentials outside of these. Each of the latter is an address that no network of pods or hosts has: others, such as
-/// 100.100.100.200, are left to lists.
+/// Ranges that only an entry within them allows: link-local of both families, and other addresses where clouds serve
+/// metadata or credentials. No pod or host network contains these other addresses. Metadata addresses that such
+/// networks may contain, as 100.100.100.200, are left to lists.
 const METADATA: [IpNet; 7] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
     IpNet::V6(Ipv6Net::new_assert(
@@ -39,7 +39,7 @@ const fn one([a, b, c, d, e, f, g, h]: [u16; 8]) -> IpNet {
     ))
 }
 
-/// For a list that guards the control plane the dialling host itself must be named, too.
+/// Guarded in a server's list as well: an entry must name the loopback address of the dialling host.
 const LOOPBACK: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
@@ -51,8 +51,8 @@ const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 
 /// NAT64's prefix for local use (RFC 8215), which holds prefixes of a network's own choice.
 const NAT64_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48);
 
-/// Where an IPv6 address has the bytes of the IPv4 one, behind prefixes of 96, 64, 56 and 48 bits (RFC 6052): first
-/// that of the well-known one.
+/// Byte offsets of the IPv4 address embedded in an IPv6 address, for prefixes of 96, 64, 56 and 48 bits (RFC 6052). The
+/// well-known prefix has 96 bits, so its offsets are first.
 const EMBEDDED: [[usize; 4]; 4] = [
     [12, 13, 14, 15],
     [9, 10, 11, 12],
@@ -75,7 +75,7 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 pub struct DestinationList {
     scope: Scope,
     entries: Vec<Entry>,
-    /// Each entry in its shortest spelling: told of every dial, written once.
+    /// Each entry in its shortest spelling. Reported for every dial, so formatted once.
     classes: Vec<String>,
     guarded: Vec<IpNet>,
 }
@@ -89,7 +89,7 @@ enum Scope {
 }
 
 impl DestinationList {
-    /// No list given: everything may be dialled but the metadata and link-local ranges.
+    /// Allows every address except the metadata and link-local ranges; used when no list is given.
     #[must_use]
     pub fn open() -> Self {
         Self {
@@ -103,7 +103,7 @@ impl DestinationList {
     /// An agent's `--allow-target` list of `CIDR|host[:port]`; no entry at all means [`Self::open`].
     ///
     /// # Errors
-    /// The first entry that cannot be read.
+    /// The first entry that cannot be parsed.
     pub fn allow_targets<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
         if entries.is_empty() {
             return Ok(Self::open());
@@ -115,12 +115,12 @@ impl DestinationList {
         Ok(Self::listed(entries, METADATA.to_vec()))
     }
 
-    /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing,
-    /// and loopback addresses must be named like the metadata ranges. The server's own listeners are
-    /// the caller's to refuse, because only it knows them.
+    /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing, and loopback
+    /// addresses must be named like the metadata ranges. The caller refuses the server's own listeners, because only
+    /// the caller knows them.
     ///
     /// # Errors
-    /// The first entry that cannot be read or has no port.
+    /// The first entry that cannot be parsed or has no port.
     pub fn allowed_destinations<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
         let strict = |text: &S| {
             let entry: Entry = text.as_ref().parse()?;
@@ -137,12 +137,12 @@ impl DestinationList {
     /// A list of one entry, which may also be `*` (every target) or `*.SUFFIX` (every name below it), with or without a port.
     ///
     /// # Errors
-    /// The entry cannot be read.
+    /// The entry cannot be parsed.
     pub(crate) fn of_pattern(entry: &str) -> Result<Self, EntryError> {
         Ok(Self::listed(vec![parse_pattern(entry)?], METADATA.to_vec()))
     }
 
-    /// What any of these lists allows; nothing if there is none.
+    /// The union of these lists; without lists nothing is allowed.
     pub(crate) fn joined<'a>(lists: impl Iterator<Item = &'a Self>) -> Self {
         let entries = lists.flat_map(|list| list.entries.iter().cloned());
         Self::listed(entries.collect(), METADATA.to_vec())
@@ -157,8 +157,7 @@ impl DestinationList {
         }
     }
 
-    /// Is there an entry that some address of `name` could fall under? Whoever dials for others need not look up names for
-    /// them that it would never dial.
+    /// Whether an entry could cover some address of `name`. If not, the dialling process need not resolve the name.
     #[must_use]
     pub fn may_cover(&self, name: &str, port: u16) -> bool {
         let could = |entry: &Entry| {
@@ -168,7 +167,7 @@ impl DestinationList {
         self.scope == Scope::Open || self.entries.iter().any(could)
     }
 
-    /// May `name` be asked for? Only entries that are names or patterns cover it: it is not resolved here.
+    /// Whether `name` may be asked for. Only names and patterns can cover `name`: it is not resolved here.
     ///
     /// # Errors
     /// [`Denied`] with the reason.
@@ -181,7 +180,7 @@ impl DestinationList {
         }
     }
 
-    /// May `addr` be connected to, reached by literal address or (`name`) by resolving that name?
+    /// Whether a connect to `addr` is allowed. `addr` is a literal address or, with `name`, a result of resolving that name.
     ///
     /// # Errors
     /// [`Denied`] with the reason and the remedy.
@@ -221,13 +220,13 @@ impl DestinationList {
     }
 }
 
-/// Is `ip` in `range`, directly or through NAT64?
+/// Whether `ip` is in `range`, directly or through NAT64.
 fn reaches(range: &IpNet, ip: IpAddr) -> bool {
     range.contains(&ip) || embedded_v4(ip).any(|v4| range.contains(&v4))
 }
 
-/// The IPv4 addresses that a translator may make of this one. Of the prefix for local use nobody tells how long the network's own
-/// is, so that there are several.
+/// The IPv4 addresses to which a NAT64 translator may map `ip`. The local-use prefix allows several prefix lengths, so it has
+/// several candidates.
 fn embedded_v4(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
     let (places, bytes) = match ip {
         IpAddr::V6(v6) if NAT64.contains(&v6) => (1, v6.octets()),
@@ -250,14 +249,14 @@ enum Place {
     Net(IpNet),
     /// ASCII lower case, without the final dot.
     Name(String),
-    /// Names with one more label or several before this one, which is as in [`Self::Name`].
+    /// Names with at least one label before this suffix. The suffix is normalised as in [`Self::Name`].
     Below(String),
     /// Every address and every name.
     Any,
 }
 
 impl Place {
-    /// Is the address or the name, whichever are known, among these?
+    /// Whether the place covers the address or the name. Unknown ones are `None`.
     fn covers(&self, ip: Option<IpAddr>, name: Option<&str>) -> bool {
         match self {
             Self::Net(net) => ip.is_some_and(|ip| net.contains(&ip)),
@@ -268,7 +267,7 @@ impl Place {
     }
 }
 
-/// Is `name` a DNS name that ends in `.SUFFIX`? What is no DNS name is below nothing: programs differ in where they cut it.
+/// Whether `name` is a DNS name that ends in `.SUFFIX`. Other texts never match, because programs parse them differently.
 fn is_below(name: &str, suffix: &str) -> bool {
     parse_name(name).is_ok_and(|name| {
         let above = name.strip_suffix(suffix);
@@ -285,12 +284,12 @@ impl Entry {
         self.takes_port(port) && self.place.covers(Some(ip), name)
     }
 
-    /// Does this entry name `ip` inside a guarded range? A name or a wide network does not.
+    /// Whether this entry covers `ip` by a network within the guarded range. Names and wider networks do not.
     fn covers_within(&self, ip: IpAddr, port: u16, guarded: &IpNet) -> bool {
         let Place::Net(net) = &self.place else {
             return false;
         };
-        // What is embedded in a network lies within the range if that of its first and of its last address does.
+        // Embedded IPv4 addresses of a network lie within the range if those of its first and last address do.
         let mut ends = embedded_v4(net.network()).zip(embedded_v4(net.broadcast()));
         let narrow = guarded.contains(net)
             || ends.any(|(first, last)| guarded.contains(&first) && guarded.contains(&last));
@@ -329,7 +328,7 @@ impl FromStr for Entry {
         if let Some((ip, rest)) = text.split_once('/') {
             return parse_net(ip, rest).map_err(fail);
         }
-        // A bare IPv6 address has colons of its own, so it is tried before a port is looked for.
+        // A bare IPv6 address contains colons, so it is parsed before a port is split off.
         if let Ok(ip) = text.parse::<IpAddr>() {
             return Ok(Self {
                 place: Place::Net(canonical_ip(ip).into()),
@@ -399,7 +398,7 @@ fn parse_net(ip: &str, rest: &str) -> Result<Entry, EntryFlaw> {
     })
 }
 
-/// Addresses are compared as IPv4 when mapped, so a mapped network must become IPv4 as well.
+/// IPv4-mapped addresses are compared as IPv4, so an IPv4-mapped network becomes IPv4 too.
 fn canonical_net(net: IpNet) -> IpNet {
     match net {
         IpNet::V6(v6) => match (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) {
@@ -445,7 +444,7 @@ fn parse_name(text: &str) -> Result<String, EntryFlaw> {
     Ok(name.to_ascii_lowercase())
 }
 
-/// An entry of a destination list that cannot be used.
+/// An invalid entry of a destination list.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("destination \"{entry}\": {flaw}")]
 pub struct EntryError {
@@ -495,7 +494,7 @@ pub enum EntryFlaw {
     PortNeeded,
 }
 
-/// An address that this end may not dial.
+/// An address that this process may not dial.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denied {
     /// The canonical address; `None` for a name that was not looked up.
@@ -513,14 +512,14 @@ pub struct Denied {
 pub enum Why {
     /// No entry of the list covers it.
     NotListed,
-    /// It is in a range that an entry has to name.
+    /// The address is in a guarded range, and no entry within that range covers it.
     Guarded,
     /// The dialling process itself listens there.
     OwnListener,
 }
 
 impl Denied {
-    /// A name that is not looked up.
+    /// Denies a name before it is resolved.
     #[must_use]
     pub fn name(name: &str, port: u16, why: Why) -> Self {
         Self {
@@ -564,7 +563,7 @@ impl Why {
     }
 }
 
-/// Whether an agent's text is that of a [`Denied`]: it says what the agent may dial, and nothing of the target.
+/// Whether an agent's error text is a [`Denied`]. Such a text is about the agent's list, not about the target.
 #[must_use]
 pub fn is_denial(text: &str) -> bool {
     let all = [Why::NotListed, Why::Guarded, Why::OwnListener];

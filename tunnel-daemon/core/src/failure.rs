@@ -1,8 +1,8 @@
-//! Why a dial did not become a tunnel, and how each cause reads at every edge.
+//! Why a dial failed, with the text and the metric label of each cause.
 
 use crate::grant::TargetDenied;
 
-/// Outcome of a failed dial, one variant per thing a caller does differently.
+/// Outcome of a failed dial: one variant per cause that callers treat differently.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DialFailure {
     /// No strategy found an agent for the target.
@@ -11,7 +11,7 @@ pub enum DialFailure {
     /// The agent answered that the target cannot be reached; the text is the agent's.
     #[error("{0}")]
     Target(String),
-    /// Neither the agent's answer nor a cancel came before the deadline.
+    /// The agent did not answer before the deadline.
     #[error("timed out waiting for backend dial")]
     TimedOut,
     /// The agent's link took no request before the deadline, so the agent cannot have seen it.
@@ -29,7 +29,7 @@ pub enum DialFailure {
         /// Whether the agent's own cap was reached, or the process-wide one.
         per_agent: bool,
     },
-    /// What to dial is longer than any destination, so no agent was asked.
+    /// The dial address exceeds the length limit, so no agent was asked.
     #[error("dial address is too long")]
     TooLong,
     /// No rule of this server allows the target to the client, so no agent was asked.
@@ -41,7 +41,7 @@ pub enum DialFailure {
     /// This server is shutting down and takes no new dials.
     #[error("server is shutting down")]
     ShuttingDown,
-    /// The memory for tunnels is in use.
+    /// The tunnel memory budget is used up.
     #[error("server is short of memory for tunnels")]
     NoMemory,
     /// This server is short of file descriptors and serves no further clients.

@@ -1,11 +1,11 @@
 //! Grants: which certificate or service account may claim which agent id and identifiers.
 //!
-//! A grant is a comma list of `key=value`. `cn`, `dns` and `uri` name a certificate, `serviceaccount` and `node` the
-//! account of a token and the node it is bound to; all of them must match. `id`, `host`, `ipv4`, `ipv6`, `cidr`,
-//! `default-route` and `zone` say what may be claimed. `*` stands for any text that is not empty, `{*}` in a claim for the text that
-//! the name's `*` stood for, and `{node}` for the token's node. What is allowed adds up over all grants that name a holder;
-//! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
-//! granted to each does not add up.
+//! A grant is a comma-separated list of `key=value`. `cn`, `dns` and `uri` name a certificate; `serviceaccount` names the
+//! account of a token, `node` the node that the token is bound to. All names of a grant must match. `id`, `host`, `ipv4`,
+//! `ipv6`, `cidr`, `default-route` and `zone` say what may be claimed. `*` matches any text that is not empty. In a claim `{*}`
+//! is the text that the name's `*` matched, and `{node}` is the token's node. A holder may claim what any grant that names it
+//! allows; other claims are refused. An agent with a certificate and a token is checked as each holder separately: their grants
+//! do not add up.
 
 mod clients;
 mod deny;
@@ -30,7 +30,7 @@ use crate::wire::identifiers::Identifiers;
 pub struct Names<'a> {
     /// First common name of the subject.
     pub common_name: Option<&'a str>,
-    /// Subject alternative names, prefixed by their kind: `dns:`, `uri:`. Other kinds are passed over.
+    /// Subject alternative names, prefixed by their kind: `dns:`, `uri:`. Other kinds are ignored.
     pub alternative: &'a [String],
 }
 
@@ -41,26 +41,26 @@ pub struct Account<'a> {
     pub namespace: &'a str,
     /// Its name.
     pub name: &'a str,
-    /// The node that the token is bound to, if it is.
+    /// The node that the token is bound to, if any.
     pub node: Option<&'a str>,
-    /// Unique id of the pod that the token is bound to, if it is.
+    /// UID of the pod that the token is bound to, if any.
     pub pod: Option<&'a str>,
 }
 
-/// What an agent has proved to be.
+/// An identity that an agent has proved.
 #[derive(Clone, Copy, Debug)]
 pub enum Holder<'a> {
-    /// Of a certificate.
+    /// The holder of a client certificate.
     Certificate(Names<'a>),
-    /// Of a token.
+    /// The service account of a token.
     ServiceAccount(Account<'a>),
 }
 
-/// All grants of a server; without any, agents claim what they like.
+/// All grants of a server. Without grants agents may claim anything.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Grants(Vec<Grant>);
 
-/// Why an entry is no grant. Says what to write instead.
+/// Why an entry is not a valid grant, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{entry:?}: {flaw}")]
 pub struct GrantError {
@@ -68,7 +68,7 @@ pub struct GrantError {
     flaw: Flaw,
 }
 
-/// What an agent claimed and was not granted; the text of the refusal, up to the agent's name.
+/// A claim that was not granted; its text is that of the refusal, without the agent's name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotGranted {
     /// No grant names the agent.
@@ -110,7 +110,7 @@ impl NameKind {
         }
     }
 
-    /// A name that a certificate must have; `None`: `key` stands for none.
+    /// A name that a certificate must have; `None` if `key` is not a certificate key.
     fn of_certificate(key: &str, value: &str) -> Option<Result<(Self, Pattern), Flaw>> {
         let (key, kind) = match key {
             "cn" => ("cn", Self::Common),
@@ -129,7 +129,7 @@ impl NameKind {
 enum Claim {
     Id(Pattern),
     Host(Pattern),
-    /// Addresses, whichever identifier they are claimed by.
+    /// Addresses, claimed as `ipv4`, `ipv6` or `host`.
     Addresses(IpNet),
     /// Networks within this one.
     Network(IpNet),
@@ -141,7 +141,7 @@ impl Grants {
     /// Reads the values of `--agent-grant`.
     ///
     /// # Errors
-    /// The first entry that is none, with what to write instead.
+    /// The first invalid entry, with what to write instead.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self, GrantError> {
         let grants = entries.iter().map(|entry| {
             let entry = entry.as_ref();
@@ -153,16 +153,17 @@ impl Grants {
         Ok(Self(grants.collect::<Result<_, _>>()?))
     }
 
-    /// Whether no grant was given, so that agents claim what they like.
+    /// Whether there are no grants, so that agents may claim anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether who has proved to be these holders may be this agent: as one of them. Without any grant everybody may.
+    /// Checks that one of these holders alone may claim this agent id and these identifiers. Without grants every claim
+    /// is allowed.
     ///
     /// # Errors
-    /// The first claim that no grant covers; of the first holder that a grant names.
+    /// The first claim that no grant covers, for the first holder that a grant names.
     pub fn check(
         &self,
         holders: &[Holder<'_>],
@@ -197,7 +198,7 @@ impl Grants {
             kind,
             value: value.to_owned(),
         };
-        // The registry makes no difference between the first three: an address is one under any of them.
+        // The registry treats these three kinds alike: each may hold an address.
         for (kind, values) in [
             ("ipv4", &identifiers.ipv4),
             ("ipv6", &identifiers.ipv6),
@@ -233,7 +234,7 @@ impl Grant {
         };
         for pair in entry.split(',') {
             let (key, value) = key_value(pair)?;
-            // `serviceaccount=NAMESPACE/NAME:id={node}`: no name behind these keys has a colon.
+            // `serviceaccount=NAMESPACE/NAME:id={node}`: the values of these keys contain no colon.
             match value.split_once(':') {
                 Some((name, claim)) if matches!(key, "serviceaccount" | "node") => {
                     grant.take(key, name)?;
@@ -324,7 +325,7 @@ impl Grant {
         Ok(())
     }
 
-    /// What the braces stand for, once for each name of the holder that fits; `None` if the grant does not name it.
+    /// The values of the braces, one set for each matching name of the holder; `None` if the grant does not name the holder.
     fn captures(&self, holder: Holder<'_>) -> Option<Vec<Stands>> {
         let mut captured = vec![String::new()];
         for (kind, pattern) in &self.who {
@@ -392,7 +393,7 @@ fn alternative<'a>(
         .filter_map(move |name| name.strip_prefix(prefix))
 }
 
-/// An address is a network of its own; a network must be of the key's family.
+/// Parses a network; an address is a network of one address. `ipv4` and `ipv6` require their family.
 fn net(key: &'static str, value: &str, example: &'static str) -> Result<IpNet, Flaw> {
     let read = value
         .parse::<IpNet>()
@@ -409,7 +410,7 @@ fn net(key: &'static str, value: &str, example: &'static str) -> Result<IpNet, F
     }
 }
 
-/// The grants that name one holder, each with what its braces stand for.
+/// The grants that name one holder, each with the values of its braces.
 struct Allowed<'a>(Vec<(&'a Grant, Vec<Stands>)>);
 
 impl<'a> Allowed<'a> {

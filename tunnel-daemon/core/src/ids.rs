@@ -1,4 +1,4 @@
-//! Names of things. Types say what a number or text may be compared with.
+//! Identifiers. Distinct types keep ids of different kinds from being compared.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,15 +38,15 @@ macro_rules! text_id {
 }
 
 text_id!(
-    /// An agent's name: flag, environment or random, the same towards every server.
+    /// An agent's id: from a flag, the environment or random; the same for every server.
     AgentId
 );
 text_id!(
-    /// A server's name, returned to agents in the `serverid` header.
+    /// A server's id, returned to agents in the `serverid` header.
     ServerId
 );
 
-/// Chosen by an agent: unique only on its own link, so never a map key alone. 0 is "none".
+/// Connection id chosen by an agent: unique only on its link, so never a map key alone. 0 is "none".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ConnId(pub i64);
 
@@ -54,11 +54,11 @@ pub struct ConnId(pub i64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DialId(pub i64);
 
-/// Names one live link in this process; never reused.
+/// Identifies one live link in this process; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct LinkId(pub u64);
 
-/// Names one tunnel of a link. A reused slot gets a new generation, hence a new name.
+/// Identifies one tunnel of a link. A reused slot gets a new generation, hence a new key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TunnelKey {
     /// Index in the link's table.

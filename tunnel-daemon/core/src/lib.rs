@@ -1,7 +1,7 @@
 //! The Konnectivity protocol without I/O: packets, sessions, agent registry, limits.
 //!
-//! Nothing here opens a socket, reads a clock, spawns a task or contains unsafe code. Time and random
-//! draws are arguments, so every race is a row in a table and every simulation is repeatable.
+//! This crate opens no sockets, reads no clock, spawns no tasks and contains no unsafe code. Time and random draws are
+//! arguments, so tests can enumerate races and simulations are repeatable.
 #![forbid(unsafe_code)]
 
 pub mod connect;

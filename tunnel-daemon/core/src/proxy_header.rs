@@ -1,7 +1,7 @@
-//! The PROXY protocol's binary header (version 2): tells a target whose connection it is.
+//! The PROXY protocol's binary header (version 2): tells a target the client's address.
 //!
-//! By the specification of HAProxy, section 2.2: signature, version and command, family, length, addresses, then fields of
-//! type, length and value. Types 0xE0 to 0xEF are for applications.
+//! HAProxy's specification, section 2.2: signature, version and command, family, length, addresses, then fields of type,
+//! length and value. Types 0xE0 to 0xEF are for applications.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,18 +10,18 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use crate::text::beginning;
 
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// Version 2, on behalf of another.
+/// Version 2, command PROXY: the connection is relayed.
 const PROXY: u8 = 0x21;
 const UNSPECIFIED: u8 = 0x00;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 /// Field: the id of the agent that opened the tunnel.
 pub const AGENT_ID: u8 = 0xE0;
-/// Longest value of a field; longer ones are cut.
+/// Longest value of a field; longer values are cut.
 const VALUE_BYTES_MAX: usize = 1024;
 
-/// The header. `addresses`: who connected to which address, if that is known; both in one family, or the IPv4 one of them is
-/// written as mapped.
+/// Encodes the header. `addresses`: source and destination of the client's connection, if known. In mixed families the IPv4
+/// address is written as IPv4-mapped.
 #[must_use]
 pub fn header_v2(addresses: Option<(SocketAddr, SocketAddr)>, agent: &str) -> Bytes {
     let mut body = BytesMut::new();

@@ -1,15 +1,15 @@
-//! Where a client wants to go: host or address, and port.
+//! The target of a dial: host and port.
 //!
-//! Two readings of the same text (`DIAL_REQ.address`). The server only needs the host to choose an agent
-//! and must pass on whatever it got, so [`Host::of_address`] never fails. The end that dials needs both
-//! parts, so [`Target::parse`] is strict and fails with the texts of Go's dialler.
+//! Two parsers of the same text (`DIAL_REQ.address`). The server only needs the host to choose an agent and must pass
+//! every address on, so [`Host::of_address`] never fails. The dialling end needs host and port, so [`Target::parse`] is
+//! strict and fails with the texts of Go's dialler.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::text::Excerpt;
 
-/// A destination host in canonical form, so that equal means "the same place".
+/// A destination host in canonical form, so that equal hosts compare equal.
 ///
 /// Addresses compare by value (`::1` is `0:0:0:0:0:0:0:1`) and IPv4-mapped IPv6 is IPv4; names are ASCII
 /// lower case. Compared with upstream, which compares text, this only widens matches.
@@ -17,12 +17,12 @@ use crate::text::Excerpt;
 pub enum Host {
     /// A literal address, never IPv4-mapped.
     Ip(IpAddr),
-    /// Anything else, in ASCII lower case. Not checked to be a valid DNS name.
+    /// Any other text, in ASCII lower case. Not checked to be a valid DNS name.
     Name(String),
 }
 
 impl Host {
-    /// Reads a host without port and brackets. Every text is a host; what is no address is a name.
+    /// Parses a host without port and brackets. Every text is a host: an address or else a name.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         text.parse::<IpAddr>().map_or_else(
@@ -31,14 +31,14 @@ impl Host {
         )
     }
 
-    /// The canonical host of a dial address, see [`host_part`].
+    /// The canonical host of a dial address; see [`host_part`].
     #[must_use]
     pub fn of_address(address: &str) -> Self {
         Self::parse(host_part(address))
     }
 
     /// The host as strategies and grants compare it: without the final dot of an absolute name, so that `example.org.` is
-    /// `example.org`. Lookups need the dot, which switches search domains off.
+    /// `example.org`. DNS lookups need the dot, which disables search domains.
     #[must_use]
     pub fn without_final_dot(mut self) -> Self {
         if let Self::Name(name) = &mut self
@@ -60,10 +60,10 @@ impl fmt::Display for Host {
     }
 }
 
-/// The host in a dial address, without port and brackets. Never fails: what has no port is all host.
+/// The host in a dial address, without port and brackets. Never fails: a text without port is all host.
 ///
-/// Upstream's rules with `[::1]` (no port) read right: brackets enclose the host; otherwise fewer than
-/// two `:` mean that the host ends at the first, and more mean a bare IPv6 address. Blanks are kept.
+/// Upstream's rules, except that `[::1]` (no port) is parsed correctly. Brackets enclose the host. Otherwise the host
+/// ends at a single `:`; several `:` mean a bare IPv6 address. Blanks are kept.
 #[must_use]
 pub fn host_part(address: &str) -> &str {
     if let Some((_, inside)) = address.split_once('[') {
@@ -75,22 +75,22 @@ pub fn host_part(address: &str) -> &str {
     }
 }
 
-/// A dial address taken apart: a host and a port.
+/// A parsed dial address: a host and a port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Target {
-    /// Canonical host; an empty name stands for the dialling machine itself, as in Go.
+    /// Canonical host; an empty name is the dialling machine, as in Go.
     pub host: Host,
-    /// Of an IPv6 address, the interface it is meant on, by name or number: `eth0` of `fe80::1%eth0`. Not checked.
+    /// Zone of an IPv6 address: interface name or number, as `eth0` of `fe80::1%eth0`. Not checked.
     pub zone: Option<String>,
     /// Port. 0 is accepted here, as in Go; the kernel refuses to connect to it.
     pub port: u16,
 }
 
 impl Target {
-    /// Reads `host:port`, `[v6]:port`, `[v6%zone]:port`; an empty host or port is taken as Go takes it (local machine, 0).
+    /// Parses `host:port`, `[v6]:port`, `[v6%zone]:port`. As in Go, an empty host is the local machine and an empty port is 0.
     ///
     /// # Errors
-    /// The texts of Go's `net.SplitHostPort` and port parser; they are what operators know.
+    /// The texts of Go's `net.SplitHostPort` and port parser, which operators know.
     pub fn parse(address: &str) -> Result<Self, TargetError> {
         let (host, port) = split_host_port(address).map_err(|flaw| TargetError::Address {
             address: Excerpt(address).to_string(),
@@ -100,7 +100,7 @@ impl Target {
         if let Some((ip, zone)) = split_zone(host) {
             return Ok(Self {
                 host: Host::Ip(IpAddr::V6(ip).to_canonical()),
-                // IPv4 has no zones, and Go drops that of a mapped address.
+                // IPv4 has no zones, and Go drops the zone of an IPv4-mapped address.
                 zone: ip.to_ipv4_mapped().is_none().then(|| zone.to_owned()),
                 port,
             });
@@ -113,7 +113,7 @@ impl Target {
     }
 }
 
-/// An IPv6 address and its zone (RFC 4007), neither of them empty.
+/// Splits an IPv6 address from its zone (RFC 4007); `None` if the zone is empty.
 fn split_zone(host: &str) -> Option<(Ipv6Addr, &str)> {
     let (ip, zone) = host.split_once('%')?;
     (!zone.is_empty()).then_some((ip.parse().ok()?, zone))
@@ -129,7 +129,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Why a text is no dial address. `Display` gives Go's words behind `dial tcp: `.
+/// Why a text is not a dial address. `Display` is Go's text after `dial tcp: `.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TargetError {
     /// The text cannot be split into host and port.
@@ -140,7 +140,7 @@ pub enum TargetError {
         /// What is wrong with it.
         flaw: AddressFlaw,
     },
-    /// A number, but none from 0 to 65535.
+    /// A number outside 0 to 65535.
     #[error("address {0}: invalid port")]
     PortRange(String),
     /// Not a number. Service names are not looked up.
@@ -148,13 +148,13 @@ pub enum TargetError {
     PortName(String),
 }
 
-/// What keeps a text from being `host:port`.
+/// Why a text is not `host:port`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressFlaw {
     /// No `:` where the port should follow.
     #[error("missing port in address")]
     MissingPort,
-    /// An IPv6 address without brackets, most of the time.
+    /// Too many `:`; usually an IPv6 address without brackets.
     #[error("too many colons in address")]
     TooManyColons,
     /// `[` without its `]`.
@@ -168,7 +168,7 @@ pub enum AddressFlaw {
     UnexpectedClosing,
 }
 
-/// Splits as Go's `net.SplitHostPort` does, with the same choice of complaint.
+/// Splits as Go's `net.SplitHostPort` does, with the same errors.
 fn split_host_port(address: &str) -> Result<(&str, &str), AddressFlaw> {
     let (before_port, port) = address.rsplit_once(':').ok_or(AddressFlaw::MissingPort)?;
     let host = if let Some(inside) = address.strip_prefix('[') {

@@ -1,21 +1,21 @@
-//! Text that came from a peer or an operator, made safe to show: short, on one line, printable.
+//! Makes text of a peer or an operator safe to show: short, on one line, printable.
 
 use std::fmt;
 
 /// Longest excerpt, in characters. A DNS name with its port fits into it.
 const SHOWN_CHARS_MAX: usize = 260;
 
-/// Longest text of a peer that is kept or passed on, bytes: it waits for whoever is told, and no budget counts it.
+/// Longest text of a peer that is kept or passed on, bytes. Bounded because no budget counts these texts while they are queued.
 pub const PEER_TEXT_BYTES_MAX: usize = 4096;
 
-/// The first bytes of a text, at most so many, cut between characters.
+/// The first bytes of a text, at most `bytes_max`, cut at a character boundary.
 #[must_use]
 pub fn beginning(text: &str, bytes_max: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes_max))
         .unwrap_or(text)
 }
 
-/// As much of a peer's text as is kept, without the memory of the rest.
+/// A peer's text, cut to [`PEER_TEXT_BYTES_MAX`]; frees the memory of the rest.
 pub(crate) fn shortened(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(PEER_TEXT_BYTES_MAX));
     text.shrink_to_fit();
@@ -24,8 +24,7 @@ pub(crate) fn shortened(mut text: String) -> String {
 
 /// Shows at most 260 characters; control characters and line ends are escaped, a cut is marked with `…`.
 ///
-/// Error texts travel back to clients and into logs, so a peer must not be able to make them long or
-/// to write lines of its own.
+/// Error texts reach clients and logs, so a peer must not be able to make them long or add lines.
 #[derive(Clone, Copy, Debug)]
 pub struct Excerpt<'a>(pub &'a str);
 

@@ -1,46 +1,47 @@
-//! TLS 1.3 records behind the handshake (RFC 8446 sections 4.6 and 5), without keys: how long a record is, and what an
-//! opened one means.
+//! TLS 1.3 records after the handshake (RFC 8446 sections 4.6 and 5), without keys: record lengths and the meaning of
+//! decrypted records.
 
 pub mod fuzz;
 
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 5;
-/// Bytes of an authentication tag, the same for every cipher suite of RFC 8446.
+/// Bytes of an authentication tag, equal for all cipher suites of RFC 8446.
 pub const TAG_BYTES: usize = 16;
 /// Most content of one record, bytes.
 pub const PLAIN_BYTES_MAX: usize = 1 << 14;
-/// Most bytes behind a record's header: content, its type and padding, and the tag. Section 5.2 lets a record be longer, and
-/// section 5.4 refuses what is in it then.
+/// Most bytes after a record's header: content, type, padding and tag. Section 5.2 allows longer records, but section 5.4
+/// refuses their content.
 pub const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 1 + TAG_BYTES;
-/// Most bytes of a handshake message behind its header; as much as rustls takes.
+/// Most bytes of a handshake message after its header; the limit of rustls.
 const MESSAGE_BYTES_MAX: usize = 0xffff;
-/// Records without payload that may follow each other, new keys and tickets among them: more are a way to keep us busy.
+/// Most consecutive records without payload, including key updates and tickets. More would let a peer consume CPU time
+/// without sending data.
 pub const EMPTY_RECORDS_MAX: u32 = 32;
 
 /// Content type of an alert.
 pub const ALERT: u8 = 21;
 /// Content type of a handshake message.
 pub const HANDSHAKE: u8 = 22;
-/// Content type of payload, and of every sealed record.
+/// Content type of payload, and of every encrypted record.
 pub const APPLICATION_DATA: u8 = 23;
 /// Level of an alert.
 pub const WARNING: u8 = 1;
 /// Description of the alert that ends one direction.
 pub const CLOSE_NOTIFY: u8 = 0;
-/// Description of an alert that some peers send before the one that counts.
+/// Description of an alert that some peers send before close_notify.
 const USER_CANCELED: u8 = 90;
 /// Bytes of a handshake message's header: type and length.
 const MESSAGE_HEADER_BYTES: usize = 4;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// A KeyUpdate that asks for none in return.
+/// A KeyUpdate that does not request one in return.
 pub const KEY_UPDATE_MESSAGE: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
 
-/// What a peer did wrong.
+/// A protocol violation of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RecordViolation {
-    /// The header is none of a sealed record.
+    /// The header is not that of an encrypted record.
     #[error("not a TLS 1.3 record")]
     NoRecord,
     /// Shorter than its tag and type.
@@ -49,25 +50,25 @@ pub enum RecordViolation {
     /// More content than a record may have.
     #[error("a record that is too long")]
     TooLong,
-    /// Only zeros.
+    /// The decrypted record has only zeros.
     #[error("a record without a type")]
     NoType,
-    /// A content type that does not occur here.
+    /// A content type that is not allowed after the handshake.
     #[error("an unexpected TLS record")]
     UnexpectedRecord,
-    /// An alert that is no good-bye.
+    /// An alert other than close_notify.
     #[error("the peer sent a TLS alert")]
     Alert,
-    /// A handshake message that does not occur here.
+    /// A handshake message that is not allowed after the handshake.
     #[error("an unexpected TLS message")]
     UnexpectedMessage,
-    /// A handshake message of the wrong form.
+    /// A malformed handshake message.
     #[error("a TLS message that cannot be read")]
     BadMessage,
     /// A record of another type in the middle of a handshake message.
     #[error("a TLS message that is interrupted by another record")]
     Interrupted,
-    /// Something in the record of a KeyUpdate behind it, sealed with the old keys.
+    /// Bytes after a KeyUpdate in the same record, which has the old keys.
     #[error("a TLS message behind a change of keys")]
     BehindKeyUpdate,
     /// [`EMPTY_RECORDS_MAX`] was exceeded.
@@ -75,10 +76,10 @@ pub enum RecordViolation {
     TooManyEmpty,
 }
 
-/// Bytes behind a record's header.
+/// Bytes after a record's header.
 ///
 /// # Errors
-/// It begins no record that may follow a handshake.
+/// The header is not that of a record that may follow a handshake.
 pub fn sealed_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, RecordViolation> {
     let [kind, major, _minor, high, low] = header;
     let length = usize::from(u16::from_be_bytes([high, low]));
@@ -93,10 +94,10 @@ pub fn sealed_bytes(header: [u8; HEADER_BYTES]) -> Result<usize, RecordViolation
     }
 }
 
-/// Type and length of the content of an opened record, which both padding and type follow.
+/// Type and length of the content of a decrypted record. Type and padding follow the content.
 ///
 /// # Errors
-/// There is no type, or more content than a record may have.
+/// The record has no type, or too much content.
 pub fn content(opened: &[u8]) -> Result<(u8, usize), RecordViolation> {
     let end = opened.iter().rposition(|byte| *byte != 0);
     let end = end.ok_or(RecordViolation::NoType)?;
@@ -107,33 +108,33 @@ pub fn content(opened: &[u8]) -> Result<(u8, usize), RecordViolation> {
     Ok((*kind, end))
 }
 
-/// What a record is about.
+/// The meaning of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Meaning {
-    /// Its content is payload.
+    /// The content is payload.
     Payload,
-    /// Nothing to do: no content, tickets, a part of a message.
+    /// Nothing to do: an empty record, tickets, or part of a message.
     Nothing,
-    /// All records behind it are sealed with the next keys.
+    /// A KeyUpdate: all further records are encrypted with the next keys.
     NewKeys {
-        /// The peer wants the next keys of the other direction, too.
+        /// The peer requests a KeyUpdate of the other direction, too.
         asks: bool,
     },
-    /// The peer sends no more.
+    /// A close_notify: the peer sends no more.
     GoodBye,
 }
 
-/// Reads the contents of one direction's records in their order.
+/// Reads the contents of one direction's records in order.
 #[derive(Debug)]
 pub struct ContentReader {
     is_client: bool,
-    /// The beginning of a handshake message; at most [`MESSAGE_BYTES_MAX`] and its header.
+    /// The start of an incomplete handshake message; at most [`MESSAGE_BYTES_MAX`] and its header.
     message: Vec<u8>,
     empty_records: u32,
 }
 
 impl ContentReader {
-    /// For a client or for a server, which gets no tickets.
+    /// A reader for a client, or for a server, which gets no tickets.
     #[must_use]
     pub fn new(is_client: bool) -> Self {
         Self {
@@ -143,13 +144,13 @@ impl ContentReader {
         }
     }
 
-    /// Whether what comes next is not the rest of a handshake message.
+    /// Whether no handshake message is incomplete.
     #[must_use]
     pub fn is_at_boundary(&self) -> bool {
         self.message.is_empty()
     }
 
-    /// Takes the next record. After an error the connection is of no use.
+    /// Reads the next record. After an error the connection cannot continue.
     ///
     /// # Errors
     /// The peer broke the protocol, or sent an alert.
@@ -163,7 +164,7 @@ impl ContentReader {
                 self.empty_records = 0;
                 return Ok(Meaning::Payload);
             }
-            // The level means nothing in TLS 1.3.
+            // TLS 1.3 ignores the level.
             (ALERT, [_level, CLOSE_NOTIFY]) => return Ok(Meaning::GoodBye),
             (ALERT, [WARNING, USER_CANCELED]) => Meaning::Nothing,
             (ALERT, _) => return Err(RecordViolation::Alert),
@@ -178,7 +179,7 @@ impl ContentReader {
         Ok(meaning)
     }
 
-    /// Several messages may share a record, and a message may lie in several.
+    /// A record may hold several messages, and a message may span several records.
     fn read_messages(&mut self, content: &[u8]) -> Result<Meaning, RecordViolation> {
         self.message.extend_from_slice(content);
         let all = std::mem::take(&mut self.message);
@@ -188,7 +189,7 @@ impl ContentReader {
         {
             let length = u32::from_be_bytes([0, high, middle, low]);
             let length = usize::try_from(length).unwrap_or(usize::MAX);
-            // Before it is there, so that nothing waits for what is refused.
+            // Checked before the body arrives, so that no body of a refused message is awaited.
             match kind {
                 NEW_SESSION_TICKET if self.is_client && length <= MESSAGE_BYTES_MAX => (),
                 KEY_UPDATE if length == 1 => (),
@@ -213,7 +214,7 @@ impl ContentReader {
     }
 }
 
-/// Whether these are the fields of a NewSessionTicket (section 4.6.1): lifetime, age, nonce, ticket, extensions.
+/// Whether `body` is a NewSessionTicket (section 4.6.1): lifetime, age, nonce, ticket, extensions.
 fn is_ticket(body: &[u8]) -> bool {
     let fields = || {
         let (_lifetime_and_age, rest) = body.split_at_checked(8)?;
@@ -239,7 +240,7 @@ fn are_extensions(mut list: &[u8]) -> bool {
     true
 }
 
-/// What a length of two bytes leads, and what follows it.
+/// Splits off a vector with a length prefix of two bytes; returns the vector and the rest.
 fn vector(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))

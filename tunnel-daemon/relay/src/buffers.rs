@@ -1,17 +1,17 @@
-//! Buffers of one thread. A direction has one only while it moves or holds bytes, so an idle pair costs none.
+//! Buffers of one thread. A direction has a buffer only while it moves or holds bytes, so an idle pair has none.
 
-/// What a direction starts with, and keeps while it is chatty.
+/// Buffer size of a new direction, kept while reads are small.
 pub(crate) const SMALL: usize = 16 * 1024;
-/// What a direction with full reads grows to, in two steps.
+/// Buffer size that a direction with full reads reaches in two steps.
 pub(crate) const LARGE: usize = 256 * 1024;
-/// Each step multiplies by this.
+/// Factor of each growth step.
 pub(crate) const GROWTH: usize = 4;
 
 const SIZES: [usize; 3] = [SMALL, SMALL * GROWTH, LARGE];
-/// Free buffers kept per size: enough for the pairs of one turn, a bound on what a burst leaves behind.
+/// Most free buffers kept per size: enough for the pairs of one turn; bounds the memory kept after a burst.
 const FREE_MAX: [usize; 3] = [64, 16, 8];
 
-/// Free buffers, and a count of those given out.
+/// Free buffers, and the bytes of lent buffers.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     free: [Vec<Vec<u8>>; 3],
@@ -30,7 +30,7 @@ impl Buffers {
         }
     }
 
-    /// A buffer of `size`, or the smallest one when the budget is used up. Its bytes are of no meaning.
+    /// Lends a buffer of `size`, or of the smallest size if the budget is used up. Its contents are arbitrary.
     pub(crate) fn lend(&mut self, size: usize) -> Vec<u8> {
         let mut class = SIZES.iter().position(|one| *one >= size).unwrap_or(2);
         if class > 0 && self.lent_bytes + SIZES[class] > self.budget_bytes {
@@ -45,7 +45,7 @@ impl Buffers {
 
     pub(crate) fn take_back(&mut self, buffer: Vec<u8>) {
         let Some(class) = SIZES.iter().position(|one| *one == buffer.len()) else {
-            return; // The empty buffer of a direction that has none.
+            return; // The empty buffer of a direction without a buffer.
         };
         self.lent_bytes -= SIZES[class];
         if self.free[class].len() < FREE_MAX[class] {
@@ -53,7 +53,7 @@ impl Buffers {
         }
     }
 
-    /// How often a buffer was not allowed to grow, since this was last asked.
+    /// How often a buffer was not allowed to grow since the last call.
     pub(crate) fn take_refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
     }

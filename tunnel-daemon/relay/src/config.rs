@@ -1,28 +1,28 @@
-//! What an owner may set, with defaults that measurements chose, and the limits they are checked against.
+//! Configuration of a relay, with measured defaults and limits.
 
 use crate::probe::Choice;
 
-/// Most relay threads: beyond this the machine's sockets are the limit, not our loops.
+/// Most relay threads: beyond this the kernel's sockets are the bottleneck, not the event loops.
 const THREADS_MAX: usize = 64;
 /// Most pairs of all threads. A pair takes two descriptors, so descriptors run out long before.
 const PAIRS_MAX: usize = 1 << 20;
 
-/// When a direction changes its mover and how much it may do before others have their turn.
+/// When a direction changes its mover, and how much it may do per turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thresholds {
     /// Whether splice may be used at all.
     pub splice: bool,
-    /// And into sockets on kernel TLS, see [`crate::splices_into_kernel_tls`].
+    /// Whether to splice into kTLS sockets; see [`crate::splices_into_kernel_tls`].
     pub splice_into_tls: bool,
-    /// A direction is copied until it has moved this many bytes.
+    /// Bytes after which a direction may be spliced.
     pub splice_after_bytes: u64,
-    /// And until its last wake-ups brought at least this many bytes each, on average.
+    /// Average bytes per recent wake-up from which a direction may be spliced.
     pub splice_wake_bytes: u32,
-    /// Eight wake-ups in a row below this average end splicing for the rest of the connection.
+    /// If the average of eight wake-ups is below this, the direction is copied for the rest of the connection.
     pub chatty_wake_bytes: u32,
-    /// Bytes a direction may read before other pairs have their turn.
+    /// Most bytes that a direction reads per turn.
     pub turn_bytes: usize,
-    /// Reads a direction may make before other pairs have their turn.
+    /// Most reads of a direction per turn.
     pub turn_reads: u32,
 }
 
@@ -41,7 +41,7 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// Every byte is copied.
+    /// Copies every byte.
     #[must_use]
     pub fn copy_only() -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Thresholds {
         }
     }
 
-    /// Every direction is spliced from its first byte read, and stays so: for tests and measurements.
+    /// Splices every direction from its first byte on, for tests and measurements.
     #[must_use]
     pub fn splice_at_once() -> Self {
         Self {
@@ -63,28 +63,28 @@ impl Thresholds {
     }
 }
 
-/// How a relay is built.
+/// Configuration of a relay.
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
-    /// Event loops; each owns its pairs for their lifetime.
+    /// Number of event loops; each owns its pairs for their lifetime.
     pub threads: usize,
-    /// What [`crate::probe`] found.
+    /// The driver, from [`crate::probe`].
     pub choice: Choice,
-    /// When movers change.
+    /// Thresholds of the directions.
     pub thresholds: Thresholds,
-    /// Size asked for each pipe. The kernel may give less: below 64 KiB the pipe is not used.
+    /// Requested size of each pipe. The kernel may grant less; a pipe below 64 KiB is not used.
     pub pipe_bytes: usize,
-    /// Kernel memory that pipes of all threads may pin. Beyond it directions are copied, and counted. A user without
-    /// privileges has 64 MiB for *all* pipes, after which new ones silently shrink to two pages.
+    /// Most kernel memory of all threads' pipes. Beyond this directions are copied, and counted. An unprivileged user
+    /// has 64 MiB for *all* pipes; beyond that the kernel silently makes new pipes of two pages.
     pub pipe_budget_bytes: usize,
-    /// User memory for buffers of all threads. Beyond it buffers do not grow past 16 KiB; none is refused, since a
-    /// pair that holds no buffer cannot move.
+    /// User memory for buffers of all threads. Beyond this buffers stay at 16 KiB. No buffer is refused, because a pair
+    /// without a buffer cannot move bytes.
     pub buffer_budget_bytes: usize,
-    /// Pairs that wait for one thread to notice them. Full means a refusal.
+    /// Most pairs queued for one thread. Further pairs are refused.
     pub queue_pairs: usize,
-    /// Pairs of all threads. Full means a refusal.
+    /// Most pairs of all threads. Further pairs are refused.
     pub pairs_max: usize,
-    /// The first thing each thread does.
+    /// Called first on each thread.
     pub on_thread_start: fn(),
 }
 
@@ -107,7 +107,7 @@ impl RelayConfig {
     }
 
     /// # Errors
-    /// A value that cannot work, by name.
+    /// The name of an invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let within = |name, value: usize, max: usize| {
             if (1..=max).contains(&value) {
@@ -126,7 +126,7 @@ impl RelayConfig {
     }
 }
 
-/// A value of [`RelayConfig`] that cannot work.
+/// An invalid value of [`RelayConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("relay: {name} is {value}, but must be between 1 and {max}")]
 pub struct ConfigError {

@@ -1,4 +1,4 @@
-//! A pair that a relay thread owns: its sockets, its two directions, and what an event on a socket means for them.
+//! A pair owned by a relay thread: its sockets, its two directions, and the handling of their events.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use crate::{
     syscall::{pipe, socket},
 };
 
-/// What the pairs of one thread borrow from it.
+/// Pools that the pairs of one thread share.
 #[derive(Debug)]
 pub(crate) struct Pools {
     pub(crate) buffers: Buffers,
@@ -31,28 +31,28 @@ pub(crate) struct Pools {
     pub(crate) syscalls: u64,
 }
 
-/// What a pair waits for after its turn.
+/// What to do with a pair after its turn.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// For events; for room too on the sides that say so.
+    /// Wait for events, and for room on the flagged sides.
     Wait { room_on: [bool; 2] },
-    /// For its next turn.
+    /// Give the pair another turn.
     Again { room_on: [bool; 2] },
-    /// For nothing: it is over.
+    /// The pair is over.
     Over(PairEnd),
 }
 
 /// An adopted pair.
 pub(crate) struct OpenPair {
     sockets: [Arc<OwnedFd>; 2],
-    /// By source: the first takes from side a.
+    /// By source: the first reads from side a.
     directions: [Direction<Pipe>; 2],
-    /// Of side b.
+    /// kTLS state of side b.
     tls: Option<KernelTls>,
-    /// A side that reported an error its reader has not met yet.
+    /// Sides that reported an error which no read has returned yet.
     suspect: [bool; 2],
     broken: Option<(Side, io::Error)>,
-    /// In the thread's list of pairs that have something to do.
+    /// The pair is in the thread's list of pairs with work.
     pub(crate) is_queued: bool,
     shared: Arc<Shared>,
     promise: Promise,
@@ -77,7 +77,7 @@ impl OpenPair {
                 to_b.never_splice();
             }
         }
-        // A pair is adopted once.
+        // Set once, because a pair is adopted once.
         let _first = shared.sockets.set(sockets.each_ref().map(Arc::downgrade));
         Self {
             sockets,
@@ -99,7 +99,7 @@ impl OpenPair {
         &self.shared
     }
 
-    /// Takes note of an event.
+    /// Records an event.
     pub(crate) fn note(&mut self, event: &Event) {
         let side = event.side;
         if event.readable {
@@ -120,7 +120,7 @@ impl OpenPair {
         }
     }
 
-    /// The pair cannot be watched: its next turn ends it.
+    /// The pair cannot be watched; its next turn ends the pair.
     pub(crate) fn fail(&mut self, side: Side, error: io::Error) {
         self.broken.get_or_insert((side, error));
     }
@@ -155,7 +155,7 @@ impl OpenPair {
         if self.directions.iter().all(Direction::is_done) {
             return Verdict::Over(PairEnd::Finished);
         }
-        // An error whose bytes nobody reads, since the other side is full or has nothing to say: look for it.
+        // A read would return the error, but none may follow: the other side is full or the socket idle. So query the error.
         for side in [Side::A, Side::B] {
             if self.suspect[side.index()] && !again[side.index()] {
                 self.suspect[side.index()] = false;
@@ -173,10 +173,10 @@ impl OpenPair {
         }
     }
 
-    /// An end is told when it is known: it may stay behind bytes that the other side never takes.
+    /// Publishes EOFs as soon as they are known: the other side may never take the bytes before an EOF.
     fn tell_ends(&self) {
         let ended = self.directions.iter().filter(|one| one.source_has_ended());
-        // Never more than two.
+        // At most two.
         let ended = u8::try_from(ended.count()).unwrap_or(u8::MAX);
         self.shared.ended.store(ended, Relaxed);
     }
@@ -202,7 +202,7 @@ impl OpenPair {
         self.directions[source.index()].run(&mut io, rules)
     }
 
-    /// Gives back what is borrowed, closes the sockets and keeps the promise.
+    /// Returns buffers and pipes, closes the sockets and calls `done`.
     pub(crate) fn close(mut self, end: PairEnd, pools: &mut Pools) {
         let [a, b] = &self.sockets;
         for (direction, source, sink) in [(0, a, b), (1, b, a)] {
@@ -212,7 +212,7 @@ impl OpenPair {
                 delivered: &self.shared.to_a,
                 finished: &self.shared.finished,
                 spliced: &self.shared.spliced,
-                tls: Tls::Neither, // Nothing moves any more.
+                tls: Tls::Neither, // No bytes are moved.
                 pools,
             });
         }
@@ -221,7 +221,7 @@ impl OpenPair {
         self.promise.keep(to_a, to_b, end);
     }
 
-    /// As [`Self::close`] when the thread has failed, and nothing borrowed from it can be trusted any more.
+    /// As [`Self::close`], after a panic of the thread: its pools may be inconsistent and are not used.
     pub(crate) fn abandon(self, end: PairEnd) {
         let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
         close_sockets(self.sockets, &end);
@@ -229,12 +229,12 @@ impl OpenPair {
     }
 }
 
-/// A pair that did not finish is reset, so that no peer takes half of a stream for the whole. They were armed for that when
-/// the pair was submitted, since the kernel closes them for a process that is killed.
+/// Resets the sockets unless the pair has finished, so that no peer takes a truncated stream for a complete one. SO_LINGER
+/// was set for RST at submission, which also covers a killed process; here it is cleared for finished pairs.
 fn close_sockets(sockets: [Arc<OwnedFd>; 2], end: &PairEnd) {
     for fd in &sockets {
         if matches!(end, PairEnd::Finished) {
-            // Fails on a socket that is already reset.
+            // Fails if the socket is already reset.
             let _reset_already = socket::end_on_close(fd);
         }
     }
@@ -251,7 +251,7 @@ struct Sockets<'a> {
     pools: &'a mut Pools,
 }
 
-/// Which of two sockets is on kernel TLS.
+/// Which of the two sockets has kTLS.
 enum Tls<'a> {
     Neither,
     Source(&'a mut KernelTls),
@@ -260,7 +260,7 @@ enum Tls<'a> {
 
 impl Tls<'_> {
     /// # Errors
-    /// The sink's keys are used up.
+    /// The sink's keys have reached their record limit.
     fn check_sink(&self) -> io::Result<()> {
         match self {
             Self::Sink(tls) => tls.check(),
@@ -294,7 +294,7 @@ impl Io for Sockets<'_> {
         self.pools.syscalls += 1;
         let filled = pipe::transfer(self.source, &pipe.writer, pipe.capacity);
         match (filled, &mut self.tls) {
-            // An empty record, or an end: a read tells.
+            // An empty record or EOF: a read finds out.
             (Ok(0), Tls::Source(_)) => Err(Errno::INVAL.into()),
             (Err(error), Tls::Source(tls)) => {
                 tls.refused(&error);
@@ -327,7 +327,7 @@ impl Io for Sockets<'_> {
             return Ok(());
         }
         self.finished.fetch_add(1, Relaxed);
-        // A socket that is already reset says "not connected"; the reset itself is what to report.
+        // A reset socket returns "not connected"; report the reset instead.
         socket::finish_writing(self.sink)
             .map_err(|error| socket::take_error(self.sink).unwrap_or(error))
     }

@@ -1,7 +1,8 @@
-//! The way into a relay thread: a bounded queue of pairs, a list of cancels, and an eventfd that wakes the thread.
+//! The inbox of a relay thread: a bounded queue of pairs, a list of cancels, and an eventfd that wakes the thread.
 //!
-//! The flag `noticed` saves the eventfd's system call while the thread is awake anyway. It is cleared before the queues
-//! are emptied and set after something was put in, so whoever finds it set knows that the thread will look again.
+//! The flag `noticed` saves the eventfd's system call while the thread is awake. The thread clears the flag before it
+//! empties the queues; submitters set it after they queue an item. A submitter that finds the flag set knows that the
+//! thread will check the queues again.
 
 use std::{
     io,
@@ -29,13 +30,13 @@ pub(crate) struct Inbox {
     /// Pairs accepted and not yet ended.
     pairs: AtomicUsize,
     pairs_max: usize,
-    /// When the thread has to be gone; set once.
+    /// When the thread must stop; set once.
     deadline: OnceLock<Instant>,
-    /// The thread is gone.
+    /// The thread has ended.
     closed: AtomicBool,
-    /// The thread cannot work at present.
+    /// The thread has no working driver at present.
     suspended: AtomicBool,
-    /// The next turn panics: a test's way to plant a fault.
+    /// Makes the next turn panic, for tests.
     fault: AtomicBool,
     pub(crate) counters: Counters,
 }
@@ -57,7 +58,7 @@ impl Inbox {
         })
     }
 
-    /// Reports readiness each time the thread is called.
+    /// The eventfd, which becomes readable whenever the thread is woken.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.fd()
     }
@@ -66,9 +67,9 @@ impl Inbox {
         self.pairs.load(Ordering::Relaxed)
     }
 
-    /// Counts a pair in, unless there are too many.
+    /// Counts a pair; false if the limit is reached.
     pub(crate) fn enter(&self) -> bool {
-        // Not an addition that is taken back: meanwhile it would refuse others for a pair that is none.
+        // Not an addition that is undone on overflow: meanwhile it could make the inbox refuse other pairs.
         let one_more = |count: usize| (count < self.pairs_max).then_some(count + 1);
         self.pairs
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
@@ -79,7 +80,7 @@ impl Inbox {
         self.pairs.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Puts a pair in. Gives it back when the queue is full.
+    /// Queues a pair; returns the pair if the queue is full.
     #[expect(
         clippy::result_large_err,
         reason = "the pair is the caller's again, which is rare"
@@ -97,7 +98,7 @@ impl Inbox {
 
     fn announce(&self) {
         self.ring();
-        // If the thread is gone by now nobody else empties the queues. If not, it will when it goes.
+        // If the thread has ended, this call must empty the queues. Otherwise the thread empties them when it ends.
         if self.closed.load(Ordering::SeqCst) {
             self.discard();
         }
@@ -121,7 +122,7 @@ impl Inbox {
         self.fault.load(Ordering::Relaxed) && self.fault.swap(false, Ordering::SeqCst)
     }
 
-    /// For the thread: whether there may be something new since it last asked.
+    /// For the thread: whether items may have been queued since the last call.
     pub(crate) fn take_notice(&self) -> bool {
         self.noticed.load(Ordering::SeqCst) && self.noticed.swap(false, Ordering::SeqCst)
     }
@@ -134,19 +135,19 @@ impl Inbox {
         self.cancels.pop()
     }
 
-    /// The thread is gone: what is in the queue ends here, and what still comes is discarded by who brings it.
+    /// The thread has ended: discards the queues. Submitters discard items that they queue later.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.discard();
     }
 
-    /// Whether the thread takes pairs.
+    /// Whether the thread refuses pairs because it has no working driver.
     pub(crate) fn is_suspended(&self) -> bool {
         self.suspended.load(Ordering::Relaxed)
     }
 
-    /// For a thread that cannot work: takes no more pairs. Those in the queue end now; one that is put at the same moment
-    /// ends with the next call, or is adopted.
+    /// For a thread without a working driver: refuses further pairs and ends the queued ones. A pair queued concurrently
+    /// ends with the next call, or is adopted later.
     pub(crate) fn suspend(&self, why: Errno) {
         self.suspended.store(true, Ordering::Relaxed);
         self.counters.driver_errno(why);
@@ -155,7 +156,7 @@ impl Inbox {
         }
     }
 
-    /// For a thread that works again.
+    /// For a thread whose driver works again.
     pub(crate) fn resume(&self) {
         self.suspended.store(false, Ordering::Relaxed);
     }
@@ -167,7 +168,7 @@ impl Inbox {
         while self.cancels.pop().is_some() {}
     }
 
-    /// The model's sleep, instead of that of a driver.
+    /// The loom model's sleep, in place of a driver's wait.
     #[cfg(all(test, loom))]
     pub(crate) fn sleep(&self) {
         self.bell.wait();

@@ -1,8 +1,8 @@
-//! A socket whose TLS 1.3 records the kernel seals and opens: how it gets there, and what its records mean.
+//! kTLS: hands a socket's TLS 1.3 record layer to the kernel, and interprets its records.
 //!
-//! The kernel does AES-GCM with the keys it is given, and nothing else of TLS: an alert or a message of the handshake comes
-//! as a record of its own type, and is sent as one. Whoever hands a socket over has made the handshake, and must have read
-//! whole records only: the kernel begins with the next byte.
+//! The kernel only encrypts and decrypts records, with AES-GCM and the given keys. Alerts and handshake messages are
+//! received and sent as records of their own type. The caller has completed the handshake and must have read whole records
+//! only: the kernel starts at the next byte.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -15,14 +15,14 @@ use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 
 use crate::syscall::tls::{self, Received, Way};
 
-/// Records one direction may seal with its keys before the pair is cut: few kernels take new ones. RFC 8446 section 5.5
-/// counts 2^24.5 as safe for AES-GCM; full records make this 256 GiB.
+/// Most records encrypted with one key before the pair is reset: few kernels accept new keys. RFC 8446 section 5.5
+/// considers 2^24.5 records safe for AES-GCM; with full records this limit is 256 GiB.
 const RECORDS_MAX: u32 = 1 << 24;
 /// Most bytes of one record.
 const RECORD_BYTES: usize = 1 << 14;
-/// Bytes that a splice puts into one record at least, other than its last.
+/// Fewest bytes that a splice puts into one record, except its last.
 const SPLICED_BYTES: usize = 1 << 12;
-/// Records without payload that may follow each other.
+/// Most consecutive records without payload.
 const EMPTY_RECORDS_MAX: u32 = 32;
 
 const ALERT: u8 = 21;
@@ -36,11 +36,11 @@ const KEY_UPDATE: u8 = 24;
 pub struct TrafficKeys {
     /// 16 or 32 bytes, for AES-128 or AES-256.
     pub key: Vec<u8>,
-    /// The IV that each record's number is added to.
+    /// The IV that is combined with each record's number.
     pub iv: [u8; 12],
     /// Number of the next record.
     pub sequence: u64,
-    /// Records that these keys have sealed or opened.
+    /// Records that these keys have encrypted or decrypted.
     pub records: u64,
 }
 
@@ -65,35 +65,35 @@ impl fmt::Debug for TrafficKeys {
     }
 }
 
-/// Why a socket was not given to kernel TLS.
+/// Why kTLS could not be enabled on a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelTlsError {
-    /// Nothing has changed: whoever has the keys can go on with them.
+    /// The socket is unchanged: the owner of the keys can continue in user space.
     #[error("the kernel takes no keys: {0}")]
     Untouched(io::Error),
-    /// What it sends, the kernel encrypts, and it cannot be read any more: to be closed.
+    /// The kernel encrypts what is sent, but reading is impossible: close the socket.
     #[error("the kernel took the keys of one direction only: {0}")]
     HalfWay(io::Error),
 }
 
-/// What this end still has to know of a socket on kernel TLS.
+/// User-space state of a kTLS socket.
 #[derive(Debug)]
 pub struct KernelTls {
-    /// Records that may still be sealed.
+    /// Records that may still be encrypted.
     records_left: u32,
-    /// The kernel has refused to splice what comes next: a read must find it.
+    /// The kernel refused to splice the next record: a read must return it.
     has_refused: bool,
     tickets: Tickets,
 }
 
-/// How far a message of the handshake is read that the peer sends behind the handshake. Only tickets may come, of which there
-/// is no use: they are counted off, wherever records and reads end.
+/// Progress in a handshake message received after the handshake. Only session tickets are allowed; they are skipped, even
+/// across records and reads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tickets {
-    /// The beginning of a message: its type, and three bytes of length.
+    /// Header of the message: its type, and three bytes of length.
     header: [u8; 4],
     header_bytes: usize,
-    /// Bytes that the message still has behind its header.
+    /// Bytes left of the message's body.
     left: usize,
 }
 
@@ -103,7 +103,7 @@ impl Tickets {
     }
 
     /// # Errors
-    /// A message that is no ticket.
+    /// A message other than a ticket.
     fn skip(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while let Some((&first, rest)) = bytes.split_first() {
             if let Some(place) = self.header.get_mut(self.header_bytes) {
@@ -135,30 +135,30 @@ impl Tickets {
     }
 }
 
-/// The keys of a direction are used up.
+/// A direction's keys have reached their record limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the connection's keys have sealed as many records as they may")]
 pub struct KeysUsedUp;
 
 impl KeysUsedUp {
-    /// Whether this is why a pair failed.
+    /// Whether a pair failed for this reason.
     #[must_use]
     pub fn is_cause_of(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Self>())
     }
 }
 
-/// Makes a connected socket ready to take keys. Until then it works as before.
+/// Prepares a connected socket for keys. Until it has keys, the socket works as before.
 ///
 /// # Errors
-/// The kernel has no TLS, or the socket is no TCP socket connected both ways.
+/// The kernel has no kTLS, or the socket is not a TCP socket connected both ways.
 pub fn attach_kernel_tls(socket: &impl AsFd) -> io::Result<()> {
     tls::attach(socket)
 }
 
 impl KernelTls {
-    /// Gives the keys of both directions to a socket that [`attach_kernel_tls`] has made ready. All that was sent before
-    /// must have been given to the socket, and all that was read must have been whole records.
+    /// Sets the keys of both directions on a socket prepared by [`attach_kernel_tls`]. All records sent before must have
+    /// been written to the socket, and only whole records may have been read.
     ///
     /// # Errors
     /// See [`KernelTlsError`].
@@ -181,13 +181,13 @@ impl KernelTls {
         })
     }
 
-    /// A splice from the socket has failed. The kernel refuses records that are not data, and with the same error, once,
-    /// what is no record at all; after that it has nothing to read.
+    /// A splice from the socket has failed. The kernel refuses non-data records. With the same error it refuses, once,
+    /// bytes that are not a record; after that it returns nothing.
     pub(crate) fn refused(&mut self, error: &io::Error) {
         self.has_refused |= error.kind() == ErrorKind::InvalidInput;
     }
 
-    /// As the function of this name, which says what a refused splice was about.
+    /// As the free function of this name; also finds the reason of a refused splice.
     pub(crate) fn receive(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
         let has_refused = std::mem::take(&mut self.has_refused);
         receive(socket, into, &mut self.tickets).map_err(|error| match error.kind() {
@@ -205,12 +205,12 @@ impl KernelTls {
         Ok(())
     }
 
-    /// So many bytes were taken by one call.
+    /// Counts the bytes of one send.
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.count(bytes, RECORD_BYTES);
     }
 
-    /// So many bytes were spliced by one call.
+    /// Counts the bytes of one splice.
     pub(crate) fn spliced(&mut self, bytes: usize) {
         self.count(bytes, SPLICED_BYTES);
     }
@@ -221,10 +221,10 @@ impl KernelTls {
     }
 }
 
-/// Reads payload; `Ok(0)` is the peer's good-bye. A short read says nothing about what there is.
+/// Reads payload; `Ok(0)` is the peer's close_notify. A short read does not mean that the socket is empty.
 ///
 /// # Errors
-/// The socket's; a record that does not verify or that kernel TLS cannot follow; an end without good-bye.
+/// The socket's error; a record that does not authenticate or that kTLS cannot handle; EOF without close_notify.
 fn receive(socket: impl AsFd, into: &mut [u8], tickets: &mut Tickets) -> io::Result<usize> {
     let socket = socket.as_fd();
     for _empty in 0..EMPTY_RECORDS_MAX {
@@ -238,11 +238,11 @@ fn receive(socket: impl AsFd, into: &mut [u8], tickets: &mut Tickets) -> io::Res
     Err(broken("too many records without payload"))
 }
 
-/// Tells the peer that nothing follows. The half-close is this record and no FIN: the kernel may still hold the end of what
-/// it has sealed, and sends nothing of that behind a FIN. There is room for it by then, so that it leaves with this call.
+/// Sends close_notify, which is the half-close. No FIN is sent: the kernel may still hold encrypted bytes, which it would
+/// not send after a FIN. The socket has room by then, so the record leaves with this call.
 ///
 /// # Errors
-/// `WouldBlock` while there is no room; the socket's.
+/// `WouldBlock` while the socket has no room; the socket's error.
 pub(crate) fn say_good_bye(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
@@ -254,12 +254,12 @@ pub(crate) fn say_good_bye(socket: impl AsFd) -> io::Result<()> {
     tls::send(socket, ALERT, &GOOD_BYE)
 }
 
-/// What a read is worth.
+/// The meaning of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     Payload,
     GoodBye,
-    /// An empty record, or a message that nobody needs.
+    /// An empty record, or a session ticket.
     Nothing,
 }
 
@@ -274,7 +274,7 @@ fn meaning(kind: Option<u8>, bytes: &[u8], tickets: &mut Tickets) -> io::Result<
         )),
         (Some(APPLICATION_DATA), []) => Ok(Meaning::Nothing),
         (Some(APPLICATION_DATA), _) => Ok(Meaning::Payload),
-        // The level means nothing in TLS 1.3.
+        // TLS 1.3 ignores the level.
         (Some(ALERT), [_level, 0]) => Ok(Meaning::GoodBye),
         (Some(ALERT), _) => Err(broken("the peer sent a TLS alert")),
         (Some(HANDSHAKE), [_, ..]) => tickets.skip(bytes).map(|()| Meaning::Nothing),
@@ -286,13 +286,12 @@ fn broken(what: &'static str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
-/// Whether the kernel takes over the TLS of a connection: tried on one to this host itself, with keys, payload and
-/// good-bye.
+/// Whether kTLS works: tries a connection on loopback with keys, payload and close_notify.
 ///
 /// # Errors
-/// What the kernel said.
+/// The kernel's error.
 pub fn probe_kernel_tls() -> io::Result<()> {
-    /// Over at once, on this host.
+    /// Long enough for a loopback connection.
     const PATIENCE: Duration = Duration::from_secs(5);
     const PAYLOAD: &[u8] = b"probe";
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -323,9 +322,8 @@ pub fn probe_kernel_tls() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a kernel of this release (as `uname -r` says it) takes splices into kernel TLS. From 6.5 on a splice of many
-/// small pieces could send what was never written; that is mended in 6.12.55 and from 6.18 on. What is not known to be
-/// mended is copied.
+/// Whether a kernel of this release (`uname -r`) splices correctly into kTLS. From 6.5 on a splice of many small pieces could
+/// send bytes that were never written; fixed in 6.12.55 and from 6.18 on. On kernels without a known fix bytes are copied.
 #[must_use]
 pub fn splices_into_kernel_tls(release: &str) -> bool {
     let mut numbers = release

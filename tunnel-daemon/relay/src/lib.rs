@@ -1,12 +1,12 @@
 //! Moves bytes between two stream sockets, by copying or by splicing, driven by epoll or io_uring.
 //!
-//! This package knows descriptors and bytes. It refuses to know protocols, tokio and configuration files: whoever needs
-//! those hands over two sockets and whatever was already read from them, and hears once how it ended. Of TLS it knows
-//! what a socket needs whose records the kernel seals and opens.
+//! This package knows descriptors and bytes, not protocols, tokio or configuration files. The caller submits two
+//! sockets with the bytes already read from them, and a callback reports once how the pair ended. Of TLS the package
+//! knows only kTLS sockets.
 //!
-//! Each direction of a pair is a small state machine (`direction`) without descriptors of its own; both drivers
-//! (`driver`) run the same one. Relay threads own their pairs: no lock is taken and nothing is allocated per byte.
-//! Unsafe system calls live in `syscall` alone.
+//! Each direction of a pair is a state machine (`direction`) without descriptors; both drivers (`driver`) run the same
+//! one. Relay threads own their pairs, so moving bytes takes no locks and allocates no memory. Unsafe system calls are
+//! in `syscall` only.
 #![deny(unsafe_code)]
 
 mod buffers;

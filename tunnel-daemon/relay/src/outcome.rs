@@ -1,4 +1,4 @@
-//! How a pair ended and what it moved. Counts come with every end, also with a failure.
+//! How a pair ended and what it moved. Byte counts come with every end, including failures.
 
 use std::{fmt, io};
 
@@ -14,7 +14,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// The one opposite.
+    /// The opposite side.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -31,19 +31,19 @@ impl Side {
     }
 }
 
-/// What was tried on the side that failed.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Taking bytes from it, or watching it.
+    /// Reading from the side, or watching it.
     Read,
-    /// Giving bytes to it, or closing its writing half.
+    /// Writing to the side, or closing its writing half.
     Write,
 }
 
-/// How bytes of a direction move.
+/// How a direction moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mover {
-    /// Read into a pooled buffer, written from it.
+    /// Read into a pooled buffer and written from the buffer.
     Copy,
     /// Moved by the kernel through a pooled pipe.
     Splice,
@@ -58,12 +58,12 @@ pub struct Movers {
     pub splice: bool,
 }
 
-/// What one direction did.
+/// Counts of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// Bytes the receiving socket took, those handed over with the pair included.
+    /// Bytes that the receiving socket took, including those submitted with the pair.
     pub bytes: u64,
-    /// Those of them that went through a pipe.
+    /// Bytes that went through a pipe.
     pub spliced_bytes: u64,
     /// Movers used.
     pub movers: Movers,
@@ -72,26 +72,26 @@ pub struct Flow {
 /// Why a pair is over.
 #[derive(Debug)]
 pub enum PairEnd {
-    /// Both directions ended with an end of stream, and every byte was delivered.
+    /// Both directions reached EOF, and every byte was delivered.
     Finished,
     /// A socket failed. Both were reset.
     Failed {
         /// The socket.
         side: Side,
-        /// What was tried.
+        /// The operation.
         op: Op,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The owner asked for it. Both sockets were reset.
+    /// The owner cancelled the pair. Both sockets were reset.
     Cancelled,
-    /// The relay was stopped before the pair was through. Both sockets were reset.
+    /// The relay was stopped before the pair finished. Both sockets were reset.
     Stopped,
     /// The relay thread that owned the pair panicked. Both sockets were reset.
     Panicked,
-    /// The relay thread that owned the pair gets no events from the kernel any more. Both sockets were reset.
+    /// The driver of the relay thread that owned the pair failed. Both sockets were reset.
     DriverFailed {
-        /// Of `epoll_wait` or `io_uring_enter`, or of what makes their descriptors.
+        /// Error of `epoll_wait` or `io_uring_enter`, or of creating their descriptors.
         error: io::Error,
     },
 }
@@ -109,7 +109,7 @@ impl fmt::Display for PairEnd {
     }
 }
 
-/// What the owner of a pair hears at its end.
+/// The report to the owner at the end of a pair.
 #[must_use = "an outcome carries the byte counts for metrics and the access log"]
 #[derive(Debug)]
 pub struct Outcome {
@@ -117,8 +117,8 @@ pub struct Outcome {
     pub to_b: Flow,
     /// From side b to side a.
     pub to_a: Flow,
-    /// Why it is over.
+    /// Why the pair ended.
     pub end: PairEnd,
-    /// The driver that ran it.
+    /// The driver that ran the pair.
     pub engine: Engine,
 }

@@ -1,4 +1,4 @@
-//! Two sockets on their way into a relay, and the thread of control their owner keeps.
+//! A pair of sockets to submit to a relay, and the owner's handle of a submitted pair.
 
 use std::{
     fmt,
@@ -22,23 +22,23 @@ use crate::{
     syscall::{TcpState, socket, tcp_state},
 };
 
-/// Two connected stream sockets, TCP or unix, and what was already read for them.
+/// Two connected stream sockets, TCP or unix, and the bytes already read for them.
 #[derive(Debug)]
 pub struct Pair {
     /// One socket.
     pub a: OwnedFd,
-    /// The other.
+    /// The other socket.
     pub b: OwnedFd,
     /// Delivered to `a` before anything that comes from `b`.
     pub to_a: Bytes,
     /// Delivered to `b` before anything that comes from `a`.
     pub to_b: Bytes,
-    /// Of `b`, when it is on kernel TLS.
+    /// kTLS state of `b`, if `b` has kTLS.
     pub tls: Option<KernelTls>,
 }
 
 impl Pair {
-    /// A pair of which nothing was read yet.
+    /// A pair without bytes already read.
     #[must_use]
     pub fn new(a: OwnedFd, b: OwnedFd) -> Self {
         Self {
@@ -50,18 +50,18 @@ impl Pair {
         }
     }
 
-    /// From now on closing its sockets resets them, whoever closes them: a thread, whoever finds that there is none any more,
-    /// or the kernel for a process that is killed.
+    /// Sets SO_LINGER so that closing the sockets sends RST: also if the thread has ended, or the kernel closes them for a
+    /// killed process.
     pub(crate) fn arm(&self) {
         for fd in [&self.a, &self.b] {
-            // Fails on a socket that is already reset.
+            // Fails if the socket is already reset.
             let _reset_already = socket::reset_on_close(fd);
         }
     }
 }
 
-/// Called once with how a pair ended: on the relay thread, or on the one that stops or submits for a pair that was never
-/// begun. Must not block. If it panics on the relay thread, the pairs of that thread end with it.
+/// Called once with the outcome of a pair. Runs on the relay thread or, for a pair that never started, on the thread
+/// that stops or submits. Must not block. A panic on the relay thread ends all pairs of that thread.
 pub type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// Bytes delivered so far.
@@ -71,32 +71,31 @@ pub struct Progress {
     pub to_a: u64,
     /// Taken by side b.
     pub to_b: u64,
-    /// A side has said that it sends no more, and the pair goes on: the other side may still send, or has yet to take what
-    /// was sent before.
+    /// A side has reached EOF and the pair continues: the other side may still send, or has bytes left to take.
     pub is_half_closed: bool,
-    /// Bytes went through a pipe of the kernel at some time.
+    /// A direction has used a pipe.
     pub has_spliced: bool,
 }
 
-/// What owner and relay thread share about a pair.
+/// State of a pair that owner and relay thread share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) to_a: AtomicU64,
     pub(crate) to_b: AtomicU64,
-    /// The pair's key once a thread has adopted it; only that thread asks.
+    /// The pair's key once a thread has adopted the pair; read by that thread only.
     pub(crate) key: AtomicU64,
     pub(crate) cancelled: AtomicBool,
-    /// Sides that have said that they send no more.
+    /// Number of sides that have reached EOF.
     pub(crate) ended: AtomicU8,
-    /// Directions that are through.
+    /// Number of finished directions.
     pub(crate) finished: AtomicU8,
     /// A direction has borrowed a pipe.
     pub(crate) spliced: AtomicU8,
-    /// The sockets for as long as a thread has the pair.
+    /// The sockets, while a thread owns the pair.
     pub(crate) sockets: OnceLock<[Weak<OwnedFd>; 2]>,
 }
 
-/// A pair that a relay has accepted. Dropping it changes nothing.
+/// The handle of an accepted pair. Dropping it has no effect.
 #[derive(Clone)]
 pub struct Submitted {
     pub(crate) shared: Arc<Shared>,
@@ -104,16 +103,15 @@ pub struct Submitted {
 }
 
 impl Submitted {
-    /// Ends the pair now: both sockets are reset, and `done` hears [`PairEnd::Cancelled`]. Without effect on a pair that
-    /// has ended.
+    /// Ends the pair now: resets both sockets and calls `done` with [`PairEnd::Cancelled`]. No effect on a pair that has ended.
     pub fn cancel(&self) {
-        // Each pair is announced once, so the list of cancels is never longer than that of pairs.
+        // Each pair is cancelled once, so the list of cancels is never longer than that of pairs.
         if !self.shared.cancelled.swap(true, Ordering::AcqRel) {
             self.inbox.announce_cancel(Arc::clone(&self.shared));
         }
     }
 
-    /// Bytes delivered so far; both numbers change after each system call.
+    /// Bytes delivered so far; updated after each system call.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress {
@@ -125,21 +123,21 @@ impl Submitted {
         }
     }
 
-    /// What the kernel knows of one side's way to its peer. `None` for a socket that is not TCP, before a thread has taken
-    /// the pair, and after its end.
+    /// The kernel's TCP state of one side. `None` if the socket is not TCP, before a thread has adopted the pair, and
+    /// after its end.
     #[must_use]
     pub fn tcp_state(&self, side: Side) -> Option<TcpState> {
-        // Held for the call only; should the pair end meanwhile, the socket is closed here.
+        // Held for the call only; if the pair ends meanwhile, the socket is closed here.
         let socket = self.shared.sockets.get()?.get(side.index())?.upgrade()?;
         tcp_state(&*socket).ok()
     }
 
-    /// Fits the buffers of one side's socket. Without effect before a thread has taken the pair, and after its end.
+    /// Resizes the buffers of one side's socket. No effect before a thread has adopted the pair, and after its end.
     pub fn fit_buffers(&self, side: Side, buffers: &mut SocketBuffers, sizes: BufferSizes) {
         let sockets = self.shared.sockets.get();
         let socket = sockets.and_then(|sockets| sockets.get(side.index()));
         if let Some(socket) = socket.and_then(Weak::upgrade) {
-            // Of a socket that its peer has closed it fails, or changes nothing.
+            // Fails or has no effect if the peer has closed the socket.
             let _closed = buffers.fit(&*socket, sizes, false);
         }
     }
@@ -153,7 +151,7 @@ impl fmt::Debug for Submitted {
     }
 }
 
-/// The promise that `done` is called and the pair leaves the count: kept by `Drop` if by nobody else.
+/// Ensures that `done` is called and the pair is no longer counted, at the latest in `Drop`.
 pub(crate) struct Promise {
     done: Option<Done>,
     inbox: Arc<Inbox>,
@@ -179,7 +177,7 @@ impl Promise {
         self.tell(to_a, to_b, end);
     }
 
-    /// Gives `done` back unheard, for a pair that was refused.
+    /// Returns `done` without calling it, for a refused pair.
     pub(crate) fn withdraw(mut self) -> Done {
         self.inbox.leave();
         self.done.take().unwrap_or_else(|| Box::new(drop))
@@ -205,9 +203,9 @@ impl Drop for Promise {
         } else {
             PairEnd::Stopped
         };
-        // This may run while the thread unwinds: a callback that panics now would end the process.
+        // During unwinding a panic of the callback would abort the process.
         let _panicked_too = catch_unwind(AssertUnwindSafe(|| {
-            // Of a pair that a thread had, what it has published of it.
+            // The bytes that the thread has published for the pair.
             let flow = |delivered: &AtomicU64| Flow {
                 bytes: delivered.load(Ordering::Relaxed),
                 ..Flow::default()
@@ -218,20 +216,20 @@ impl Drop for Promise {
     }
 }
 
-/// A pair on its way to a relay thread.
+/// A pair queued for a relay thread.
 pub(crate) struct Job {
     pub(crate) pair: Pair,
     pub(crate) promise: Promise,
 }
 
 impl Job {
-    /// Ends it before it began.
+    /// Ends the pair before it was adopted.
     pub(crate) fn reset(self, end: PairEnd) {
         let Self { pair, promise, .. } = self;
-        // It was armed when it was submitted.
+        // Resets the sockets: SO_LINGER was set at submission.
         drop(pair);
         let none = Flow::default();
-        // A callback that panics must not take the thread along.
+        // A panic of the callback must not end the thread.
         let _panicked = catch_unwind(AssertUnwindSafe(|| promise.keep(none, none, end)));
     }
 }

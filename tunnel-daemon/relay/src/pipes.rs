@@ -1,10 +1,10 @@
-//! Pipes of one thread, and the share of the kernel's pipe memory it may use.
+//! Pipes of one thread, within a budget of kernel memory.
 
 use std::{io, os::fd::OwnedFd};
 
 use crate::syscall::pipe;
 
-/// A pipe below this size makes splice slower than copy: 16 slots of one packet each hold about 23 KB.
+/// With smaller pipes splice is slower than copy: 16 slots of one packet each hold about 23 KB.
 const USEFUL_BYTES: usize = 64 * 1024;
 
 /// Both ends of one pipe.
@@ -15,7 +15,7 @@ pub(crate) struct Pipe {
     pub(crate) capacity: usize,
 }
 
-/// Free pipes, and a count of those given out.
+/// Free pipes, and the number of lent pipes.
 #[derive(Debug)]
 pub(crate) struct Pipes {
     free: Vec<Pipe>,
@@ -26,7 +26,7 @@ pub(crate) struct Pipes {
 }
 
 impl Pipes {
-    /// At most `budget_bytes` of pipes with `pipe_bytes` each.
+    /// A pool of at most `budget_bytes` in pipes of `pipe_bytes` each.
     pub(crate) fn new(pipe_bytes: usize, budget_bytes: usize) -> Self {
         Self {
             free: Vec::new(),
@@ -37,7 +37,7 @@ impl Pipes {
         }
     }
 
-    /// An empty pipe, or nothing when the budget or the kernel's patience is used up.
+    /// Lends an empty pipe; `None` if the budget or the kernel's limit is used up.
     pub(crate) fn lend(&mut self) -> Option<Pipe> {
         let pipe = match self.free.pop() {
             Some(pipe) => Some(pipe),
@@ -53,7 +53,8 @@ impl Pipes {
 
     fn open(bytes: usize) -> io::Result<Option<Pipe>> {
         let (reader, writer) = pipe::open()?;
-        // Beyond the user's share the kernel refuses to grow a pipe, or made it smaller than usual; what it gave counts.
+        // Beyond the user's limit the kernel refuses to grow a pipe, or creates a smaller one. So the actual capacity is
+        // queried.
         let _refused = pipe::resize(&writer, bytes);
         let capacity = pipe::capacity(&writer)?;
         Ok((capacity >= USEFUL_BYTES).then_some(Pipe {
@@ -63,7 +64,7 @@ impl Pipes {
         }))
     }
 
-    /// Takes an empty pipe back. One that holds bytes is closed instead: they belong to a connection that is gone.
+    /// Takes back a pipe. A pipe that still holds bytes of the ended connection is closed.
     pub(crate) fn take_back(&mut self, pipe: Pipe, is_empty: bool) {
         self.lent -= 1;
         if is_empty {
@@ -79,7 +80,7 @@ impl Pipes {
         self.free.len()
     }
 
-    /// How often nobody could be given a pipe, since this was last asked.
+    /// How often no pipe could be lent since the last call.
     pub(crate) fn take_exhausted(&mut self) -> u64 {
         std::mem::take(&mut self.exhausted)
     }

@@ -1,5 +1,5 @@
-//! Which driver this host allows, and why. A probe makes a real ring, since no version number tells what a seccomp
-//! profile or a sysctl forbids.
+//! Chooses a driver that this host allows. The probe creates a real ring, since a version number does not show what a
+//! seccomp profile or a sysctl forbids.
 
 use std::io;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::syscall::ring::Ring;
 
-/// What the operator asks for.
+/// The operator's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
     /// The driver that measurements favour.
@@ -38,9 +38,9 @@ impl FromStr for Preference {
 /// A driver of the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// Readiness and hand-over by io_uring.
+    /// Readiness by io_uring.
     IoUring,
-    /// Readiness and hand-over by epoll.
+    /// Readiness by epoll.
     Epoll,
 }
 
@@ -55,50 +55,50 @@ impl Engine {
     }
 }
 
-/// What a choice rests on, where words are too many: in labels of metrics.
+/// The reason for a choice, as a metrics label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Basis {
-    /// It was asked for by name.
+    /// The operator asked for this driver.
     Asked,
-    /// Both are possible, and measurements favour this one.
+    /// Both drivers are possible, and measurements favour this one.
     Measured,
-    /// A seccomp profile or a sysctl forbids the other one.
+    /// A seccomp profile or a sysctl forbids the other driver.
     Forbidden,
-    /// The kernel lacks the other one, or hides it.
+    /// The kernel lacks the other driver, or a profile hides it.
     Kernel,
-    /// Memory or descriptors are too short for the other one.
+    /// Memory or descriptors do not suffice for the other driver.
     Resources,
-    /// The other one failed in a way that is not known here.
+    /// The other driver failed with an unknown error.
     Unknown,
 }
 
-/// The driver to use, and why in words for a log line.
+/// The driver to use, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The driver.
     pub engine: Engine,
-    /// Why this one, for labels.
+    /// The reason, for labels.
     pub basis: Basis,
-    /// Why this one.
+    /// The reason as text, for logs.
     pub reason: String,
 }
 
-/// io_uring was asked for and is impossible here.
+/// io_uring was requested but is not possible on this host.
 #[derive(Debug, thiserror::Error)]
 #[error("io_uring is not possible here: {reason}; {remedy}, or choose `epoll` or `auto`")]
 pub struct ProbeError {
-    /// What stands in the way, for labels.
+    /// The reason, for labels.
     pub basis: Basis,
-    /// The same in words.
+    /// The reason as text.
     pub reason: String,
-    /// What would remove it.
+    /// What the operator can do.
     pub remedy: &'static str,
 }
 
-/// Finds the driver for `preference`.
+/// Chooses the driver for `preference`.
 ///
 /// # Errors
-/// io_uring was asked for by name and this host does not allow it.
+/// io_uring was requested and this host does not allow it.
 pub fn probe(preference: Preference) -> Result<Choice, ProbeError> {
     let ring = match preference {
         Preference::Epoll => None,
@@ -136,7 +136,7 @@ fn choose(
     }
 }
 
-/// The driver where both are possible: see ADR 0010.
+/// The driver if both are possible; see ADR 0010.
 const AUTO: Engine = Engine::Epoll;
 
 fn explain(error: io::Error) -> ProbeError {

@@ -1,4 +1,4 @@
-//! The relay as its owner sees it: start, submit, stop.
+//! The relay's interface: start, submit, stop.
 
 use std::{
     fmt, io,
@@ -20,7 +20,7 @@ use crate::{
     thread::{self, Plan},
 };
 
-/// Relay threads. Dropping it resets what is left.
+/// The relay threads. Dropping resets the remaining pairs.
 #[derive(Debug)]
 pub struct Relay {
     handle: RelayHandle,
@@ -38,30 +38,29 @@ struct Inner {
     choice: Choice,
 }
 
-/// Why a pair was not taken.
+/// Why a pair was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
-    /// All threads have as many pairs, or as many waiting, as they may.
+    /// All threads have reached their limit of pairs or queued pairs.
     #[error("the relay is full")]
     Full,
     /// The relay is being stopped.
     #[error("the relay is stopping")]
     Stopping,
-    /// No thread gets events from the kernel; each tries again ten times a second.
+    /// No thread has a working driver; each retries ten times a second.
     #[error("no relay thread gets events from the kernel")]
     Suspended,
 }
 
-/// A pair that was not taken, and its callback, both as they were, but for what closing the sockets may do: see
-/// [`RelayHandle::submit`].
+/// A refused pair and its callback, both unchanged, except that closing the sockets may send RST: see [`RelayHandle::submit`].
 #[derive(thiserror::Error)]
 #[error("pair refused: {why}")]
 pub struct Rejected {
     /// The pair.
     pub pair: Box<Pair>,
-    /// Its callback, not called.
+    /// The callback, not called.
     pub done: Done,
-    /// What stood in the way.
+    /// The reason.
     pub why: Why,
 }
 
@@ -78,7 +77,7 @@ impl Relay {
     /// Starts the threads and their drivers.
     ///
     /// # Errors
-    /// A value of `config` cannot work, or a thread, a driver or a descriptor could not be made.
+    /// A value of `config` is invalid, or a thread, a driver or a descriptor could not be created.
     pub fn start(config: &RelayConfig) -> io::Result<Self> {
         config
             .check()
@@ -107,7 +106,7 @@ impl Relay {
                     .spawn(move || {
                         begin();
                         thread::run(&plan, &inbox, |started| {
-                            // Nobody listens only if the starting thread is gone.
+                            // Fails only if the starting thread has ended.
                             let _nobody = tell.send(started);
                         });
                     })?,
@@ -117,13 +116,13 @@ impl Relay {
         Ok(relay)
     }
 
-    /// For those who submit.
+    /// A handle to submit pairs.
     #[must_use]
     pub fn handle(&self) -> RelayHandle {
         self.handle.clone()
     }
 
-    /// Takes no more pairs, lets those there are go on until `deadline`, resets the rest, and waits for the threads.
+    /// Refuses further pairs, lets open pairs run until `deadline`, resets the rest, and waits for the threads.
     pub fn stop(mut self, deadline: Duration) {
         self.stop_threads(deadline);
     }
@@ -136,10 +135,10 @@ impl Relay {
             inbox.stop(deadline);
         }
         let own = std::thread::current().id();
-        // Called from a callback the thread cannot wait for itself; it ends without.
+        // A callback may call this on a relay thread, which cannot join itself; that thread ends on its own.
         let others = |thread: &JoinHandle<()>| thread.thread().id() != own;
         for thread in self.threads.drain(..).filter(others) {
-            // A panic of its loop was counted and mended inside; nothing is left to report here.
+            // Panics of the loop are counted and handled inside the thread.
             let _panicked = thread.join();
         }
         for inbox in &self.handle.0.inboxes {
@@ -155,11 +154,12 @@ impl Drop for Relay {
 }
 
 impl RelayHandle {
-    /// Hands a pair to the thread with the fewest. `done` hears once how it ended. From here on closing its sockets resets them,
-    /// unless the pair finishes.
+    /// Submits a pair to the thread with the fewest pairs. `done` is called once with the outcome. From here on closing the
+    /// sockets sends RST, unless the pair finishes.
     ///
     /// # Errors
-    /// The relay is full or stopping; the pair and `done` come back, with nothing moved and nothing heard.
+    /// The relay is full, stopping or without a working driver. The pair and `done` are returned, with no bytes moved
+    /// and `done` not called.
     pub fn submit(&self, pair: Pair, done: Done) -> Result<Submitted, Rejected> {
         let inner = &self.0;
         let refused = |pair, done, why| {
@@ -172,7 +172,7 @@ impl RelayHandle {
         if inner.stopping.load(Ordering::SeqCst) {
             return refused(pair, done, Why::Stopping);
         }
-        // Equals take turns; otherwise the first would get every pair of a quiet relay.
+        // Among equal threads round robin; otherwise the first would get every pair of an idle relay.
         let count = inner.inboxes.len();
         let first = inner.next.fetch_add(1, Ordering::Relaxed) % count;
         let inbox = (first..first + count)
@@ -185,7 +185,7 @@ impl RelayHandle {
         if !inbox.enter() {
             return refused(pair, done, Why::Full);
         }
-        // Before it waits for its thread, which may be gone by then.
+        // Before the pair is queued, because its thread may have ended.
         pair.arm();
         let shared = Arc::new(Shared::default());
         let job = Job {
@@ -205,7 +205,7 @@ impl RelayHandle {
         }
     }
 
-    /// Counts over all threads.
+    /// Counters, summed over all threads.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = Stats::default();
@@ -217,7 +217,7 @@ impl RelayHandle {
         stats
     }
 
-    /// Whether a thread takes pairs: the kernel gives one of them events.
+    /// Whether at least one thread has a working driver and takes pairs.
     #[must_use]
     pub fn is_able(&self) -> bool {
         self.0.inboxes.iter().any(|inbox| !inbox.is_suspended())
@@ -233,7 +233,7 @@ impl RelayHandle {
         self.0.choice.engine
     }
 
-    /// Makes every thread panic in its next turn, to test what a panic takes with it.
+    /// Makes every thread panic in its next turn, for tests.
     #[doc(hidden)]
     pub fn plant_fault(&self) {
         self.0.inboxes.iter().for_each(|inbox| inbox.plant_fault());

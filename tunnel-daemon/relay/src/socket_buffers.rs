@@ -1,4 +1,4 @@
-//! What a socket may hold in the kernel, made small for as long as memory is short.
+//! Sizes of a socket's kernel buffers, reduced while memory is short.
 
 use std::io;
 use std::num::NonZeroU16;
@@ -8,35 +8,36 @@ use rustix::net::{AddressFamily, sockopt};
 
 use crate::syscall::{lock_buffers, set_window_clamp};
 
-/// Asked for where memory is short, bytes. The kernel books twice as much.
+/// Buffer size requested while memory is short, bytes. The kernel allocates twice this.
 const SMALL_BYTES: usize = 16 * 1024;
-/// Asked for, has the kernel book what it gives a new socket for receiving, where nobody has changed that (`tcp_rmem`).
+/// Requested receive buffer size that results in the kernel's default for a new socket (with the default `tcp_rmem`), bytes.
 const FIRST_BYTES: usize = 64 * 1024;
 
-/// How large the buffers of a socket may be.
+/// Sizes of a socket's buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BufferSizes {
-    /// As the kernel finds best: up to the largest of `tcp_rmem` and `tcp_wmem`.
+    /// Autotuned by the kernel up to the maximum of `tcp_rmem` and `tcp_wmem`.
     #[default]
     Kernel,
-    /// So many KiB each way at most, as the kernel books them. For receiving not less than it gives a new socket.
+    /// At most this many KiB each way, as allocated by the kernel. The receive buffer is not below the kernel's default
+    /// for a new socket.
     AtMost(u16),
-    /// 32 KiB each way, as the kernel books them.
+    /// 32 KiB each way, as allocated by the kernel.
     Small,
 }
 
-/// The buffers of one socket, to which their owner passes the same socket each time.
+/// Buffer state of one socket. The owner must pass the same socket each time.
 #[derive(Debug, Default)]
 pub struct SocketBuffers {
     sizes: BufferSizes,
-    /// What the kernel had booked for sending at first, KiB; `None` until it was asked. A tunnel's state is to stay small.
+    /// Initial send buffer size, KiB; `None` until queried. 16 bits keep a tunnel's state small.
     initial_send_kib: Option<NonZeroU16>,
-    /// The buffer for receiving was made small.
+    /// The receive buffer was reduced.
     receive_is_small: bool,
 }
 
 impl SocketBuffers {
-    /// Those of an end that is no socket, so that nothing has to be fitted until `sizes` change.
+    /// The state of an endpoint without a socket: no change is needed until `sizes` change.
     #[must_use]
     pub fn without_socket(sizes: BufferSizes) -> Self {
         Self {
@@ -45,25 +46,25 @@ impl SocketBuffers {
         }
     }
 
-    /// What they were fitted to.
+    /// The sizes last set.
     #[must_use]
     pub fn sizes(&self) -> BufferSizes {
         self.sizes
     }
 
-    /// Has the buffers be of these sizes. Without effect if they are so already.
+    /// Sets the buffer sizes. No effect if they are already set.
     ///
-    /// Bytes that wait to be sent stay. The buffer for receiving is made smaller only where the socket `is_new`, else it just
-    /// grows no more: a peer may send what was offered before, and the kernel would drop what finds no room, which its sender
-    /// learns by ever longer timers.
+    /// Bytes queued to send stay. The receive buffer is reduced only if the socket `is_new`; otherwise it only stops growing.
+    /// The peer may use the window offered before, and the kernel would drop bytes without room, which the peer retransmits
+    /// with growing timeouts.
     ///
     /// # Errors
-    /// The descriptor is no socket.
+    /// The descriptor is not a socket.
     pub fn fit(&mut self, socket: impl AsFd, sizes: BufferSizes, is_new: bool) -> io::Result<()> {
         if sizes == self.sizes {
             return Ok(());
         }
-        // What fails once fails again: it is not tried at every turn.
+        // Set first, so that a failing call is not repeated every turn.
         self.sizes = sizes;
         let send_bytes = sockopt::socket_send_buffer_size(&socket)?;
         let booked = u16::try_from(send_bytes / 1024).unwrap_or(u16::MAX);
@@ -82,17 +83,17 @@ impl SocketBuffers {
             BufferSizes::AtMost(kib) => {
                 let asked = halved(kib);
                 let is_unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
-                // The kernel makes those of TCP larger by itself, and those of unix sockets never.
+                // The kernel autotunes TCP buffers, but not those of unix sockets.
                 let initial = self.initial_send_kib.map_or(asked, |kib| halved(kib.get()));
                 let send = if is_unix { asked.min(initial) } else { asked };
                 sockopt::set_socket_send_buffer_size(&socket, send)?;
                 let wanted = asked.max(FIRST_BYTES);
                 let receive = sockopt::socket_recv_buffer_size(&socket)? / 2;
-                // Asked for less than there is, the kernel would give less; and never more than `rmem_max`.
+                // A smaller request would shrink the buffer; the kernel grants at most `rmem_max`.
                 if !is_unix && receive < wanted {
                     sockopt::set_socket_recv_buffer_size(&socket, wanted)?;
                     let given = sockopt::socket_recv_buffer_size(&socket)?;
-                    // Older kernels open no window beyond that of a locked buffer's first size.
+                    // Older kernels limit the window to the initial size of a locked buffer.
                     set_window_clamp(&socket, given / 2)?;
                 }
                 lock_buffers(&socket, true)
@@ -110,7 +111,7 @@ impl SocketBuffers {
     }
 }
 
-/// Bytes to ask for to have so many KiB booked: the kernel books twice as much.
+/// Bytes to request for this many allocated KiB: the kernel allocates twice the request.
 fn halved(booked_kib: u16) -> usize {
     usize::from(booked_kib) * 1024 / 2
 }

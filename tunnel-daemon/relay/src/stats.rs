@@ -1,4 +1,4 @@
-//! Counts of a relay, for metrics. Each thread writes its own; a snapshot adds them up.
+//! Counters of a relay, for metrics. Each thread writes its own; a snapshot sums them.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
@@ -7,15 +7,15 @@ use rustix::io::Errno;
 /// A snapshot over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Pairs accepted and not yet ended, those still waiting in a queue included.
+    /// Pairs accepted and not yet ended, including queued pairs.
     pub active_pairs: u64,
-    /// Slots of threads in use; a slot outlives its pair until the kernel has let go of it.
+    /// Slots in use; a slot stays in use after its pair until the kernel has released it.
     pub slots: u64,
     /// Pipes that hold or move bytes.
     pub pipes_in_use: u64,
     /// Empty pipes kept for the next direction.
     pub pipes_free: u64,
-    /// How often a direction was copied because there was no pipe for it.
+    /// How often a direction was copied because no pipe was available.
     pub pipes_exhausted: u64,
     /// Memory of buffers in use, bytes.
     pub buffer_bytes: u64,
@@ -23,21 +23,21 @@ pub struct Stats {
     pub buffers_refused: u64,
     /// Relay threads that panicked and were restarted.
     pub thread_panics: u64,
-    /// Times a relay thread got no events from the kernel any more, and was restarted.
+    /// Relay threads that were restarted because their driver failed.
     pub driver_failures: u64,
-    /// Why a driver did not work or could not be made, the last errno of one thread; 0: all did.
+    /// Last errno of a driver that failed or could not be created, of one thread; 0 if none failed.
     pub driver_errno: i32,
-    /// Threads that take no pairs, since the kernel gives them no driver.
+    /// Threads that take no pairs because they have no working driver.
     pub suspended_threads: u64,
-    /// Times a thread looked for events.
+    /// How often a thread checked for events.
     pub wakeups: u64,
     /// System calls of the relay threads.
     pub syscalls: u64,
-    /// Descriptors of relay threads themselves: pipes, wake-ups, event queues; sockets of pairs not counted.
+    /// Descriptors of the relay threads: pipes, eventfds and event queues, without the sockets of pairs.
     pub own_descriptors: u64,
 }
 
-/// What one thread publishes, once a turn.
+/// Counters that one thread publishes once per turn.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) slots: AtomicU64,
@@ -59,7 +59,7 @@ impl Counters {
         self.driver_failures.fetch_add(1, Relaxed);
     }
 
-    /// Notes why a driver does not work or cannot be made.
+    /// Records why a driver failed or could not be created.
     pub(crate) fn driver_errno(&self, errno: Errno) {
         self.driver_errno.store(errno.raw_os_error(), Relaxed);
     }

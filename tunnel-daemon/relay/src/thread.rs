@@ -1,4 +1,4 @@
-//! One relay thread: a loop over its inbox, its ready pairs and its driver. It owns its pairs for their lifetime.
+//! One relay thread: a loop over its inbox, its ready pairs and its driver. The thread owns its pairs for their lifetime.
 
 use std::{
     collections::VecDeque,
@@ -25,10 +25,10 @@ use crate::{
     probe::Engine,
 };
 
-/// Pause of a thread whose driver cannot be made or does not work: a lasting fault costs ten attempts a second.
+/// Pause between attempts to create a working driver: a lasting fault costs ten attempts a second.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 
-/// What one thread is made from, again after it failed.
+/// Configuration of one thread, also for its restarts.
 pub(crate) struct Plan {
     pub(crate) engine: Engine,
     pub(crate) rules: Thresholds,
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// Runs a thread until it is stopped and drained. `started` hears whether its driver could be made.
+/// Runs a thread until it is stopped and drained. `started` is called with the result of creating the driver.
 pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Result<()>)) {
     let mut engine = plan.engine;
     let mut thread = match Thread::new(plan, engine, Arc::clone(inbox)) {
@@ -72,7 +72,7 @@ pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Resu
                 if engine == Engine::Epoll && since.elapsed() < RESTART_PAUSE {
                     pause = Some(errno);
                 }
-                // A ring whose kernel does not let it wait will not do better next time.
+                // A ring that cannot wait would fail again.
                 engine = Engine::Epoll;
             }
             Err(_panic) => {
@@ -82,7 +82,7 @@ pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Resu
                 thread.abandon_pairs(|| PairEnd::Panicked);
             }
         }
-        // Its descriptors are free before the next ones are asked for.
+        // Closes its descriptors before new ones are created.
         drop(thread);
         match restart(plan, engine, inbox, pause) {
             Some(next) => thread = next,
@@ -92,9 +92,9 @@ pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Resu
     inbox.close();
 }
 
-/// A new thread state after one that failed: with this driver, or with epoll if that cannot be made now. Until one works, the
-/// inbox takes no pairs, and those in it are reset. With a `pause` that begins at once. `None` when the relay is being
-/// stopped meanwhile.
+/// A new thread state after a failure: with this driver, or with epoll if this driver cannot be created. Until a driver
+/// works, the inbox refuses pairs and its queued pairs are reset. With `pause` the first attempt follows after a pause.
+/// `None` if the relay is stopped meanwhile.
 fn restart(
     plan: &Plan,
     engine: Engine,
@@ -144,7 +144,7 @@ struct Thread {
     pools: Pools,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Pairs that have something to do, each once.
+    /// Pairs with work, each once.
     ready: VecDeque<Key>,
     events: Vec<Event>,
     wakeups: u64,
@@ -171,10 +171,10 @@ impl Thread {
         })
     }
 
-    /// Returns when the relay is stopped and no pair is left.
+    /// Returns once the relay is stopped and no pair remains.
     ///
     /// # Errors
-    /// The driver's: without events nothing here works.
+    /// The driver's error: without events the thread cannot work.
     fn run(&mut self) -> io::Result<()> {
         loop {
             if self.inbox.take_notice() || std::mem::take(&mut self.is_first_turn) {
@@ -211,7 +211,7 @@ impl Thread {
             self.adopt(job);
         }
         while let Some(shared) = self.inbox.take_cancel() {
-            // After a failure keys begin again, so a key alone does not prove that this is the pair meant.
+            // Keys restart after a failure, so equal keys may belong to different pairs.
             let key = Key::from_bits(shared.key.load(Relaxed));
             if self
                 .pair(key)
@@ -273,7 +273,7 @@ impl Thread {
         pair.close(end, &mut self.pools);
     }
 
-    /// Each pair that is ready now gets one turn; those that want more come after the next look at the events.
+    /// Gives each ready pair one turn; pairs with more work continue after the next check for events.
     fn give_turns(&mut self) {
         for _ in 0..self.ready.len() {
             let Some(key) = self.ready.pop_front() else {
@@ -334,7 +334,7 @@ impl Thread {
         Ok(())
     }
 
-    /// The model knows no events of sockets: a thread with nothing to do sleeps until the bell is rung.
+    /// The loom model has no socket events: an idle thread sleeps until the bell is rung.
     #[cfg(all(test, loom))]
     fn sleep_as_modelled(&self, timeout: Option<Duration>) -> Option<Duration> {
         if timeout != Some(Duration::ZERO) {
@@ -351,7 +351,7 @@ impl Thread {
             .filter(|slot| slot.generation == key.generation)
             .and_then(|slot| slot.pair.as_mut())
         else {
-            return; // Late: its pair is gone.
+            return; // A late event: the pair is gone.
         };
         pair.note(event);
         let renewed = if event.lapsed {
@@ -383,7 +383,7 @@ impl Thread {
         }
     }
 
-    /// After a failure: each pair is reset and its owner told, even if another owner's callback panics.
+    /// After a failure: resets each pair and calls its callback, even if another callback panics.
     fn abandon_pairs(&mut self, end: impl Fn() -> PairEnd) {
         for slot in &mut self.slots {
             if let Some(pair) = slot.pair.take() {

@@ -4,14 +4,14 @@ use bytes::Bytes;
 
 use crate::failure::DialFailure;
 
-/// Written, alone, once the target is connected. Tunnel bytes follow in a write of their own: kube-apiserver
-/// fails when they arrive together with this line.
+/// Written once the target is connected. Tunnel bytes follow in a separate write: kube-apiserver fails when they arrive
+/// together with this line.
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
 
 /// Why a request head is not a request for a tunnel. The connection is closed after the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejection {
-    /// The method is another one.
+    /// The method is not CONNECT.
     #[error("method is not CONNECT")]
     NotConnect,
     /// Not HTTP/1, or a target that is no authority.
@@ -20,13 +20,13 @@ pub enum Rejection {
     /// The head did not end within the limit.
     #[error("HTTP request head exceeds the limit")]
     TooLarge,
-    /// HTTP, but another major version.
+    /// A major version of HTTP other than 1.
     #[error("unsupported HTTP version")]
     VersionUnsupported,
 }
 
 impl Rejection {
-    /// All bytes to write. Texts are those of Go's `net/http` server, which answers for upstream.
+    /// All bytes to write. The texts are those of Go's `net/http` server, which upstream uses.
     #[must_use]
     pub fn response(self) -> Bytes {
         Bytes::from_static(match self {
@@ -63,7 +63,7 @@ impl Rejection {
 /// What an agent's dial error means in HTTP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetStatus {
-    /// 502: refused, reset, unreachable, unknown host and whatever else.
+    /// 502: refused, reset, unreachable, unknown host and every other error.
     BadGateway,
     /// 503: the agent is out of descriptors or, if it is Adit, of memory for tunnels.
     ServiceUnavailable,
@@ -72,8 +72,8 @@ pub enum TargetStatus {
 }
 
 impl TargetStatus {
-    /// Reads the agent's text as upstream does, by lower-cased substring, first match wins. The text is all
-    /// that the protocol carries.
+    /// Classifies the agent's text as upstream does: by lower-cased substring, first match wins. The protocol carries
+    /// no error code.
     #[must_use]
     pub fn of(text: &str) -> Self {
         let text = text.to_lowercase();
@@ -135,7 +135,7 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
         ),
         DialFailure::TooLong => plain(TargetStatus::BadGateway, &format!("{failure}\r\n")),
         DialFailure::LinkLost => {
-            // Go's text for an ended stream, to which clients and dashboards are used.
+            // Go's text for an ended stream; clients and dashboards expect it.
             plain(
                 TargetStatus::BadGateway,
                 "Backend context error: context canceled\r\n",

@@ -1,4 +1,4 @@
-//! How soon the agent at the other end of a link answers dials.
+//! How fast the agent of a link answers dials.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use super::{HEDGE_AFTER_MAX, HEDGE_AFTER_MEDIANS, HEDGE_AFTER_MIN};
 use crate::session::Moment;
 
-/// Answers that the median is of.
+/// Number of answers in the median.
 const SAMPLES: usize = 15;
 
-/// When dials on one link were asked and answered. Shared by all dials of the link; updates are atomic each, not together: a
-/// median that is off by one sample does no harm.
+/// Answer times of the dials on one link, shared by all dials of the link. Each update is atomic by itself; a median that is
+/// off by one sample does no harm.
 #[derive(Debug, Default)]
 pub struct AnswerTimes {
-    /// Microseconds after the epoch, and 1: since when a dial is unanswered. 0: none is.
+    /// Since when a dial is unanswered: microseconds after the epoch, plus 1. 0: no dial is unanswered.
     unanswered: AtomicU64,
-    /// The last answers, in microseconds, and 1; 0: no answer yet.
+    /// The latest answer times in microseconds, plus 1. 0: no answer yet.
     samples: [AtomicU64; SAMPLES],
     next: AtomicUsize,
 }
@@ -27,13 +27,13 @@ fn micros(time: Duration) -> u64 {
 impl AnswerTimes {
     /// A dial is sent.
     pub fn asked(&self, now: Moment) {
-        // Only the first that is unanswered counts.
+        // Only the first unanswered dial counts.
         let _earlier = self
             .unanswered
             .compare_exchange(0, micros(now.0), Relaxed, Relaxed);
     }
 
-    /// The agent answered a dial, whatever the answer: it is not silent.
+    /// The agent answered a dial with success or failure, so the agent is not silent.
     pub fn answered(&self, asked: Moment, now: Moment) {
         self.heard();
         let at = self.next.fetch_add(1, Relaxed) % SAMPLES;
@@ -47,8 +47,9 @@ impl AnswerTimes {
         self.unanswered.store(0, Relaxed);
     }
 
-    /// When a dial that was sent at `asked` may be hedged: after 10 times the median answer, within 200 ms and 2 s. The time
-    /// counts from the first dial that is unanswered, one that its client gave up included; but 200 ms are waited in any case.
+    /// When a dial sent at `asked` may be hedged: after 10 times the median answer time, clamped to 200 ms to 2 s. The time
+    /// counts from the link's first unanswered dial, including dials that clients gave up. The dial itself waits at least 200
+    /// ms.
     #[must_use]
     pub fn hedge_at(&self, asked: Moment) -> Moment {
         let unanswered = match self.unanswered.load(Relaxed) {
@@ -69,7 +70,7 @@ impl AnswerTimes {
         if count == 0 {
             return HEDGE_AFTER_MAX;
         }
-        // Those that are missing are 0, so they are the first.
+        // Missing samples are 0 and sort first.
         samples.sort_unstable();
         let median = samples.get(SAMPLES - count + count / 2).copied();
         let median = Duration::from_micros(median.unwrap_or(u64::MAX));

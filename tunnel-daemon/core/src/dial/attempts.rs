@@ -11,39 +11,39 @@ use crate::session::{CancelledDial, Moment};
 /// Why another agent is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// It is the first.
+    /// It is the dial's first agent.
     First,
-    /// The agent before was not sent the dial.
+    /// The dial was not sent to the previous agent.
     NotSent,
-    /// The agent before has not answered for longer than its link usually takes: a hedge, which has a budget.
+    /// A hedge: the previous agent has not answered for longer than usual on its link. Hedges have a budget.
     Slow,
-    /// The agent before is silent.
+    /// The previous agent is silent.
     Silent,
 }
 
 /// What the caller does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Ask an agent that was not asked, and call [`Attempts::begin`], or [`Attempts::found_none`].
+    /// Ask an agent that was not asked yet and call [`Attempts::begin`]; without one call [`Attempts::found_none`].
     Ask(Reason),
-    /// Wait for an answer, for a change of the links, or until then, and call [`Attempts::check`].
+    /// Wait for an answer, a change of the links, or this time; then call [`Attempts::check`].
     Wait(Option<Moment>),
-    /// No agent is asked: wait until then for a link, and ask it.
+    /// No attempt is running: wait for a link until this time, and ask its agent.
     WaitForLink(Moment),
     /// The dial has failed.
     Fail(DialFailure),
 }
 
-/// What is known of the link that carries an attempt.
+/// State of the link that carries an attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkState {
-    /// Its agent is silent, or was when the link ended.
+    /// Whether the link's agent is silent, or was when the link ended.
     pub is_silent: bool,
     /// When the attempt may be hedged.
     pub hedge_at: Moment,
 }
 
-/// The agent answered that it may not dial the target.
+/// Whether the agent answered that it may not dial the target.
 fn is_denied(failure: &DialFailure) -> bool {
     matches!(failure, DialFailure::Target(text) if is_denial(text))
 }
@@ -54,20 +54,20 @@ struct Attempt {
     asked: Moment,
 }
 
-/// The attempts of one dial: one agent is asked, a second beside one that is slow, and further ones only when all of them are
-/// silent.
+/// The attempts of one dial. One agent is asked; a second one if the first is slow; further agents only when all asked agents
+/// are silent.
 #[derive(Debug, Default)]
 pub struct Attempts {
     running: Vec<Attempt>,
-    /// No further hedge: there was one, or none was allowed.
+    /// No further hedge: the dial was hedged, or a hedge was not possible.
     hedged: bool,
-    /// Agents asked because others were silent.
+    /// Number of agents asked because the previous ones were silent.
     silent: u8,
-    /// The first refusal while another agent was asked, and until when that one may answer.
+    /// The first refusal while another attempt runs, and the deadline of that attempt.
     refusal: Option<(DialFailure, Option<Moment>)>,
     /// Why the last attempt was not sent.
     unsent: Option<DialFailure>,
-    /// Until when it waits for a link.
+    /// Deadline of the wait for a link.
     waits_until: Option<Moment>,
 }
 
@@ -84,13 +84,13 @@ impl Attempts {
         self.running.push(attempt);
     }
 
-    /// Links on which agents are asked now, and since when.
+    /// Links of the running attempts, and when each attempt began.
     pub fn running(&self) -> impl Iterator<Item = (LinkId, Moment)> {
         let running = self.running.iter();
         running.map(|attempt| (attempt.link, attempt.asked))
     }
 
-    /// The attempt on `link` has failed. Its agent `is_silent`, or was when the link ended.
+    /// The attempt on `link` has failed. `is_silent`: its agent is silent, or was when the link ended.
     pub fn ended(
         &mut self,
         link: LinkId,
@@ -102,7 +102,7 @@ impl Attempts {
         let is_alone = self.running.is_empty();
         let CancelledDial { failure, written } = cancelled;
         match failure {
-            // The whole time of the dial is spent.
+            // The dial's time is used up.
             DialFailure::SendTimedOut | DialFailure::TimedOut if is_alone => {
                 return Step::Fail(self.first_refusal(failure));
             }
@@ -123,7 +123,7 @@ impl Attempts {
             }
             failure if is_alone => return Step::Fail(self.first_refusal(failure)),
             failure => {
-                // What says nothing of the target leaves the other agent its whole time.
+                // A failure that is not about the target does not shorten the other attempt.
                 let of_target = matches!(failure, DialFailure::Target(_)) && !is_denied(&failure);
                 let until = of_target.then(|| now.after(REFUSED_WAIT));
                 let until = self.refused_until().or(until);
@@ -135,7 +135,7 @@ impl Attempts {
 
     fn first_refusal(&mut self, failure: DialFailure) -> DialFailure {
         match (self.refusal.take(), failure) {
-            // What one agent says of the target is more than that another may not ask, or is gone.
+            // An agent's answer about the target takes precedence over a denial or a lost link of another agent.
             (Some((first @ DialFailure::Target(_), _)), _) if !is_denied(&first) => first,
             (_, failure) => failure,
         }
@@ -145,7 +145,7 @@ impl Attempts {
         self.refusal.as_ref().and_then(|(_, until)| *until)
     }
 
-    /// What to do at `now`; `state` tells of the link of a running attempt.
+    /// The next step at `now`; `state` returns the state of a running attempt's link.
     pub fn check(&mut self, now: Moment, state: impl Fn(LinkId, Moment) -> LinkState) -> Step {
         if let Some(until) = self.refused_until() {
             return match &self.refusal {
@@ -178,7 +178,8 @@ impl Attempts {
         Step::Wait(Some(hedge_at))
     }
 
-    /// There was no agent to ask, or none might be; `may_come`: one of them is silent, or was when its link ended.
+    /// No agent was found, or the budget allows no hedge. `may_come`: an agent is silent, or was when its link ended,
+    /// and may return.
     pub fn found_none(&mut self, reason: Reason, may_come: bool, now: Moment) -> Step {
         if reason == Reason::Slow {
             self.hedged = true;
@@ -199,7 +200,7 @@ impl Attempts {
         Step::WaitForLink(until)
     }
 
-    /// How long the attempt on `link` has taken.
+    /// Time since the attempt on `link` began.
     #[must_use]
     pub fn took(&self, link: LinkId, now: Moment) -> Duration {
         let mut running = self.running();

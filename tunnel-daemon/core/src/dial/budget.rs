@@ -1,4 +1,4 @@
-//! Which dials may be hedged at all.
+//! The budget of hedges.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::{TARGET_SLOW, TARGET_SLOW_FOR, TARGETS_SLOW_MAX};
 use crate::session::Moment;
 
-/// Hedges of any second: 10 % of its dials, or of those of the second before, and no fewer than this.
+/// Hedges per second: 10 % of the dials of this or the previous second, and at least this many.
 const HEDGES_MIN: u64 = 10;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Bounds the hedges of a process, and knows the targets that are not worth one.
+/// Bounds the hedges of a process, and remembers slow targets, which are not hedged.
 #[derive(Debug, Default)]
 pub struct HedgeBudget {
     since: Moment,
@@ -28,7 +28,7 @@ impl HedgeBudget {
         self.dials += 1;
     }
 
-    /// Whether a dial of `target` may be hedged now, which then counts.
+    /// Whether a dial of `target` may be hedged now; if so, counts the hedge.
     pub fn try_hedge(&mut self, target: &str, now: Moment) -> bool {
         self.turn(now);
         let is_slow = self.slow.get(target);
@@ -41,7 +41,7 @@ impl HedgeBudget {
         may
     }
 
-    /// An agent answered `after` so long that it could not reach `target`.
+    /// An agent reported, `after` this time, that it could not reach `target`.
     pub fn failed(&mut self, target: &str, after: Duration, now: Moment) {
         if after < TARGET_SLOW {
             return;

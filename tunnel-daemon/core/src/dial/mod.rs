@@ -1,7 +1,7 @@
 //! A dial and the agents it asks: retries, hedges and failover.
 //!
-//! [`Attempts`] decides when a dial asks another agent and how it ends; [`AnswerTimes`] knows how soon a link answers;
-//! [`HedgeBudget`] bounds hedges. The caller picks the agent, sends the request, and owns the timers.
+//! [`Attempts`] decides when a dial asks another agent and how the dial ends; [`AnswerTimes`] measures how fast a link
+//! answers; [`HedgeBudget`] bounds hedges. The caller picks the agent, sends the request, and owns the timers.
 
 mod answers;
 mod attempts;
@@ -13,23 +13,23 @@ pub use budget::HedgeBudget;
 
 use std::time::Duration;
 
-/// An unanswered dial is not hedged before this.
+/// Earliest time at which an unanswered dial is hedged.
 pub const HEDGE_AFTER_MIN: Duration = Duration::from_millis(200);
-/// An unanswered dial may be hedged after this, however slow its link usually is.
+/// After this time an unanswered dial may be hedged even on a slow link.
 pub const HEDGE_AFTER_MAX: Duration = Duration::from_secs(2);
-/// Between the two: this many times the median answer of the link.
+/// Between these two bounds a dial may be hedged after this many median answer times of the link.
 const HEDGE_AFTER_MEDIANS: u32 = 10;
-/// When one of two agents has refused, the other may take this long.
+/// After one of two agents has refused, the other may take this long.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
-/// Agents that a dial asks because others are silent, at most.
+/// Most agents that a dial asks because the previous ones are silent.
 const SILENT_MAX: u8 = 3;
-/// A dial without any agent to ask waits this long for one that was silent.
+/// How long a dial without an agent waits for a silent agent to return.
 const AGENT_WAIT: Duration = Duration::from_secs(10);
-/// A target whose dial failed this late, or later, is taken for one that answers nothing.
+/// A target whose dial fails after this time or later counts as slow.
 const TARGET_SLOW: Duration = Duration::from_secs(2);
-/// Such a target is not hedged for this long.
+/// Dials of a slow target are not hedged for this long.
 const TARGET_SLOW_FOR: Duration = Duration::from_secs(10);
-/// Most such targets remembered.
+/// Most slow targets remembered.
 const TARGETS_SLOW_MAX: usize = 1024;
 
 #[cfg(test)]

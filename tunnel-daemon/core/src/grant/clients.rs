@@ -1,11 +1,11 @@
 //! Client rules: which targets a server's clients may ask for.
 //!
-//! A rule is a target, with the names of a certificate before it: `cn=prometheus,10.0.0.0/8:9100`. `cn`, `dns` and `uri` are as
-//! in grants; all of them must match. A rule without names holds for every client. What is allowed adds up over all rules that
-//! hold for a client. Without any rule a client may ask for everything.
+//! A rule is a target, optionally preceded by names of a certificate: `cn=prometheus,10.0.0.0/8:9100`. `cn`, `dns` and `uri`
+//! are as in grants; all of them must match. A rule without names applies to every client. A client may ask for every target
+//! that one of its rules allows. Without rules a client may ask for every target.
 //!
-//! A target is judged as it is asked for: a name by rules that are names, an address by rules that are networks. The server
-//! resolves nothing, since names belong to the network of the agent.
+//! A target is checked as the client wrote it: a name against names, an address against networks. The server does not
+//! resolve names, because they belong to the agent's network.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use crate::destination::{DestinationList, Why};
 use crate::target::{Host, Target};
 use crate::text::Excerpt;
 
-/// Networks that a client may name, as agents know them. Others, such as `unix`, have targets that no rule describes.
+/// Networks that a client may ask for. Rules cannot describe targets of other networks, such as `unix`.
 const NETWORKS: [&str; 3] = ["tcp", "tcp4", "tcp6"];
 
 /// All client rules of a server.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ClientRules {
     rules: Vec<Rule>,
-    /// Of clients without a certificate; `None`: there are no rules.
+    /// Targets of clients without a certificate; `None`: there are no rules.
     anonymous: Option<Arc<ClientTargets>>,
 }
 
@@ -33,7 +33,7 @@ struct Rule {
     target: DestinationList,
 }
 
-/// Why an entry is no rule. Says what to write instead.
+/// Why an entry is not a valid rule, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{entry:?}: {flaw}")]
 pub struct ClientRuleError {
@@ -41,10 +41,10 @@ pub struct ClientRuleError {
     flaw: Flaw,
 }
 
-/// What one client may ask for.
+/// The targets that one client may ask for.
 #[derive(PartialEq, Eq, Debug)]
 pub struct ClientTargets {
-    /// As a denial names it.
+    /// The client's name in denials.
     client: String,
     targets: DestinationList,
 }
@@ -52,7 +52,7 @@ pub struct ClientTargets {
 /// A target that a client may not ask for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetDenied {
-    /// As it was asked for, in a safe spelling.
+    /// The target as the client asked for it, escaped and shortened.
     target: String,
     client: String,
     why: NotAllowed,
@@ -62,9 +62,9 @@ pub struct TargetDenied {
 enum NotAllowed {
     NotListed,
     Guarded,
-    /// What is wrong with the target.
+    /// Why the target cannot be parsed.
     Unreadable(String),
-    /// The network, which is not TCP.
+    /// A network other than TCP.
     Network(String),
 }
 
@@ -72,7 +72,7 @@ impl ClientRules {
     /// Reads the values of `--client-allow-target`.
     ///
     /// # Errors
-    /// The first entry that is no rule, with what to write instead.
+    /// The first invalid entry, with what to write instead.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self, ClientRuleError> {
         let rules = entries.iter().map(|entry| {
             let entry = entry.as_ref();
@@ -92,13 +92,13 @@ impl ClientRules {
         Ok(Self { rules, anonymous })
     }
 
-    /// Whether some rule holds for certificates only.
+    /// Whether some rule names a certificate.
     #[must_use]
     pub fn name_certificates(&self) -> bool {
         self.rules.iter().any(|rule| !rule.who.is_empty())
     }
 
-    /// What a client may ask for that has shown this certificate, or none; `None`: everything.
+    /// The targets of a client with this certificate, or without one. `None`: every target.
     #[must_use]
     pub fn of_client(&self, certificate: Option<Names<'_>>) -> Option<Arc<ClientTargets>> {
         let anonymous = self.anonymous.as_ref()?;
@@ -148,10 +148,10 @@ fn describe(certificate: Names<'_>) -> String {
 }
 
 impl ClientTargets {
-    /// May this client ask for `address` on `network`, both as it wrote them?
+    /// Checks whether this client may ask for `address` on `network`, both as the client wrote them.
     ///
     /// # Errors
-    /// [`TargetDenied`]; also for what cannot be read, since an agent might read it in another way.
+    /// [`TargetDenied`]; also if the address cannot be parsed, since an agent might parse it differently.
     pub fn check(&self, network: &str, address: &str) -> Result<(), TargetDenied> {
         let denied = |target, why| TargetDenied {
             target,

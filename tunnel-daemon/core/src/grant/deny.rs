@@ -1,15 +1,15 @@
-//! Deny list: agents that are refused whatever they prove and whatever is granted to them.
+//! Deny list: agents that are refused even if they authenticate and grants allow their claims.
 
 use super::pattern::Pattern;
 use super::{Flaw, Holder, NameKind, names_of};
 use crate::ids::AgentId;
 use crate::text::Excerpt;
 
-/// Entries in the order of their lines; the empty list denies nobody.
+/// Entries in the order of their lines; an empty list denies no agent.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DenyList(Vec<Entry>);
 
-/// Why a line is no entry.
+/// Why a line is not a valid entry.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("line {line}, {text:?}: {flaw}")]
 pub struct DenyError {
@@ -20,7 +20,7 @@ pub struct DenyError {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
-    /// As written.
+    /// The entry as written.
     text: String,
     what: What,
     value: Pattern,
@@ -34,14 +34,15 @@ enum What {
 }
 
 impl DenyList {
-    /// One `KEY=VALUE` a line; `*` in a value stands for any text that is not empty, `#` at the start of a line or behind a blank begins a comment.
+    /// Parses one `KEY=VALUE` per line. `*` in a value matches any text that is not empty. `#` at the start of a line or after
+    /// a space begins a comment.
     ///
     /// # Errors
-    /// The first line that is no entry.
+    /// The first invalid line.
     pub fn parse(text: &str) -> Result<Self, DenyError> {
         let mut entries = Vec::new();
         for (at, line) in text.lines().enumerate() {
-            // Names may have the sign in them.
+            // Names may contain `#`, so only ` #` begins a comment.
             let line = line.split(" #").next().unwrap_or_default().trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -56,7 +57,7 @@ impl DenyList {
         Ok(Self(entries))
     }
 
-    /// The entry that denies an agent which claims this id and has proved to be these holders.
+    /// The entry that denies an agent with this id or one of these holders.
     #[must_use]
     pub fn entry_for(&self, agent: &AgentId, holders: &[Holder<'_>]) -> Option<&str> {
         let entry = self.0.iter().find(|entry| entry.names(agent, holders))?;

@@ -1,4 +1,4 @@
-//! What is wrong with an entry of a grant, a deny list or a rule for clients.
+//! Errors in entries of grants, deny lists and client rules.
 
 use crate::destination::EntryError;
 

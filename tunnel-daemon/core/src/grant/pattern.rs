@@ -1,20 +1,20 @@
-//! Texts with a star, and what braces stand for.
+//! Patterns with a `*`, and the placeholders `{*}` and `{node}`.
 
 use super::flaw::Flaw;
 
-/// What stands in a claim for the text that the certificate's `*` stood for.
+/// Placeholder in a claim: the text that the `*` of the holder's name matched.
 pub(super) const CAPTURED: &str = "{*}";
-/// And for the node that the token is bound to.
+/// Placeholder in a claim: the node that the token is bound to.
 pub(super) const NODE: &str = "{node}";
 
-/// What the braces in a grant's claims stand for.
+/// Values of the placeholders in a grant's claims.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stands {
     pub(super) star: String,
     pub(super) node: Option<String>,
 }
 
-/// A text, with at most one `*`: before it and behind it.
+/// A text with at most one `*`, as the parts before and after the `*`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Pattern {
     pub(super) start: String,
@@ -26,7 +26,7 @@ impl Pattern {
         if text.is_empty() {
             return Err(Flaw::Empty(key));
         }
-        // The star of a {*} is none.
+        // The star in `{*}` is not a wildcard.
         let plain = text.replace(CAPTURED, "\u{0}");
         let mut parts = plain.split('*').map(|part| part.replace('\u{0}', CAPTURED));
         let (start, end) = (parts.next().unwrap_or_default(), parts.next());
@@ -40,7 +40,7 @@ impl Pattern {
         self.start.contains(braces) || self.end.as_ref().is_some_and(|text| text.contains(braces))
     }
 
-    /// What the star stands for in `text`; empty when there is none and the texts are equal.
+    /// The part of `text` that the star matches; empty if the pattern has no star and equals `text`.
     pub(super) fn match_text<'a>(&self, text: &'a str) -> Option<&'a str> {
         let rest = text.strip_prefix(self.start.as_str())?;
         match &self.end {
@@ -51,13 +51,14 @@ impl Pattern {
         }
     }
 
-    /// With `{*}` and `{node}` replaced. A `*` in a replacement is an ordinary character. `None`: there is no such node.
+    /// The pattern with `{*}` and `{node}` replaced. A `*` in a replacement is an ordinary character. `None`: `{node}`
+    /// has no value.
     pub(super) fn with(&self, stands: &Stands) -> Option<Self> {
         if stands.node.is_none() && self.has(NODE) {
             return None;
         }
         let node = stands.node.as_deref().unwrap_or_default();
-        // Piece by piece: braces in a replacement are ordinary characters, too.
+        // Split first, because braces in a replacement are ordinary characters.
         let replace = |text: &str| {
             let pieces = text
                 .split(NODE)

@@ -1,12 +1,12 @@
-//! Which `:authority` values the `http` crate takes, and what replaces the others.
+//! Which `:authority` values the `http` crate accepts, and the replacement of the others.
 
-/// Colons the `http` crate lets pass before it stops counting: enough for a bracketed IPv6 address and a port.
+/// Most colons that the `http` crate accepts: enough for a bracketed IPv6 address and a port.
 const COLONS_MAX: u32 = 8;
 
-/// Whether `http::uri::Authority` accepts `value`, all of it.
+/// Whether `http::uri::Authority` accepts the whole `value`.
 ///
-/// A property test holds this to the real parser in both directions. Too strict would only replace a value
-/// nobody routes by; too lax would let a value through that `h2` answers with a stream reset.
+/// A property test compares this with the real parser in both directions. If too strict, a valid value is replaced; no
+/// component routes by `:authority`. If too lax, `h2` answers the request with a stream reset.
 #[must_use]
 pub fn is_valid_authority(value: &[u8]) -> bool {
     if value.is_empty() {
@@ -16,9 +16,9 @@ pub fn is_valid_authority(value: &[u8]) -> bool {
     value.iter().all(|&byte| seen.accept(byte)) && seen.complete()
 }
 
-/// The replacement for a refused value: same length, always valid for a value that is not empty.
+/// The replacement for a refused value: same length; valid unless the value is empty.
 ///
-/// Unreserved characters stay, so that a log line still resembles the socket's path; all others become `-`.
+/// Unreserved characters stay, so that the socket path remains recognisable in logs; all others become `-`.
 #[must_use]
 pub fn stand_in(value: &[u8]) -> Vec<u8> {
     value
@@ -27,21 +27,21 @@ pub fn stand_in(value: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// What has been read of an authority, as far as the end may depend on it.
+/// The parser state that decides whether an authority is valid.
 #[derive(Default)]
 struct Seen {
     /// Colons since the start, the last `@` or the closing bracket.
     colons: u32,
     opened: bool,
     closed: bool,
-    /// A percent sign that no later `@` or closing bracket made part of the user name or the IPv6 zone.
+    /// A percent sign outside a user name or IPv6 zone: no later `@` or closing bracket followed.
     percent: bool,
-    /// The latest byte was an `@`, so there is no host yet.
+    /// The latest byte was `@`: no host yet.
     bare_at: bool,
 }
 
 impl Seen {
-    /// Takes one byte; false when no authority continues like this.
+    /// Takes one byte; false if no valid authority continues with this byte.
     fn accept(&mut self, byte: u8) -> bool {
         self.bare_at = byte == b'@';
         match byte {

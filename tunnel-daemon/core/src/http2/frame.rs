@@ -1,15 +1,15 @@
-//! HTTP/2 frame headers (RFC 9113, section 4.1), and header blocks as the frames that carry them.
+//! HTTP/2 frame headers (RFC 9113, section 4.1), and header blocks with the frames that carry them.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// What a client opens a connection with (RFC 9113, section 3.4).
+/// The client's connection preface (RFC 9113, section 3.4).
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Octets of a frame header.
 pub(super) const HEADER_LEN: usize = 9;
 /// Octets of the stream dependency and weight in a HEADERS frame with the PRIORITY flag.
 const PRIORITY_LEN: usize = 5;
 
-/// Payload octets of the frames this filter writes: what every HTTP/2 end has to take (RFC 9113, section 4.2).
+/// Payload octets of the frames this filter writes: the size that every HTTP/2 endpoint must accept (RFC 9113, section 4.2).
 pub const FRAME_PAYLOAD_LEN_MAX: usize = 16_384;
 
 pub(super) const HEADERS: u8 = 0x1;
@@ -26,12 +26,12 @@ pub(super) struct FrameHeader {
     pub(super) payload_len: usize,
     pub(super) kind: u8,
     pub(super) flags: u8,
-    /// With the reserved bit as it came.
+    /// Stream id, with the reserved bit unchanged.
     pub(super) stream: u32,
 }
 
 impl FrameHeader {
-    /// Reads the header at the front of `bytes`; none while it is not all there.
+    /// Reads the header at the front of `bytes`; `None` while the header is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes.first_chunk::<HEADER_LEN>()?;
         let payload_len = usize::try_from(u32::from_be_bytes([0, l0, l1, l2])).ok()?;
@@ -60,11 +60,11 @@ impl FrameHeader {
     }
 }
 
-/// A header block and what its HEADERS frame said beside it. Padding is dropped: it carries nothing.
+/// A header block with the flags and priority of its HEADERS frame. Padding is dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct HeaderBlock {
     stream: u32,
-    /// Of the HEADERS frame, without PADDED and END_HEADERS, which belong to the framing.
+    /// Flags of the HEADERS frame, without PADDED and END_HEADERS, which belong to the framing.
     flags: u8,
     /// Stream dependency and weight, if the frame had them.
     priority: Bytes,
@@ -72,7 +72,7 @@ pub(super) struct HeaderBlock {
 }
 
 impl HeaderBlock {
-    /// Opens the payload of a HEADERS frame; none when padding or priority do not fit in it.
+    /// Parses the payload of a HEADERS frame; `None` if padding or priority exceed the payload.
     pub(super) fn open(header: FrameHeader, mut payload: BytesMut) -> Option<Self> {
         if header.has(PADDED) {
             let (&padding_len, rest) = payload.split_first()?;
@@ -97,13 +97,13 @@ impl HeaderBlock {
         })
     }
 
-    /// Whether `header` is of a frame that may follow while the block is incomplete.
+    /// Whether a frame with this `header` may follow while the block is incomplete.
     pub(super) fn is_continued_by(&self, header: FrameHeader) -> bool {
         header.kind == CONTINUATION && header.stream == self.stream
     }
 
-    /// Writes one HEADERS frame and as many CONTINUATION frames as the length asks for. With `complete` the
-    /// last one ends the block.
+    /// Writes one HEADERS frame and as many CONTINUATION frames as the length requires. With `complete` the last frame
+    /// ends the block.
     pub(super) fn write(&self, complete: bool, output: &mut BytesMut) {
         let mut rest: &[u8] = &self.fragment;
         let mut priority: &[u8] = &self.priority;

@@ -1,5 +1,5 @@
-//! HPACK (RFC 7541) as far as finding `:authority` takes: representations, strings, and of the dynamic table
-//! only the lengths and which names are `:authority`.
+//! The part of HPACK (RFC 7541) needed to find `:authority`: representations and strings. Of the dynamic table only
+//! lengths are kept, and which names are `:authority`.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -10,13 +10,13 @@ use super::{
     huffman,
 };
 
-/// The one field that is looked for.
+/// The field to find.
 const AUTHORITY: &[u8] = b":authority";
-/// What an entry of the dynamic table counts beside its name and value (RFC 7541, section 4.1).
+/// Octets that an entry of the dynamic table counts in addition to its name and value (RFC 7541, section 4.1).
 const ENTRY_OVERHEAD: usize = 32;
-/// Octets of an integer, as `h2` limits them: more would only be needed beyond 2^28.
+/// Most octets of an integer, the limit of `h2`: longer integers exceed 2^28.
 const INTEGER_LEN_MAX: usize = 5;
-/// Flag of a string that is Huffman coded.
+/// Flag of a Huffman coded string.
 const HUFFMAN: u8 = 0x80;
 
 /// Names of the static table (RFC 7541, appendix A); the first has index 1.
@@ -33,22 +33,22 @@ const STATIC_NAMES: [&str; 61] = [
     "www-authenticate",
 ];
 
-/// Why a header block cannot be followed.
+/// Why a header block cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HpackError {
     /// The block ends inside a field.
     #[error("header block ends inside a field")]
     Truncated,
-    /// An integer takes more octets than any end would send.
+    /// An integer has more octets than an endpoint sends.
     #[error("header block has an integer of more than {INTEGER_LEN_MAX} octets")]
     IntegerTooLong,
-    /// A reference to an entry that neither table has.
+    /// A reference to an entry that is in neither table.
     #[error("header block refers to table entry {0}, which does not exist")]
     NoSuchEntry(usize),
-    /// A Huffman coded string that decodes to nothing.
+    /// A Huffman coded string that cannot be decoded.
     #[error("header block has an invalid Huffman code")]
     BadHuffman,
-    /// The client took more table than this end offers.
+    /// The client set a larger dynamic table than this end allows.
     #[error("header block sets the dynamic table to {asked} octets, the limit is {limit}")]
     TableTooLarge {
         /// Octets the client announced.
@@ -61,16 +61,16 @@ pub enum HpackError {
     LateTableUpdate,
 }
 
-/// One field value that needs another one.
+/// A field value to replace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Edit {
-    /// The value with its length prefix, as offsets into the block.
+    /// The old value with its length prefix, as offsets into the block.
     range: Range<usize>,
-    /// Of the same decoded length as the old value.
+    /// The new value; its length is the decoded length of the old value.
     value: Vec<u8>,
 }
 
-/// Copies `block` with the values of `edits` in place, all of them not Huffman coded.
+/// Copies `block` with the values of `edits` in place; the new values are not Huffman coded.
 pub(super) fn apply(block: &[u8], edits: &[Edit]) -> BytesMut {
     let added: usize = edits
         .iter()
@@ -88,7 +88,7 @@ pub(super) fn apply(block: &[u8], edits: &[Edit]) -> BytesMut {
     output
 }
 
-/// An integer with a prefix of `prefix_bits` below `flags` (RFC 7541, section 5.1).
+/// Writes an integer with a prefix of `prefix_bits` below `flags` (RFC 7541, section 5.1).
 pub(super) fn write_integer(value: usize, prefix_bits: u32, flags: u8, output: &mut BytesMut) {
     let prefix_max = (1_usize << prefix_bits) - 1;
     let low_bits = |value: usize| u8::try_from(value & 0xff).unwrap_or(0);
@@ -105,7 +105,7 @@ pub(super) fn write_integer(value: usize, prefix_bits: u32, flags: u8, output: &
     output.put_u8(low_bits(rest));
 }
 
-/// What is kept of an entry of the dynamic table.
+/// An entry of the dynamic table, without its texts.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     name: Name,
@@ -118,21 +118,21 @@ impl Entry {
     }
 }
 
-/// What is kept of a field name.
+/// A field name, without its text.
 #[derive(Clone, Copy, Debug)]
 struct Name {
     len: usize,
     is_authority: bool,
 }
 
-/// The client's dynamic table, by sizes, and the reader of its header blocks.
+/// Follows the sizes of the client's dynamic table through its header blocks.
 #[derive(Debug)]
 pub(super) struct Tracker {
-    /// Newest first, as the index counts.
+    /// Newest first, in index order.
     entries: VecDeque<Entry>,
     /// Octets the entries count for.
     size: usize,
-    /// What the client set last; at most `limit`.
+    /// Size that the client set last; at most `limit`.
     capacity: usize,
     limit: usize,
 }
@@ -148,8 +148,8 @@ impl Tracker {
         }
     }
 
-    /// Reads one whole block, follows its changes to the table and returns the refused authorities in it, in
-    /// order. After an error the table is of no more use.
+    /// Reads one whole block, applies its changes to the table and returns an edit for each refused authority, in
+    /// order. After an error the table must not be used any more.
     pub(super) fn follow(&mut self, block: &[u8]) -> Result<Vec<Edit>, HpackError> {
         let mut reader = Reader { block, at: 0 };
         let mut edits = Vec::new();
@@ -182,7 +182,7 @@ impl Tracker {
         Ok(edits)
     }
 
-    /// The name of entry `index` of the static and dynamic table taken together.
+    /// The name of entry `index` in the common index space of the static and dynamic table.
     fn name(&self, index: usize) -> Result<Name, HpackError> {
         let nth = index.checked_sub(1).ok_or(HpackError::NoSuchEntry(index))?;
         if let Some(name) = STATIC_NAMES.get(nth) {
@@ -263,7 +263,7 @@ impl<'a> Reader<'a> {
         Err(HpackError::IntegerTooLong)
     }
 
-    /// A string as it is coded, and whether that is Huffman code.
+    /// A string as encoded, and whether it is Huffman coded.
     fn string(&mut self) -> Result<(&'a [u8], bool), HpackError> {
         let is_huffman = self.peek().is_some_and(|first| first & HUFFMAN != 0);
         let len = self.integer(7)?;
@@ -313,7 +313,7 @@ impl<'a> Reader<'a> {
         } else {
             decoded.extend_from_slice(coded);
         }
-        // Nothing of length zero is valid, so an empty authority stays and h2 refuses that one request.
+        // No valid replacement has length zero, so an empty authority stays and `h2` refuses this request only.
         if !decoded.is_empty() && !is_valid_authority(&decoded) {
             edits.push(Edit {
                 range: start..self.at,

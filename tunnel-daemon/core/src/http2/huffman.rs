@@ -1,9 +1,9 @@
 //! The Huffman code of HPACK (RFC 7541, appendix B), decoding only.
 //!
-//! The code is canonical: sorted by length, then by symbol, codes count upwards. So the lengths are the whole
-//! table, and the rest is computed from them when the crate is compiled.
+//! The code is canonical: sorted by length, then by symbol, codes count upwards. So the code lengths define the table;
+//! the rest is computed at compile time.
 
-/// The end-of-string symbol: padding is a prefix of it, and it never occurs as a whole.
+/// The end-of-string symbol: padding is a prefix of this code; the whole code is an error.
 const EOS: u16 = 256;
 /// Bits of the shortest and of the longest code.
 const BITS_MIN: usize = 5;
@@ -80,14 +80,13 @@ const fn rows() -> [Row; BITS_MAX + 1] {
     rows
 }
 
-/// The string is no Huffman code: a code that does not exist, a whole [`EOS`], or padding that is too long or
-/// not all ones.
+/// Invalid Huffman code: a code that does not exist, a whole [`EOS`], or padding that is too long or not all ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BadCode;
 
 /// Decodes `coded`, handing each octet to `take`.
 pub(super) fn decode(coded: &[u8], mut take: impl FnMut(u8)) -> Result<(), BadCode> {
-    let mut window: u64 = 0; // The unread bits, the oldest the most significant of `held`.
+    let mut window: u64 = 0; // The unread bits: the low `held` bits, oldest first.
     let mut held = 0;
     let mut rest = coded.iter();
     loop {
@@ -108,7 +107,7 @@ pub(super) fn decode(coded: &[u8], mut take: impl FnMut(u8)) -> Result<(), BadCo
     }
 }
 
-/// The symbol at the front of the `held` low bits of `window` and its length, if a whole one is there.
+/// The first symbol in the `held` low bits of `window` and its code length; `None` if the code is incomplete.
 fn next_symbol(window: u64, held: usize) -> Option<(u16, usize)> {
     (BITS_MIN..=BITS_MAX.min(held)).find_map(|bits| {
         let row = ROWS[bits];

@@ -1,4 +1,4 @@
-//! The filter itself: walks frames, collects header blocks, replaces refused authorities.
+//! The filter: walks frames, collects header blocks, replaces refused authorities.
 
 use bytes::{Buf, BytesMut};
 
@@ -7,13 +7,13 @@ use super::{
     hpack::{self, HpackError, Tracker},
 };
 
-/// What a client may make this filter hold.
+/// Limits of the memory that a client can make this filter use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Octets of one header block as it comes, frame headers and padding included, so that a stream of empty
-    /// CONTINUATION frames ends too.
+    /// Octets of one header block as received. Frame headers and padding count, which also bounds a stream of empty
+    /// CONTINUATION frames.
     pub header_block_len: usize,
-    /// `SETTINGS_HEADER_TABLE_SIZE` that the HTTP/2 library behind this filter announces.
+    /// `SETTINGS_HEADER_TABLE_SIZE` that `h2` announces.
     pub header_table_len: usize,
 }
 
@@ -26,7 +26,7 @@ impl Default for Limits {
     }
 }
 
-/// The connection has to be closed.
+/// An error after which the connection must be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RewriteError {
     /// One request's headers are longer than the limit.
@@ -41,12 +41,11 @@ pub enum RewriteError {
     },
 }
 
-/// Why the rest of a connection passes untouched.
+/// Why the filter passes the rest of a connection unchanged.
 ///
-/// The bytes are not what RFC 9113 and RFC 7541 allow, so the filter can no longer know what they mean. It
-/// gives them on as they came instead of failing: `h2` reads the same bytes, ends the connection with the
-/// error code that the RFC asks for, and where it is more lenient than this filter the client loses nothing.
-/// Nobody routes or authorises by `:authority`, so bytes that pass unseen can do no harm.
+/// The bytes violate RFC 9113 or RFC 7541, so the filter can no longer interpret the stream. Instead of failing, the filter
+/// passes the bytes on unchanged: `h2` ends the connection with the error code that the RFC requires, or accepts the bytes if
+/// `h2` is more lenient. No component routes or authorises by `:authority`, so unfiltered bytes do no harm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HandOver {
     /// The first bytes are not the HTTP/2 connection preface.
@@ -66,23 +65,22 @@ pub enum HandOver {
 /// Where in the stream the next byte belongs.
 #[derive(Debug)]
 enum State {
-    /// So many bytes of the preface have passed.
+    /// Number of preface bytes that have passed.
     Preface(usize),
-    /// Next is a frame header.
+    /// A frame header is next.
     Boundary,
-    /// Next are so many bytes of a payload nobody looks at.
+    /// Number of payload bytes that pass unread.
     Payload(usize),
-    /// A header block is incomplete and the CONTINUATION of its stream must follow; with the octets so far.
+    /// An incomplete header block and its octets so far; a CONTINUATION of its stream must follow.
     Block(HeaderBlock, usize),
-    /// Everything passes.
+    /// All bytes pass unchanged.
     Open(HandOver),
 }
 
-/// Replaces, in what one client sends on one HTTP/2 connection, the `:authority` values that the `http` crate
-/// would refuse.
+/// Replaces the `:authority` values that the `http` crate would refuse, in one client's stream of one HTTP/2 connection.
 ///
-/// First offer what arrived to [`pass`](Self::pass), which leaves payloads where they are. Only the rest, which
-/// starts with a header block or an incomplete frame header, goes through [`rewrite`](Self::rewrite).
+/// First give received bytes to [`pass`](Self::pass), which copies nothing. Only the rest, which starts with a header
+/// block or an incomplete frame header, goes through [`rewrite`](Self::rewrite).
 #[derive(Debug)]
 pub struct AuthorityRewriter {
     state: State,
@@ -107,7 +105,7 @@ impl AuthorityRewriter {
         }
     }
 
-    /// Why everything passes untouched from here on, if it does.
+    /// Why all further bytes pass unchanged, if they do.
     #[must_use]
     pub fn handed_over(&self) -> Option<HandOver> {
         match self.state {
@@ -122,8 +120,8 @@ impl AuthorityRewriter {
         matches!(self.state, State::Block(..))
     }
 
-    /// Takes the leading bytes of `chunk` that go on unchanged and returns how many they are. The rest is for
-    /// [`rewrite`](Self::rewrite), with whatever follows it.
+    /// Returns the number of leading bytes of `chunk` that pass unchanged. Give the rest and all bytes after it to
+    /// [`rewrite`](Self::rewrite).
     pub fn pass(&mut self, chunk: &[u8]) -> usize {
         let mut at = 0;
         while let Some(rest) = chunk.get(at..).filter(|rest| !rest.is_empty()) {
@@ -163,12 +161,12 @@ impl AuthorityRewriter {
         at
     }
 
-    /// Moves everything that is complete from `input` to the end of `output`. An incomplete frame header or
-    /// frame of a header block stays in `input`: call again with more bytes behind it.
+    /// Moves all complete frames from `input` to the end of `output`. An incomplete frame header or header block frame
+    /// stays in `input`: append more bytes and call again.
     ///
     /// # Errors
     ///
-    /// A header block beyond the limit; the connection has to be closed, without reading `output`.
+    /// A header block exceeds the limit. Close the connection without reading `output`.
     pub fn rewrite(
         &mut self,
         input: &mut BytesMut,
@@ -224,7 +222,7 @@ impl AuthorityRewriter {
         }
     }
 
-    /// Whether the frame has to be there as a whole before anything is decided.
+    /// Whether the frame is processed only once it is complete.
     fn is_header_frame(&self, header: FrameHeader) -> bool {
         match &self.state {
             State::Block(block, _) => block.is_continued_by(header),
@@ -232,14 +230,14 @@ impl AuthorityRewriter {
         }
     }
 
-    /// Takes a whole HEADERS frame off `input`.
+    /// Takes a complete HEADERS frame from `input`.
     fn open_block(
         &mut self,
         header: FrameHeader,
         input: &mut BytesMut,
         output: &mut BytesMut,
     ) -> State {
-        // Most frames need no change, so the original is kept and goes on as it came, padding and all.
+        // Most frames need no change, so the original frame is kept and passed on with its padding.
         let payload = input
             .get(HEADER_LEN..header.frame_len())
             .unwrap_or_default();
@@ -267,7 +265,7 @@ impl AuthorityRewriter {
         }
     }
 
-    /// Takes a whole CONTINUATION frame off `input`.
+    /// Takes a complete CONTINUATION frame from `input`.
     fn continue_block(
         &mut self,
         mut block: HeaderBlock,
@@ -300,11 +298,11 @@ impl AuthorityRewriter {
 
 /// For the fuzz target and the test that replays its corpus.
 ///
-/// The first byte is how the rest is cut, the second adds the preface or leaves it out.
+/// The first byte sets the chunk size of the rest, the second whether the preface is prepended.
 ///
 /// # Panics
 ///
-/// When the output depends on the cuts, or a second filter behind the first finds anything left to replace.
+/// When the output depends on the chunk size, or a second filter finds values to replace in the output.
 #[doc(hidden)]
 pub fn fuzz_entry(data: &[u8]) {
     let [cut, with_preface, stream @ ..] = data else {
@@ -337,7 +335,7 @@ pub fn fuzz_entry(data: &[u8]) {
     }
 }
 
-/// What a fresh filter makes of `chunks`, without what it still waits to complete.
+/// The output of a new filter for `chunks`, without incomplete frames.
 fn filtered<'a>(
     limits: Limits,
     chunks: impl Iterator<Item = &'a [u8]>,

@@ -1,8 +1,8 @@
 //! How a new lane proves that it belongs to a link: HELLO, BIND, READY.
 //!
-//! The proof is an HMAC-SHA256 with the link's secret over a nonce the server used once, both ids, and keying material
-//! of this very TLS session (RFC 5705, RFC 8446 section 7.5), so that neither a recording nor a lane relayed by
-//! somebody in between is worth anything. The arithmetic is the caller's; this module says over what.
+//! The proof is an HMAC-SHA256 with the link's secret over a single-use nonce of the server, both ids, and exported
+//! keying material of the lane's TLS session (RFC 5705, RFC 8446 section 7.5). So neither a replayed BIND nor a lane
+//! relayed by a man in the middle is accepted. The caller computes the HMAC; this module defines its input.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
@@ -16,13 +16,13 @@ pub const PROOF_BYTES: usize = 32;
 /// Longest server id on a lane.
 const SERVER_ID_BYTES_MAX: usize = 1024;
 
-/// The proof of a BIND; compare in constant time.
+/// The proof in a BIND; compare in constant time.
 pub type Proof = [u8; PROOF_BYTES];
 
 /// The server's first frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Who it is: behind a load balancer perhaps another one than the agent wanted.
+    /// The server's id. Behind a load balancer this may be another server than the agent wanted.
     pub server: ServerId,
     /// Used for this lane only.
     pub nonce: [u8; NONCE_BYTES],
@@ -31,13 +31,13 @@ pub struct Hello {
 /// The agent's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// The link it belongs to, as that server named it.
+    /// The lane's link, by the server's id of the link.
     pub link: LinkId,
     /// HMAC over [`proof_input`].
     pub proof: Proof,
-    /// The agent would go on in clear text.
+    /// The agent offers plaintext.
     pub clear: bool,
-    /// The agent's kernel can take the lane's TLS over.
+    /// The agent's kernel supports kTLS for this lane.
     pub kernel_tls: bool,
 }
 
@@ -50,14 +50,14 @@ pub enum Greeting {
     Bind(Bind),
     /// From the server: tunnels may be opened.
     Ready {
-        /// In clear text, after a close_notify of both ends.
+        /// The lane continues in plaintext after a close_notify of both ends.
         clear: bool,
-        /// Tunnels without frames may be asked for, on kernel TLS at both ends.
+        /// kTLS raw tunnels may be opened: both ends support kTLS.
         kernel_tls: bool,
     },
 }
 
-/// What the proof is made over; unambiguous, since only the last part has a length of its own.
+/// The input of the proof's HMAC. Unambiguous, since only the last part has a variable length.
 #[must_use]
 pub fn proof_input(hello: &Hello, link: LinkId, exported: &[u8; 32]) -> Vec<u8> {
     let mut input = Vec::with_capacity(128);
@@ -75,7 +75,7 @@ fn flags(clear: bool, kernel_tls: bool) -> u8 {
 }
 
 impl Hello {
-    /// The frame.
+    /// Encodes the HELLO frame.
     #[must_use]
     pub fn to_frame(&self) -> OutFrame {
         let mut payload = BytesMut::new();
@@ -86,7 +86,7 @@ impl Hello {
 }
 
 impl Bind {
-    /// The frame.
+    /// Encodes the BIND frame.
     #[must_use]
     pub fn to_frame(&self) -> OutFrame {
         let mut payload = BytesMut::new();
@@ -98,16 +98,16 @@ impl Bind {
 }
 
 impl Greeting {
-    /// READY.
+    /// Encodes a READY frame.
     #[must_use]
     pub fn ready_frame(clear: bool, kernel_tls: bool) -> OutFrame {
         OutFrame::new(FrameType::Ready, flags(clear, kernel_tls), 0, Bytes::new())
     }
 
-    /// Reads a frame of the greeting.
+    /// Parses a frame of the greeting.
     ///
     /// # Errors
-    /// Another frame, or one that cannot be read.
+    /// The frame is not of the greeting, or cannot be parsed.
     pub fn read(header: Header, mut payload: Bytes) -> Result<Self, LaneViolation> {
         let unreadable = LaneViolation::Unreadable(header.kind);
         let clear = header.flags & Header::CLEAR != 0;

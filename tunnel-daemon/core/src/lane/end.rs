@@ -1,4 +1,4 @@
-//! One end of one lane: which tunnel it carries, what may be sent, what a frame means.
+//! The state machine of one end of a lane.
 
 mod incoming;
 mod raw;
@@ -12,16 +12,16 @@ use super::frame::{DATA_BYTES_MAX, FrameType, Header, OutFrame};
 use super::out::Outgoing;
 use super::payload::{OpenRequest, RefusalCode, cut, open_flags, open_payload, refusal_payload};
 
-/// Which end this is; decides who yields when both open at once.
+/// Which end this is; decides whose OPEN yields when both ends open at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LaneRole {
-    /// Its OPEN wins.
+    /// The server's OPEN wins.
     Server,
-    /// Its OPEN yields.
+    /// The agent's OPEN yields.
     Agent,
 }
 
-/// The lane carries a tunnel, or may carry none any more.
+/// The lane carries a tunnel, or takes no further tunnels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the lane is not free for a tunnel")]
 pub struct NotIdle;
@@ -36,34 +36,34 @@ enum State {
     Open {
         sending: bool,
         receiving: bool,
-        /// We have closed: what comes is void.
+        /// This end has closed: further data is discarded.
         discarding: bool,
     },
     /// Our RESET has no answer yet.
     Resetting,
-    /// Frames are over on this lane.
+    /// The lane is raw: no more frames.
     Raw,
 }
 
-/// One end of a lane that is bound.
+/// One end of a bound lane.
 #[derive(Debug)]
 pub struct LaneEnd {
     role: LaneRole,
     state: State,
     sequence: u16,
-    /// What is being opened is to become a pipe of bytes.
+    /// The tunnel being opened is to be raw.
     raw: bool,
-    /// The peer opened this very tunnel, too, and was told that ours stands.
+    /// The peer opened a tunnel with the same sequence, and was told that our OPEN wins.
     crossed: bool,
     draining: bool,
     drain_sent: bool,
-    /// Mute once the peer may read what we send as bytes of the tunnel.
+    /// Mute while the peer might read our frames as bytes of a raw tunnel.
     out: Outgoing,
     events: VecDeque<LaneEvent>,
 }
 
 impl LaneEnd {
-    /// A lane without a tunnel.
+    /// The end of a lane without a tunnel.
     #[must_use]
     pub fn new(role: LaneRole) -> Self {
         Self {
@@ -79,13 +79,13 @@ impl LaneEnd {
         }
     }
 
-    /// Whether the lane carries no tunnel and nothing of one is on its way.
+    /// Whether the lane carries no tunnel and no frames of one are in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state == State::Idle
     }
 
-    /// Whether a tunnel was cut off at this end and the other has not acknowledged it.
+    /// Whether this end has reset a tunnel and awaits the RESET_ACK.
     #[must_use]
     pub fn is_resetting(&self) -> bool {
         self.state == State::Resetting
@@ -97,14 +97,14 @@ impl LaneEnd {
         self.is_idle() && !self.draining && !self.drain_sent
     }
 
-    /// Whether either end wants no further tunnel on this lane.
+    /// Whether either end has sent DRAIN.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining || self.drain_sent
     }
 
-    /// Whether frames are over on this lane: its bytes are the tunnel's. After a dial that was given up they are nobody's,
-    /// and only closing the connection tells the peer.
+    /// Whether the lane is raw: its bytes are the tunnel's, without frames. A cancelled dial of a raw tunnel may leave the
+    /// lane raw without a tunnel; then only closing the connection informs the peer.
     #[must_use]
     pub fn is_raw(&self) -> bool {
         self.state == State::Raw
@@ -116,13 +116,13 @@ impl LaneEnd {
         matches!(self.state, State::Open { sending: true, .. })
     }
 
-    /// Whether exactly one end has said that it sends no more.
+    /// Whether exactly one end has sent FIN.
     #[must_use]
     pub fn is_half_closed(&self) -> bool {
         matches!(self.state, State::Open { sending, receiving, .. } if sending != receiving)
     }
 
-    /// Server: the agent opened this very tunnel, too, and was told that ours stands.
+    /// Server: the agent opened a tunnel with the same sequence, and was told that the server's OPEN wins.
     #[must_use]
     pub fn has_crossed(&self) -> bool {
         self.crossed
@@ -134,13 +134,13 @@ impl LaneEnd {
         self.out.frames()
     }
 
-    /// The tunnel now, or the one before.
+    /// Sequence number of the current tunnel, or of the last one.
     #[must_use]
     pub fn sequence(&self) -> u16 {
         self.sequence
     }
 
-    /// Payload bytes given and not yet taken by [`Self::poll_frame`].
+    /// Payload bytes queued and not yet taken by [`Self::poll_frame`].
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
         self.out.bytes()
@@ -151,7 +151,7 @@ impl LaneEnd {
         self.out.pop()
     }
 
-    /// Gives memory back that is not in use, before a wait that may be long.
+    /// Frees unused memory before a wait that may be long.
     pub fn rest(&mut self) {
         self.out.rest();
         if self.events.is_empty() {
@@ -159,7 +159,7 @@ impl LaneEnd {
         }
     }
 
-    /// Whether [`Self::poll_frame`] has one.
+    /// Whether [`Self::poll_frame`] would return a frame.
     #[must_use]
     pub fn has_frames(&self) -> bool {
         self.out.frames() > 0
@@ -170,13 +170,13 @@ impl LaneEnd {
         self.events.pop_front()
     }
 
-    /// What [`Self::poll_event`] would give.
+    /// The event that [`Self::poll_event`] would return.
     #[must_use]
     pub fn peek_event(&self) -> Option<&LaneEvent> {
         self.events.front()
     }
 
-    /// Opens a tunnel. `want`: lanes the server would like beside it.
+    /// Opens a tunnel. `want`: number of additional lanes that the server asks for.
     ///
     /// # Errors
     /// The lane is not free.
@@ -197,7 +197,7 @@ impl LaneEnd {
         Ok(())
     }
 
-    /// Answers the peer's OPEN: the tunnel is open. Does nothing when the peer has given up.
+    /// Accepts the peer's OPEN. No effect if the peer has cancelled the OPEN.
     pub fn accept(&mut self) {
         if self.state == State::Answering {
             self.put(FrameType::Opened, 0, Bytes::new());
@@ -205,7 +205,7 @@ impl LaneEnd {
         }
     }
 
-    /// Answers the peer's OPEN: there is no tunnel. Does nothing when the peer has given up.
+    /// Refuses the peer's OPEN. No effect if the peer has cancelled the OPEN.
     pub fn refuse(&mut self, code: RefusalCode, text: &str) {
         if self.state == State::Answering {
             self.put(FrameType::Failed, 0, refusal_payload(code, text));
@@ -213,7 +213,7 @@ impl LaneEnd {
         }
     }
 
-    /// Sends bytes of the tunnel. Void after [`Self::fin`] and when there is no tunnel.
+    /// Sends bytes of the tunnel. No effect after [`Self::fin`] and without a tunnel.
     pub fn send(&mut self, mut bytes: Bytes) {
         if !self.is_sending() {
             return;
@@ -224,12 +224,13 @@ impl LaneEnd {
         }
     }
 
-    /// This end sends no more.
+    /// Sends FIN: this end sends no more data.
     pub fn fin(&mut self) {
         self.finish(0, "");
     }
 
-    /// This end neither sends nor takes more; `text` says why, if it is not in order. What was sent still arrives.
+    /// Closes the tunnel: this end neither sends nor takes more data. `text` is the reason unless the close is regular.
+    /// Data sent before still arrives.
     pub fn close(&mut self, text: &str) {
         if let State::Open {
             sending: false,
@@ -237,7 +238,7 @@ impl LaneEnd {
             discarding: discarding @ false,
         } = &mut self.state
         {
-            // Said before that it sends no more; now it takes no more, either.
+            // FIN was sent before; now this end takes no more data either.
             *discarding = true;
             let payload = Bytes::copy_from_slice(cut(text).as_bytes());
             return self.put(FrameType::Fin, Header::CLOSE, payload);
@@ -266,12 +267,12 @@ impl LaneEnd {
         }
     }
 
-    /// Cuts the tunnel off: nothing given before leaves any more, nothing received counts. An OPEN of a raw tunnel that
-    /// the peer may have seen cannot be taken back by a frame: see [`Self::is_raw`].
+    /// Resets the tunnel: queued and received data is discarded. If the peer may have seen the OPEN of a raw tunnel, no
+    /// frame can cancel that OPEN: see [`Self::is_raw`].
     pub fn reset(&mut self, text: &str) {
         if self.state == State::Opening && self.unsend_open() {
             if self.out.set_mute(false) && self.crossed {
-                // It would have heard so by our OPEN.
+                // The agent would have learned this from our OPEN.
                 self.put(FrameType::Failed, 0, busy());
             }
             return self.over();
@@ -288,13 +289,13 @@ impl LaneEnd {
         }
     }
 
-    /// Asks the peer for a sign of life.
+    /// Sends PING.
     pub fn ping(&mut self, number: u64) {
         let payload = Bytes::copy_from_slice(&number.to_be_bytes());
         self.put_lane(FrameType::Ping, payload);
     }
 
-    /// Wants no further tunnel on this lane. One that is being opened is still served.
+    /// Sends DRAIN: no further tunnels on this lane. A tunnel being opened is still served.
     pub fn drain(&mut self) {
         if !std::mem::replace(&mut self.drain_sent, true) {
             self.put_lane(FrameType::Drain, Bytes::new());
@@ -311,7 +312,7 @@ impl LaneEnd {
         self.events.push_back(LaneEvent::Idle);
     }
 
-    /// Takes an OPEN back that the peer has not seen; false if it may have.
+    /// Removes a queued OPEN, which the peer has not seen; false if the peer may have seen it.
     fn unsend_open(&mut self) -> bool {
         let queued = self.out.holds_open();
         if queued {
@@ -345,7 +346,7 @@ impl State {
     };
 }
 
-/// Why an OPEN that crossed a server's is refused.
+/// Payload that refuses an agent's OPEN which crossed a server's OPEN.
 fn busy() -> Bytes {
     Bytes::from_static(&[RefusalCode::Busy as u8])
 }

@@ -1,10 +1,10 @@
-//! What a lane's end tells its owner.
+//! Events of a lane's end.
 
 use bytes::Bytes;
 
 use super::payload::{OpenRequest, RefusalCode};
 
-/// What happened, in order.
+/// An event; events are delivered in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LaneEvent {
     /// The peer opens a tunnel: answer with [`super::LaneEnd::accept`] or [`super::LaneEnd::refuse`].
@@ -15,29 +15,29 @@ pub enum LaneEvent {
     Failed {
         /// Kind of refusal.
         code: RefusalCode,
-        /// The peer's words.
+        /// The peer's text.
         text: String,
     },
     /// Bytes of the tunnel.
     Data(Bytes),
-    /// The peer sends no more; this end may.
+    /// The peer sends no more data; this end may.
     PeerFin,
-    /// The peer closed the tunnel: what came before is still good. [`LaneEvent::Idle`] follows.
+    /// The peer closed the tunnel. Data received before is valid. [`LaneEvent::Idle`] follows.
     PeerClosed {
-        /// Why, if it was not in order.
+        /// The reason; empty if the close was regular.
         text: String,
     },
-    /// The peer cut the tunnel off. [`LaneEvent::Idle`] follows.
+    /// The peer reset the tunnel. [`LaneEvent::Idle`] follows.
     PeerReset {
-        /// Why.
+        /// The reason.
         text: String,
     },
-    /// The tunnel of before is over and the lane is clean.
+    /// The tunnel is over and the lane is free.
     Idle,
     /// An answer to a ping.
     Pong(u64),
-    /// Agent: the server would use so many more lanes.
+    /// Agent: number of additional lanes that the server asks for.
     Want(u32),
-    /// The peer wants no further tunnel on this lane.
+    /// The peer accepts no further tunnels on this lane.
     Draining,
 }

@@ -1,6 +1,6 @@
 //! Frames: a fixed header of 8 bytes (type 1, flags 1, tunnel sequence 2, length 4, big-endian), then the payload.
 //!
-//! Payload of DATA is handed on as it arrives, whatever the length of its frame; everything else is small and whole.
+//! The payload of DATA is passed on as it arrives; payloads of other frames are small and passed on whole.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
@@ -8,10 +8,10 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 pub const HEADER_BYTES: usize = 8;
 /// Most payload of one DATA frame.
 pub const DATA_BYTES_MAX: usize = 1 << 20;
-/// Most payload of any other frame, also of types this version does not know.
+/// Most payload of any other frame, including unknown types.
 pub const CONTROL_BYTES_MAX: usize = 16 * 1024;
 
-/// What a frame is. Numbers are the wire's.
+/// The type of a frame. The numbers are those on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FrameType {
@@ -23,25 +23,26 @@ pub enum FrameType {
     Failed = 3,
     /// Bytes of the tunnel.
     Data = 4,
-    /// This side sends no more; with [`Header::CLOSE`] it takes no more, either, and may say why.
+    /// The sender sends no more data. With [`Header::CLOSE`] the sender takes no more data either; the payload may give
+    /// the reason.
     Fin = 5,
-    /// The tunnel is cut off; what is on the way is void.
+    /// The tunnel is reset; data in flight is discarded.
     Reset = 6,
-    /// The lane is clean again after a [`FrameType::Reset`].
+    /// Answers a [`FrameType::Reset`]: the lane is free again.
     ResetAck = 7,
     /// Asks for a [`FrameType::Pong`] with the same payload.
     Ping = 8,
     /// Answers a ping.
     Pong = 9,
-    /// Server: so many more lanes would be of use.
+    /// Server: asks for this number of additional lanes.
     Want = 10,
     /// No further tunnel may be opened on this lane.
     Drain = 11,
-    /// Server, first: its id and a nonce.
+    /// Server, first frame: the server's id and a nonce.
     Hello = 16,
-    /// Agent, second: which link it belongs to, with proof.
+    /// Agent, second frame: the lane's link, with proof.
     Bind = 17,
-    /// Server, third: the lane is bound.
+    /// Server, third frame: the lane is bound.
     Ready = 18,
 }
 
@@ -74,24 +75,24 @@ pub struct Header {
     pub kind: FrameType,
     /// Meaning depends on the type; unknown bits are ignored.
     pub flags: u8,
-    /// The tunnel it belongs to: counted by both ends, wraps. 0 where a frame is about the lane itself.
+    /// The frame's tunnel: a number that both ends count; wraps. 0 in frames about the lane.
     pub sequence: u16,
     /// Payload bytes that follow.
     pub length: u32,
 }
 
 impl Header {
-    /// On FIN: the sender takes no more bytes, either.
+    /// On FIN: the sender takes no more bytes either.
     pub const CLOSE: u8 = 1;
-    /// On OPEN: after OPENED the lane is an unframed byte pipe. Between the two its sender says nothing.
+    /// On OPEN: after OPENED the lane is raw. After OPEN the sender writes nothing until the answer.
     pub const RAW: u8 = 1;
-    /// On OPENED, in answer to an OPEN with RAW: the tunnel is open, and has frames after all.
+    /// On OPENED, in answer to an OPEN with RAW: the tunnel is open, but framed.
     pub const FRAMED: u8 = 1;
-    /// On OPEN: the addresses of the connection it is for stand before the address to connect to.
+    /// On OPEN: source and destination of the tunnelled connection precede the target address.
     pub const ORIGIN: u8 = 2;
-    /// On BIND: its sender would go on in clear text. On READY: both do, after a TLS close_notify each.
+    /// On BIND: the sender offers plaintext. On READY: both ends continue in plaintext, each after a TLS close_notify.
     pub const CLEAR: u8 = 1;
-    /// On BIND: its sender's kernel can take the lane's TLS over. On READY: both can, and RAW may be asked on this lane.
+    /// On BIND: the sender's kernel supports kTLS for this lane. On READY: both kernels do, and OPEN may have RAW.
     pub const KERNEL_TLS: u8 = 2;
 
     /// The header on the wire.
@@ -103,7 +104,7 @@ impl Header {
     }
 }
 
-/// What a peer did that a lane cannot go on after.
+/// A protocol violation of the peer; the lane must be closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LaneViolation {
     /// A frame longer than its type allows.
@@ -111,28 +112,28 @@ pub enum LaneViolation {
     TooLong {
         /// Number of the type.
         kind: u8,
-        /// Bytes it announced.
+        /// Payload bytes that the header announced.
         length: u32,
     },
-    /// A frame that makes no sense in the state the lane is in.
+    /// A frame that is not allowed in the lane's state.
     #[error("{0:?} frame out of turn")]
     OutOfTurn(FrameType),
-    /// The peer goes on sending frames and does not read ours.
+    /// The peer keeps sending frames and does not read ours.
     #[error("more than {0} frames wait to be read, and the peer goes on sending")]
     Unread(usize),
-    /// A payload that cannot be read.
+    /// A payload that cannot be parsed.
     #[error("unreadable payload of a {0:?} frame")]
     Unreadable(FrameType),
 }
 
-/// What a reader found.
+/// A piece of the frame stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
     /// A whole frame that is not DATA.
     Frame(Header, Bytes),
     /// Some bytes of a DATA frame; never empty.
     Data {
-        /// The tunnel they belong to.
+        /// The tunnel of these bytes.
         sequence: u16,
         /// In order, without gaps.
         bytes: Bytes,
@@ -146,23 +147,23 @@ enum Reading {
     Header,
     /// A whole control frame.
     Control(Header),
-    /// What is left of a DATA frame.
+    /// The rest of a DATA frame.
     Data {
         sequence: u16,
         left: usize,
     },
-    /// What is left of a frame to skip.
+    /// The rest of a frame to skip.
     Skip {
         kind: u8,
         left: usize,
     },
 }
 
-/// Cuts a byte stream into pieces. Holds at most one control frame's bytes beyond what was pushed last.
+/// Cuts a byte stream into pieces. Holds at most one control frame in addition to the last pushed bytes.
 #[derive(Debug)]
 pub struct FrameReader {
     reading: Reading,
-    /// Bytes of a header or control frame that was cut by the end of a read.
+    /// Bytes of an incomplete header or control frame.
     partial: BytesMut,
     input: Bytes,
 }
@@ -178,19 +179,19 @@ impl Default for FrameReader {
 }
 
 impl FrameReader {
-    /// Gives bytes of the stream. Ask [`Self::next_piece`] until it has none before giving more.
+    /// Adds bytes of the stream. Call [`Self::next_piece`] until it returns `None` before pushing more.
     pub fn push(&mut self, bytes: Bytes) {
         debug_assert!(self.input.is_empty(), "pieces were left");
         self.input = bytes;
     }
 
-    /// Whether bytes were given that are not handed out or set aside yet.
+    /// Whether pushed bytes are not processed yet.
     #[must_use]
     pub fn has_input(&self) -> bool {
         !self.input.is_empty()
     }
 
-    /// How many more bytes end the header or payload that is being read; for whoever must not read beyond it.
+    /// Bytes missing to the end of the current header or payload, for callers that must not read beyond it.
     #[must_use]
     pub fn wanted_bytes(&self) -> usize {
         let whole = match &self.reading {
@@ -201,23 +202,23 @@ impl FrameReader {
         whole - self.partial.len()
     }
 
-    /// Everything given and not handed out, once no more frames are to come; `None` in the middle of a frame.
+    /// All unprocessed bytes, for a lane that becomes raw; `None` in the middle of a frame.
     #[must_use]
     pub fn take_rest(&mut self) -> Option<Bytes> {
         let between = matches!(self.reading, Reading::Header) && self.partial.is_empty();
         between.then(|| std::mem::take(&mut self.input))
     }
 
-    /// Whether the stream stands between two frames.
+    /// Whether the reader is between two frames and has no unprocessed bytes.
     #[must_use]
     pub fn is_at_boundary(&self) -> bool {
         matches!(self.reading, Reading::Header) && self.partial.is_empty() && self.input.is_empty()
     }
 
-    /// The next piece, or `None` until more bytes are given.
+    /// The next piece, or `None` until more bytes are pushed.
     ///
     /// # Errors
-    /// A frame that is too long; the stream cannot be read on.
+    /// A frame is too long; the rest of the stream cannot be parsed.
     pub fn next_piece(&mut self) -> Result<Option<Piece>, LaneViolation> {
         loop {
             match self.reading {
@@ -298,7 +299,7 @@ impl FrameReader {
         Ok(())
     }
 
-    /// Exactly `count` bytes, put together if a read had cut them.
+    /// Exactly `count` bytes, joined if they arrived in several reads.
     fn take(&mut self, count: usize) -> Option<Bytes> {
         if self.partial.is_empty() {
             if self.input.len() >= count {
@@ -317,12 +318,12 @@ impl FrameReader {
     }
 }
 
-/// A frame to write: header and payload, each as they go out.
+/// A frame to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutFrame {
     /// What it is.
     pub header: Header,
-    /// As many bytes as the header says.
+    /// The payload; its length is that in the header.
     pub payload: Bytes,
 }
 
@@ -339,7 +340,7 @@ impl OutFrame {
         Self { header, payload }
     }
 
-    /// The frame in one piece, for small ones.
+    /// Header and payload in one buffer, for small frames.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(HEADER_BYTES + self.payload.len());

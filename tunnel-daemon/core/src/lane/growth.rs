@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use crate::session::Moment;
 
-/// Idle lanes are looked at over this long before some of them are given up.
+/// Period over which the fewest idle lanes are measured before surplus lanes are closed.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// How many lanes there are.
+/// Number of lanes by state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Lanes {
     /// Bound and without a tunnel.
     pub idle: usize,
-    /// With a tunnel, or given up and not closed yet.
+    /// With a tunnel, or abandoned and not closed yet.
     pub busy: usize,
-    /// On their way.
+    /// Connecting or not bound yet.
     pub opening: usize,
 }
 
@@ -24,19 +24,19 @@ impl Lanes {
     }
 }
 
-/// The number of idle lanes wanted: doubles when there are too few, halves when most of them stay unused.
+/// The wanted number of idle lanes: doubles when lanes are short, halves when most idle lanes stay unused.
 #[derive(Debug)]
 pub struct Growth {
     limit: usize,
     wanted: usize,
-    /// There were too few since that number last grew.
+    /// Lanes were short since `wanted` last grew.
     was_short: bool,
     window_from: Moment,
     idle_min: usize,
 }
 
 impl Growth {
-    /// Idle lanes kept when nobody asks for more.
+    /// Idle lanes kept without demand.
     pub const WARM: usize = 4;
 
     /// At most `limit` lanes of all kinds; 0: none at all.
@@ -57,8 +57,8 @@ impl Growth {
         self.wanted
     }
 
-    /// The server ran short of idle lanes, or nearly so. What is wanted doubles once there are as many as were wanted: until
-    /// then lanes are opened as fast as may be anyway.
+    /// The server ran short of idle lanes, or nearly so. The wanted number doubles once that many lanes are idle; until then
+    /// missing lanes are being opened anyway.
     pub fn short(&mut self) {
         self.was_short = true;
     }
@@ -73,7 +73,7 @@ impl Growth {
         self.wanted.saturating_sub(there).min(room)
     }
 
-    /// How many idle lanes to give up now. Call it whenever `idle` has changed, and now and then.
+    /// How many idle lanes to close now. Call whenever `idle` has changed, and periodically.
     pub fn surplus(&mut self, lanes: Lanes, now: Moment) -> usize {
         self.idle_min = self.idle_min.min(lanes.idle);
         if now.since(self.window_from) < WINDOW {

@@ -1,7 +1,7 @@
 //! A lane: a dedicated connection between an Adit agent and an Adit server that carries one tunnel at a time.
 //!
-//! Frames in, frames and events out; no socket and no clock. TCP below is the flow control, so nothing here counts
-//! credit: whoever drives a lane reads it only as fast as its endpoint takes bytes.
+//! Frames in, frames and events out; no socket and no clock. TCP provides the flow control, so lanes have no credit:
+//! the lane's driver reads only as fast as the endpoint takes bytes.
 
 mod bind;
 mod end;

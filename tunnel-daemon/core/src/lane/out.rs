@@ -1,10 +1,10 @@
-//! Frames on their way out of one end.
+//! The queue of frames to send.
 
 use std::collections::VecDeque;
 
 use super::frame::{FrameType, OutFrame};
 
-/// Frames in order, with what has to be known of them at any time.
+/// Frames in order, with running counts.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     frames: VecDeque<OutFrame>,
@@ -15,37 +15,37 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Frames that wait.
+    /// Queued frames.
     pub(super) fn frames(&self) -> usize {
         self.frames.len()
     }
 
-    /// Payload bytes of them.
+    /// Queued payload bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Answers to pings among them.
+    /// Queued PONGs.
     pub(super) fn pongs(&self) -> usize {
         self.pongs
     }
 
-    /// Those that are not DATA.
+    /// Queued frames other than DATA.
     pub(super) fn controls(&self) -> usize {
         self.controls
     }
 
-    /// Whether no frame leaves, since the peer may read it as bytes of the tunnel.
+    /// Whether new frames are dropped, because the peer might read them as bytes of a raw tunnel.
     pub(super) fn is_mute(&self) -> bool {
         self.mute
     }
 
-    /// From now on frames are dropped, or not. Returns what was before.
+    /// Sets whether new frames are dropped. Returns the previous setting.
     pub(super) fn set_mute(&mut self, mute: bool) -> bool {
         std::mem::replace(&mut self.mute, mute)
     }
 
-    /// Adds a frame.
+    /// Queues a frame unless mute.
     pub(super) fn push(&mut self, frame: OutFrame) {
         if !self.mute {
             self.count(&frame);
@@ -59,8 +59,8 @@ impl Outgoing {
         self.controls += usize::from(frame.header.kind != FrameType::Data);
     }
 
-    /// Adds a frame unless the very same was added last: a peer that repeats itself and reads nothing piles nothing up.
-    /// While an OPEN behind which nothing may be said still waits, the frame goes right in front of it.
+    /// Queues a frame unless an equal frame is last, so a peer that repeats frames and does not read cannot grow the
+    /// queue. While mute, the frame is inserted right before the queued OPEN; without one the frame is dropped.
     pub(super) fn push_once(&mut self, frame: OutFrame) {
         let at = if self.mute {
             let Some(open) = self.open_at() else {
@@ -77,7 +77,7 @@ impl Outgoing {
         }
     }
 
-    /// The next one.
+    /// The next frame.
     pub(super) fn pop(&mut self) -> Option<OutFrame> {
         let frame = self.frames.pop_front()?;
         self.bytes -= frame.payload.len();
@@ -86,7 +86,7 @@ impl Outgoing {
         Some(frame)
     }
 
-    /// Whether an OPEN waits, which the peer cannot have seen then.
+    /// Whether an OPEN is queued, so that the peer cannot have seen it.
     pub(super) fn holds_open(&self) -> bool {
         self.open_at().is_some()
     }
@@ -96,7 +96,7 @@ impl Outgoing {
         self.frames.iter().position(is_open)
     }
 
-    /// Drops what belongs to the tunnel `sequence`; answers that the peer waits for and frames about the lane stay.
+    /// Drops frames of the tunnel `sequence`. Answers that the peer waits for and frames about the lane stay.
     pub(super) fn discard(&mut self, sequence: u16) {
         self.frames
             .retain(|frame| frame.header.sequence != sequence || outlives_tunnel(frame));
@@ -105,7 +105,7 @@ impl Outgoing {
         self.controls = self.frames.iter().filter(is_control).count();
     }
 
-    /// Gives memory back that is not in use.
+    /// Frees unused memory.
     pub(super) fn rest(&mut self) {
         if self.frames.is_empty() {
             self.frames = VecDeque::new();

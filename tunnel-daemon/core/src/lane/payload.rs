@@ -1,4 +1,4 @@
-//! What is in the payload of frames that open or refuse a tunnel.
+//! Payloads of OPEN and FAILED frames.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,49 +7,49 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use super::frame::{CONTROL_BYTES_MAX, FrameType, Header, LaneViolation};
 use crate::text::{PEER_TEXT_BYTES_MAX, beginning, shortened};
 
-/// What to open.
+/// A request to open a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenRequest {
-    /// Network name, passed as it is.
+    /// Network name, passed on unchanged.
     pub protocol: String,
-    /// `host:port`, passed as it is.
+    /// `host:port`, passed on unchanged.
     pub address: String,
-    /// After OPENED the lane is an unframed byte pipe until both ends close it.
+    /// After OPENED the lane is raw until both ends close it.
     pub raw: bool,
-    /// Whose connection it is, where the opener tells.
+    /// The tunnelled connection's addresses, if the opener sends them.
     pub origin: Option<Origin>,
 }
 
-/// The connection at the opener that a tunnel is for.
+/// Addresses of the connection that the opener tunnels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin {
-    /// Who connected.
+    /// Address that connected.
     pub source: SocketAddr,
-    /// To which address.
+    /// Address that was connected to.
     pub destination: SocketAddr,
 }
 
-/// Why an OPEN was not answered with OPENED. Numbers are the wire's; unknown ones read as [`Self::Failed`].
+/// Why an OPEN was refused. The numbers are those on the wire; unknown numbers read as [`Self::Failed`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum RefusalCode {
     /// The target could not be reached; the text is for the client.
     Failed = 0,
-    /// Both ends opened at once and the other one's stands.
+    /// Both ends opened at once and the other end's OPEN wins.
     Busy = 1,
-    /// The other end does not allow it.
+    /// The other end does not allow the target.
     Denied = 2,
     /// The target refused the connection.
     Refused = 3,
-    /// There is no way to the target.
+    /// There is no route to the target.
     Unreachable = 4,
     /// The target did not answer in time.
     TimedOut = 5,
     /// The target's name has no address.
     NotFound = 6,
-    /// The other end has as many tunnels, dials or descriptors in use as it may, or is asked too often.
+    /// The other end has reached a limit of tunnels, dials, descriptors or rate.
     Limit = 7,
-    /// The other end goes away and opens no more.
+    /// The other end is shutting down and opens no more tunnels.
     Leaving = 8,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn cut(text: &str) -> &str {
 
 pub(super) fn open_payload(request: &OpenRequest) -> Bytes {
     let mut payload = BytesMut::new();
-    // One length suffices; an address that is too long fails at the other end, which says so.
+    // Only the protocol needs a length. An address that is too long is cut; the other end refuses it.
     let protocol = cut(&request.protocol);
     payload.put_u16(u16::try_from(protocol.len()).unwrap_or(0));
     payload.put_slice(protocol.as_bytes());
@@ -89,7 +89,7 @@ pub(super) fn open_payload(request: &OpenRequest) -> Bytes {
     payload.freeze()
 }
 
-/// 4 or 6, the address, the port.
+/// Writes 4 or 6, the address and the port.
 fn put_address(payload: &mut BytesMut, address: SocketAddr) {
     match address.ip() {
         IpAddr::V4(ip) => {
@@ -128,7 +128,7 @@ fn take_origin(payload: &mut Bytes) -> Option<Origin> {
     })
 }
 
-/// What an OPEN's header says of its request.
+/// Header flags of an OPEN.
 pub(super) fn open_flags(request: &OpenRequest) -> u8 {
     let raw = if request.raw { Header::RAW } else { 0 };
     let origin = request.origin.map_or(0, |_| Header::ORIGIN);
@@ -172,7 +172,7 @@ pub(super) fn read_refusal(mut payload: Bytes) -> Result<(RefusalCode, String), 
     Ok((RefusalCode::from_wire(code), read_text(&payload)))
 }
 
-/// As much of a peer's text as is kept.
+/// A peer's text, cut to the limit.
 pub(super) fn read_text(bytes: &[u8]) -> String {
     shortened(String::from_utf8_lossy(bytes).into_owned())
 }

@@ -1,4 +1,4 @@
-//! Live links by the keys they answer to, and who owns an agent id.
+//! Live links by their keys, and the owner of each agent id.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -15,18 +15,18 @@ use crate::session::Moment;
 use crate::target::Host;
 use crate::wire::identifiers::Identifiers;
 
-/// How long the keys of a link that ended in silence are remembered: its agent has time to come back before dials for them go
-/// to the next strategy.
+/// How long the keys of a silent link that ended are remembered. Within this time the agent may reconnect before dials for
+/// these keys go to the next strategy.
 pub(super) const SILENT_KEYS_FOR: Duration = Duration::from_secs(60);
-/// Most keys remembered so.
+/// Most keys remembered this way.
 const SILENT_KEYS_MAX: usize = 4096;
 
-/// What a link answers to.
+/// A key by which dials find links.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Key {
     Any,
     DefaultRoute,
-    /// Without a final dot: [`Self::of_host`].
+    /// A host without a final dot; made by [`Self::of_host`].
     Host(Host),
     Net(IpNet),
 }
@@ -37,40 +37,40 @@ impl Key {
     }
 }
 
-/// What came of adding a link.
+/// The result of adding a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a shadowed link deserves a warning: two principals claim one agent id"]
 pub enum Standing {
     /// The link takes dials.
     Serving,
-    /// Another principal's links hold this agent id; this one takes dials only once they are gone.
+    /// Another principal's links hold this agent id; the link takes dials only after they have ended.
     Shadowed,
-    /// The link was there before; nothing changed.
+    /// The link was known before; nothing changed.
     Known,
 }
 
-/// What a link is good for at the moment.
+/// Which dials a link takes now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// It takes dials.
+    /// The link takes dials.
     Serving,
-    /// It takes dials that no other link of its key takes.
+    /// The link takes dials only if its key has no serving link.
     Draining,
-    /// The same, behind those that drain: its agent is silent.
+    /// The agent is silent; the link takes dials only if its key has no serving or draining link.
     Suspected,
-    /// It takes none: its agent has been silent for too long.
+    /// The link takes no dials: its agent has been silent for too long.
     Dead,
-    /// It takes none, since its agent reads nothing.
+    /// The link takes no dials: its agent does not read.
     Retired,
-    /// It takes none, since another principal holds its agent id.
+    /// The link takes no dials: another principal holds its agent id.
     Shadowed,
 }
 
-/// All live links of a server, indexed for the strategies it was made with.
+/// All live links of a server, indexed for the configured strategies.
 ///
-/// Pure: the random draw is an argument, and arrival order is the order of calls. An agent id belongs to
-/// the principal that brought it first, for as long as that principal has a live link: a newer link wins
-/// over an older one only within the same principal, so nobody can take an agent's dials by claiming its id.
+/// Pure: the random draw is an argument, and arrival order is the order of calls. An agent id belongs to the principal
+/// that first claimed it, as long as that principal has a live link. A newer link wins over an older one only within
+/// the same principal, so another principal cannot take an agent's dials by claiming its id.
 #[derive(Debug)]
 pub struct Registry {
     pub(super) strategies: Strategies,
@@ -80,13 +80,13 @@ pub struct Registry {
     default_route: Pool,
     hosts: HashMap<Host, Pool>,
     pub(super) nets: Nets,
-    /// Agents prove their identifiers: they are granted, not merely claimed.
+    /// Whether identifiers are checked against grants, not merely claimed.
     pub(super) granted: bool,
-    /// Where this server is: among agents of a key those of the same zone come first.
+    /// The server's zone: agents of a key in the same zone are preferred.
     zone: Option<Box<str>>,
     /// Number of retired links.
     retired: usize,
-    /// Keys whose last link ended in silence, and when.
+    /// Keys whose last link ended while its agent was silent, and when.
     pub(super) silent: HashMap<Key, Moment>,
 }
 
@@ -99,18 +99,18 @@ pub(super) struct Link {
     /// In the zone of this server.
     near: bool,
     silence: Silence,
-    /// Takes no dials for now, see [`Registry::retire`].
+    /// Takes no dials for now; see [`Registry::retire`].
     retired: bool,
 }
 
 /// How long an agent has been silent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Silence {
-    /// It is not silent.
+    /// Not silent.
     None,
-    /// Long enough to prefer others.
+    /// Silent long enough to prefer other agents.
     Suspected,
-    /// Too long to ask it.
+    /// Silent for too long to ask the agent.
     Dead,
 }
 
@@ -133,7 +133,7 @@ impl Link {
     }
 }
 
-/// Who claims an agent id: its owner, and all its live links in order of arrival.
+/// An agent id's owner, and all live links that claim the id, in order of arrival.
 #[derive(Debug)]
 struct Claims {
     owner: Option<Arc<str>>,
@@ -141,7 +141,7 @@ struct Claims {
 }
 
 impl Registry {
-    /// An empty registry that answers by `strategies`.
+    /// An empty registry with these `strategies`.
     #[must_use]
     pub fn new(strategies: Strategies) -> Self {
         Self {
@@ -159,20 +159,20 @@ impl Registry {
         }
     }
 
-    /// Agents may only have identifiers that were granted to them.
+    /// Sets whether identifiers are checked against grants.
     #[must_use]
     pub fn with_granted_identifiers(self, granted: bool) -> Self {
         Self { granted, ..self }
     }
 
-    /// Prefers agents of a zone among those that fit equally.
+    /// Sets the server's zone; among equally matching agents those of this zone are preferred.
     #[must_use]
     pub fn with_zone(self, zone: Option<Box<str>>) -> Self {
         Self { zone, ..self }
     }
 
-    /// Adds a link as the newest of its agent. `principal` is whom the link's certificate or token names;
-    /// links without one share the principal "none". Identifiers that are no valid network are passed over.
+    /// Adds a link as the newest of its agent. `principal` is the identity in the link's certificate or token; links
+    /// without one share the principal "none". `cidr` identifiers that are not valid networks are ignored.
     pub fn add(
         &mut self,
         link: LinkId,
@@ -206,9 +206,9 @@ impl Registry {
         Standing::Serving
     }
 
-    /// Removes a link. When it was the last of its agent's owner, the principal that has waited longest
-    /// takes the agent id over. When it was the last of a key and its agent was silent, the key is remembered for a minute.
-    /// Unknown links have no effect.
+    /// Removes a link. If it was the owner's last link for the agent id, the id passes to the principal that has waited
+    /// longest. If it was the last link of a key and was silent or retired, the key is remembered for a minute. Unknown
+    /// links have no effect.
     pub fn remove(&mut self, link: LinkId, now: Moment) {
         let serves = self
             .condition(link)
@@ -259,7 +259,7 @@ impl Registry {
         }
     }
 
-    /// What a link may be chosen for; `None`: it is not known.
+    /// The condition of a link; `None` for unknown links.
     #[must_use]
     pub fn condition(&self, link: LinkId) -> Option<Condition> {
         let known = self.links.get(&link)?;
@@ -277,12 +277,12 @@ impl Registry {
         })
     }
 
-    /// Marks a link as draining, for good. Unknown links have no effect.
+    /// Marks a link as draining, permanently. Unknown links have no effect.
     pub fn set_draining(&mut self, link: LinkId) {
         self.change(link, |known| known.draining = true);
     }
 
-    /// Marks a link by how long its agent has been silent; false if nothing changed. Unknown links have no effect.
+    /// Sets how long a link's agent has been silent; false if nothing changed. Unknown links have no effect.
     pub fn set_silence(&mut self, link: LinkId, silence: Silence) -> bool {
         let known = self.links.get(&link);
         let changes = known.is_some_and(|known| known.silence != silence);
@@ -306,8 +306,8 @@ impl Registry {
         }
     }
 
-    /// Gives a link no dials until [`Self::revive`]: it does not take what is sent. It still holds its
-    /// agent id for its principal, and its keys. Unknown links have no effect.
+    /// Gives a link no dials until [`Self::revive`], because its agent does not read. The link keeps its keys and its
+    /// agent id. Unknown links have no effect.
     pub fn retire(&mut self, link: LinkId) {
         self.set_retired(link, true);
     }
@@ -339,7 +339,7 @@ impl Registry {
         }
     }
 
-    /// How many of `all` pools have a link that is not retired. Looked at one by one only when there are retired links.
+    /// How many of `all` pools have a link that is not retired. Iterates over the pools only if there are retired links.
     fn counted<'a>(&self, all: usize, pools: impl Iterator<Item = &'a Pool>) -> usize {
         if self.retired == 0 {
             return all;
@@ -347,8 +347,8 @@ impl Registry {
         pools.filter(|pool| pool.agents() > 0).count()
     }
 
-    /// Number of agents that some strategy in use has a key for, each counted once: for `ready_backend_connections`. Agents
-    /// whose links get no dials for now do not count.
+    /// Number of distinct agents with a key of some strategy in use, for `ready_backend_connections`. Agents with only
+    /// retired or shadowed links do not count.
     #[must_use]
     pub fn agents(&self) -> usize {
         let is_held = |claims: &&Claims| {
@@ -367,7 +367,7 @@ impl Registry {
         self.keys(self.strategies.first()) > 0
     }
 
-    /// Whether an agent of the first strategy is not silent: a server whose agents are all silent serves no client.
+    /// Whether the first strategy has an agent that is not silent: a server whose agents are all silent serves no client.
     #[must_use]
     pub fn is_heard(&self) -> bool {
         match self.strategies.first() {
@@ -397,7 +397,8 @@ impl Registry {
         self.links.len()
     }
 
-    /// Live links of one principal that claim an agent id. Those of another principal do not count: it could use up a cap.
+    /// Number of one principal's live links that claim an agent id. Links of other principals do not count, because they
+    /// could exhaust a cap.
     #[must_use]
     pub fn links_held(&self, agent: &AgentId, principal: Option<&str>) -> usize {
         let held = |id: &&LinkId| {
@@ -414,7 +415,7 @@ impl Registry {
         self.agents.get(agent).map_or(&[], |claims| &claims.links)
     }
 
-    /// The keys of a link, each once, only those that a strategy in use asks for.
+    /// The distinct keys of a link, for the strategies in use.
     fn keys_of(&self, identifiers: &Identifiers) -> Vec<Key> {
         let mut keys = Vec::new();
         if self.strategies.contains(Strategy::Default) {
@@ -443,7 +444,7 @@ impl Registry {
         keys
     }
 
-    /// Enters a known link into the pools of its keys.
+    /// Adds a known link to the pools of its keys.
     fn list(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else {
             return;

@@ -1,4 +1,4 @@
-//! Which link a dial is given.
+//! The choice of a link for a dial.
 
 use ipnet::IpNet;
 
@@ -9,16 +9,16 @@ use crate::ids::LinkId;
 use crate::session::Moment;
 use crate::target::Host;
 
-/// What a dial asks agents by. All attempts of a dial stay within the scope of the first.
+/// The key by which a dial finds agents. All attempts of a dial keep the scope of the first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scope(Key);
 
 impl Registry {
-    /// What a dial for a host asks agents by: the first key that has any link. The strategies are asked in order, for networks the
-    /// longest first. `None`: no agent answers for the host.
+    /// The scope of a dial for a host: the first key that has a link. Strategies are tried in order; networks by longest
+    /// prefix. `None`: no agent answers for the host.
     ///
-    /// A key counts as long as it has a link, a silent one included, and for a minute after its last link ended in silence: who
-    /// answers to the next key may be another machine of the same address.
+    /// A key counts while it has a link, even a silent one, and for a minute after its last link ended while silent. The next
+    /// key may lead to another machine with the same address.
     #[must_use]
     pub fn scope(&self, host: &Host, now: Moment) -> Option<Scope> {
         let key = self.strategies.iter().find_map(|strategy| match strategy {
@@ -52,18 +52,19 @@ impl Registry {
         since.is_some_and(|since| now.since(*since) < SILENT_KEYS_FOR)
     }
 
-    /// Chooses a link for the first attempt of a dial, never one of `exclude`. `None`: no link of the scope takes dials.
+    /// Chooses a link for the first attempt of a dial, except those in `exclude`. `None`: no link of the scope takes dials.
     ///
-    /// A link that serves comes before one that drains, and that before a suspected one. Among those that serve, agents in the zone of
-    /// this server come first. Among equal agents `draw` decides, evenly when it is uniform; within an agent the newest link does.
+    /// Serving links come before draining links, draining links before suspected ones. Among serving links, agents in this
+    /// server's zone come first. Among equal agents `draw` decides, evenly if `draw` is uniform. Within an agent the newest
+    /// link is chosen.
     #[must_use]
     pub fn pick(&self, scope: &Scope, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
         self.pool(&scope.0)?
             .pick(Phase::LAST, draw, exclude, &|_| true)
     }
 
-    /// As [`Self::pick`], for another attempt of a dial whose first one went to an agent of `principal`. Where identifiers are
-    /// claims that no grant confirms, only agents of the same principal are asked. `heard`: no silent agent is asked.
+    /// As [`Self::pick`], for another attempt of a dial whose first attempt went to an agent of `principal`. Without grants
+    /// only agents of the same principal are chosen, since identifiers are mere claims. `heard`: no silent agent is chosen.
     #[must_use]
     pub fn pick_again(
         &self,
@@ -86,14 +87,14 @@ impl Registry {
         self.pool(&scope.0)?.pick(worst, draw, exclude, &fits)
     }
 
-    /// Whether a scope has an agent that may come back: one that is silent, or was when its last link ended.
+    /// Whether an agent of the scope may return: an agent that is silent, or was when its last link ended.
     #[must_use]
     pub fn is_silent(&self, scope: &Scope, now: Moment) -> bool {
         self.pool(&scope.0).is_some_and(Pool::has_dead) || self.is_remembered(&scope.0, now)
     }
 
-    /// The identifier by which a link answers for a host, by the first strategy that it answers to: the host itself, or the
-    /// longest network around it. `None`: by that strategy it answers for hosts of all kinds, or it answers to none.
+    /// The identifier by which a link answers for a host, under the first matching strategy: the host, or the longest
+    /// network that contains it. `None`: that strategy needs no identifier of the host, or no strategy matches.
     #[must_use]
     pub fn class(&self, host: &Host, link: LinkId) -> Option<String> {
         let keys = &self.links.get(&link)?.keys;

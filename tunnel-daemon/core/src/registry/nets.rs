@@ -1,4 +1,4 @@
-//! Pools by network, and the longest networks around an address.
+//! Pools by network, with longest-prefix lookup.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::pool::Pool;
 use crate::ids::{AgentId, LinkId};
 
-/// Removes a link from the pool under `key`, and the pool when nobody is left; true if it was removed.
+/// Removes a link from the pool under `key`, and the pool if it is then empty; true if the pool was removed.
 pub(super) fn remove_from<K: Eq + Hash>(
     pools: &mut HashMap<K, Pool>,
     key: &K,
@@ -27,7 +27,7 @@ pub(super) fn remove_from<K: Eq + Hash>(
 #[derive(Default, Debug)]
 pub(super) struct Nets {
     pub(super) pools: HashMap<IpNet, Pool>,
-    /// How many networks have a prefix length.
+    /// Number of networks by prefix length.
     v4_lengths: BTreeMap<u8, usize>,
     v6_lengths: BTreeMap<u8, usize>,
 }
@@ -60,7 +60,7 @@ impl Nets {
         }
     }
 
-    /// The longest network around `ip` that has a pool.
+    /// The longest network with a pool that contains `ip`.
     pub(super) fn longest_around(&self, ip: IpAddr) -> Option<IpNet> {
         let lengths = if ip.is_ipv4() {
             &self.v4_lengths

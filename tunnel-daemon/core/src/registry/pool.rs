@@ -1,11 +1,11 @@
-//! The agents that answer to one key (a host, a network, everything), and the choice among them.
+//! The agents of one key (a host, a network, any target), and the choice among them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::ids::{AgentId, LinkId};
 
-/// The preference among links of a key: a later phase is chosen only where the key has no link of an earlier one.
+/// The preference among links of a key: a later phase is chosen only if the key has no link of an earlier phase.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
     /// Ready, and in the zone of this server.
@@ -14,14 +14,14 @@ pub(super) enum Phase {
     Draining,
     /// The agent is silent.
     Suspected,
-    /// The agent has been silent for so long that its link gets no dials.
+    /// The agent has been silent for too long; its link gets no dials.
     Dead,
-    /// The agent reads nothing: its link gets no dials, and does not count.
+    /// The agent does not read; its link gets no dials and does not count.
     Retired,
 }
 
 impl Phase {
-    /// All of them, the best first.
+    /// All phases, best first.
     const ALL: [Self; 6] = [
         Self::Near,
         Self::Ready,
@@ -31,16 +31,15 @@ impl Phase {
         Self::Retired,
     ];
 
-    /// The last that gets dials.
+    /// The last phase that gets dials.
     pub(super) const LAST: Self = Self::Suspected;
-    /// The last of an agent that is not silent.
+    /// The last phase of an agent that is not silent.
     pub(super) const LAST_HEARD: Self = Self::Draining;
 }
 
-/// Agents of one key, by the best of their links.
+/// Agents of one key, listed by the best phase of their links.
 ///
-/// Adding, removing and marking cost O(links of that agent under this key). A pick is O(1) unless links
-/// are excluded.
+/// Adding, removing and marking cost O(links of the agent under this key). A pick is O(1) unless links are excluded.
 #[derive(Default, Debug)]
 pub(super) struct Pool {
     members: HashMap<AgentId, Member>,
@@ -50,9 +49,9 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 struct Member {
-    /// In order of arrival, the newest last. Never empty.
+    /// In order of arrival, newest last. Never empty.
     links: Vec<(LinkId, Phase)>,
-    /// The list that names this agent, and where in it.
+    /// The list that contains this agent, and its position `at` in the list.
     list: Phase,
     at: usize,
 }
@@ -65,13 +64,13 @@ impl Member {
 }
 
 impl Pool {
-    /// Number of agents, those without a link that reads excluded.
+    /// Number of agents, except those with only retired links.
     pub(super) fn agents(&self) -> usize {
         let [.., retired] = &self.lists;
         self.members.len() - retired.len()
     }
 
-    /// Whether it has no link at all.
+    /// Whether the pool has no link.
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -93,7 +92,7 @@ impl Pool {
         self.settle(agent);
     }
 
-    /// What a link is from now on.
+    /// Sets the phase of a link.
     pub(super) fn set_phase(&mut self, agent: &AgentId, link: LinkId, phase: Phase) {
         if let Some(member) = self.members.get_mut(agent) {
             for (_, its) in member.links.iter_mut().filter(|(id, _)| *id == link) {
@@ -122,7 +121,7 @@ impl Pool {
         heard.any(|(_, list)| !list.is_empty())
     }
 
-    /// Whether an agent gets no dials because it is silent on all its links.
+    /// Whether an agent gets no dials because all its links are dead.
     pub(super) fn has_dead(&self) -> bool {
         !self.list(Phase::Dead).is_empty()
     }
@@ -133,11 +132,11 @@ impl Pool {
         list.map_or(&[], |(_, list)| list)
     }
 
-    /// One agent at random (`draw`) among those with a link of the best phase up to `worst`, by its newest such link; never one of
-    /// `exclude`, and only one that `fits`.
+    /// The newest link of one agent, chosen by `draw` among agents with a link of the best phase, at most `worst`. Only links
+    /// that `fits` accepts and `exclude` does not contain.
     ///
-    /// Agents with an excluded link come last within a phase: when the newest link of an agent just failed, its older
-    /// ones are the least likely to be better.
+    /// Agents with an excluded link come last within a phase: if an agent's newest link just failed, its older links
+    /// are least likely to work.
     pub(super) fn pick(
         &self,
         worst: Phase,
@@ -147,7 +146,7 @@ impl Pool {
     ) -> Option<LinkId> {
         let mut phases = Phase::ALL.into_iter().filter(|phase| *phase <= worst);
         phases.find_map(|phase| {
-            // An agent counts by its best link; with that one excluded a worse one is left.
+            // An agent is listed by its best link, which may be excluded; so better lists may hold links of this phase, too.
             let lists = Phase::ALL.iter().zip(&self.lists);
             let mut lists = lists.filter(|(list, _)| **list <= phase).rev();
             lists.find_map(|(_, list)| self.pick_from(list, phase, draw, exclude, fits))
@@ -184,7 +183,7 @@ impl Pool {
         second_choice
     }
 
-    /// Moves an agent to the list that its links call for.
+    /// Moves an agent to the list of its best phase.
     fn settle(&mut self, agent: &AgentId) {
         let Some(member) = self.members.get(agent) else {
             return;
@@ -202,7 +201,7 @@ impl Pool {
         }
     }
 
-    /// Takes an entry out of a list; the last entry moves into its place.
+    /// Removes an entry of a list; the last entry takes its place.
     fn unlist(&mut self, phase: Phase, at: usize) {
         let list = list_of(&mut self.lists, phase);
         if at < list.len() {

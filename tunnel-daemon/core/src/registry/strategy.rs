@@ -1,9 +1,9 @@
-//! The ways to choose an agent, and the list of them that an operator gives.
+//! Strategies to find agents, and the operator's list of strategies.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// One way to find agents for a destination host.
+/// A strategy to find agents for a destination host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Strategy {
     /// Any agent.
@@ -12,12 +12,12 @@ pub enum Strategy {
     DestHost,
     /// Agents that claim `default-route`.
     DefaultRoute,
-    /// Agents with the longest `cidr` identifier around the address. Ours; upstream has none.
+    /// Agents with the longest `cidr` identifier that contains the address. Not in upstream.
     DestCidr,
 }
 
 impl Strategy {
-    /// Every strategy, for metrics that exist from the start.
+    /// Every strategy, for metrics that exist from the process's start.
     pub const ALL: [Self; 4] = [
         Self::Default,
         Self::DestHost,
@@ -54,23 +54,23 @@ impl FromStr for Strategy {
     }
 }
 
-/// A list of strategies in the order they are asked; never empty, duplicates kept.
+/// A list of strategies in the order they are tried; never empty, duplicates kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Strategies(Vec<Strategy>);
 
 impl Strategies {
-    /// In the order they are asked.
+    /// The strategies in the order they are tried.
     pub fn iter(&self) -> impl Iterator<Item = Strategy> + '_ {
         self.0.iter().copied()
     }
 
-    /// The one that decides readiness.
+    /// The first strategy, which decides readiness.
     #[must_use]
     pub fn first(&self) -> Strategy {
         self.0.first().copied().unwrap_or(Strategy::Default)
     }
 
-    /// Is `strategy` in the list?
+    /// Whether `strategy` is in the list.
     #[must_use]
     pub fn contains(&self, strategy: Strategy) -> bool {
         self.0.contains(&strategy)
@@ -111,10 +111,10 @@ impl fmt::Display for Strategies {
 /// Why a list of strategies is refused. The first words are upstream's.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StrategiesError {
-    /// A name that is none of ours.
+    /// An unknown name.
     #[error("unknown proxy strategy: {0}")]
     Unknown(String),
-    /// Nothing in the list.
+    /// The list is empty.
     #[error("proxy strategies cannot be empty")]
     Empty,
 }

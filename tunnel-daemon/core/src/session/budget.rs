@@ -19,23 +19,23 @@ pub struct ProcessBudget {
     pub(super) holders: Holders,
 }
 
-/// How much of the memory of its cgroup the process uses, whatever for: socket buffers count there that no budget sees.
+/// How much of its cgroup's memory the process uses. This includes socket buffers, which no budget counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum MemoryPressure {
-    /// There is enough, or there is no limit.
+    /// Memory is free, or there is no limit.
     None,
-    /// Tunnels are to be small, as if half of the budget were in use.
+    /// Buffers must be small, as if half of the budget were in use.
     High,
-    /// No tunnel is to be opened, as if all of it were.
+    /// No tunnel may be opened, as if the whole budget were in use.
     Critical,
 }
 
 /// Bytes that a tunnel may queue towards its link or lane.
 pub const QUEUE_MAX_BYTES: usize = 256 << 10;
-/// The same while half of the budget is in use.
+/// Bytes that a tunnel may queue while half of the budget is in use.
 pub const QUEUE_MIN_BYTES: usize = 16 << 10;
 
-/// Bytes that count as queued until they are taken off, or this is dropped.
+/// Bytes that count as queued until they are subtracted, or this value is dropped.
 #[derive(Debug)]
 pub struct Queued {
     budget: Arc<ProcessBudget>,
@@ -43,7 +43,7 @@ pub struct Queued {
 }
 
 impl Queued {
-    /// None so far.
+    /// No bytes.
     #[must_use]
     pub fn none(budget: &Arc<ProcessBudget>) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Queued {
         self.bytes
     }
 
-    /// `bytes` more, which were counted before.
+    /// Adds `bytes` that the budget already counts.
     pub(super) fn adopt(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
@@ -66,7 +66,7 @@ impl Queued {
         self.budget.dequeue(bytes);
     }
 
-    /// So many from now on.
+    /// Sets the number of queued bytes.
     pub fn set(&mut self, bytes: u64) {
         if bytes > self.bytes {
             self.budget.queue(bytes - self.bytes);
@@ -84,7 +84,7 @@ impl Drop for Queued {
 }
 
 impl ProcessBudget {
-    /// A budget of `max_bytes` for held bytes, and as much again for credit granted and not yet used.
+    /// A budget of `max_bytes` for held bytes, and a second one of this size for credit granted and not yet used.
     #[must_use]
     pub fn new(max_bytes: u64) -> Self {
         Self {
@@ -99,20 +99,20 @@ impl ProcessBudget {
         }
     }
 
-    /// The same with a bound for the kernel's buffers of a socket, KiB each way.
+    /// Sets a limit of the kernel's buffers per socket, KiB each way.
     #[must_use]
     pub fn with_socket_buffers(mut self, kib_max: Option<u16>) -> Self {
         self.socket_buffer_kib_max = kib_max;
         self
     }
 
-    /// KiB that the kernel may book for a socket each way; `None`: as many as it likes.
+    /// Most KiB that the kernel may allocate per socket each way; `None`: no limit.
     #[must_use]
     pub fn socket_buffer_kib_max(&self) -> Option<u16> {
         self.socket_buffer_kib_max
     }
 
-    /// What may be held.
+    /// Most bytes that may be held.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes
@@ -130,32 +130,32 @@ impl ProcessBudget {
         self.granted.load(Relaxed)
     }
 
-    /// `bytes` more are held. Whoever says so owes as many to [`Self::release`].
+    /// Counts `bytes` as held. The caller must [`Self::release`] them.
     pub fn hold(&self, bytes: u64) {
         self.held.fetch_add(bytes, Relaxed);
     }
 
-    /// `bytes` that were held have left.
+    /// Counts `bytes` as no longer held.
     pub fn release(&self, bytes: u64) {
         self.held.fetch_sub(bytes, Relaxed);
     }
 
-    /// `bytes` more are queued towards a link or lane. Whoever says so owes as many to [`Self::dequeue`].
+    /// Counts `bytes` as queued towards a link or lane. The caller must [`Self::dequeue`] them.
     pub fn queue(&self, bytes: u64) {
         self.queued.fetch_add(bytes, Relaxed);
     }
 
-    /// `bytes` that were queued have left.
+    /// Counts `bytes` as no longer queued.
     pub fn dequeue(&self, bytes: u64) {
         self.queued.fetch_sub(bytes, Relaxed);
     }
 
-    /// `bytes` more wait in the kernel for readers that pause. Whoever says so owes as many to [`Self::leave_kernel`].
+    /// Counts `bytes` in kernel buffers of readers that pause. The caller must [`Self::leave_kernel`] them.
     pub fn enter_kernel(&self, bytes: u64) {
         self.kernel.fetch_add(bytes, Relaxed);
     }
 
-    /// `bytes` that waited in the kernel have left, or count no more.
+    /// Stops counting `bytes` in the kernel.
     pub fn leave_kernel(&self, bytes: u64) {
         self.kernel.fetch_sub(bytes, Relaxed);
     }
@@ -166,13 +166,13 @@ impl ProcessBudget {
         self.queued.load(Relaxed)
     }
 
-    /// Bytes in the kernel for readers that pause.
+    /// Bytes in kernel buffers of readers that pause.
     #[must_use]
     pub fn kernel_bytes(&self) -> u64 {
         self.kernel.load(Relaxed)
     }
 
-    /// Bytes held and queued now, those in the kernel included.
+    /// Bytes held, queued and in the kernel now.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.held_bytes()
@@ -180,7 +180,7 @@ impl ProcessBudget {
             .saturating_add(self.kernel_bytes())
     }
 
-    /// How much of its memory the process uses, as whoever measures it finds.
+    /// Sets the measured memory pressure.
     pub fn set_pressure(&self, pressure: MemoryPressure) {
         self.pressure.store(pressure as u8, Relaxed);
     }
@@ -199,25 +199,25 @@ impl ProcessBudget {
         }
     }
 
-    /// Whether half of the budget is in use, or most of the process's memory. From here on peers that can be told to wait are,
-    /// and the rest is left to links whose peers cannot.
+    /// Whether half of the budget or most of the process's memory is in use. Then peers with flow control are throttled; the
+    /// other half is for links whose peers have none.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
         self.used_bytes() > self.max_bytes / 2 || self.is_under(MemoryPressure::High)
     }
 
-    /// Whether all of it is in use, or nearly all of the process's memory: no tunnel is opened then.
+    /// Whether the whole budget or nearly all of the process's memory is in use. Then no tunnel is opened.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.used_bytes() >= self.max_bytes || self.is_under(MemoryPressure::Critical)
     }
 
-    /// Whether more is held than may be.
+    /// Whether held bytes exceed the budget.
     pub(super) fn over(&self) -> bool {
         self.held_bytes() > self.max_bytes
     }
 
-    /// Whether so much more is held that no link waits for another to give: an eighth.
+    /// Whether held bytes exceed the budget by an eighth. Then no link waits for another link to release bytes.
     pub(super) fn far_over(&self) -> bool {
         self.held_bytes() > self.max_bytes.saturating_add(self.max_bytes / 8)
     }

@@ -1,4 +1,4 @@
-//! Dials that were called off after they had left: their answers may still come.
+//! Cancelled dials whose request was already sent: their answers may still arrive.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::Moment;
 use crate::ids::DialId;
 
-/// How long a late answer is known for one.
+/// How long a late answer is recognised.
 const KEPT_FOR: Duration = Duration::from_secs(60);
-/// Most dials remembered; the oldest goes first.
+/// Most dials remembered; the oldest is forgotten first.
 const KEPT_MAX: usize = 1024;
 
-/// Ids of dials that were called off.
+/// Ids of cancelled dials.
 #[derive(Debug, Default)]
 pub(super) struct CancelledDials {
     since: HashMap<DialId, Moment>,
@@ -25,7 +25,7 @@ impl CancelledDials {
         self.order.push_back((dial, now));
     }
 
-    /// Whether the answer of a dial is late; the next one is not expected.
+    /// Whether a dial's answer is a late one; forgets the dial.
     pub(super) fn take(&mut self, dial: DialId, now: Moment) -> bool {
         let since = self.since.remove(&dial);
         since.is_some_and(|since| now.since(since) < KEPT_FOR)
@@ -42,7 +42,7 @@ impl CancelledDials {
                 return;
             }
             self.order.pop_front();
-            // An id may have been used again.
+            // The id may have been reused.
             if self.since.get(&dial) == Some(&since) {
                 self.since.remove(&dial);
             }

@@ -1,4 +1,4 @@
-//! How tunnels end, whoever asks for it: half by half, by a close and its confirmation, or cut off.
+//! The ends of tunnels: half close (FIN), close with confirmation, and reset.
 
 use super::link::{Action, Event, Link, Role};
 use super::tunnel::{OutEnd, Phase, TunnelEnd};
@@ -40,13 +40,13 @@ impl Link {
         }
     }
 
-    /// A close asked for by the server: what this end had read is sent as far as credit goes, then confirmed.
+    /// The server asks for a close: this end sends queued bytes as far as credit allows, then confirms.
     pub(super) fn handle_close_req(&mut self, conn: ConnId, now: Moment) {
         let Some(&key) = self.conns.get(&conn) else {
             return self.deny_close(conn);
         };
-        // The id stays known until the answer leaves: an answer to a repeated question, or to late data,
-        // would pass the bytes the real answer waits for.
+        // The id stays known until the CLOSE_RSP leaves. An immediate answer to a repeated request or to late data
+        // would overtake the queued bytes.
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
         };
@@ -65,7 +65,7 @@ impl Link {
         self.close_outgoing(key, String::new(), now);
     }
 
-    /// The server cut the tunnel off. It will ask to close it, which alone would look as if all had been said.
+    /// The server reset the tunnel. Its CLOSE_REQ follows, which alone would look like a regular close.
     pub(super) fn handle_reset(&mut self, conn: ConnId, now: Moment) {
         match self.conns.get(&conn) {
             Some(&key) => {
@@ -93,7 +93,7 @@ impl Link {
         self.finish_protocol(key, conn);
     }
 
-    /// Tells the endpoint, once, that it is over.
+    /// Tells the endpoint once that the tunnel is over.
     pub(super) fn end_endpoint(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -103,7 +103,7 @@ impl Link {
             return;
         }
         tunnel.ended = true;
-        // What the endpoint still holds has the linger time from now on, however long it had paused before.
+        // The linger time for bytes that the endpoint still holds starts now, even if the endpoint paused before.
         tunnel.inc.progress_at = now;
         let held = tunnel.held();
         let delivers = end.delivers_rest();
@@ -115,7 +115,7 @@ impl Link {
         }
     }
 
-    /// The endpoint drops what it holds; the accounts forget it now.
+    /// The endpoint drops its held bytes; releases them from the budgets.
     pub(super) fn discard_held(&mut self, key: TunnelKey) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -137,7 +137,8 @@ impl Link {
         self.close_outgoing(key, text, now);
     }
 
-    /// Discards what waits for the peer, which is to know that it had not all: a close of an agent has a text for that.
+    /// Discards bytes queued for the peer. An agent must learn this from a RESET; a server learns it from the text of
+    /// the agent's close.
     pub(super) fn cut_outgoing(&mut self, key: TunnelKey) {
         let tells = self.config.credit && self.config.role == Role::Server;
         if let Some(tunnel) = self.tunnels.get_mut(key) {
@@ -169,7 +170,7 @@ impl Link {
         }
     }
 
-    /// Whether this id has not been answered or closed here lately; from now on it has.
+    /// Marks this id as answered or closed; false if it was marked recently.
     pub(super) fn forget(&mut self, conn: ConnId) -> bool {
         if !self.forgotten.insert(conn) {
             return false;

@@ -1,4 +1,4 @@
-//! Peer -> endpoint: bytes, credit, and who has to go when a budget runs full.
+//! Peer -> endpoint: bytes, credit, and which tunnel ends when a budget is exceeded.
 
 use bytes::Bytes;
 
@@ -28,10 +28,11 @@ impl Link {
             return self.end_by_us(key, TunnelEnd::CreditViolation, now);
         }
         if tunnel.ended || tunnel.inc.fin {
-            // Bytes that crossed our close; nobody is there to take them.
+            // Bytes that crossed our close; no endpoint takes them.
             return;
         }
-        // The peer decides how much lies around them in what they were read into, and nobody knows when they are taken.
+        // A slice would pin its whole read buffer for an unknown time, and the peer decides how large a share of the
+        // buffer it uses.
         let bytes = if tunnel.is_unread(now) {
             Bytes::copy_from_slice(&bytes)
         } else {
@@ -64,7 +65,7 @@ impl Link {
         });
     }
 
-    /// The share of held bytes a tunnel owns: never promised twice.
+    /// Held bytes guaranteed to each tunnel; the shares never add up to more than the link's budget.
     pub(super) fn share(&self) -> u64 {
         let tunnels = (self.tunnels.len() as u64).max(1);
         let isolation = &self.config.isolation;
@@ -75,7 +76,7 @@ impl Link {
 
     fn enforce_budgets(&mut self, key: TunnelKey, now: Moment) {
         let share = self.share();
-        // Under its share now, it may be over it when more tunnels have come.
+        // The tunnel may exceed its share later, when more tunnels divide the budget.
         self.watch(key, now);
         if let Some(holder) = &self.holder {
             holder.publish_held(self.held);
@@ -88,8 +89,9 @@ impl Link {
         self.enforce_process_budget(now);
     }
 
-    /// While the process is over its budget, the peer that holds most gives, whoever adds to it. That link does so at its next
-    /// look, within a second; where that is too late, this one gives what is over its shares.
+    /// While the process is over its budget, the peer that holds most loses tunnels, even if another peer exceeded the budget.
+    /// The heaviest link ends tunnels at its next sweep, within a second. Far over the budget this link ends its own tunnels
+    /// that exceed their shares.
     pub(super) fn enforce_process_budget(&mut self, now: Moment) {
         while self.budget.over() {
             let Some(holder) = self.holder.clone() else {
@@ -105,7 +107,7 @@ impl Link {
             } else if is_far_over {
                 self.share()
             } else {
-                // All links were looked at, which is too much for each packet.
+                // This compares all links, which is too expensive for every packet.
                 self.defers_until = now.after(DEFERS_FOR);
                 return;
             };
@@ -115,21 +117,21 @@ impl Link {
         }
     }
 
-    /// Bytes for endpoints that take none.
+    /// Bytes held for endpoints that do not read.
     pub(super) fn unread_bytes(&self, now: Moment) -> u64 {
         let unread = self.tunnels.iter().filter(|(_, t)| t.is_unread(now));
         unread.map(|(_, t)| t.held()).sum()
     }
 
-    /// Ends the tunnel that holds most, of those that hold more than `floor` bytes. Whoever reads goes last, however much waits
-    /// for it. Returns whether there was one.
+    /// Ends the largest tunnel that holds more than `floor` bytes. Tunnels whose endpoints read go last, even if they hold
+    /// more. Returns whether there was one.
     fn end_largest(&mut self, floor: u64, now: Moment) -> bool {
         let over = self.tunnels.iter().filter(|(_, t)| t.held() > floor);
         let Some((largest, tunnel)) = over.max_by_key(|(_, t)| (t.is_unread(now), t.held())) else {
             return false;
         };
         if tunnel.ended {
-            // What lingers after a close counts like any other byte, or closing would be a way around.
+            // Bytes that linger after a close count too; otherwise closing would bypass the budget.
             self.abort(largest, TunnelEnd::Budget);
         } else {
             self.end_by_us(largest, TunnelEnd::Budget, now);
@@ -137,7 +139,7 @@ impl Link {
         true
     }
 
-    /// The endpoint has got rid of `total` bytes since the tunnel opened (cumulative, so repeats are harmless).
+    /// The endpoint has written `total` bytes since the tunnel opened. Cumulative, so repeats are harmless.
     pub fn endpoint_drained(&mut self, key: TunnelKey, total: u64, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -158,8 +160,8 @@ impl Link {
         }
     }
 
-    /// Keeps the window open: announced when half of it is drained (or the peer has waited for long), grown
-    /// for endpoints that wait for more, never beyond what the budgets have left except for the smallest window.
+    /// Refills the window. Credit is announced once half of the window is drained, or after a long wait of the peer.
+    /// The window grows for endpoints that wait for more bytes. Only the smallest window may exceed the budgets.
     fn refill(&mut self, key: TunnelKey, now: Moment) {
         let link_left = self
             .config
@@ -171,7 +173,7 @@ impl Link {
             return;
         };
         let inc = &mut tunnel.inc;
-        // Over a long path a window comes as one burst: while half of it is drained, the rest is there already.
+        // On a path of high latency a window arrives as one burst: while half of it is drained, the rest has already arrived.
         inc.was_hungry |= (inc.received - inc.drained).saturating_mul(8) <= inc.window;
         let open = inc.granted - inc.drained;
         let peer_waits = now.since(inc.window_at) >= WINDOW_AT_LEAST_EVERY
@@ -185,7 +187,8 @@ impl Link {
         {
             inc.window = (inc.window * 2).min(WINDOW_MAX_BYTES);
         }
-        // Others may have been promised what this window had grown to; it grows again when there is room.
+        // Other tunnels may have been granted the credit that this window had grown to; the window grows again once
+        // there is room.
         let most = open.saturating_add(left).max(WINDOW_MIN_BYTES);
         inc.window = inc.window.min(most);
         inc.window_at = now;

@@ -1,10 +1,11 @@
-//! Which peer has to give when the process holds more than it may, over all links without credit.
+//! Chooses the peer that loses tunnels when the process exceeds its budget, over all links without credit.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What one link holds, as it last said: all bytes whenever some come, those that nobody takes each second while bytes wait.
+/// Held bytes of one link, as last published. The total is updated with each delivery, unread bytes every second while bytes
+/// wait.
 #[derive(Debug)]
 pub(super) struct Holder {
     peer: Arc<str>,
@@ -14,29 +15,29 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Bytes for readers that take none, and all bytes.
+    /// Publishes the bytes of readers that pause, and all held bytes.
     pub(super) fn publish(&self, unread: u64, held: u64) {
         self.unread.store(unread, Relaxed);
         self.publish_held(held);
     }
 
-    /// All bytes.
+    /// Publishes all held bytes.
     pub(super) fn publish_held(&self, held: u64) {
         self.held.store(held, Relaxed);
     }
 
-    /// Whether another link has asked this one to give.
+    /// Whether another link has asked this link to end tunnels.
     pub(super) fn take_question(&self) -> bool {
         self.is_asked.swap(false, Relaxed)
     }
 
-    /// Readers that take nothing come first: memory that others use comes free by itself.
+    /// Bytes of readers that pause come first: other held bytes are freed as their readers read.
     fn weight(&self) -> (u64, u64) {
         (self.unread.load(Relaxed), self.held.load(Relaxed))
     }
 }
 
-/// The links of a process that hold bytes for peers which cannot be told to wait.
+/// The links of a process to peers without flow control.
 #[derive(Debug, Default)]
 pub(super) struct Holders(Mutex<Vec<Weak<Holder>>>);
 
@@ -56,7 +57,7 @@ impl Holders {
         holder
     }
 
-    /// Whether `own` is the heaviest link of the peer that holds most. If not, that link is asked to give.
+    /// Whether `own` is the heaviest link of the peer that holds most. If not, asks that link to end tunnels.
     pub(super) fn is_heaviest(&self, own: &Arc<Holder>) -> bool {
         let all: Vec<_> = self.locked().iter().filter_map(Weak::upgrade).collect();
         let mut peers: HashMap<&str, (u64, u64)> = HashMap::new();
@@ -67,7 +68,7 @@ impl Holders {
         }
         let heaviest = all.iter().max_by_key(|holder| {
             let peer = peers.get(&*holder.peer).copied().unwrap_or_default();
-            // Of equal ones the asking link gives, so that one does.
+            // On a tie the asking link is chosen, so that one link ends tunnels.
             (peer, holder.weight(), Arc::ptr_eq(holder, own))
         });
         match heaviest {
@@ -80,7 +81,7 @@ impl Holders {
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<Weak<Holder>>> {
-        // Nothing panics while it is held.
+        // No code panics while holding the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

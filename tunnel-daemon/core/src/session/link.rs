@@ -1,4 +1,4 @@
-//! The machine of one link: state, inputs from the peer, bookkeeping shared by its parts.
+//! The state machine of one link: state, packets from the peer, shared bookkeeping.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub enum Role {
     Agent,
 }
 
-/// What a link was negotiated and configured to do.
+/// Negotiated and configured properties of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkConfig {
     /// Which end this is.
@@ -37,9 +37,9 @@ pub struct LinkConfig {
     pub dials_max: usize,
     /// Server: how long a dial may take. `None`: no limit.
     pub dial_timeout: Option<Duration>,
-    /// What one tunnel may cost the others.
+    /// Limits that isolate tunnels from each other.
     pub isolation: Isolation,
-    /// Most control packets waiting; beyond it the link ends.
+    /// Most queued control packets; beyond this the link ends.
     pub control_max: usize,
 }
 
@@ -50,22 +50,22 @@ pub struct DialRequest {
     pub dial: DialId,
     /// The id to use otherwise.
     pub spare: DialId,
-    /// Network name, passed as it is.
+    /// Network name, passed on unchanged.
     pub protocol: String,
-    /// `host:port`, passed as it is.
+    /// `host:port`, passed on unchanged.
     pub address: String,
 }
 
-/// A dial that ended before it was open: `written` tells whether the peer may have seen it.
+/// A dial that ended without a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CancelledDial {
-    /// Why.
+    /// Why the dial ended.
     pub failure: DialFailure,
-    /// Only a dial that was not written may be tried on another link.
+    /// Whether the peer may have seen the dial. Only an unwritten dial may be tried on another link.
     pub written: bool,
 }
 
-/// What the driver must do, in order.
+/// Actions for the driver, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Agent: dial the target, then call [`Link::dialed`].
@@ -74,44 +74,44 @@ pub enum Action {
         protocol: String,
         address: String,
     },
-    /// Agent: stop a dial; the key is already gone.
+    /// Agent: stop a dial; the key is already invalid.
     CancelDial { key: TunnelKey },
     /// Server: the tunnel is open.
     DialDone { key: TunnelKey, conn: ConnId },
-    /// Server: the tunnel did not open; the key is already gone.
+    /// Server: the tunnel did not open; the key is already invalid.
     DialFailed {
         key: TunnelKey,
         outcome: CancelledDial,
     },
-    /// Bytes for the endpoint. It reports them with [`Link::endpoint_drained`] once they have left.
+    /// Bytes for the endpoint, which calls [`Link::endpoint_drained`] once they are written.
     Deliver { key: TunnelKey, bytes: Bytes },
-    /// The peer's side sends no more; the other direction goes on.
+    /// The peer sends no more data; the other direction continues.
     PeerFin { key: TunnelKey },
-    /// The tunnel is over; [`TunnelEnd::delivers_rest`] tells what happens to bytes not yet out.
+    /// The tunnel is over; [`TunnelEnd::delivers_rest`] says whether pending bytes are still delivered.
     Ended { key: TunnelKey, end: TunnelEnd },
-    /// The endpoint must drop whatever it still holds; `end` takes the place of the end it was told.
+    /// The endpoint must drop the bytes it still holds; `end` replaces the end reported before.
     Abort { key: TunnelKey, end: TunnelEnd },
-    /// Server: the agent announced that it is going away.
+    /// Server: the agent announced its shutdown.
     PeerDraining,
-    /// Server: the peer took no packet for as long as a dial may take. Dials should go elsewhere.
+    /// Server: the peer took no packet for the whole dial timeout. Send dials to other links.
     Retired,
-    /// Server: the stream of a retired link takes packets again.
+    /// Server: the stream of a retired link accepts packets again.
     Revived,
-    /// The link cannot go on.
+    /// The link must end.
     Failed(LinkFailure),
     /// For counters only.
     Count(Event),
 }
 
-/// Why a whole link ends from inside.
+/// Why the state machine ends its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkFailure {
-    /// The peer takes no control packets.
+    /// The peer does not read control packets.
     #[error("control queue overflow: the peer does not read")]
     ControlOverflow,
 }
 
-/// Things worth counting that change nothing else.
+/// Events for counters only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A packet type this version does not know.
@@ -122,11 +122,11 @@ pub enum Event {
     Foreign,
     /// An answer to a dial that is not pending.
     UnrecognizedResponse,
-    /// An answer to a dial that was called off.
+    /// An answer to a cancelled dial.
     LateAnswer,
     /// A client left while its dial was pending.
     DialAbandoned,
-    /// A `WINDOW`, `FIN` or `RESET` for a tunnel already gone.
+    /// A `WINDOW`, `FIN` or `RESET` for a tunnel that has ended.
     LateCredit,
 }
 
@@ -141,9 +141,9 @@ pub(super) enum Control {
 pub struct Link {
     pub(super) config: LinkConfig,
     pub(super) budget: Arc<ProcessBudget>,
-    /// `None`: the peer can be told to wait, so nothing of it has to go.
+    /// `None`: the peer has flow control, so its tunnels are not ended for the budget.
     pub(super) holder: Option<Arc<Holder>>,
-    /// Until then another link has been asked to give.
+    /// Until this time another link has been asked to end tunnels.
     pub(super) defers_until: Moment,
     pub(super) tunnels: Slab<Tunnel>,
     pub(super) conns: HashMap<ConnId, TunnelKey>,
@@ -169,8 +169,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link without tunnels. Links to one `peer` (who is trusted, not which process it is) give together when the process
-    /// holds more than its budget.
+    /// A link without tunnels. All links of one `peer` (a principal, not a process) count together when the process exceeds
+    /// its budget.
     #[must_use]
     pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>, peer: Arc<str>) -> Self {
         let holder = (!config.credit).then(|| budget.holders.enter(peer));
@@ -203,25 +203,25 @@ impl Link {
         }
     }
 
-    /// Whether `WINDOW`, `FIN` and `RESET` are in use.
+    /// Whether the link uses `WINDOW`, `FIN` and `RESET`.
     #[must_use]
     pub fn has_credit(&self) -> bool {
         self.config.credit
     }
 
-    /// Tunnels and dials this link knows, closing ones included.
+    /// Number of tunnels and dials, including closing tunnels.
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.tunnels.len()
     }
 
-    /// Tunnels that their endpoints have closed and left, and whose last bytes, or their confirmation, are on their way.
+    /// Number of tunnels whose endpoints are gone after a close, and whose last bytes or confirmation are pending.
     #[must_use]
     pub fn lingering(&self) -> usize {
         self.lingering
     }
 
-    /// What bounds the whole process.
+    /// The budget of the process.
     #[must_use]
     pub fn budget(&self) -> &Arc<ProcessBudget> {
         &self.budget
@@ -233,26 +233,26 @@ impl Link {
         self.dials.len()
     }
 
-    /// Bytes delivered to endpoints that have not left yet.
+    /// Bytes delivered to endpoints and not yet drained.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held
     }
 
-    /// Bytes endpoints have got rid of since the link began.
+    /// Bytes that endpoints have drained since the link began.
     #[must_use]
     pub fn drained_bytes(&self) -> u64 {
         self.drained
     }
 
-    /// Whether a link without credit holds so much that reading on would soon cost a tunnel its life.
+    /// Whether a link without credit holds so many bytes that further reading would soon end a tunnel.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         !self.config.credit && self.held > self.config.isolation.link_budget_bytes / 4 * 3
     }
 
-    /// Whether endpoints that read hold a quarter of the budget or more, so that waiting for them makes room. What others hold
-    /// comes free only when they lose their tunnels. Looks at every tunnel.
+    /// Whether endpoints that read hold at least a quarter of the budget, so that waiting frees memory. Bytes of other
+    /// endpoints are freed only when their tunnels end. Iterates over all tunnels.
     #[must_use]
     pub fn is_held_by_readers(&self, now: Moment) -> bool {
         let read = self.tunnels.iter().filter(|(_, t)| !t.is_unread(now));
@@ -260,18 +260,18 @@ impl Link {
         held >= self.config.isolation.link_budget_bytes / 4
     }
 
-    /// Whether held bytes come near a budget, so that exact accounts matter.
+    /// Whether held bytes are near a budget, so that exact accounting matters.
     #[must_use]
     pub fn is_near_budget(&self) -> bool {
         self.held > self.config.isolation.link_budget_bytes / 2 || self.budget.over()
     }
 
-    /// The next thing to do, if any.
+    /// The next action, if any.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Takes what came from the peer.
+    /// Handles a packet of the peer.
     pub fn handle_packet(&mut self, received: Received, now: Moment) {
         let packet = match received {
             Received::Packet(packet) => packet,
@@ -357,7 +357,7 @@ impl Link {
         }
     }
 
-    /// Has the slow clauses looked at for this tunnel.
+    /// Adds the tunnel to the periodic checks of the sweep.
     pub(super) fn watch(&mut self, key: TunnelKey, now: Moment) {
         if let Some(tunnel) = self.tunnels.get_mut(key)
             && !tunnel.watched
@@ -371,7 +371,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // A link that is dropped with tunnels gives back what it had taken from the process budget.
+        // A link dropped with open tunnels returns its bytes and credit to the process budget.
         self.budget.release(self.held);
         if self.config.credit {
             self.budget.ungrant(self.granted);

@@ -1,9 +1,9 @@
 //! Sessions of one link: dials, tunnels, credit, budgets. Packets and endpoint events in, actions out.
 //!
-//! [`Link`] is the same machine on both ends; [`Role`] decides who dials and who answers. It owns the
-//! bytes waiting for the peer; bytes for an endpoint leave at once as [`Action::Deliver`] and stay accounted
-//! here until the endpoint says they are gone. It never waits and never refuses input for lack of room:
-//! what does not fit ends the tunnel that is to blame.
+//! [`Link`] is the same state machine on both ends; [`Role`] decides which end dials and which answers. The link owns
+//! bytes queued for the peer. Bytes for an endpoint leave at once as [`Action::Deliver`] and stay counted until the
+//! endpoint has drained them. The link never waits and never refuses input for lack of memory: bytes that exceed a
+//! budget end the responsible tunnel.
 
 mod budget;
 mod cancelled;
@@ -31,31 +31,31 @@ use std::time::Duration;
 pub struct Moment(pub Duration);
 
 impl Moment {
-    /// This moment and `by` more.
+    /// The moment `by` after this one.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(by))
     }
 
-    /// Time since `earlier`; zero if that is later.
+    /// Time since `earlier`; zero if `earlier` is later than this moment.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// What one tunnel may cost the others. All are flags; the defaults are the design's.
+/// Limits that isolate tunnels from each other. All are flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Isolation {
-    /// Bytes a tunnel owns while its reader pauses (capped by the agent budget over its tunnels).
+    /// Bytes guaranteed to a tunnel while its reader pauses, capped by the link budget divided by its tunnels.
     pub tunnel_share_bytes: u64,
     /// Bytes held for all tunnels of one link.
     pub link_budget_bytes: u64,
-    /// A tunnel over its share without progress for this long is closed.
+    /// A tunnel that exceeds its share without progress for this long is closed.
     pub stall_timeout: Duration,
     /// A half-closed tunnel without a byte for this long is reset.
     pub half_closed_timeout: Duration,
-    /// After a close, bytes still on their way may take this long without progress.
+    /// After a close, pending bytes may be without progress for this long.
     pub linger_timeout: Duration,
 }
 
@@ -71,27 +71,27 @@ impl Default for Isolation {
     }
 }
 
-/// Credit a tunnel starts with while the link's credit budget lasts, bytes.
+/// Initial credit of a tunnel while the link's credit budget lasts, bytes.
 pub const WINDOW_START_BYTES: u64 = 256 << 10;
-/// Credit a tunnel starts with, and falls back to, when the budget is short, bytes.
+/// Initial and smallest credit of a tunnel when the budget is short, bytes.
 pub const WINDOW_MIN_BYTES: u64 = 16 << 10;
 /// Most credit outstanding for one tunnel, bytes.
 pub const WINDOW_MAX_BYTES: u64 = 16 << 20;
-/// A window refilled again this soon, for an endpoint that waits for more, is doubled. Where the window limits, that is once in a
-/// round trip: no tunnel is kept small on a path of half a second.
+/// A window refilled again within this time, for an endpoint that waits for more bytes, is doubled. A limiting window is
+/// refilled once per round trip, so windows grow on paths of up to half a second.
 const WINDOW_GROWS_WITHIN: Duration = Duration::from_millis(500);
-/// A peer that may be waiting for credit hears of drained bytes after this long, half a window or not:
-/// its own linger time judges a slow reader by this progress.
+/// A peer that may be waiting for credit gets the drained bytes as credit after this time, even below half a window:
+/// its linger timeout measures a slow reader by this progress.
 const WINDOW_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
-/// An endpoint that took nothing for longer than this, with bytes waiting for it, does not read.
+/// An endpoint that has taken no bytes for this long while bytes wait counts as not reading.
 const READS_WITHIN: Duration = Duration::from_millis(500);
-/// How often the slow clauses (stalls, lingering, half-closed) are looked at.
+/// Interval of the checks for stalled, lingering and half-closed tunnels.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// How long a link that asked another one to give does not look again who has to.
+/// After asking another link to end tunnels, a link does not compare all links again for this long.
 const DEFERS_FOR: Duration = Duration::from_millis(100);
 /// How long a close waits for the peer's confirmation before the tunnel is forgotten.
 const CLOSE_CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Ids of connections this link answered with a close, remembered to answer each only once.
+/// Most remembered ids of connections that this link answered with a close, so that each is answered once.
 const FORGOTTEN_IDS_MAX: usize = 4096;
 
 const _: () =

@@ -1,4 +1,4 @@
-//! Dials: the server asks, the agent answers. Also what endpoints ask for.
+//! Dials on the server and the agent, and the calls of endpoints.
 
 use bytes::Bytes;
 
@@ -11,11 +11,11 @@ use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::text::shortened;
 use crate::wire::packet::Packet;
 
-/// Deadlines of dials that are over, beside twice as many as there are dials.
+/// Most deadlines of finished dials kept, in addition to twice the number of pending dials.
 pub(super) const OVER_DIALS_MAX: usize = 64;
 
 impl Link {
-    /// Server: starts a dial. The outcome comes as [`Action::DialDone`] or [`Action::DialFailed`].
+    /// Server: starts a dial. [`Action::DialDone`] or [`Action::DialFailed`] follows.
     ///
     /// # Errors
     /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached,
@@ -65,8 +65,8 @@ impl Link {
         Ok(key)
     }
 
-    /// Forgets the deadlines of dials that are over. They leave by themselves once they are at the front, but one dial into a black hole
-    /// stays there until its own deadline. Costs a constant for each dial: the next time is after as many more.
+    /// Removes the deadlines of finished dials. Otherwise a dial that gets no answer keeps later deadlines queued until its own
+    /// deadline. Amortised O(1) per dial.
     fn prune_dial_order(&mut self) {
         let most = 2 * self.dials.len() + OVER_DIALS_MAX;
         if self.dial_order.len() > most {
@@ -122,7 +122,7 @@ impl Link {
         self.actions.push_back(Action::DialDone { key, conn });
         self.schedule(key);
         if ends {
-            // It may have been half-closed before there was anything to watch.
+            // The endpoint may have half-closed before the tunnel was open.
             self.watch(key, now);
         }
     }
@@ -149,7 +149,7 @@ impl Link {
         window: u64,
         now: Moment,
     ) {
-        // Counted for failing dials too, as every agent does.
+        // Counts failing dials too, as upstream's agent does.
         self.conn_last = self.conn_last.wrapping_add(1).max(1);
         if self.dials.len() >= self.config.dials_max {
             let error = DialFailure::TooManyPending { per_agent: true }.to_string();
@@ -237,8 +237,8 @@ impl Link {
         }
     }
 
-    /// Bytes from the endpoint for the peer, which count as queued in the process budget: from now on they are this link's to take off.
-    /// Returns `false` when the tunnel takes no more; they are dropped then.
+    /// Queues bytes of the endpoint for the peer. The process budget already counts them as queued; the link takes over the
+    /// accounting. Returns `false` and drops the bytes if the tunnel takes no more.
     pub fn endpoint_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
         let takes = |tunnel: &&mut Tunnel| {
             tunnel.out.end == OutEnd::None && !tunnel.ended && tunnel.phase != Phase::Done
@@ -247,7 +247,7 @@ impl Link {
             self.budget.dequeue(bytes.len() as u64);
             return false;
         };
-        // An empty piece would hold the end of the tunnel back and spin in the encoder.
+        // An empty piece would delay the tunnel's end and spin in the encoder.
         if !bytes.is_empty() {
             tunnel.out.push(bytes);
             self.schedule(key);
@@ -255,7 +255,7 @@ impl Link {
         true
     }
 
-    /// The endpoint sends no more bytes. Where the wire has no half-close this closes the tunnel.
+    /// The endpoint sends no more bytes. On links without half-close this closes the tunnel.
     pub fn endpoint_fin(&mut self, key: TunnelKey, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -272,7 +272,7 @@ impl Link {
         self.watch(key, now);
     }
 
-    /// The endpoint will send no more than it has yet to hand over, for which there is no room. Repeats are harmless.
+    /// The endpoint has reached EOF, but has bytes left for which the queue has no room. Repeats are harmless.
     pub fn endpoint_end_waits(&mut self, key: TunnelKey, now: Moment) {
         if let Some(tunnel) = self.tunnels.get_mut(key)
             && tunnel.out.end == OutEnd::None
@@ -285,12 +285,12 @@ impl Link {
         }
     }
 
-    /// The endpoint wants the tunnel closed once its bytes are sent. Agents may give the peer a text.
+    /// Closes the tunnel once the endpoint's bytes are sent. Agents may send an error text.
     pub fn endpoint_close(&mut self, key: TunnelKey, error: String, now: Moment) {
         self.close_outgoing(key, error, now);
     }
 
-    /// The endpoint is gone. Without a close before it, its queued bytes are discarded and the peer is told at once.
+    /// The endpoint is gone. Without a previous close its queued bytes are discarded and the tunnel is closed at once.
     pub fn endpoint_gone(&mut self, key: TunnelKey, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -331,17 +331,17 @@ impl Link {
         }
     }
 
-    /// Agent: tells the server that this agent is going away.
+    /// Agent: announces the agent's shutdown to the server.
     pub fn drain(&mut self) {
         self.control(Packet::Drain);
     }
 
-    /// The link is gone: every dial fails and every tunnel ends, at once.
+    /// The link is lost: all dials fail and all tunnels end at once.
     pub fn lost(&mut self, now: Moment) {
         self.end_all(TunnelEnd::LinkLost, now);
     }
 
-    /// As [`Self::lost`], because this process ends.
+    /// As [`Self::lost`], because this process shuts down.
     pub fn shut_down(&mut self, now: Moment) {
         self.end_all(TunnelEnd::Shutdown, now);
     }
@@ -373,7 +373,7 @@ impl Link {
         self.control.clear();
     }
 
-    /// Tells the agent that a dial is not wanted any more. Its answer may be on the way.
+    /// Cancels a dial at the agent, whose answer may be in flight.
     pub(super) fn call_off(&mut self, dial: DialId, now: Moment) {
         self.cancelled.add(dial, now);
         self.control(Packet::DialCls { dial });
@@ -391,8 +391,8 @@ impl Link {
         });
     }
 
-    /// A dial waited its whole time for the stream to take it: the peer reads nothing. The dials behind it were
-    /// not seen either and may be tried elsewhere at once.
+    /// A dial timed out before the stream accepted it: the peer does not read. The peer has not seen the dials queued
+    /// behind it either, so they fail at once and may be tried on other links.
     pub(super) fn retire(&mut self) {
         if std::mem::replace(&mut self.retired, true) {
             return;
@@ -428,7 +428,7 @@ impl Link {
         }
     }
 
-    /// Credit a new tunnel starts with; taken from the budgets. 0 where the peer knows no credit.
+    /// Initial credit of a new tunnel, taken from the budgets. 0 on links without credit.
     fn starting_window(&mut self) -> u64 {
         if !self.config.credit {
             return 0;

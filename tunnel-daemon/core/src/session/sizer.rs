@@ -1,25 +1,24 @@
-//! How large packets towards a gRPC client may be.
+//! The packet size towards a gRPC client.
 //!
-//! The Go client library queues ten packets per connection and closes the whole tunnel when its reader does
-//! not take one for ten seconds; it is also ten times faster with large packets. So packets start small and
-//! grow only on proof: more of them taken than the queue could have swallowed, within two seconds, and never
-//! beyond what was taken in those two seconds.
+//! The Go client library queues ten packets per connection and closes the tunnel if its reader takes none for ten seconds. The
+//! library is also ten times faster with large packets. So packets start small. They grow only after the client took more
+//! packets within two seconds than its queue holds, and never beyond the bytes taken in these two seconds.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Moment;
 
-/// Where every client starts, bytes.
+/// Initial packet size, bytes.
 pub const CLIENT_PACKET_MIN_BYTES: usize = 32 * 1024;
-/// Where growth ends, bytes.
+/// Largest packet size, bytes.
 pub const CLIENT_PACKET_MAX_BYTES: usize = 1024 * 1024;
 
-/// What a client took must be recent to count.
+/// Only packets taken within this time count.
 const PROOF_WINDOW: Duration = Duration::from_secs(2);
-/// Full packets within the window that prove reading: the client's queue of ten, twice, and some.
+/// Full packets within the window that prove reading: more than twice the client's queue of ten.
 const PROOF_PACKETS: usize = 24;
-/// Records kept; the window is this fine.
+/// Most records kept, which sets the resolution of the window.
 const RECORDS_MAX: usize = 64;
 /// Bytes taken closer together than this share a record.
 const RECORD_SPAN: Duration = Duration::from_millis(40);

@@ -25,7 +25,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// `None` only when four billion tunnels are open.
+    /// `None` only if four billion tunnels are open.
     pub(super) fn insert(&mut self, value: T) -> Option<TunnelKey> {
         if let Some(slot) = self.free.pop()
             && let Some(place) = self.slots.get_mut(slot as usize)

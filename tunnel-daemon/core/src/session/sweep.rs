@@ -1,4 +1,4 @@
-//! What only time brings: dial deadlines, stalls, half-closed silence, lingering, unconfirmed closes.
+//! Timeouts: dial deadlines, stalled, idle half-closed and lingering tunnels, unconfirmed closes.
 
 use super::link::{Link, Role};
 use super::tunnel::{OutEnd, Phase, TunnelEnd};
@@ -7,7 +7,7 @@ use crate::failure::DialFailure;
 use crate::ids::TunnelKey;
 
 impl Link {
-    /// When [`Self::handle_tick`] has something to do at the earliest.
+    /// When to call [`Self::handle_tick`] next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
         let dial = self.dial_order.front().map(|(deadline, _)| *deadline);
@@ -72,7 +72,7 @@ impl Link {
         self.sweep_at = (!self.watched.is_empty()).then(|| now.after(SWEEP_EVERY));
     }
 
-    /// Returns whether the tunnel needs to be looked at again.
+    /// Returns whether the tunnel must be checked again.
     fn sweep_one(&mut self, key: TunnelKey, share: u64, now: Moment) -> bool {
         let isolation = self.config.isolation;
         let Some(tunnel) = self.tunnels.get_mut(key) else {
@@ -114,8 +114,8 @@ impl Link {
             || (held && (tunnel.ended || !self.config.credit))
     }
 
-    /// Bytes that wait behind a close for a peer that takes none are given up, and the peer is told so:
-    /// a stream that was cut must not look like one that came to its end.
+    /// Discards bytes queued before a close if the peer takes none, and tells the peer: a truncated stream must not
+    /// look complete.
     fn cut_lingering(&mut self, key: TunnelKey, now: Moment) {
         let linger = self.config.isolation.linger_timeout;
         let Some(tunnel) = self.tunnels.get_mut(key) else {

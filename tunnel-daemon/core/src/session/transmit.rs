@@ -1,5 +1,5 @@
-//! Endpoint -> peer: what goes next. Control first, then credit, then ends of tunnels without data, then data
-//! of all tunnels in turn. An end stays behind its own tunnel's data and passes everybody else's.
+//! Endpoint -> peer: the order of packets. Control first, then credit, then ends of tunnels without queued data, then
+//! data of all tunnels in turn. An end follows its own tunnel's data and overtakes that of other tunnels.
 
 use std::collections::VecDeque;
 
@@ -18,15 +18,15 @@ pub enum Transmit {
     Control(Packet),
     /// Payload of one tunnel, in pieces as the endpoint gave them.
     Data {
-        /// Whose bytes these are; the endpoint may give as many again.
+        /// The tunnel; its endpoint may queue this number of bytes again.
         key: TunnelKey,
-        /// Their connection.
+        /// The tunnel's connection id.
         conn: ConnId,
         /// Never empty.
         parts: VecDeque<Bytes>,
         /// Sum of the parts' lengths.
         bytes: usize,
-        /// Pieces of the endpoint that end with these parts; of the last part there may be more to come.
+        /// Number of endpoint pieces that these parts complete; the last part may be the start of an incomplete piece.
         pieces: usize,
     },
 }
@@ -74,7 +74,7 @@ impl Outgoing {
         self.credit.map_or(bytes, |credit| credit.min(bytes))
     }
 
-    /// The next bytes, how many they are, and how many pieces end with them.
+    /// The next bytes, their number, and the number of pieces that they complete.
     fn take(&mut self, max: usize) -> (VecDeque<Bytes>, usize, usize) {
         let mut parts = VecDeque::new();
         let (mut taken, mut pieces) = (0, 0);
@@ -101,10 +101,10 @@ impl Outgoing {
 }
 
 impl Link {
-    /// Whether [`Self::poll_transmit`] may have something.
+    /// Whether [`Self::poll_transmit`] may return a message.
     #[must_use]
     pub fn wants_transmit(&self) -> bool {
-        // A retired link waits for its stream to take something, though there may be nothing to send.
+        // A retired link is polled even without messages, to notice that its stream accepts packets again.
         self.retired
             || !(self.control.is_empty()
                 && self.windows.is_empty()
@@ -112,7 +112,7 @@ impl Link {
                 && self.ready.is_empty())
     }
 
-    /// The next message for the peer, if any. Call it only when the stream can take one.
+    /// The next message for the peer, if any. Call only when the stream can accept a message.
     pub fn poll_transmit(&mut self, now: Moment) -> Option<Transmit> {
         if std::mem::take(&mut self.retired) {
             self.actions.push_back(Action::Revived);
@@ -221,7 +221,7 @@ impl Link {
         }
     }
 
-    /// Queues whatever the tunnel can send now.
+    /// Schedules the tunnel's sendable data or end.
     pub(super) fn schedule(&mut self, key: TunnelKey) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;
@@ -241,7 +241,7 @@ impl Link {
         }
     }
 
-    /// Queues the close of this role behind the tunnel's data. Repeats and later calls change nothing.
+    /// Queues the close after the tunnel's data. Further calls have no effect.
     pub(super) fn close_outgoing(&mut self, key: TunnelKey, error: String, now: Moment) {
         let Some(tunnel) = self.tunnels.get_mut(key) else {
             return;

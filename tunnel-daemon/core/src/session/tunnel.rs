@@ -11,39 +11,39 @@ use crate::ids::{ConnId, DialId};
 /// Why a tunnel ended, for the endpoint, the access event and metrics.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TunnelEnd {
-    /// The peer closed it; the text is usually empty.
+    /// The peer closed the tunnel; the text is usually empty.
     Closed {
         /// The peer's `CLOSE_RSP` text.
         error: String,
     },
-    /// The peer asked to close it (`CLOSE_REQ`): deliver what was received, then close.
+    /// The peer asked for a close (`CLOSE_REQ`): received bytes are delivered first.
     PeerClosing,
-    /// This side closed it and the peer confirmed, or had nothing to confirm.
+    /// This side closed the tunnel and the peer confirmed, or no confirmation was due.
     Confirmed,
-    /// The link is gone.
+    /// The link was lost.
     LinkLost,
-    /// The lane that carried it is gone.
+    /// The tunnel's lane was lost.
     LaneLost,
-    /// The peer cut it off; the text says why, if it said so.
+    /// The peer reset the tunnel.
     Reset {
-        /// The peer's words.
+        /// The peer's reason; may be empty.
         error: String,
     },
-    /// A shared byte budget ran full and this was the largest stalled tunnel.
+    /// A shared byte budget was exceeded and this tunnel was chosen to end.
     Budget,
-    /// Over its share without progress for too long.
+    /// The tunnel exceeded its share without progress for too long.
     Stalled,
-    /// Half-closed and silent for too long.
+    /// The tunnel was half-closed and idle for too long.
     HalfClosedIdle,
     /// The peer sent more than its credit, or a useless `WINDOW`.
     CreditViolation,
     /// The peer sent a message over the size limit.
     Oversize,
-    /// This side closed it and the peer never confirmed.
+    /// This side closed the tunnel and the peer did not confirm in time.
     Unconfirmed,
-    /// It was closed, and bytes for the endpoint were given up because the endpoint made no progress.
+    /// After a close, bytes for the endpoint were discarded because the endpoint made no progress.
     LingerExpired,
-    /// This process ends.
+    /// This process shuts down.
     Shutdown,
 }
 
@@ -70,7 +70,7 @@ impl TunnelEnd {
         }
     }
 
-    /// Whether bytes received before the end still belong to the endpoint.
+    /// Whether bytes received before the end are still delivered to the endpoint.
     #[must_use]
     pub fn delivers_rest(&self) -> bool {
         matches!(
@@ -79,7 +79,7 @@ impl TunnelEnd {
         )
     }
 
-    /// Whether it looks to the endpoint as if the other side had closed its connection and nothing else.
+    /// Whether the end is a regular close for the endpoint.
     #[must_use]
     pub fn is_in_order(&self) -> bool {
         self.delivers_rest() && !matches!(self, Self::Closed { error } if !error.is_empty())
@@ -88,7 +88,7 @@ impl TunnelEnd {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// The dial is on its way; `written` once the peer may have seen it.
+    /// A pending dial; `written` once the peer may have seen it.
     Dialing {
         dial: DialId,
         deadline: Option<Moment>,
@@ -101,7 +101,7 @@ pub(super) enum Phase {
     Done,
 }
 
-/// What follows the queued bytes of the outgoing direction.
+/// The end of the outgoing direction, sent after its queued bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum OutEnd {
     None,
@@ -115,37 +115,37 @@ pub(super) enum OutEnd {
 pub(super) struct Outgoing {
     pub(super) queue: VecDeque<Bytes>,
     pub(super) bytes: Queued,
-    /// `None`: the peer has no credit, send at will.
+    /// `None`: the link has no credit, so sending is not limited.
     pub(super) credit: Option<u64>,
     pub(super) end: OutEnd,
     pub(super) end_sent: bool,
     pub(super) in_ready: bool,
     pub(super) in_ends: bool,
-    /// The close was asked for, or bytes left for the peer since.
+    /// When the close was queued, or bytes were last sent to the peer.
     pub(super) progress_at: Moment,
-    /// Agent: the peer asked to close, and asked once more before it was answered.
+    /// Agent: the peer sent CLOSE_REQ (`close_asked`), and again before the answer (`close_asked_again`).
     pub(super) close_asked: bool,
     pub(super) close_asked_again: bool,
-    /// Server: before its close, the peer is told that the tunnel was cut off.
+    /// Server: a RESET must precede the close.
     pub(super) reset_due: bool,
-    /// Agent: the id this dial gets if it succeeds.
+    /// Agent: the connection id if this dial succeeds.
     pub(super) conn_reserved: i64,
 }
 
-/// Peer -> endpoint. All counts are cumulative; differences are what is held or granted.
+/// Peer -> endpoint. All counts are cumulative; held bytes and open credit are differences.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) received: u64,
     pub(super) drained: u64,
-    /// With credit: how far the peer may send, and the window that is kept open beyond `drained`.
+    /// With credit: total bytes that the peer may send, and the window that is kept open beyond `drained`.
     pub(super) granted: u64,
     pub(super) window: u64,
     pub(super) window_at: Moment,
-    /// Since then the endpoint has had next to nothing left: it takes bytes as fast as they come.
+    /// Since `window_at` the endpoint has nearly run out of bytes: it takes them as fast as they arrive.
     pub(super) was_hungry: bool,
     pub(super) progress_at: Moment,
     pub(super) fin: bool,
-    /// Credit not yet announced; its presence in the window queue is `> 0`.
+    /// Credit not yet announced. Greater than 0 while the tunnel is in the window queue.
     pub(super) window_due: u64,
 }
 
@@ -154,21 +154,21 @@ pub(super) struct Tunnel {
     pub(super) phase: Phase,
     pub(super) out: Outgoing,
     pub(super) inc: Incoming,
-    /// The endpoint has been told the end; nothing is delivered any more.
+    /// The end was reported to the endpoint; no further bytes are delivered.
     pub(super) ended: bool,
-    /// The endpoint is gone (or never came); only the protocol keeps this entry.
+    /// The endpoint is gone (or never existed); only the protocol still needs this entry.
     pub(super) endpoint_gone: bool,
-    /// The endpoint had closed it before: what it had said is on its way until the peer confirms.
+    /// The endpoint closed the tunnel before it went; its bytes or the confirmation are pending.
     pub(super) lingers: bool,
     pub(super) watched: bool,
-    /// The endpoint will send no more than it has yet to hand over.
+    /// The endpoint has reached EOF, but its last bytes are not queued yet.
     pub(super) end_waits: bool,
     pub(super) close_deadline: Option<Moment>,
     pub(super) active_at: Moment,
 }
 
 impl Incoming {
-    /// Credit granted and not yet used up by drained bytes; 0 where the peer knows no credit.
+    /// Credit granted beyond the drained bytes; 0 on links without credit.
     pub(super) fn open_credit(&self) -> u64 {
         self.granted.saturating_sub(self.drained)
     }
@@ -223,7 +223,7 @@ impl Tunnel {
         self.inc.received - self.inc.drained
     }
 
-    /// Whether bytes wait for an endpoint that takes none.
+    /// Whether bytes wait for an endpoint that does not read.
     pub(super) fn is_unread(&self, now: Moment) -> bool {
         self.held() > 0 && now.since(self.inc.progress_at) > READS_WITHIN
     }
@@ -235,12 +235,12 @@ impl Tunnel {
         }
     }
 
-    /// Whether a close is queued or sent and the protocol is not over.
+    /// Whether a close is queued or sent and not yet confirmed.
     pub(super) fn is_closing(&self) -> bool {
         matches!(self.out.end, OutEnd::CloseReq | OutEnd::CloseRsp(_)) && self.phase != Phase::Done
     }
 
-    /// Whether one direction has ended and the other has not, or is known to end behind bytes that wait.
+    /// Whether exactly one direction has ended, or the endpoint has reached EOF with bytes not yet queued.
     pub(super) fn half_closed(&self) -> bool {
         matches!(self.phase, Phase::Open { .. })
             && match self.out.end {

@@ -1,8 +1,8 @@
-//! A streaming decoder: HTTP/2 payload in, packets out; `DATA` payload is handed on as it arrives.
+//! A streaming decoder: HTTP/2 payload in, packets out; `DATA` payload is passed on as it arrives.
 //!
-//! A `DATA` message in the field order every known peer uses is not collected first: each piece that
-//! arrives leaves as a `DATA` of its own, which the protocol allows. Everything else is collected, if it is
-//! no longer than [`COLLECTED_BYTES_MAX`], and judged by prost. No more than that is held.
+//! A `DATA` message in the field order of all known peers is not collected first: each piece that arrives becomes a
+//! separate `DATA`, which the protocol allows. Other messages of up to [`COLLECTED_BYTES_MAX`] are collected and
+//! decoded by prost. So the decoder holds at most [`COLLECTED_BYTES_MAX`].
 
 #[doc(hidden)]
 pub mod fuzz;
@@ -14,26 +14,26 @@ use super::packet::{Packet, Received, Violation};
 use super::{COLLECTED_BYTES_MAX, GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX, packets as raw};
 use crate::ids::ConnId;
 
-/// Longest head of a `DATA` message before its payload: see the encoder.
+/// Longest head of a `DATA` message before its payload; see the encoder.
 const DATA_HEAD_MAX: usize = 25;
 
-/// Pieces below this are copied, so that a few bytes do not pin a whole receive buffer.
+/// Smaller pieces are copied, so that a few bytes do not pin a whole receive buffer.
 const COPY_BELOW_BYTES: usize = 1024;
 
-/// Nor does a piece below this share of what it came in: whoever holds it pays for its own bytes only, and a peer chooses
-/// what is around them.
+/// Pieces below one part in this many of their receive buffer are copied, too: budgets count only the piece, and the peer
+/// chooses the bytes around it.
 const COPY_BELOW_SHARE: usize = 4;
 
-/// A longer message is not skipped: the stream ends, as it would with upstream's at a sixteenth of this.
+/// A longer message is not skipped: the stream ends. Upstream ends the stream at a sixteenth of this.
 const SKIPPED_BYTES_MAX: usize = 16 * MESSAGE_BYTES_MAX;
 
-/// Why the stream cannot be read any further.
+/// Why the rest of the stream cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
     /// The compression flag was set although no encoding was negotiated.
     #[error("compressed gRPC message without a negotiated encoding (flag {0})")]
     Compressed(u8),
-    /// A message so long that skipping it would keep the stream busy with nothing else.
+    /// A message that is too long to skip.
     #[error(
         "gRPC message of {0} bytes announced; the stream is not read on beyond {SKIPPED_BYTES_MAX}"
     )]
@@ -46,7 +46,7 @@ pub enum StreamError {
 #[derive(Debug)]
 enum State {
     Prefix,
-    /// The first bytes of a message of this length decide how it is read.
+    /// The first bytes of a message of this length decide how the message is decoded.
     Head {
         length: usize,
     },
@@ -66,10 +66,10 @@ enum State {
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
-    /// Bytes not yet consumed that had to be joined because a head was split. No memory is kept when there are none.
+    /// Unconsumed bytes, joined because a head was split. Frees its memory when empty.
     joined: BytesMut,
     input: Bytes,
-    /// Bytes that `input` had when it was pushed.
+    /// Length of `input` when pushed.
     pushed: usize,
 }
 
@@ -95,7 +95,7 @@ enum Head {
 }
 
 impl Decoder {
-    /// Gives the next piece of the stream. Call [`Self::next`] until it returns `None` before the next push.
+    /// Adds the next piece of the stream. Call [`Self::next`] until it returns `None` before the next push.
     pub fn push(&mut self, bytes: Bytes) {
         if self.joined.is_empty() && self.input.is_empty() {
             self.pushed = bytes.len();
@@ -118,10 +118,10 @@ impl Decoder {
         }
     }
 
-    /// The next packet, offence, or `None` when more input is needed.
+    /// The next packet or violation; `None` if more input is needed.
     ///
     /// # Errors
-    /// [`StreamError`] when the stream cannot be read on.
+    /// [`StreamError`] if the rest of the stream cannot be decoded.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator would hide the error and the need for more input"
@@ -204,8 +204,8 @@ impl Decoder {
         }
     }
 
-    /// Whether [`Self::next`] has just returned a piece of a `DATA` message of which more is to come. Counts are of messages,
-    /// as peers send them: whoever counts takes the last piece for it, since a message that is cut off never came.
+    /// Whether [`Self::next`] has just returned a piece of an incomplete `DATA` message. Counters count a message at its last
+    /// piece, since a truncated message does not count.
     #[must_use]
     pub fn is_inside_data(&self) -> bool {
         matches!(self.state, State::Payload { left: 1.., .. })
@@ -228,7 +228,7 @@ impl Decoder {
     }
 
     fn skip(&mut self, count: usize) {
-        // Without bytes, nothing keeps the memory that those before took.
+        // Frees the memory of consumed bytes.
         if self.joined.is_empty() {
             self.input.advance(count);
             if self.input.is_empty() {
@@ -247,7 +247,7 @@ impl Decoder {
             let piece = self.input.split_to(count.min(self.input.len()));
             alone(piece, self.pushed)
         } else {
-            // Rare, and what is joined may be part of any amount of memory.
+            // Rare; copied because the joined buffer may be much larger than the piece.
             let count = count.min(self.joined.len());
             let piece = Bytes::copy_from_slice(self.joined.get(..count).unwrap_or_default());
             self.skip(count);
@@ -256,7 +256,7 @@ impl Decoder {
     }
 }
 
-/// A piece of `around` bytes, without the others unless it is a good part of them.
+/// Copies a piece out of its buffer of `around` bytes unless the piece is a large part of the buffer.
 fn alone(piece: Bytes, around: usize) -> Bytes {
     if piece.len() < COPY_BELOW_BYTES.max(around / COPY_BELOW_SHARE) {
         Bytes::copy_from_slice(&piece)
@@ -265,12 +265,12 @@ fn alone(piece: Bytes, around: usize) -> Bytes {
     }
 }
 
-/// What a whole message is, which came in `around` bytes.
+/// Decodes a whole message that arrived in a buffer of `around` bytes.
 fn judge(message: Bytes, around: usize) -> Received {
     match raw::Packet::decode(message) {
         Ok(mut packet) => {
             if let Some(raw::packet::Payload::Data(data)) = &mut packet.payload {
-                // A slice of the message, beside fields that may be as long as a message.
+                // The payload is a slice of the message, whose other fields may be long.
                 data.data = alone(std::mem::take(&mut data.data), around);
             }
             Packet::from_raw(packet)
@@ -279,7 +279,7 @@ fn judge(message: Bytes, around: usize) -> Received {
     }
 }
 
-/// Recognises `type=DATA, data{connectID, data}` with the payload as the very last bytes of the message.
+/// Recognises `type=DATA, data{connectID, data}` with the payload at the end of the message.
 fn parse_head(readable: &[u8], length: usize) -> Head {
     let seen = readable
         .get(..length.min(readable.len()).min(DATA_HEAD_MAX))
@@ -296,7 +296,7 @@ fn parse_head(readable: &[u8], length: usize) -> Head {
     }
 }
 
-/// `None`: too short to tell. `Some(None)`: another shape.
+/// `None`: more bytes are needed. `Some(None)`: not such a message.
 #[expect(
     clippy::option_option,
     reason = "two ways of not being a DATA head that the caller treats differently"
@@ -340,7 +340,7 @@ fn data_head(seen: &[u8], length: usize) -> Option<Option<(ConnId, usize, usize)
     }
 }
 
-/// `None`: too short. `Some(None)`: more than 64 bits, which no protobuf reader takes.
+/// `None`: more bytes are needed. `Some(None)`: more than 64 bits, which is invalid protobuf.
 #[expect(
     clippy::option_option,
     reason = "too short and not a varint are different answers"

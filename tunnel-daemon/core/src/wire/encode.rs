@@ -1,4 +1,4 @@
-//! Packets as gRPC messages for the HTTP/2 layer: a small head, then the payload untouched.
+//! Packets as gRPC messages for the HTTP/2 layer: a small head, then the payload without copying.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -13,19 +13,19 @@ use crate::ids::ConnId;
 /// gRPC prefix (5) + type (2) + data tag and length (6) + id (11) + payload tag and length (6).
 const HEAD_BYTES_MAX: usize = 30;
 
-/// What gRPC-Go keeps buffers for, and the most that it writes at once, bytes.
+/// Size of gRPC-Go's pooled buffers, and most bytes that it writes at once.
 const GO_BUFFER_BYTES: usize = 32 * 1024;
-/// Heads of the two HTTP/2 frames that so many bytes take.
+/// Headers of the two HTTP/2 frames that carry such a message, bytes.
 const FRAME_HEADS_BYTES: usize = 2 * 9;
 
-/// Most payload of a `DATA` message to a Go peer: 32 KiB with all its heads. gRPC-Go takes a buffer for each message that it
-/// decodes or encodes, and clears it as a whole; the next larger ones have 1 MiB. Nor do two full frames become three, or a
-/// write of its own two.
+/// Most payload of a `DATA` message to a Go peer: 32 KiB with all headers. gRPC-Go takes a buffer for each message that it
+/// decodes or encodes and clears the whole buffer; the next larger buffers have 1 MiB. This size also fits two full frames
+/// and one write.
 pub const GO_PAYLOAD_BYTES_MAX: usize = GO_BUFFER_BYTES - 64;
 
 const _: () = assert!(FRAME_HEADS_BYTES + HEAD_BYTES_MAX + GO_PAYLOAD_BYTES_MAX <= GO_BUFFER_BYTES);
 
-/// One gRPC message ready to send: `Buf` over a head and any number of payload pieces, none copied.
+/// One gRPC message to send: a `Buf` over a head and any number of payload pieces, without copying.
 #[derive(Debug)]
 pub struct MessageBuf {
     head: [u8; HEAD_BYTES_MAX],
@@ -36,7 +36,7 @@ pub struct MessageBuf {
 }
 
 impl MessageBuf {
-    /// Encodes a packet. `DATA` keeps its payload as it is; everything else is small and copied.
+    /// Encodes a packet. The payload of `DATA` is not copied; other packets are small and copied.
     #[must_use]
     pub fn packet(packet: Packet) -> Self {
         match packet {
@@ -54,7 +54,7 @@ impl MessageBuf {
         }
     }
 
-    /// No message: what a stream ends with that has none left.
+    /// No bytes: ends a stream without a further message.
     #[must_use]
     pub fn empty() -> Self {
         Self::from_parts(VecDeque::new())
@@ -89,7 +89,7 @@ impl MessageBuf {
     }
 
     fn from_parts(mut parts: VecDeque<Bytes>) -> Self {
-        // `chunk` may be empty only at the end: whoever writes the buffer would wait for ever otherwise.
+        // An empty `chunk` before the end would make the writer of this buffer wait forever.
         parts.retain(|part| !part.is_empty());
         let parts_bytes = parts.iter().map(Bytes::len).sum();
         Self {

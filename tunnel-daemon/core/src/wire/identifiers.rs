@@ -1,45 +1,43 @@
-//! Agent identifiers: what an agent says it stands for, in the encoding of a URL query.
+//! Agent identifiers: the hosts and networks an agent claims, encoded as a URL query.
 
 use std::slice;
 
 use crate::text::Excerpt;
 
-/// Identifiers one agent may bring. Far above any real agent (a node has a handful), low enough that the
-/// registry's work per agent stays small.
+/// Most identifiers of one agent. Far above real agents (a node has a handful); bounds the registry's work per agent.
 pub const IDENTIFIERS_MAX: usize = 1024;
-/// Longest identifier, bytes. Names in DNS have at most 253 and networks some 40; each becomes a key of the registry, which may outlive
-/// its agent.
+/// Longest identifier, bytes. DNS names have at most 253 bytes and networks about 40. Each identifier becomes a key of the
+/// registry, which may outlive the agent.
 pub const IDENTIFIER_LEN_MAX: usize = 255;
 
-/// What an agent claims to reach, by kind; repeated values keep their order. Values are as received:
-/// neither checked nor brought to canonical form, which is the registry's business.
+/// An agent's identifiers by kind; repeated values keep their order. Values are as received: the registry checks and
+/// normalises them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Identifiers {
     /// Addresses of the agent's node or network, for `destHost`.
     pub ipv4: Vec<String>,
-    /// The same for IPv6, without brackets.
+    /// IPv6 addresses of the agent's node or network, without brackets, for `destHost`.
     pub ipv6: Vec<String>,
     /// Host names, for `destHost`.
     pub host: Vec<String>,
     /// Networks behind the agent, for `destCIDR`.
     pub cidr: Vec<String>,
-    /// Whether the agent takes what nobody else claims, for `defaultRoute`.
+    /// Whether the agent takes targets that no other agent claims, for `defaultRoute`.
     pub default_route: bool,
-    /// The zone that the agent is in: among agents that fit equally, a server prefers those of its own. Unknown to Go peers, who
-    /// leave it out.
+    /// The agent's zone: among equally matching agents a server prefers those in its own zone. Go peers do not send it.
     pub zone: Option<String>,
 }
 
 /// Why identifiers cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentifiersError {
-    /// `;` separates nothing; Go refuses it since it stopped doing so.
+    /// `;` is not a separator; Go refuses it, too.
     #[error("invalid semicolon separator in query; separate identifiers with &")]
     Semicolon,
     /// `%` not followed by two hexadecimal digits.
     #[error("invalid URL escape \"{0}\"")]
     Escape(String),
-    /// Only in an agent's own configuration: a kind that does not exist, `uid` included.
+    /// Only in an agent's own configuration: an unknown kind, including `uid`.
     #[error(
         "agent address is invalid: unknown address type: {0} (known: ipv4, ipv6, host, cidr, default-route, zone)"
     )]
@@ -47,12 +45,12 @@ pub enum IdentifiersError {
     /// More than [`IDENTIFIERS_MAX`].
     #[error("more than {IDENTIFIERS_MAX} identifiers")]
     TooMany,
-    /// One of more than [`IDENTIFIER_LEN_MAX`] bytes.
+    /// An identifier of more than [`IDENTIFIER_LEN_MAX`] bytes.
     #[error(
         "an identifier of kind {kind} has {bytes} bytes, more than {IDENTIFIER_LEN_MAX}; give the agent a shorter one"
     )]
     TooLong {
-        /// As in the query.
+        /// Kind, as in the query.
         kind: &'static str,
         /// Its length.
         bytes: usize,
@@ -60,16 +58,16 @@ pub enum IdentifiersError {
 }
 
 impl Identifiers {
-    /// Reads what a peer sent. Unknown kinds and the reserved `uid` are left out, a `default-route` that
-    /// is no Go boolean is false, and only the first `default-route` and the first `zone` count.
+    /// Parses a peer's identifiers. Unknown kinds and the reserved `uid` are ignored. A `default-route` that is not a
+    /// Go boolean is false. Only the first `default-route` and the first `zone` count.
     ///
     /// # Errors
-    /// A `;`, a broken percent escape, too many identifiers, or one that is too long.
+    /// A `;`, an invalid percent escape, too many identifiers, or an identifier that is too long.
     pub fn parse(query: &str) -> Result<Self, IdentifiersError> {
         Self::read(query, |_kind| Ok(()))
     }
 
-    /// Reads an agent's own `--agent-identifiers`: as [`Self::parse`], but an unknown kind is an error.
+    /// Parses an agent's own `--agent-identifiers`: as [`Self::parse`], but an unknown kind is an error.
     ///
     /// # Errors
     /// As [`Self::parse`], and [`IdentifiersError::UnknownKind`].
@@ -113,7 +111,7 @@ impl Identifiers {
         Ok(read)
     }
 
-    /// The header value: ASCII only, kinds in the order of their names as Go writes them.
+    /// The header value: ASCII only, kinds sorted by name as in Go.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut out = String::new();
@@ -139,7 +137,7 @@ impl Identifiers {
     }
 }
 
-/// The words of Go's `strconv.ParseBool`.
+/// Parses the values of Go's `strconv.ParseBool`.
 fn parse_go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
@@ -148,8 +146,8 @@ fn parse_go_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Undoes `%xx` and `+`. Bytes that are not UTF-8 become U+FFFD: such a value matches no destination, and
-/// refusing the whole agent for it would be stricter than upstream.
+/// Decodes `%xx` and `+`. Bytes that are not UTF-8 become U+FFFD: such a value matches no destination, and refusing the
+/// agent would be stricter than upstream.
 fn unescape(text: &str) -> Result<String, IdentifiersError> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.as_bytes().iter();
@@ -163,7 +161,7 @@ fn unescape(text: &str) -> Result<String, IdentifiersError> {
     Ok(String::from_utf8_lossy(&out).into_owned())
 }
 
-/// Reads the two digits behind a `%`.
+/// Decodes the two digits after a `%`.
 fn unescape_byte(bytes: &mut slice::Iter<'_, u8>) -> Result<u8, IdentifiersError> {
     let rest = bytes.as_slice();
     let digits = (
@@ -185,7 +183,7 @@ fn hex_value(byte: u8) -> Option<u8> {
         .and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// The value, if it is short enough to become a key.
+/// The value, unless it is too long for a registry key.
 fn bounded(kind: &'static str, value: String) -> Result<String, IdentifiersError> {
     let bytes = value.len();
     if bytes > IDENTIFIER_LEN_MAX {
@@ -194,7 +192,7 @@ fn bounded(kind: &'static str, value: String) -> Result<String, IdentifiersError
     Ok(value)
 }
 
-/// Appends `key=value`, escaping all that Go's `QueryEscape` escapes.
+/// Appends `key=value`, escaped as by Go's `QueryEscape`.
 fn push_pair(out: &mut String, key: &str, value: &str) {
     const HEX: [char; 16] = [
         '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',

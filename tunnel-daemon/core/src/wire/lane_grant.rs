@@ -1,4 +1,4 @@
-//! What a server tells an agent that may bind lanes to its link, as headers of the answer to `Connect`.
+//! The permission to bind lanes to a link: headers in a server's answer to `Connect`.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use crate::ids::LinkId;
 
-/// Response header: the link's number, decimal.
+/// Response header: the link's id, decimal.
 pub(super) const LANE_LINK: &str = "adit-lane-link";
 /// Response header: the link's secret, hexadecimal.
 pub(super) const LANE_SECRET: &str = "adit-lane-secret";
@@ -16,12 +16,12 @@ pub(super) const LANE_MAX: &str = "adit-lane-max";
 /// Bytes of a link's secret.
 pub const LANE_SECRET_BYTES: usize = 32;
 
-/// Permission to bind lanes to a link; dies with the link. `Debug` does not show the secret, and dropping clears it.
+/// Permission to bind lanes to a link; expires with the link. `Debug` does not show the secret, and dropping clears it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LaneGrant {
-    /// The server's name for the link.
+    /// The server's id of the link.
     pub link: LinkId,
-    /// Key of the proofs.
+    /// Key of the lanes' proofs.
     pub secret: Zeroizing<[u8; LANE_SECRET_BYTES]>,
     /// Most lanes at once.
     pub lanes_max: u32,
@@ -44,8 +44,7 @@ impl fmt::Debug for LaneGrant {
     }
 }
 
-/// Collects the headers. One that is missing, repeated or unreadable means that there is no grant: the link works
-/// without lanes.
+/// Collects the headers. If one is missing, repeated or invalid, there is no grant and the link works without lanes.
 #[derive(Default)]
 pub(super) struct LaneGrantHeaders {
     seen: usize,

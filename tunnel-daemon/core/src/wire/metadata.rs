@@ -1,7 +1,7 @@
 //! Stream headers of the agent connection: agent id, identifiers, server id and count, bearer token.
 //!
-//! Headers are plain `(name, value)` pairs here, names in lower case as on the wire, so that neither the
-//! HTTP library nor the side of the connection matters. Names that are not ours are passed over.
+//! Headers are plain `(name, value)` pairs, independent of the HTTP library. Names are in lower case, as on the wire.
+//! Unknown names are ignored.
 
 #[doc(hidden)]
 pub mod fuzz;
@@ -20,10 +20,10 @@ use crate::text::Excerpt;
 pub const AGENT_ID: &str = "agentid";
 /// Request header: the agent's identifiers, at most one.
 pub const AGENT_IDENTIFIERS: &str = "agentidentifiers";
-/// Longest agent id that a server takes, bytes: four names of nodes. It is a label of metrics and in each answer about a link, so
-/// one as long as a header may be would fill the memory of whoever is asked.
+/// Longest agent id that a server accepts, bytes: four node names. The id is a metrics label and part of every report about a
+/// link, so ids of header length would use up memory.
 pub const AGENT_ID_LEN_MAX: usize = 1024;
-/// Longest server id, bytes: an agent keeps one for each link, and for each of its addresses.
+/// Longest server id, bytes: an agent keeps an id for each link and each server address.
 pub const SERVER_ID_LEN_MAX: usize = 1024;
 /// Request header: `Bearer ` and a service account token.
 pub const AUTHORIZATION: &str = "authorization";
@@ -31,14 +31,14 @@ pub const AUTHORIZATION: &str = "authorization";
 pub const SERVER_ID: &str = "serverid";
 /// Response header: how many servers an agent should be connected to.
 pub const SERVER_COUNT: &str = "servercount";
-/// Both ways: this end understands WINDOW and FIN on the link. Unknown to Go peers.
+/// Both ways: the sender supports WINDOW and FIN on the link. Unknown to Go peers.
 pub const ADIT_LINK: &str = "adit-link";
-/// Both ways: this end understands lanes. Unknown to Go peers.
+/// Both ways: the sender supports lanes. Unknown to Go peers.
 pub const ADIT_LANES: &str = "adit-lanes";
-/// Both ways: the release of this end's program. Unknown to Go peers.
+/// Both ways: the release of the sender's program. Unknown to Go peers.
 pub const ADIT_VERSION: &str = "adit-version";
 
-/// What both ends must offer before it is used. An absent key or another value than `1` is "no".
+/// Extensions that are used only if both ends offer them. A missing header or a value other than `1` means "no".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Extensions {
     /// [`ADIT_LINK`]: credit and half-close on the link.
@@ -48,7 +48,7 @@ pub struct Extensions {
 }
 
 impl Extensions {
-    /// What this end may use: offered by both.
+    /// The extensions that both ends offer.
     #[must_use]
     pub fn both(self, other: Self) -> Self {
         Self {
@@ -74,24 +74,24 @@ impl Extensions {
     }
 }
 
-/// What an agent says when it connects.
+/// An agent's request headers of `Connect`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AgentHello {
-    /// The claimed id. Whether the agent may bear it is decided elsewhere.
+    /// The claimed id. Grants decide whether the agent may use the id.
     pub agent: AgentId,
     /// The claimed identifiers.
     pub identifiers: Identifiers,
-    /// What the agent offers beyond upstream's protocol.
+    /// The agent's extensions of upstream's protocol.
     pub extensions: Extensions,
-    /// The release of its program.
+    /// The release of the peer's program.
     pub version: PeerVersion,
 }
 
 impl AgentHello {
-    /// Reads the request headers of `Connect`.
+    /// Parses the request headers of `Connect`.
     ///
     /// # Errors
-    /// [`HelloError`], whose text belongs into the stream's status.
+    /// [`HelloError`]; send its text in the stream's status.
     pub fn from_headers<'a>(
         headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, HelloError> {
@@ -124,7 +124,7 @@ impl AgentHello {
         })
     }
 
-    /// The headers to send. The identifiers are always there, if empty, as Go sends them.
+    /// The headers to send. As in Go, the identifiers are sent even if empty.
     #[must_use]
     pub fn to_headers(&self) -> Vec<(&'static str, String)> {
         let mut pairs = vec![
@@ -143,27 +143,27 @@ fn push_version(version: PeerVersion, pairs: &mut Vec<(&'static str, String)>) {
     }
 }
 
-/// What a server answers before the first packet.
+/// A server's response headers of `Connect`, sent before the first packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerHello {
     /// The server's id.
     pub server: ServerId,
-    /// How many servers there are. As received: 0 or less means "not known" to the caller.
+    /// Number of servers, as received. The caller treats 0 or less as "not known".
     pub server_count: i64,
-    /// What the server offers beyond upstream's protocol.
+    /// The server's extensions of upstream's protocol.
     pub extensions: Extensions,
-    /// The release of its program.
+    /// The release of the peer's program.
     pub version: PeerVersion,
-    /// With [`Extensions::lanes`]: how to bind them to this link.
+    /// With [`Extensions::lanes`]: the permission to bind lanes to this link.
     pub lane_grant: Option<LaneGrant>,
 }
 
 impl ServerHello {
-    /// Reads the response headers of `Connect`.
+    /// Parses the response headers of `Connect`.
     ///
     /// # Errors
-    /// [`HelloError`] when id or count are missing, repeated, or the count is no integer. Headers that
-    /// came without any of ours are most likely a refusal: look at the stream's status first.
+    /// [`HelloError`] if id or count are missing or repeated, the id is too long, or the count is not an integer.
+    /// Without any known header the answer is most likely a refusal: check the stream's status first.
     pub fn from_headers<'a>(
         headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, HelloError> {
@@ -203,7 +203,7 @@ impl ServerHello {
         })
     }
 
-    /// The headers to send, at once and before authentication of anything else is awaited.
+    /// The headers to send at once, before any further authentication.
     #[must_use]
     pub fn to_headers(&self) -> Vec<(&'static str, String)> {
         let mut pairs = vec![
@@ -219,7 +219,7 @@ impl ServerHello {
     }
 }
 
-/// Why a peer's headers cannot be used. The first words are upstream's: operators search for them.
+/// Why a peer's headers cannot be used. The texts begin as upstream's: operators search for them.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HelloError {
     /// No `agentid`, or several.
@@ -257,7 +257,7 @@ pub enum HelloError {
 pub struct BearerToken<'a>(&'a str);
 
 impl<'a> BearerToken<'a> {
-    /// Takes the token out of the `authorization` values of a request.
+    /// Extracts the token from the `authorization` values of a request.
     ///
     /// # Errors
     /// [`BearerError`] unless there is exactly one value with the prefix `Bearer `.
@@ -278,7 +278,7 @@ impl<'a> BearerToken<'a> {
         }
     }
 
-    /// The secret itself, for a token review only.
+    /// The token, for a token review only.
     #[must_use]
     pub fn reveal(self) -> &'a str {
         self.0
@@ -300,7 +300,7 @@ pub enum BearerError {
     /// Several `authorization` headers.
     #[error("too many ({0}) tokens are received")]
     TooMany(usize),
-    /// Another scheme than `Bearer `.
+    /// A scheme other than `Bearer `.
     #[error("received token does not have \"Bearer \" prefix")]
     NotBearer,
 }

@@ -1,4 +1,4 @@
-//! What travels on a stream: packets, their framing, and the metadata around them.
+//! The wire format: packets, their framing, and stream metadata.
 
 pub mod decode;
 pub mod encode;
@@ -10,12 +10,12 @@ pub mod packets;
 mod values;
 pub mod version;
 
-/// Largest gRPC message any party accepts, bytes. Both Go ends keep gRPC-Go's default receive limit.
+/// Largest gRPC message that any party accepts, bytes: gRPC-Go's default receive limit, which both Go programs keep.
 pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Longest message that is taken as a whole, bytes: every kind but `DATA`, and `DATA` whose fields come in an order that no known
-/// peer uses. A dial and its answer, a close and its text have some hundred; a message is held until it is whole, and a peer
-/// opens as many streams as it likes.
+/// Longest message that is collected as a whole, bytes: all types but `DATA`, and `DATA` in a field order that no known peer
+/// uses. Dials, closes and their answers have some hundred bytes. A message is held until it is complete, and a peer may open
+/// many streams.
 pub const COLLECTED_BYTES_MAX: usize = 16 * 1024;
 
 /// Bytes of gRPC framing before each message: a compression flag and a big-endian length.

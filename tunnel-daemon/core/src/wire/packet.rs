@@ -1,4 +1,4 @@
-//! Typed packets, and what an untrusted message may turn out to be.
+//! Typed packets, and the validation of untrusted messages.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use super::packets::packet::Payload;
 pub use super::packets::{PacketType, Side};
 use crate::ids::{ConnId, DialId};
 
-/// One packet of the protocol, payload and type agreeing by construction.
+/// One packet of the protocol. Payload and type agree by construction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Packet {
     /// Open a connection to `address` (`host:port`).
@@ -18,7 +18,7 @@ pub enum Packet {
         protocol: String,
         /// Destination as the client gave it.
         address: String,
-        /// Adit only: bytes the target side may send at first; 0 from other peers.
+        /// Adit only: initial credit of the target side, bytes; 0 from other peers.
         window: u64,
     },
     /// Outcome of a dial: `error` empty means `conn` is open.
@@ -29,7 +29,7 @@ pub enum Packet {
         conn: ConnId,
         /// Text for the user; empty on success.
         error: String,
-        /// Adit only: bytes the client side may send at first; 0 from other peers.
+        /// Adit only: initial credit of the client side, bytes; 0 from other peers.
         window: u64,
     },
     /// Ask to close a connection.
@@ -37,11 +37,11 @@ pub enum Packet {
         /// Which.
         conn: ConnId,
     },
-    /// A connection is closed; also sent unasked when the remote ends.
+    /// A connection is closed; also sent without CLOSE_REQ when the target closes.
     CloseRsp {
         /// Which.
         conn: ConnId,
-        /// Usually empty.
+        /// Reason; usually empty.
         error: String,
     },
     /// Bytes of a connection; never empty.
@@ -56,9 +56,9 @@ pub enum Packet {
         /// Which.
         dial: DialId,
     },
-    /// The agent is going away.
+    /// The agent is shutting down.
     Drain,
-    /// Adit only: the receiver takes this many bytes more.
+    /// Adit only: the sender of this packet grants credit for more bytes.
     Window {
         /// Which connection.
         conn: ConnId,
@@ -72,21 +72,21 @@ pub enum Packet {
         /// The side that has finished.
         side: Side,
     },
-    /// Adit only: the server cut the connection off, so that what came of it is not the whole. A close follows.
+    /// Adit only: the server reset the connection, so its data is incomplete. A close follows.
     Reset {
         /// Which connection.
         conn: ConnId,
     },
 }
 
-/// What one message on a stream turned out to be.
+/// The result of decoding one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Received {
     /// A well-formed packet.
     Packet(Packet),
-    /// A type of a newer peer: counted and skipped.
+    /// A packet type of a newer peer: counted and skipped.
     Unknown(i32),
-    /// An offence: counted; closes at most the connection it names.
+    /// A protocol violation: counted; closes at most the connection it names.
     Violation(Violation),
 }
 
@@ -95,16 +95,17 @@ pub enum Received {
 pub enum Violation {
     /// The message is not protobuf of this schema.
     Malformed,
-    /// The payload is missing or is not the one its type asks for.
+    /// The payload is missing or does not match the type.
     PayloadMismatch(i32),
     /// `DATA` with connection id 0.
     DataWithoutConn,
-    /// `DATA` above [`super::MESSAGE_BYTES_MAX`], with its connection, or another message above [`super::COLLECTED_BYTES_MAX`].
+    /// `DATA` longer than [`super::MESSAGE_BYTES_MAX`], with its connection, or another message longer than
+    /// [`super::COLLECTED_BYTES_MAX`].
     Oversize(Option<ConnId>),
 }
 
 impl Packet {
-    /// The number of this packet's type on the wire.
+    /// This packet's type.
     #[must_use]
     pub fn kind(&self) -> PacketType {
         match self {
@@ -121,7 +122,7 @@ impl Packet {
         }
     }
 
-    /// The message as prost knows it, with the payload that matches the type.
+    /// The protobuf message, with the payload that matches the type.
     #[must_use]
     pub fn into_raw(self) -> raw::Packet {
         let kind = self.kind();
@@ -178,7 +179,7 @@ impl Packet {
         }
     }
 
-    /// Judges an untrusted message. Every party switches on the type, not on the payload that came.
+    /// Validates an untrusted message. As in upstream, the type decides, not the payload.
     #[must_use]
     pub fn from_raw(message: raw::Packet) -> Received {
         let number = message.r#type;
@@ -215,7 +216,7 @@ impl Packet {
             (PacketType::DialCls, Some(Payload::CloseDial(p))) => Self::DialCls {
                 dial: DialId(p.random),
             },
-            // An empty message: proto3 peers may send the type alone, and there is nothing to miss.
+            // The payload is an empty message, so proto3 peers may send the type alone.
             (PacketType::Drain, Some(Payload::Drain(_)) | None) => Self::Drain,
             (PacketType::Window, Some(Payload::Window(p))) => Self::Window {
                 conn: ConnId(p.connect_id),

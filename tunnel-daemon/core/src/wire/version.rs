@@ -1,22 +1,22 @@
-//! The release of a peer's program, as the peer says itself: for those who look, and for no decision.
+//! The release of a peer's program, as the peer reports it. Only shown; no decision depends on it.
 
 use std::fmt;
 
-/// Longest release that is kept, bytes.
+/// Longest accepted release, bytes.
 const LEN_MAX: usize = 24;
 
-/// A release such as `0.1.0`, or nothing of a peer that says none. Letters, digits, `.`, `-` and `+` alone.
+/// A release such as `0.1.0`; empty if the peer sends none. Only letters, digits, `.`, `-` and `+`.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct PeerVersion([u8; LEN_MAX]);
 
 impl PeerVersion {
-    /// Of this program.
+    /// The release of this program.
     #[must_use]
     pub fn own() -> Self {
         Self::parse(env!("CARGO_PKG_VERSION"))
     }
 
-    /// What a peer says; nothing if that is empty, longer than 24 bytes, or has other characters.
+    /// Parses a peer's release; empty if the text is longer than 24 bytes or has other characters.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let is_plain =
@@ -30,7 +30,7 @@ impl PeerVersion {
         Self(bytes)
     }
 
-    /// The release, if the peer has said one.
+    /// The release, if the peer has sent one.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         let end = self.0.iter().position(|byte| *byte == 0);

@@ -12,25 +12,25 @@ use crate::{
     outcome::{Flow, Mover, Op},
 };
 
-/// Where a direction stands after its turn.
+/// The state of a direction after its turn.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// Nothing to do until the source has bytes.
+    /// Waits for bytes of the source.
     Idle,
-    /// Holds bytes that the sink has no room for.
+    /// Holds bytes for which the sink has no room.
     Blocked,
-    /// Used up its share of the turn.
+    /// Has more to do in its next turn.
     Again,
-    /// The end of stream was passed on.
+    /// EOF was passed on to the sink.
     Done,
-    /// One of its ends failed: the source if it was read, the sink if it was written.
+    /// A read of the source or a write to the sink failed.
     Failed(Op, io::Error),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// The source has ended, bytes may be left.
+    /// The source has reached EOF; bytes may be held.
     Ended,
     Done,
 }
@@ -38,9 +38,9 @@ enum State {
 /// One direction. `P` is a pipe.
 #[derive(Debug)]
 pub(crate) struct Direction<P> {
-    /// Bytes the owner had read already.
+    /// Bytes that the owner had read before.
     first: Bytes,
-    /// Empty unless the direction moves or holds bytes; those held are `start..end`.
+    /// Empty unless the direction moves or holds bytes; held bytes are `start..end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -52,11 +52,11 @@ pub(crate) struct Direction<P> {
     state: State,
     readable: bool,
     writable: bool,
-    /// The source was said to have something, perhaps an urgent byte, and a splice has taken nothing since.
+    /// The source was reported readable, perhaps for an urgent byte, and no splice has taken bytes since.
     is_unproven: bool,
-    /// The source has said that it ends, so a short read proves nothing.
+    /// The source's EOF was reported, so a short read does not mean that the socket is empty.
     source_ends: bool,
-    /// The source gives record by record, so a short read proves nothing either.
+    /// Reads end at record boundaries, so a short read does not mean that the socket is empty.
     by_record: bool,
     taken: u64,
     flow: Flow,
@@ -66,7 +66,7 @@ pub(crate) struct Direction<P> {
 type Failure = (Op, io::Error);
 
 impl<P> Direction<P> {
-    /// Begins with `first` to deliver. Both ends count as ready, since a try costs less than a question.
+    /// A direction that delivers `first` first. Both sockets count as ready, since a failed call is cheaper than a poll.
     pub(crate) fn new(first: Bytes, rules: &Thresholds) -> Self {
         Self {
             first,
@@ -90,20 +90,19 @@ impl<P> Direction<P> {
         }
     }
 
-    /// The source has bytes, or an end.
+    /// The source has bytes or EOF.
     pub(crate) fn source_ready(&mut self, ends: bool) {
         self.readable = true;
         self.source_ends |= ends;
     }
 
-    /// The source holds an urgent byte, which belongs to no stream: a read ends in front of it, though there is more behind,
-    /// and no splice gets past it.
+    /// The source holds an urgent byte. A read stops before the urgent byte even if bytes follow, and a splice cannot pass it.
     pub(crate) fn source_is_urgent(&mut self) {
         self.by_record = true;
         self.copy_from_now_on();
     }
 
-    /// Whether the source holds an urgent byte is not known.
+    /// The source may hold an urgent byte.
     pub(crate) fn source_may_be_urgent(&mut self) {
         self.is_unproven = true;
     }
@@ -113,17 +112,17 @@ impl<P> Direction<P> {
         self.writable = true;
     }
 
-    /// Every byte is copied.
+    /// Copies every byte.
     pub(crate) fn never_splice(&mut self) {
         self.may_splice = false;
     }
 
-    /// A read ends where a record does, with others behind it that raise no event.
+    /// Reads end at record boundaries; further records raise no event.
     pub(crate) fn read_by_record(&mut self) {
         self.by_record = true;
     }
 
-    /// The source sends no more. Bytes from before may wait for the sink, here and in the source's own socket.
+    /// Whether the source has reached EOF. Bytes may still wait here and in the source's socket.
     pub(crate) fn source_has_ended(&self) -> bool {
         self.source_ends || self.state != State::Open
     }
@@ -132,12 +131,12 @@ impl<P> Direction<P> {
         self.state == State::Done
     }
 
-    /// What was moved so far.
+    /// Bytes moved so far.
     pub(crate) fn flow(&self) -> Flow {
         self.flow
     }
 
-    /// Moves what can be moved within the rules' share of a turn.
+    /// Moves bytes within the limits of one turn.
     pub(crate) fn run<I: Io<Pipe = P>>(&mut self, io: &mut I, rules: &Thresholds) -> Step {
         let before = self.taken;
         let step = self
@@ -153,7 +152,7 @@ impl<P> Direction<P> {
         step
     }
 
-    /// Gives everything back at the end of the pair.
+    /// Returns buffer and pipe at the end of the pair.
     pub(crate) fn release<I: Io<Pipe = P>>(&mut self, io: &mut I) {
         self.first = Bytes::new();
         (self.start, self.end) = (0, 0);
@@ -163,7 +162,7 @@ impl<P> Direction<P> {
         self.settle(io);
     }
 
-    /// An idle direction keeps neither buffer nor pipe.
+    /// Returns an empty buffer and an empty pipe.
     fn settle<I: Io<Pipe = P>>(&mut self, io: &mut I) {
         if self.start == self.end && !self.buffer.is_empty() {
             io.return_buffer(std::mem::take(&mut self.buffer));
@@ -216,7 +215,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Delivers all that is held, oldest first. `false` when the sink has no more room.
+    /// Delivers the held bytes, oldest first. `false` if the sink has no more room.
     fn deliver<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<bool, Failure> {
         while !self.first.is_empty() {
             let Some(count) = self.write(io, From::First)? else {
@@ -258,7 +257,7 @@ impl<P> Direction<P> {
         match io.write(bytes) {
             Ok(0) => Err((Op::Write, ErrorKind::WriteZero.into())),
             Ok(count) => {
-                // A short write means a full socket, which will report when it has room again.
+                // A short write means that the socket is full and will report room later.
                 self.writable = count == offered;
                 self.flow.movers.copy = true;
                 self.delivered(io, count);
@@ -272,7 +271,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Splices the pipe into the sink. `false` when it has no more room.
+    /// Splices the pipe into the sink. `false` if the sink has no more room.
     fn drain<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<bool, Failure> {
         let Some(pipe) = &self.pipe else {
             return Err((Op::Write, io::Error::other("bytes counted in no pipe")));
@@ -281,7 +280,7 @@ impl<P> Direction<P> {
             return Ok(false);
         }
         match io.drain(pipe, self.in_pipe) {
-            // The kernel took nothing from a pipe that holds something: better to fail than to spin.
+            // The kernel took nothing from a pipe that holds bytes: fail instead of spinning.
             Ok(0) => Err((Op::Write, ErrorKind::WriteZero.into())),
             Ok(count) => {
                 self.in_pipe -= count;
@@ -302,7 +301,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// The sink refuses to be spliced into: what the pipe holds goes through memory.
+    /// The sink does not accept splices: reads the pipe's bytes into a buffer.
     fn unload<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<(), Failure> {
         let Some(pipe) = &self.pipe else {
             return Err((Op::Write, io::Error::other("bytes counted in no pipe")));
@@ -321,7 +320,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// While the sink is full, a pipe at most half full takes more, so that the source's window keeps moving.
+    /// While the sink is full, a pipe at most half full is refilled, so that the source's window keeps moving.
     fn top_up<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<(), Failure> {
         let Some(pipe) = &self.pipe else {
             return Ok(());
@@ -331,10 +330,10 @@ impl<P> Direction<P> {
             return Ok(());
         }
         match io.fill(pipe) {
-            // An end, or what looks like it: asked again when the pipe is empty.
+            // EOF, or an urgent byte: checked once the pipe is empty.
             Ok(0) => {}
             Ok(count) => self.filled(count),
-            // The pipe's slots or the source: not known, and asked again when the pipe is empty.
+            // The pipe is full or the source empty: checked once the pipe is empty.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) if refuses_splice(&error) => self.copy_from_now_on(),
             Err(error) => return Err((Op::Read, error)),
@@ -342,7 +341,7 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    /// Called only while nothing is held, so bytes never overtake each other.
+    /// Called only without held bytes, so bytes cannot overtake each other.
     fn choose_mover<I: Io<Pipe = P>>(&mut self, io: &mut I, rules: &Thresholds) {
         match self.mover {
             Mover::Copy => {
@@ -387,7 +386,7 @@ impl<P> Direction<P> {
                 if count == self.buffer.len() {
                     self.buffer_bytes = (count * GROWTH).min(LARGE);
                 } else if !self.source_ends && !self.by_record {
-                    // A short read emptied the socket: the next byte or end raises a new event.
+                    // A short read emptied the socket: the next byte or EOF raises an event.
                     self.readable = false;
                 }
                 Ok(count)
@@ -405,16 +404,16 @@ impl<P> Direction<P> {
             return Err((Op::Read, io::Error::other("splice without a pipe")));
         };
         match io.fill(pipe) {
-            // In front of an urgent byte it looks like an end as soon as that has come, too.
+            // EOF, or a splice that stopped before an urgent byte which has arrived.
             Ok(0) => self.ask(io),
             Ok(count) => {
                 self.filled(count);
                 Ok(count)
             }
-            // And before that like a source that has nothing, though it said it has.
+            // A readable source without bytes: an urgent byte may be announced that has not arrived.
             Err(error) if error.kind() == ErrorKind::WouldBlock && self.is_unproven => self.ask(io),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                self.readable = false; // The pipe was empty, so it is the source that has nothing.
+                self.readable = false; // The pipe was empty, so the source has no bytes.
                 Ok(0)
             }
             Err(error) if refuses_splice(&error) => {
@@ -431,7 +430,7 @@ impl<P> Direction<P> {
         self.is_unproven = false;
     }
 
-    /// Reads one byte where a splice took none and nothing is held: an urgent byte may be in the way, which a read passes.
+    /// Reads one byte after a splice that took none: unlike a splice, a read can pass an urgent byte.
     fn ask<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<usize, Failure> {
         let mut byte = [0];
         match io.read(&mut byte) {
@@ -458,14 +457,14 @@ impl<P> Direction<P> {
         io.progress(self.flow.bytes);
     }
 
-    /// Bytes taken from the source and not yet given to the sink.
+    /// Bytes read from the source and not yet written to the sink.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.first.len() + (self.end - self.start) + self.in_pipe
     }
 }
 
-/// Which memory a write comes from.
+/// The source of a write.
 #[derive(Clone, Copy)]
 enum From {
     First,

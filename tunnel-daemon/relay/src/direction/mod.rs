@@ -1,5 +1,5 @@
-//! One direction of a pair as a state machine: what it holds, whether its ends are ready, which mover it uses and when
-//! that changes. System calls, pools and counters are behind [`Io`], so every order of events is a row in a test.
+//! One direction of a pair as a state machine: held bytes, readiness of its sockets, and the choice of the mover.
+//! System calls, pools and counters are behind [`Io`], so tests can enumerate every order of events.
 
 mod machine;
 mod recent;

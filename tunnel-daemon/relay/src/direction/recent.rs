@@ -1,9 +1,9 @@
-//! How much the last wake-ups of a direction brought.
+//! Bytes per wake-up of a direction.
 
-/// Wake-ups looked back on.
+/// Number of wake-ups remembered.
 const KEPT: usize = 8;
 
-/// Sizes of the last eight wake-ups.
+/// Bytes of the last eight wake-ups.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recent {
     sizes: [u32; KEPT],
@@ -18,12 +18,12 @@ impl Recent {
         self.kept = (self.kept + 1).min(8);
     }
 
-    /// Whether there were eight.
+    /// Whether eight wake-ups were recorded.
     pub(super) fn is_full(&self) -> bool {
         usize::from(self.kept) == KEPT
     }
 
-    /// Mean of those there were; zero before the first.
+    /// Mean of the recorded wake-ups; zero before the first.
     pub(super) fn average(&self) -> u32 {
         let sum: u64 = self.sizes.iter().map(|size| u64::from(*size)).sum();
         u32::try_from(sum / u64::from(self.kept.max(1))).unwrap_or(u32::MAX)

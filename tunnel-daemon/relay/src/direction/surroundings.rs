@@ -1,23 +1,23 @@
-//! What is around a direction: its two ends, the pools it borrows from, and who counts.
+//! The interface of a direction to its sockets, pools and counters.
 
 use std::io;
 
-/// What a direction needs from its surroundings. No call blocks; each reports what it moved.
+/// Operations that a direction needs. No call blocks; each returns the bytes moved.
 pub(crate) trait Io {
     type Pipe;
-    /// Reads from the source. Zero is end of stream.
+    /// Reads from the source. Zero is EOF.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
     /// Writes to the sink.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// Moves from the source into the pipe, as much as it has room for. Zero is end of stream, or an urgent byte before it.
+    /// Moves bytes from the source into the pipe, as far as the pipe has room. Zero is EOF, or an urgent byte is next.
     fn fill(&mut self, pipe: &Self::Pipe) -> io::Result<usize>;
     /// Moves up to `held` bytes from the pipe to the sink.
     fn drain(&mut self, pipe: &Self::Pipe, held: usize) -> io::Result<usize>;
-    /// Reads from the pipe into memory, when its bytes cannot be spliced any further.
+    /// Reads from the pipe into memory, if its bytes cannot be spliced into the sink.
     fn unload(&mut self, pipe: &Self::Pipe, into: &mut [u8]) -> io::Result<usize>;
-    /// Tells the sink that nothing follows. `WouldBlock` when it has no room for that.
+    /// Sends FIN or close_notify to the sink. `WouldBlock` if the sink has no room.
     fn finish(&mut self) -> io::Result<()>;
-    /// The sink has taken this many bytes, in all.
+    /// Publishes the total bytes that the sink has taken.
     fn progress(&mut self, delivered: u64);
     fn capacity(pipe: &Self::Pipe) -> usize;
     fn lend_pipe(&mut self) -> Option<Self::Pipe>;

@@ -1,4 +1,4 @@
-//! Readiness by epoll, edge triggered. Room to write is watched only while a sink is full: a unix socket would report it
+//! Readiness by epoll, edge triggered. Writability is watched only while a sink is full: a unix socket would report it
 //! after each read of its peer.
 
 use std::{
@@ -19,15 +19,15 @@ use rustix::{
 use super::{Event, KEY_BITS, Key};
 use crate::outcome::Side;
 
-/// Events taken at once.
+/// Most events per `epoll_wait`.
 const EVENTS: usize = 256;
-/// The bell's data; no pair has it.
+/// The eventfd's user data, which no pair uses.
 const BELL: u64 = u64::MAX;
 
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     taken: Vec<epoll::Event>,
-    /// By slot and side: whether room is watched.
+    /// Whether writability is watched, by slot and side.
     room: Vec<[bool; 2]>,
     syscalls: u64,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Epoll {
 impl Epoll {
     pub(super) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        // Edge triggered, so nobody has to read it.
+        // Edge triggered, so the eventfd need not be read.
         let flags = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, bell, EventData::new_u64(BELL), flags)?;
         Ok(Self {
@@ -85,7 +85,7 @@ impl Epoll {
     }
 
     pub(super) fn remove(&mut self, _key: Key, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
-        // Closing would do, unless somebody holds a duplicate of the descriptor.
+        // Closing alone does not remove a descriptor that has a duplicate.
         for fd in [a, b] {
             let _not_watched = epoll::delete(&self.epoll, fd);
         }
@@ -99,7 +99,7 @@ impl Epoll {
         events: &mut Vec<Event>,
     ) -> io::Result<u64> {
         let timeout = timeout.map(|limit| {
-            // Whole milliseconds, rounded up: finer ones need a younger system call.
+            // Whole milliseconds, rounded up: finer timeouts need a newer system call.
             let limit = Duration::from_millis(
                 u64::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX),
             );

@@ -1,5 +1,5 @@
-//! Readiness of sockets and the bell of the inbox, from epoll or from io_uring. A driver knows keys and descriptors; what
-//! an event means is decided by the pair.
+//! Readiness of sockets and of the inbox's eventfd, by epoll or io_uring. A driver knows keys and descriptors; the pair
+//! interprets events.
 
 mod epoll;
 mod uring;
@@ -8,7 +8,7 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 
 use crate::{outcome::Side, probe::Engine};
 
-/// Names one pair on one thread. A slot used again has another generation, so a late event finds nobody.
+/// Identifies one pair on one thread. A reused slot has a new generation, so late events of the old pair are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) slot: u32,
@@ -16,7 +16,7 @@ pub(crate) struct Key {
     pub(crate) generation: u32,
 }
 
-/// Generations count to this and begin again at one.
+/// Generations count up to this and then restart at one.
 const GENERATION_MAX: u32 = (1 << 24) - 1;
 /// Bits of a key.
 const KEY_BITS: u32 = 56;
@@ -26,7 +26,7 @@ impl Key {
         generation % GENERATION_MAX + 1
     }
 
-    /// Never zero, and the upper eight bits are free.
+    /// Never zero; the upper eight bits are free.
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.slot)
     }
@@ -44,35 +44,35 @@ impl Key {
     }
 }
 
-/// What one socket reported.
+/// An event of one socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) key: Key,
     pub(crate) side: Side,
-    /// Bytes, an end or an error can be read.
+    /// Bytes, EOF or an error can be read.
     pub(crate) readable: bool,
-    /// The peer writes no more.
+    /// The peer has closed its writing half.
     pub(crate) ends: bool,
-    /// There is an urgent byte, at which reads and splices stop; `None`: not known.
+    /// There is an urgent byte, at which reads and splices stop. `None`: not known.
     pub(crate) urgent: Option<bool>,
     /// There is room to write, or an error.
     pub(crate) room: bool,
     /// The socket holds an error.
     pub(crate) error: bool,
-    /// The watch for bytes is over and wants to be renewed.
+    /// The watch for bytes has ended and must be renewed.
     pub(crate) lapsed: bool,
-    /// The socket cannot be watched, by this errno.
+    /// The errno if the socket cannot be watched.
     pub(crate) failure: Option<i32>,
 }
 
-/// A driver, owned by the thread it was made on.
+/// A driver, owned by the thread that created it.
 pub(crate) enum Driver {
     Epoll(epoll::Epoll),
     Uring(Box<uring::Uring>),
 }
 
 impl Driver {
-    /// `bell` wakes the thread whenever it becomes readable.
+    /// A driver that wakes up when the eventfd `bell` becomes readable.
     pub(crate) fn new(engine: Engine, bell: BorrowedFd<'_>) -> io::Result<Self> {
         match engine {
             Engine::Epoll => epoll::Epoll::new(bell).map(Self::Epoll),
@@ -80,7 +80,7 @@ impl Driver {
         }
     }
 
-    /// Watches a socket for bytes and ends.
+    /// Watches a socket for bytes and EOF.
     pub(crate) fn watch(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.watch(key, side, fd),
@@ -88,7 +88,7 @@ impl Driver {
         }
     }
 
-    /// Watches a socket for room too. An event follows at once if there is some.
+    /// Also watches a socket for room to write. An event follows at once if there is room.
     pub(crate) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.want_room(key, side, fd),
@@ -96,7 +96,7 @@ impl Driver {
         }
     }
 
-    /// Room on this socket is of no interest any more.
+    /// Stops watching a socket for room.
     pub(crate) fn forget_room(
         &mut self,
         key: Key,
@@ -105,11 +105,11 @@ impl Driver {
     ) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.forget_room(key, side, fd),
-            Self::Uring(_) => Ok(()), // Reported once and over by itself.
+            Self::Uring(_) => Ok(()), // Reported once; the poll then ends.
         }
     }
 
-    /// Forgets both sockets. `true` when the slot may be used again now; else [`Self::released`] will name it.
+    /// Stops watching both sockets. `true` if the slot may be reused now; otherwise [`Self::released`] returns the slot later.
     pub(crate) fn remove(&mut self, key: Key, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
         match self {
             Self::Epoll(epoll) => epoll.remove(key, a, b),
@@ -117,7 +117,7 @@ impl Driver {
         }
     }
 
-    /// Waits for events, at most `timeout`. Says how many system calls that took.
+    /// Waits for events, at most `timeout`. Returns the number of system calls made.
     pub(crate) fn wait(
         &mut self,
         timeout: Option<Duration>,
@@ -130,7 +130,7 @@ impl Driver {
         }
     }
 
-    /// A slot of which the kernel has let go since it was removed.
+    /// A removed slot that the kernel has released.
     pub(crate) fn released(&mut self) -> Option<u32> {
         match self {
             Self::Epoll(_) => None,
@@ -138,11 +138,11 @@ impl Driver {
         }
     }
 
-    /// System calls made outside of [`Self::wait`] since this was last asked.
+    /// System calls made outside [`Self::wait`] since the last call.
     pub(crate) fn take_syscalls(&mut self) -> u64 {
         match self {
             Self::Epoll(epoll) => epoll.take_syscalls(),
-            Self::Uring(_) => 0, // Everything is handed in by `wait`.
+            Self::Uring(_) => 0, // `wait` submits all entries.
         }
     }
 }

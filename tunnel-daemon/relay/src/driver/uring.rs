@@ -1,12 +1,12 @@
-//! Readiness by io_uring: one lasting poll per socket, one for room while a sink is full, one for the bell. All that changes
-//! in a turn is handed in by the call that waits.
+//! Readiness by io_uring: a multishot poll per socket, a poll for room while a sink is full, and one for the eventfd. The
+//! call that waits submits all changes of a turn.
 //!
-//! The kernel reports a half-close to every poll, whatever the poll asks for. A poll for room of one event would complete at
-//! once, as often as it is made, so on a half-closed sink it is a lasting poll, which reports each change once.
+//! The kernel reports a half-close to every poll, even if not requested. So on a half-closed sink a one-shot poll for room
+//! would complete at once each time. A multishot poll is used there, which reports each change once.
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
-// The kernel gives polls the values of epoll's flags.
+// The kernel uses epoll's flag values for polls.
 use rustix::{event::epoll::EventFlags, io::Errno};
 
 use super::{Event, KEY_BITS, Key};
@@ -15,7 +15,7 @@ use crate::{
     syscall::ring::{Completion, Ring},
 };
 
-/// What a poll is for, in the upper bits of its user data. The lower two values are bytes, the next two are room.
+/// The kind of a poll, in the upper bits of its user data. 0 and 1 are polls for bytes (by side), 2 and 3 for room.
 const ROOM: u64 = 2;
 const WATCHES: u64 = 4;
 const BELL: u64 = 4;
@@ -24,11 +24,11 @@ const CANCEL: u64 = 5;
 /// The kernel's polls for one slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    /// Bit by watch: not completed for the last time.
+    /// Bit by watch: the last completion is still due.
     pending: u8,
-    /// Bit by side: its peer has half-closed.
+    /// Bit by side: the peer has half-closed.
     half_closed: u8,
-    /// The pair is gone; the slot follows with the last completion.
+    /// The pair is gone; the slot is released with the last completion.
     is_closing: bool,
 }
 
@@ -55,7 +55,8 @@ impl Uring {
         if self.slots.len() <= key.index() {
             self.slots.resize(key.index() + 1, Slot::default());
         }
-        // Without PRI: whoever wakes a poll says that, too, and a ring takes it at its word, so each byte would be urgent.
+        // Without PRI: wake-ups for bytes carry PRI as well, and the ring reports it without a check, so each byte would
+        // look urgent.
         let flags = EventFlags::IN | EventFlags::RDHUP;
         self.add(key, side.index() as u64, fd, flags, true)
     }
@@ -63,7 +64,7 @@ impl Uring {
     pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
         let half_closed = self.slots[key.index()].half_closed;
         let lasting = half_closed & (1 << side.index()) != 0;
-        // A lasting one is kept to the end of the pair: of a TCP socket it reports only what was waited for.
+        // A multishot poll stays until the end of the pair: for a TCP socket it reports only changes that were waited for.
         self.add(
             key,
             ROOM + side.index() as u64,
@@ -94,7 +95,7 @@ impl Uring {
         let slot = &mut self.slots[key.index()];
         for watch in (0..WATCHES).filter(|watch| slot.pending & (1 << watch) != 0) {
             let data = key.to_bits() | watch << KEY_BITS;
-            // Cannot fail short of a broken ring, and then the next wait reports it.
+            // Fails only if the ring is broken, which the next wait reports.
             let _broken = self.ring.cancel(data, CANCEL << KEY_BITS);
         }
         slot.half_closed = 0;

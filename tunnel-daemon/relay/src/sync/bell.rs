@@ -7,7 +7,7 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Rung by anyone; the drivers watch it edge triggered, so nobody has to read it.
+/// Any thread may ring the bell. The drivers watch the eventfd edge triggered, so it need not be read.
 #[derive(Debug)]
 pub(crate) struct Bell {
     fd: OwnedFd,
@@ -24,19 +24,19 @@ impl Bell {
         })
     }
 
-    /// Reports readiness each time the thread is called.
+    /// The eventfd, which becomes readable whenever the bell is rung.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     pub(crate) fn ring(&self) {
-        // Fails only when 2^64 calls were not taken, and then the bell is ringing already.
+        // Fails only if the eventfd's counter is full; then the eventfd is readable anyway.
         let _full = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
         #[cfg(all(test, loom))]
         self.edge.set();
     }
 
-    /// The model's sleep of a driver: until the bell has been rung since it last returned.
+    /// The loom model of a driver's wait: returns once the bell was rung since the last return.
     #[cfg(all(test, loom))]
     pub(crate) fn wait(&self) {
         self.edge.wait();

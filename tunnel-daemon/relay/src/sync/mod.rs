@@ -1,5 +1,5 @@
-//! What the threads of a relay share with those who submit: flags, queues and the bell. `cargo xtask loom` puts types in
-//! their place whose interleavings it tries out, and runs `loom_models`; no other build contains either.
+//! Types shared by relay threads and submitters: flags, queues and the bell. `cargo xtask loom` replaces them with types
+//! whose interleavings loom explores, and runs `loom_models`; no other build contains these.
 
 mod bell;
 #[cfg(test)]

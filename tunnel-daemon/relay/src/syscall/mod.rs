@@ -1,7 +1,7 @@
-//! The system calls of the byte path, each behind a safe signature. Only [`ring`], [`tcp`] and [`tls`] need unsafe code of their own.
+//! The system calls of the byte path, each behind a safe signature. Only [`ring`], [`tcp`] and [`tls`] contain unsafe code.
 //!
-//! A splice into a socket whose peer is gone raises SIGPIPE, and there is no flag against it. Rust programs ignore that
-//! signal from their start; a program that does not must ignore it before it starts a relay.
+//! A splice into a socket whose peer is gone raises SIGPIPE, which no flag prevents. Rust programs ignore SIGPIPE by
+//! default; a program that does not must ignore it before it starts a relay.
 
 pub(crate) mod pipe;
 #[expect(unsafe_code, reason = "submission entries of io_uring")]

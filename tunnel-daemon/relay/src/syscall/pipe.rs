@@ -15,19 +15,19 @@ pub(crate) fn open() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
 }
 
-/// Asks for `bytes` of room.
+/// Requests a capacity of `bytes`.
 pub(crate) fn resize(pipe: impl AsFd, bytes: usize) -> io::Result<()> {
     fcntl_setpipe_size(pipe, bytes)?;
     Ok(())
 }
 
-/// The room there is, in bytes.
+/// The capacity, bytes.
 pub(crate) fn capacity(pipe: impl AsFd) -> io::Result<usize> {
     Ok(fcntl_getpipe_size(pipe)?)
 }
 
-/// Moves up to `len` bytes between a socket and a pipe. `Ok(0)` is end of stream. The flag rules the pipe side, the
-/// socket's own mode the socket side: it takes both for a call that never blocks.
+/// Moves up to `len` bytes between a socket and a pipe. `Ok(0)` is EOF. The flag makes the pipe side non-blocking; the
+/// socket side depends on the socket's mode. Both are needed for a call that never blocks.
 pub(crate) fn transfer(from: impl AsFd, to: impl AsFd, len: usize) -> io::Result<usize> {
     let (from, to) = (from.as_fd(), to.as_fd());
     Ok(retry_on_intr(|| {

@@ -1,4 +1,4 @@
-//! An io_uring that only watches descriptors. Its entries name no memory of ours, so nothing has to outlive them.
+//! An io_uring that only polls descriptors. Its entries contain no pointers, so no memory has to outlive them.
 
 use std::{
     io,
@@ -12,31 +12,31 @@ use io_uring::{
 };
 use rustix::io::Errno;
 
-/// Submissions gathered before a turn ends. More are handed in at once.
+/// Submissions collected per turn. Further ones are submitted at once.
 const ENTRIES: u32 = 256;
-/// Completions the kernel keeps before it falls back to a list of its own: four for each submission.
+/// Size of the completion queue: four per submission. Beyond this the kernel uses an overflow list.
 const COMPLETIONS: u32 = 4 * ENTRIES;
-/// No operation of ours should reach a kernel worker; if one does, it must not be thousands.
+/// Most kernel workers. Polls and cancels should need none; the limit bounds them anyway.
 const WORKERS_MAX: [u32; 2] = [1, 4];
 
-/// What the kernel reports about one watch.
+/// A completion of one watch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) user_data: u64,
     /// Poll flags, or a negative errno.
     pub(crate) result: i32,
-    /// Whether the watch goes on.
+    /// Whether the watch continues.
     pub(crate) more: bool,
 }
 
-/// One ring, used by the thread that made it.
+/// One ring, used by the thread that created it.
 pub(crate) struct Ring(IoUring);
 
 impl Ring {
-    /// Makes a ring and drops it, to learn whether this host allows what [`Self::new`] needs.
+    /// Creates and drops a ring, to find out whether this host allows [`Self::new`].
     ///
-    /// On a thread of its own: the kernel takes a ring down later, and interrupts a blocking call of the thread that
-    /// made it to do so. A `recv` with a timeout then fails with EINTR.
+    /// Runs on a separate thread: the kernel destroys a ring later and interrupts blocking calls of the creating
+    /// thread. A `recv` with a timeout would fail with EINTR.
     pub(crate) fn probe() -> io::Result<()> {
         std::thread::Builder::new()
             .name("ring-probe".to_owned())
@@ -76,8 +76,8 @@ impl Ring {
         Ok(Self(ring))
     }
 
-    /// Watches `fd` until cancelled (`multi`) or until the first event. The kernel looks the number up when the entry
-    /// is handed in: a descriptor closed before that is reported as such, or cancelled with its successor.
+    /// Watches `fd` until cancelled (`multi`) or until the first event. The kernel resolves the descriptor at submission. A
+    /// descriptor closed before that is reported as an error, or its reused number is watched until cancelled.
     pub(crate) fn watch(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -92,7 +92,8 @@ impl Ring {
         self.push(&entry)
     }
 
-    /// Ends a watch; its last completion still comes. A cancel itself completes only when it found nothing, as `own`.
+    /// Ends a watch; its last completion still follows. The cancel itself completes only if it found no watch, with
+    /// user data `own`.
     pub(crate) fn cancel(&mut self, user_data: u64, own: u64) -> io::Result<()> {
         let entry = opcode::AsyncCancel::new(user_data)
             .build()
@@ -111,15 +112,15 @@ impl Ring {
         pushed.map_err(|_full| Errno::BUSY.into())
     }
 
-    /// Hands in what was gathered and waits for a completion: for ever, or until `timeout`, where zero means not at
-    /// all. Says whether the kernel was entered.
+    /// Submits the collected entries and waits for a completion: without limit, or at most `timeout`; zero does not
+    /// wait. Returns whether the kernel was entered.
     pub(crate) fn enter(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let entered = match timeout {
             None => self.0.submit_and_wait(1),
             Some(Duration::ZERO) => {
                 let queue = self.0.submission();
                 if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
-                    return Ok(false); // Nothing to hand in, and the kernel has nothing to tell.
+                    return Ok(false); // Nothing to submit, and no completions pending in the kernel.
                 }
                 drop(queue);
                 self.0.submit()
@@ -133,14 +134,14 @@ impl Ring {
         match entered {
             Ok(_count) => Ok(true),
             Err(error) => match Errno::from_io_error(&error) {
-                // A signal, the timeout, or completions to be taken first: the caller takes them and comes again.
+                // A signal, the timeout, or a full completion queue: the caller takes completions and calls again.
                 Some(Errno::INTR | Errno::TIME | Errno::BUSY | Errno::AGAIN) => Ok(true),
                 _ => Err(error),
             },
         }
     }
 
-    /// Takes all completions that are there.
+    /// Takes all available completions.
     pub(crate) fn take(&mut self, into: &mut Vec<Completion>) {
         into.extend(self.0.completion().map(|entry| Completion {
             user_data: entry.user_data(),

@@ -7,19 +7,19 @@ use rustix::{
     net::{self, RecvFlags, SendFlags, Shutdown, sockopt},
 };
 
-/// Calls on it never block.
+/// Makes the socket non-blocking.
 pub(crate) fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
     Ok(ioctl_fionbio(socket, true)?)
 }
 
-/// Reads what is there; `Ok(0)` is end of stream.
+/// Reads available bytes; `Ok(0)` is EOF.
 pub(crate) fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     let socket = socket.as_fd();
     let (count, _length) = retry_on_intr(|| net::recv(socket, &mut *into, RecvFlags::empty()))?;
     Ok(count)
 }
 
-/// Writes what there is room for, without SIGPIPE.
+/// Writes as many bytes as there is room for, without SIGPIPE.
 pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| {
@@ -33,22 +33,22 @@ pub(crate) fn read_pipe(pipe: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     Ok(retry_on_intr(|| rustix::io::read(pipe, &mut *into))?)
 }
 
-/// Ends the writing half.
+/// Closes the writing half.
 pub(crate) fn finish_writing(socket: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(socket, Shutdown::Write)?)
 }
 
-/// Closing it will send RST and discard what is unsent. Unix sockets have no reset and ignore it.
+/// Closing the socket will send RST and discard unsent bytes. Unix sockets have no reset and ignore this.
 pub(crate) fn reset_on_close(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
-/// Closing it will send what is unsent and an end, as usual.
+/// Closing the socket will send unsent bytes and FIN, as by default.
 pub(crate) fn end_on_close(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(socket, None)?)
 }
 
-/// Takes the error the kernel holds for this socket.
+/// Takes the socket's pending error.
 pub(crate) fn take_error(socket: impl AsFd) -> Option<io::Error> {
     match sockopt::socket_error(socket) {
         Ok(Ok(())) => None,

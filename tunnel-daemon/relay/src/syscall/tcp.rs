@@ -1,31 +1,31 @@
-//! What the kernel knows of a TCP connection's way to its peer.
+//! The kernel's state of a TCP connection.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::Duration;
 
-/// How far a TCP connection's bytes have come.
+/// State of a TCP connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpState {
-    /// Bytes written and not yet acknowledged by the peer's kernel, those not yet sent included.
+    /// Bytes written and not yet acknowledged by the peer's kernel, including unsent bytes.
     pub unacknowledged_bytes: usize,
-    /// Time since the peer's kernel was last heard of, whatever it sent.
+    /// Time since the last segment of the peer's kernel.
     pub silent_for: Duration,
-    /// Something was sent again, or asked again, and not answered yet. A peer that lives and merely does not read answers.
+    /// A retransmission or window probe is unanswered. A live peer that does not read still answers.
     pub is_unanswered: bool,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// Segments sent again since the connection began.
+    /// Segments retransmitted since the connection began.
     pub retransmits: u32,
-    /// What the peer's kernel has acknowledged since the connection began. Our SYN counts as a byte if we connected, and so
-    /// does our FIN.
+    /// Bytes that the peer's kernel has acknowledged since the connection began. Our FIN counts as a byte, and our SYN if
+    /// this end connected.
     pub bytes_acked: u64,
-    /// What came from the peer since the connection began. Its FIN counts as a byte.
+    /// Bytes received from the peer since the connection began. The peer's FIN counts as a byte.
     pub bytes_received: u64,
 }
 
-/// Asks the kernel.
+/// Queries the kernel's state of a TCP socket.
 ///
 /// # Errors
 /// The socket is no TCP socket.
@@ -35,7 +35,7 @@ pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
     Ok(TcpState {
         unacknowledged_bytes: unacknowledged_bytes(socket)?,
         silent_for: Duration::from_millis(silent.into()),
-        // One probe is always on its way to a peer that does not read; its answer resets the count.
+        // One probe is always in flight to a peer that does not read; the answer resets the count.
         is_unanswered: info.tcpi_retransmits > 0 || info.tcpi_probes >= 2,
         rtt: Duration::from_micros(info.tcpi_rtt.into()),
         retransmits: info.tcpi_total_retrans,
@@ -67,14 +67,14 @@ fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// Of [`TcpState`] only what tells whether bytes move, in one system call less.
+/// Only [`TcpState::unacknowledged_bytes`], which shows whether bytes move, in one system call less.
 ///
 /// # Errors
 /// The socket is no TCP socket.
 pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let mut bytes: libc::c_int = 0;
-    // SAFETY: `fd` is borrowed for the call, and SIOCOUTQ (the same number as TIOCOUTQ) writes one int where it is told.
+    // SAFETY: `fd` is borrowed for the call, and SIOCOUTQ (the same number as TIOCOUTQ) writes one int to `bytes`.
     let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -82,10 +82,10 @@ pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Keeps the kernel from sizing both buffers of a socket by itself, or has it do so again.
+/// Disables or re-enables the kernel's autotuning of both buffers of a socket.
 ///
 /// # Errors
-/// The descriptor is no socket.
+/// The descriptor is not a socket.
 pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
     /// `SOCK_SNDBUF_LOCK` and `SOCK_RCVBUF_LOCK`.
     const BOTH: libc::c_int = 3;
@@ -93,7 +93,7 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BUF_LOCK, which)
 }
 
-/// Bounds what a TCP peer may be offered, bytes.
+/// Limits the receive window offered to a TCP peer, bytes.
 ///
 /// # Errors
 /// The socket is no TCP socket.
@@ -102,7 +102,7 @@ pub(crate) fn set_window_clamp(socket: &impl AsFd, bytes: usize) -> io::Result<(
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
 }
 
-/// Sets an option whose value is a number.
+/// Sets an integer option.
 fn set_option(
     socket: &impl AsFd,
     level: libc::c_int,

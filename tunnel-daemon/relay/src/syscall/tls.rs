@@ -1,4 +1,4 @@
-//! Kernel TLS: a socket is given to it, then its keys; records that are not data come and go beside a control message.
+//! System calls of kTLS: attaching a socket, setting keys, and records with their type in a control message.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,37 +6,37 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 use zeroize::Zeroizing;
 
-/// Room for one control message with one byte, and its alignment: the kernel's header and eight bytes.
+/// Space for one control message with one byte and padding: the kernel's header and eight bytes.
 const CONTROL_BYTES: libc::c_uint = 64;
 
-/// Memory for a control message, aligned as its header has to be.
+/// Memory for a control message, aligned for its header.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES as usize]);
 
 /// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// What this end sends.
+    /// Sending.
     Out,
-    /// What it receives.
+    /// Receiving.
     In,
 }
 
-/// Part of a record, as read.
+/// A part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// Bytes of it.
+    /// Bytes read.
     pub(crate) count: usize,
-    /// Its type; `None` at the end of the stream, which is no record.
+    /// The record's type; `None` at EOF.
     pub(crate) kind: Option<u8>,
 }
 
-/// Gives a connected socket to the kernel's TLS, which encrypts nothing before it has keys.
+/// Attaches kTLS to a connected socket, which encrypts nothing until it has keys.
 pub(crate) fn attach(socket: impl AsFd) -> io::Result<()> {
     set(socket, libc::IPPROTO_TCP, libc::TCP_ULP, b"tls")
 }
 
-/// Hands over the keys of one direction, as the kernel's `tls12_crypto_info_*` lays them out.
+/// Sets the keys of one direction, in the layout of the kernel's `tls12_crypto_info_*`.
 pub(crate) fn set_keys(socket: impl AsFd, way: Way, info: &[u8]) -> io::Result<()> {
     let option = match way {
         Way::Out => libc::TLS_TX,
@@ -45,8 +45,8 @@ pub(crate) fn set_keys(socket: impl AsFd, way: Way, info: &[u8]) -> io::Result<(
     set(socket, libc::SOL_TLS, option, info)
 }
 
-/// Keys of AES-GCM and TLS 1.3 as `tls12_crypto_info_aes_gcm_*` has them: version, cipher, IV, key, salt, number of the
-/// next record.
+/// Keys of AES-GCM and TLS 1.3 in the layout of `tls12_crypto_info_aes_gcm_*`: version, cipher, IV, key, salt, number
+/// of the next record.
 ///
 /// # Errors
 /// The key has neither 16 nor 32 bytes.
@@ -61,7 +61,7 @@ pub(crate) fn aes_gcm_info(
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
     let (salt, iv) = iv.split_at(4);
-    // More than it gets, so that no copy is left behind when it grows.
+    // Large enough never to reallocate, which would leave a copy of the key in memory.
     let mut info = Zeroizing::new(Vec::with_capacity(64));
     info.extend_from_slice(&libc::TLS_1_3_VERSION.to_ne_bytes());
     info.extend_from_slice(&cipher.to_ne_bytes());
@@ -86,7 +86,7 @@ fn set(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: &[u8])
     }
 }
 
-/// Reads bytes of records of one type, and says which.
+/// Reads bytes of records of one type, and their type.
 pub(crate) fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Received> {
     let fd = socket.as_fd().as_raw_fd();
     let mut control = Control([0; CONTROL_BYTES as usize]);
@@ -97,7 +97,7 @@ pub(crate) fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Received
     loop {
         let mut message = message(&mut slice, &mut control, CONTROL_BYTES);
         // SAFETY: the descriptor is open for the call. `message` points to one slice of exactly the memory of `into` and
-        // to `CONTROL_BYTES` of `control`, all of which outlive the call and are borrowed by nobody else.
+        // to `CONTROL_BYTES` of `control`, all of which outlive the call and have no other borrows.
         let count = unsafe { libc::recvmsg(fd, &raw mut message, 0) };
         if let Ok(count) = usize::try_from(count) {
             let kind = record_type(&message);
@@ -110,7 +110,7 @@ pub(crate) fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<Received
     }
 }
 
-/// Sends a record of another type than data, whole or not at all.
+/// Sends a record of a type other than data, whole or not at all.
 pub(crate) fn send(socket: impl AsFd, kind: u8, bytes: &[u8]) -> io::Result<()> {
     let fd = socket.as_fd().as_raw_fd();
     let mut control = Control([0; CONTROL_BYTES as usize]);
@@ -153,7 +153,7 @@ pub(crate) fn send(socket: impl AsFd, kind: u8, bytes: &[u8]) -> io::Result<()> 
     }
 }
 
-/// A message of one slice, with `length` bytes of control memory.
+/// A message with one slice and `length` bytes of control memory.
 fn message(slice: &mut libc::iovec, control: &mut Control, length: libc::c_uint) -> libc::msghdr {
     // SAFETY: pointers and numbers, for all of which zero is a value.
     let mut message = unsafe { MaybeUninit::<libc::msghdr>::zeroed().assume_init() };
@@ -164,7 +164,7 @@ fn message(slice: &mut libc::iovec, control: &mut Control, length: libc::c_uint)
     message
 }
 
-/// What the kernel says about a record beside its bytes.
+/// The record type in the kernel's control message, if there is one.
 fn record_type(message: &libc::msghdr) -> Option<u8> {
     // SAFETY: the kernel has filled in the message, and its control memory still lives.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };

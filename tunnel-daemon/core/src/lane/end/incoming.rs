@@ -1,4 +1,4 @@
-//! What an end makes of what comes in.
+//! Handling of received frames.
 
 use bytes::Bytes;
 
@@ -9,16 +9,16 @@ use crate::lane::payload::{
     OpenRequest, RefusalCode, read_open, read_refusal, read_text, read_u64,
 };
 
-/// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
+/// Most queued PONGs: a peer that sends pings and does not read gets no more.
 const PONGS_MAX: usize = 16;
-/// Frames but DATA that may wait while more come in. A peer by the rules has a few under way.
+/// Most queued non-DATA frames while the peer keeps sending. A conforming peer causes a few.
 const CONTROLS_MAX: usize = 64;
 
 impl LaneEnd {
-    /// Takes a piece of the peer's stream.
+    /// Handles a piece of the peer's stream.
     ///
     /// # Errors
-    /// The lane cannot go on: close it. A tunnel on it is lost.
+    /// A protocol violation: close the lane. Its tunnel is lost.
     pub fn handle(&mut self, piece: Piece) -> Result<(), LaneViolation> {
         match piece {
             Piece::Unknown(_) => Ok(()),
@@ -99,9 +99,9 @@ impl LaneEnd {
                 self.events.push_back(LaneEvent::Failed { code, text });
                 self.over();
             }
-            // Crossed our own FIN, which had ended the tunnel.
+            // The close crossed our FIN, which had ended the tunnel.
             (FrameType::Fin, State::Idle) if header.flags & Header::CLOSE != 0 => (),
-            // It had said before that it sends no more.
+            // The peer had sent FIN before.
             (
                 FrameType::Fin,
                 State::Open {
@@ -110,7 +110,7 @@ impl LaneEnd {
                     ..
                 },
             ) if header.flags & Header::CLOSE != 0 => self.handle_fin(true, false, true, &payload),
-            // The server's word that its own OPEN stands, which we have seen by then.
+            // The server's notice that its OPEN wins; this end has seen that OPEN by now.
             (FrameType::Failed, State::Answering | State::Open { .. } | State::Idle)
                 if self.role == LaneRole::Agent && payload.first() == Some(&1) => {}
             (
@@ -126,7 +126,7 @@ impl LaneEnd {
             }
             (FrameType::Reset, _) => self.handle_reset(&payload),
             (FrameType::ResetAck, State::Resetting) => self.over(),
-            // What was on its way when we cut the tunnel off.
+            // Frames in flight when this end reset the tunnel.
             (FrameType::Opened | FrameType::Failed | FrameType::Fin, State::Resetting) => (),
             _ => return Err(LaneViolation::OutOfTurn(kind)),
         }
@@ -146,7 +146,7 @@ impl LaneEnd {
     fn handle_open(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
         let out_of_turn = LaneViolation::OutOfTurn(FrameType::Open);
         if self.state == State::Opening && header.sequence == self.sequence {
-            // Both opened at once, and both counted the same tunnel.
+            // Both ends opened at once, with the same sequence.
             return match self.role {
                 LaneRole::Server if self.crossed => Err(out_of_turn),
                 LaneRole::Server => {
@@ -166,7 +166,7 @@ impl LaneEnd {
             };
         }
         if self.state == State::Resetting && header.sequence == self.sequence {
-            // The same, and ours was given up at once; a server's OPEN finds our RESET instead of an answer.
+            // Both ends opened at once and this end has reset its OPEN; our RESET answers the peer's OPEN.
             return Ok(());
         }
         if header.sequence != self.sequence.wrapping_add(1) {
@@ -174,7 +174,7 @@ impl LaneEnd {
         }
         match self.state {
             State::Idle => (),
-            // The peer had finished the tunnel before our RESET reached it: nothing is left to acknowledge.
+            // The peer had finished the tunnel before our RESET arrived, so no RESET_ACK follows.
             State::Resetting => self.over(),
             State::Opening | State::Answering | State::Open { .. } | State::Raw => {
                 return Err(out_of_turn);
@@ -213,7 +213,7 @@ impl LaneEnd {
             self.events.push_back(LaneEvent::PeerClosed { text });
         }
         if sending {
-            // Nobody waits for what we had to say.
+            // The peer takes no more data.
             self.discard_out();
             self.put(FrameType::Fin, 0, Bytes::new());
         }
@@ -222,9 +222,9 @@ impl LaneEnd {
 
     fn handle_reset(&mut self, text: &[u8]) {
         match self.state {
-            // It crossed our own, which is still to be acknowledged; or the peer had not seen yet that all was over.
+            // The RESET crossed our RESET, whose RESET_ACK is due; or the peer had not seen yet that the tunnel was over.
             State::Resetting | State::Idle => return self.acknowledge(self.sequence),
-            // Not a frame: see `handle_frame`.
+            // Unreachable: `handle_frame` accepts no frame of a raw lane.
             State::Raw => return,
             State::Open {
                 discarding: true, ..
@@ -234,20 +234,20 @@ impl LaneEnd {
                 self.events.push_back(LaneEvent::PeerReset { text });
             }
         }
-        // The peer has not gone raw and will not.
+        // The peer has not switched to raw and will not.
         self.out.set_mute(false);
         self.discard_out();
         self.acknowledge(self.sequence);
         self.over();
     }
 
-    /// Answers a RESET. The one of a tunnel before is answered, too: our next OPEN may never leave.
+    /// Answers a RESET, also of an earlier tunnel: our next OPEN may never be sent.
     fn acknowledge(&mut self, sequence: u16) {
         let frame = OutFrame::new(FrameType::ResetAck, 0, sequence, Bytes::new());
         self.out.push_once(frame);
     }
 
-    /// Whether a frame is about the tunnel of now (or the last one): frames of older ones are late and void.
+    /// Whether a frame belongs to the current (or last) tunnel. Frames of earlier tunnels are late and ignored.
     fn is_current(&self, sequence: u16, kind: FrameType) -> Result<bool, LaneViolation> {
         let ahead = sequence.wrapping_sub(self.sequence);
         if ahead == 0 {

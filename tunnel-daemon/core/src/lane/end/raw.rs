@@ -1,4 +1,4 @@
-//! What an end does about a pipe on a lane that is encrypted.
+//! Raw tunnels on encrypted lanes.
 
 use bytes::Bytes;
 
@@ -6,14 +6,14 @@ use super::{LaneEnd, State};
 use crate::lane::frame::{FrameType, Header};
 
 impl LaneEnd {
-    /// Whether the next frame may be the last one on this lane.
+    /// Whether the next received frame may be the lane's last one: an OPENED that makes the lane raw.
     #[must_use]
     pub fn may_turn_raw(&self) -> bool {
         self.raw && self.state == State::Opening
     }
 
-    /// As [`Self::accept`], but the tunnel has frames, also where the peer would do without. For lanes whose greeting has
-    /// agreed on kernel TLS: other peers do not expect it.
+    /// As [`Self::accept`], but the tunnel is framed even if the peer asked for a raw tunnel. Only for lanes whose
+    /// greeting agreed on kTLS: other peers do not expect this answer.
     pub fn accept_framed(&mut self) {
         if self.state == State::Answering {
             let flags = if self.raw { Header::FRAMED } else { 0 };
