@@ -30,7 +30,7 @@ pub struct Account {
     pub class: u32,
     /// [`FLAG_ESTABLISHED`], [`FLAG_CONNECTED`].
     pub flags: u32,
-    /// When it was established, in nanoseconds of the monotonic clock.
+    /// When the connection was established, in nanoseconds of the monotonic clock.
     pub since_ns: u64,
     /// Payload bytes that the peer acknowledged.
     pub sent_bytes: u64,
@@ -56,7 +56,7 @@ const _: () = assert!(size_of::<Account>() == ACCOUNT_BYTES && align_of::<Accoun
 pub struct Closed {
     /// The socket's cookie.
     pub cookie: u64,
-    /// When it ended, in nanoseconds of the monotonic clock.
+    /// When the connection ended, in nanoseconds of the monotonic clock.
     pub closed_ns: u64,
     /// Its final counts.
     pub account: Account,

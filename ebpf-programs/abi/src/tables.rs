@@ -80,7 +80,7 @@ impl RuleKey {
         }
     }
 
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_KEY_BYTES] {
         let mut bytes = [0; RULE_KEY_BYTES];
@@ -96,8 +96,7 @@ impl RuleKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Length of the address prefix, without [`SCOPE_BITS`]: the longer of two matches wins, and a rule with a port
-    /// wins over one of the same length without.
+    /// Length of the address prefix, without [`SCOPE_BITS`]. The longer of two matches wins; if equal, the rule with a port.
     pub prefix_bits: u32,
     /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; other values act as [`ACTION_LEAVE`].
     pub action: u32,
@@ -110,7 +109,7 @@ pub struct Rule {
 const _: () = assert!(size_of::<Rule>() == RULE_BYTES && align_of::<Rule>() == 4);
 
 impl Rule {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_BYTES] {
         words([self.prefix_bits, self.action, self.listener, self.flags])
@@ -123,7 +122,7 @@ impl Rule {
 pub struct ListenerKey {
     /// `SO_NETNS_COOKIE`, or [`NODE_COOKIE`].
     pub netns_cookie: u64,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// Zero.
     pub reserved: u32,
@@ -133,7 +132,7 @@ const _: () =
     assert!(size_of::<ListenerKey>() == LISTENER_KEY_BYTES && align_of::<ListenerKey>() == 8);
 
 impl ListenerKey {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_KEY_BYTES] {
         let mut bytes = [0; LISTENER_KEY_BYTES];
@@ -159,7 +158,7 @@ pub struct Listener {
 const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 4);
 
 impl Listener {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_BYTES] {
         let mut bytes = [0; LISTENER_BYTES];
@@ -178,7 +177,7 @@ pub struct Origin {
     pub destination: Endpoint,
     /// The listener's address.
     pub via: Endpoint,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// [`ORIGIN_TO_NODE`].
     pub flags: u32,
@@ -215,7 +214,7 @@ const _: () =
     assert!(size_of::<ArrivalKey>() == ARRIVAL_KEY_BYTES && align_of::<ArrivalKey>() == 8);
 
 impl ArrivalKey {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; ARRIVAL_KEY_BYTES] {
         let mut bytes = [0; ARRIVAL_KEY_BYTES];
@@ -232,7 +231,7 @@ impl ArrivalKey {
 pub struct Arrival {
     /// The client's original destination.
     pub destination: Endpoint,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// When the connection was established, on the monotonic clock.
     pub established_ns: u64,

@@ -1,10 +1,10 @@
 //! Redirects chosen TCP connections to a listener.
 //!
-//! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
-//! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
-//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536.
-//! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
-//! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
+//! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks, socket
+//! lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
+//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536. Missing anything
+//! (rule, listener in this network namespace, a listening socket, room): the call is unchanged and counted in REDIRECT_CALLS.
+//! Only with a rule's deny flag the call fails.
 
 use core::mem::MaybeUninit;
 
@@ -96,9 +96,9 @@ struct Caller<'a> {
 impl Surroundings for Caller<'_> {
     #[inline(always)]
     fn is_exempt(&self) -> bool {
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         let socket = unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some();
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         socket || unsafe { REDIRECT_PROCESSES.get(&self.context.tgid()) }.is_some()
     }
 
@@ -115,13 +115,13 @@ impl Surroundings for Caller<'_> {
             listener: number,
             reserved: 0,
         };
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         unsafe { REDIRECT_LISTENERS.get(&key) }.is_some()
     }
 
     #[inline(always)]
     fn join(&self) {
-        // An LRU map takes every entry.
+        // An LRU map evicts to make room, so inserts do not fail.
         let _joined = REDIRECT_PROCESSES.insert(&self.context.tgid(), &1, 0);
     }
 
@@ -151,7 +151,7 @@ impl Surroundings for Caller<'_> {
     fn listens(&self, at: &Endpoint, mark: u32) -> bool {
         let mut tuple = MaybeUninit::<[u32; TUPLE_WORDS]>::uninit();
         let bytes = write_tuple(tuple.as_mut_ptr().cast(), at);
-        // SAFETY: the context and the tuple live through the call; a socket that comes back is released below.
+        // SAFETY: the context and the tuple outlive the call; a returned socket is released below.
         let socket = unsafe {
             bpf_sk_lookup_tcp(
                 self.context.as_ptr(),

@@ -1,8 +1,8 @@
 //! Stores the original destination of a redirected connection for its listener, before the listener can accept the connection.
 //!
 //! Hook: cgroup `sock_ops`, by bpf_link. Floor: Linux 5.15 (network namespace cookie in this hook); tested from 6.1.
-//! Licence: any. Maps, entries at most: REDIRECT_ORIGINS 65,536, REDIRECT_ARRIVALS 16,384.
-//! Missing anything: nothing is noted, and the listener refuses a connection whose destination it cannot find.
+//! Licence: any. Maps, entries at most: REDIRECT_ORIGINS 65,536, REDIRECT_ARRIVALS 16,384. Missing anything: nothing is
+//! stored, and the listener refuses the connection, because it finds no destination.
 
 use adit_ebpf_abi::{ArrivalKey, Established, established};
 use aya_ebpf::bindings::{
@@ -31,7 +31,7 @@ pub fn adit_redirect_ops(context: SockOpsContext) -> u32 {
 #[inline(always)]
 fn watch(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
-    // SAFETY: the value is not looked at.
+    // SAFETY: the value is not read.
     if unsafe { REDIRECT_ORIGINS.get(&cookie) }.is_some() {
         let flags = context.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
         // Without the callback, entries are evicted as least recently used.

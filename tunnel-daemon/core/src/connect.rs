@@ -47,7 +47,7 @@ pub struct RequestHead {
     scanned: usize,
     /// Where the current line starts.
     line_start: usize,
-    /// The request line was complete and acceptable.
+    /// The request line, once parsed.
     request: Option<Request>,
     user_agent: Option<String>,
 }
@@ -140,7 +140,7 @@ impl RequestHead {
     }
 }
 
-/// A request line and how many header lines followed.
+/// A request line, and the number of header lines after it.
 #[derive(Debug)]
 struct Request {
     is_connect: bool,
@@ -223,7 +223,7 @@ fn unescape_zone(zone: &str) -> Option<String> {
     String::from_utf8(octets).ok()
 }
 
-/// Whether Go's `url.Parse` would take all of `target` as a host with an optional port.
+/// Whether Go's `url.Parse` would accept `target` as a host with an optional port.
 fn is_authority(target: &str) -> bool {
     let after_host = match target.strip_prefix('[') {
         Some(bracketed) => match bracketed.rsplit_once(']') {

@@ -48,7 +48,7 @@ const LOOPBACK: [IpNet; 2] = [
 /// NAT64's well-known prefix: the last 32 bits are the IPv4 address that will be reached.
 const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
 
-/// NAT64's prefix for local use (RFC 8215), which holds prefixes of a network's own choice.
+/// NAT64's prefix for local use (RFC 8215), from which each network chooses its own prefix.
 const NAT64_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48);
 
 /// Byte offsets of the IPv4 address embedded in an IPv6 address, for prefixes of 96, 64, 56 and 48 bits (RFC 6052). The
@@ -450,7 +450,7 @@ fn parse_name(text: &str) -> Result<String, EntryFlaw> {
 pub struct EntryError {
     /// Excerpt of the entry.
     pub entry: String,
-    /// What is wrong with it.
+    /// What is wrong with the entry.
     pub flaw: EntryFlaw,
 }
 
@@ -466,15 +466,15 @@ impl EntryError {
 /// What is wrong with an entry, and how to write it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EntryFlaw {
-    /// Empty, or with blanks around it.
+    /// Empty, or surrounded by blanks.
     #[error("is empty or has blanks around it; write CIDR, address or name, and :port if wanted")]
     Blank,
-    /// Neither address, network nor name.
+    /// Not an address, network or name.
     #[error(
         "is no address, CIDR or DNS name; write 10.0.0.0/8, 10.0.0.1:443, [fd00::1]:443 or name:443"
     )]
     Address,
-    /// The prefix length is no number or too long.
+    /// The prefix length is not a number, or too long.
     #[error("has a bad prefix length; use 0 to 32 for IPv4, 0 to 128 for IPv6")]
     Prefix,
     /// `[` without `]`.
@@ -483,13 +483,13 @@ pub enum EntryFlaw {
     /// Text between the host and the port.
     #[error("has text behind the host that is no :port")]
     Trailing,
-    /// The port is no number from 1 to 65535.
+    /// The port is not a number from 1 to 65535.
     #[error("has a bad port; use 1 to 65535")]
     Port,
     /// A `*` that is neither alone nor the first label.
     #[error("has a * for a part of a label; write * for every target, or *.example.org")]
     Star,
-    /// No port, where one is needed.
+    /// The entry needs a port.
     #[error("needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443")]
     PortNeeded,
 }
@@ -501,20 +501,20 @@ pub struct Denied {
     pub ip: Option<IpAddr>,
     /// The port asked for.
     pub port: u16,
-    /// The name that was resolved to the address, if there was one.
+    /// The name that was resolved to the address, if any.
     pub name: Option<String>,
-    /// Why it is denied.
+    /// Why the address is denied.
     pub why: Why,
 }
 
 /// Why an address is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// No entry of the list covers it.
+    /// No entry of the list covers the address.
     NotListed,
     /// The address is in a guarded range, and no entry within that range covers it.
     Guarded,
-    /// The dialling process itself listens there.
+    /// The dialling process listens on the address.
     OwnListener,
 }
 

@@ -39,7 +39,7 @@ pub struct Names<'a> {
 pub struct Account<'a> {
     /// Namespace of the service account.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the service account.
     pub name: &'a str,
     /// The node that the token is bound to, if any.
     pub node: Option<&'a str>,
@@ -80,9 +80,9 @@ pub enum NotGranted {
     /// An identifier.
     #[error("agent identifier {kind}={} is not granted", Excerpt(.value))]
     Identifier {
-        /// As the agent wrote it.
+        /// As sent by the agent.
         kind: &'static str,
-        /// As the agent wrote it.
+        /// As sent by the agent.
         value: String,
     },
 }

@@ -137,7 +137,7 @@ pub enum TargetError {
     Address {
         /// Excerpt of the text.
         address: String,
-        /// What is wrong with it.
+        /// Why the text cannot be split.
         flaw: AddressFlaw,
     },
     /// A number outside 0 to 65535.

@@ -14,7 +14,7 @@ pub enum Rejection {
     /// The method is not CONNECT.
     #[error("method is not CONNECT")]
     NotConnect,
-    /// Not HTTP/1, or a target that is no authority.
+    /// Invalid syntax, or a target that is not an authority.
     #[error("malformed HTTP request head")]
     Malformed,
     /// The head did not end within the limit.
@@ -60,7 +60,7 @@ impl Rejection {
     }
 }
 
-/// What an agent's dial error means in HTTP.
+/// The HTTP status of an agent's dial error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetStatus {
     /// 502: refused, reset, unreachable, unknown host and every other error.
@@ -106,7 +106,7 @@ impl TargetStatus {
     }
 }
 
-/// All bytes to write for a failed dial before the connection is closed; none where upstream writes none.
+/// All bytes to write for a failed dial before the connection is closed; `None` if upstream writes nothing.
 #[must_use]
 pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
     let text = |line: &str, body: &str| {

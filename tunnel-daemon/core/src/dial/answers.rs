@@ -42,7 +42,7 @@ impl AnswerTimes {
         }
     }
 
-    /// The agent answered a dial that was given up.
+    /// The agent answered a cancelled dial.
     pub fn heard(&self) {
         self.unanswered.store(0, Relaxed);
     }

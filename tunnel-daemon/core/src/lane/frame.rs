@@ -4,7 +4,7 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-/// Bytes of every frame's header.
+/// Bytes of a frame header.
 pub const HEADER_BYTES: usize = 8;
 /// Most payload of one DATA frame.
 pub const DATA_BYTES_MAX: usize = 1 << 20;
@@ -71,7 +71,7 @@ impl FrameType {
 /// A frame's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What it is.
+    /// The frame's type.
     pub kind: FrameType,
     /// Meaning depends on the type; unknown bits are ignored.
     pub flags: u8,
@@ -321,7 +321,7 @@ impl FrameReader {
 /// A frame to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutFrame {
-    /// What it is.
+    /// The frame's header.
     pub header: Header,
     /// The payload; its length is that in the header.
     pub payload: Bytes,

@@ -4,16 +4,16 @@ use bytes::Bytes;
 
 use super::{FrameReader, LaneEnd, LaneEvent, LaneRole, OpenRequest, Piece};
 
-/// Frames that may wait without DATA among them.
+/// Most queued frames other than DATA.
 const FRAMES_MAX: usize = 100;
-/// Most bytes of one input that are looked at.
+/// Most bytes used of one input.
 const INPUT_BYTES_MAX: usize = 1 << 16;
 
-/// The first byte picks role, beginning and chunk size; the rest is what the peer sends. Nothing may panic, however
-/// the stream is cut into reads the same events come out, and what waits to be written stays bounded.
+/// The first byte selects role, initial state and chunk size; the rest is the peer's stream. The state machine must not
+/// panic, events must not depend on the chunk size, and the queue of frames must stay bounded.
 ///
 /// # Panics
-/// When one of these does not hold.
+/// When one of these properties is violated.
 pub fn fuzz_entry(input: &[u8]) {
     let Some((&choice, stream)) = input.split_first() else {
         return;
@@ -95,7 +95,7 @@ fn note(events: &mut Vec<LaneEvent>, event: LaneEvent) {
     }
 }
 
-/// What an end writes can be read.
+/// Checks that a written frame can be parsed.
 fn check(frame: &Bytes) {
     let mut reader = FrameReader::default();
     reader.push(frame.clone());

@@ -327,8 +327,8 @@ impl Registry {
         }
     }
 
-    /// Number of keys under a strategy, for `ready_backends`: agents, but for `destHost` distinct hosts and
-    /// for `destCIDR` distinct networks. 0 for a strategy that is not in use.
+    /// Number of keys of a strategy, for `ready_backends`: agents, for `destHost` distinct hosts, for `destCIDR`
+    /// distinct networks. 0 for a strategy that is not in use.
     #[must_use]
     pub fn keys(&self, strategy: Strategy) -> usize {
         match strategy {

@@ -1,12 +1,12 @@
-//! Bytes held for tunnels whose reader pauses, bytes queued towards peers, and credit granted, over all links and lanes of the
-//! process.
+//! The process's budget: bytes held for tunnels whose reader pauses, bytes queued towards peers, and credit granted, over all
+//! links and lanes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use super::holders::Holders;
 
-/// Shared by all links and lanes of a process.
+/// The budget shared by all links and lanes of a process.
 #[derive(Debug)]
 pub struct ProcessBudget {
     max_bytes: u64,

@@ -35,7 +35,7 @@ pub enum TunnelEnd {
     Stalled,
     /// The tunnel was half-closed and idle for too long.
     HalfClosedIdle,
-    /// The peer sent more than its credit, or a useless `WINDOW`.
+    /// The peer sent more than its credit, or an invalid `WINDOW`.
     CreditViolation,
     /// The peer sent a message over the size limit.
     Oversize,

@@ -5,12 +5,12 @@ use super::{
     RecordViolation, SEALED_BYTES_MAX, TAG_BYTES, content, sealed_bytes,
 };
 
-/// The first byte picks the role and where messages are cut. The rest is records without their sealing: a header, then as
-/// many bytes as it says less the tag. Nothing may panic, what is kept of a message stays bounded, and where records of
-/// handshake messages end does not change what these mean.
+/// The first byte selects the role and where messages are cut. The rest is unencrypted records: a header, then as many
+/// bytes as the header says, less the tag. The reader must not panic, a partial message must stay bounded, and record
+/// boundaries must not change the meaning of handshake messages.
 ///
 /// # Panics
-/// When one of these does not hold.
+/// When one of these properties is violated.
 pub fn fuzz_entry(input: &[u8]) {
     let Some((&choice, stream)) = input.split_first() else {
         return;
@@ -22,7 +22,7 @@ pub fn fuzz_entry(input: &[u8]) {
         let mut keys = meanings.iter();
         keys.any(|meaning| matches!(meaning, Meaning::NewKeys { .. }))
     };
-    // A change of keys has to end its record, and too many records are a violation of their own.
+    // A KeyUpdate must end its record, and too many empty records are a violation; neither may be cut.
     let Ok(whole) = whole.as_deref().map(significant) else {
         return;
     };
@@ -50,13 +50,13 @@ pub fn fuzz_entry(input: &[u8]) {
     assert_eq!(significant(&cut), whole, "the cut changed what it means");
 }
 
-/// Without those that say nothing.
+/// The meanings other than [`Meaning::Nothing`].
 fn significant(meanings: &[Meaning]) -> Vec<Meaning> {
     let all = meanings.iter().copied();
     all.filter(|meaning| *meaning != Meaning::Nothing).collect()
 }
 
-/// The meanings up to the end of the stream, and the records they are of.
+/// The meanings up to the end of the stream; adds their records to `records`.
 fn play<'a>(
     is_client: bool,
     mut stream: &'a [u8],

@@ -12,7 +12,7 @@ use crate::ids::{ConnId, DialId};
 pub enum Packet {
     /// Open a connection to `address` (`host:port`).
     DialReq {
-        /// Copied into the answer.
+        /// The dial's id, copied into the answer.
         dial: DialId,
         /// Network name; peers send `tcp`.
         protocol: String,
@@ -27,33 +27,33 @@ pub enum Packet {
         dial: DialId,
         /// Id of the new connection, 0 on failure.
         conn: ConnId,
-        /// Text for the user; empty on success.
+        /// Error text; empty on success.
         error: String,
         /// Adit only: initial credit of the client side, bytes; 0 from other peers.
         window: u64,
     },
     /// Ask to close a connection.
     CloseReq {
-        /// Which.
+        /// The connection.
         conn: ConnId,
     },
     /// A connection is closed; also sent without CLOSE_REQ when the target closes.
     CloseRsp {
-        /// Which.
+        /// The connection.
         conn: ConnId,
         /// Reason; usually empty.
         error: String,
     },
     /// Bytes of a connection; never empty.
     Data {
-        /// Which.
+        /// The connection.
         conn: ConnId,
         /// The bytes.
         bytes: Bytes,
     },
     /// Abandon a dial that has no connection id yet.
     DialCls {
-        /// Which.
+        /// The dial.
         dial: DialId,
     },
     /// The agent is shutting down.

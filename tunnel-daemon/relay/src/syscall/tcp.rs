@@ -28,7 +28,7 @@ pub struct TcpState {
 /// Queries the kernel's state of a TCP socket.
 ///
 /// # Errors
-/// The socket is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
     let info = tcp_info(socket)?;
     let silent = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
@@ -63,14 +63,14 @@ fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was zeroed, the kernel may have written a part of it, and all of its fields are numbers.
+    // SAFETY: `info` was zeroed, the kernel may have written a part of it, and all its fields are numbers.
     Ok(unsafe { info.assume_init() })
 }
 
 /// Only [`TcpState::unacknowledged_bytes`], which shows whether bytes move, in one system call less.
 ///
 /// # Errors
-/// The socket is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
     let fd = socket.as_fd().as_raw_fd();
     let mut bytes: libc::c_int = 0;
@@ -96,7 +96,7 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
 /// Limits the receive window offered to a TCP peer, bytes.
 ///
 /// # Errors
-/// The socket is no TCP socket.
+/// The socket is not a TCP socket.
 pub(crate) fn set_window_clamp(socket: &impl AsFd, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)

@@ -49,7 +49,7 @@ pub(crate) fn set_keys(socket: impl AsFd, way: Way, info: &[u8]) -> io::Result<(
 /// of the next record.
 ///
 /// # Errors
-/// The key has neither 16 nor 32 bytes.
+/// The key is not 16 or 32 bytes long.
 pub(crate) fn aes_gcm_info(
     key: &[u8],
     iv: [u8; 12],
@@ -177,7 +177,7 @@ fn record_type(message: &libc::msghdr) -> Option<u8> {
     {
         return None;
     }
-    // SAFETY: the header says that it has a byte, which lies within the control memory.
+    // SAFETY: the header's length includes one byte of data, which lies within the control memory.
     let data = unsafe { libc::CMSG_DATA(header) };
     // SAFETY: as above.
     Some(unsafe { data.read() })

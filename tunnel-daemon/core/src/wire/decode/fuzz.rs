@@ -1,4 +1,4 @@
-//! What the fuzz target `packet` holds against the decoder: cuts, prost, re-encoding and memory.
+//! Entry point of the fuzz target `packet`: checks the decoder against cuts, prost, re-encoding and memory limits.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
@@ -7,16 +7,16 @@ use crate::wire::encode::MessageBuf;
 use crate::wire::packet::{Packet, Received};
 use crate::wire::{COLLECTED_BYTES_MAX, GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX};
 
-/// Lengths of pieces that an input may choose.
+/// Most piece lengths that an input may set.
 const CUTS_MAX: usize = 15;
 
-/// For the fuzz target and the test that replays its corpus. The low four bits of the first byte say how many
-/// of the next bytes are lengths of pieces, used in turn; the rest is the stream.
+/// For the fuzz target and the test that replays its corpus. The low four bits of the first byte are the number of
+/// piece lengths that follow, one byte each, used in turn. The rest is the stream.
 ///
 /// # Panics
 ///
-/// When the outcome depends on the cuts, differs from prost's, changes when it is encoded and decoded again, or
-/// when more is held than the state explains.
+/// When the outcome depends on the piece lengths, differs from prost's, or changes after encoding and decoding, or when
+/// the decoder holds more bytes than its state needs.
 #[doc(hidden)]
 pub fn fuzz_entry(data: &[u8]) {
     let [count, rest @ ..] = data else { return };
@@ -49,7 +49,7 @@ fn cut<'a>(mut stream: &'a [u8], lengths: &[u8]) -> impl Iterator<Item = &'a [u8
     })
 }
 
-/// What a fresh decoder makes of the pieces, pieces of one connection's data joined, and how it ended.
+/// The output of a new decoder for the pieces, with data of one connection joined, and the result at the end.
 fn decoded<'a>(
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> (Vec<Received>, Result<(), StreamError>) {
@@ -86,7 +86,7 @@ fn assert_held_is_explained(decoder: &Decoder) {
     }
 }
 
-/// Neighbouring data of one connection as one; data without bytes is nothing, by which road it came.
+/// Joins neighbouring data of one connection and drops empty data.
 fn joined(found: Vec<Received>) -> Vec<Received> {
     let mut out: Vec<Received> = Vec::new();
     for received in found {
@@ -109,7 +109,7 @@ fn joined(found: Vec<Received>) -> Vec<Received> {
     out
 }
 
-/// The stream as prost reads it, if it is nothing but whole, uncompressed messages that are not too large.
+/// The stream decoded by prost; `None` unless it consists of whole, uncompressed messages within the size limits.
 fn by_prost(mut stream: &[u8]) -> Option<Vec<Received>> {
     let mut out = Vec::new();
     while !stream.is_empty() {
@@ -132,7 +132,7 @@ fn by_prost(mut stream: &[u8]) -> Option<Vec<Received>> {
     Some(joined(out))
 }
 
-/// The packets alone, without what was only counted.
+/// The packets, without unknown types and violations.
 fn packets(found: Vec<Received>) -> Vec<Received> {
     joined(
         found
@@ -142,7 +142,7 @@ fn packets(found: Vec<Received>) -> Vec<Received> {
     )
 }
 
-/// Every packet as it goes to a peer.
+/// Encodes all packets.
 fn encoded(packets: &[Received]) -> BytesMut {
     let mut out = BytesMut::new();
     for received in packets {

@@ -1,4 +1,4 @@
-//! What the fuzz target `metadata` holds against the readers of stream headers.
+//! Entry point of the fuzz target `metadata`, for the parsers of stream headers.
 
 use std::fmt::Display;
 
@@ -9,16 +9,16 @@ use super::{
 use crate::wire::identifiers::{IDENTIFIERS_MAX, Identifiers};
 use crate::wire::lane_grant::{LANE_LINK, LANE_MAX, LANE_SECRET};
 
-/// Longest error text, characters: four excerpts, each escaped tenfold at worst, and the words around them.
+/// Longest error text, characters: four excerpts, each escaped to at most ten times its length, and the text around them.
 const ERROR_CHARS_MAX: usize = 4 * 10 * 261 + 200;
 
-/// For the fuzz target and the test that replays its corpus. Each line is a header: a byte that picks its name,
-/// then its value. The whole input is also read as identifiers.
+/// For the fuzz target and the test that replays its corpus. Each line is a header: a byte that selects its name, then
+/// its value. The whole input is also parsed as identifiers.
 ///
 /// # Panics
 ///
-/// When what was read changes on its way to the peer, more is taken than the limit, or an error is long,
-/// has more than one line or shows a token.
+/// When a parsed value changes after encoding and parsing, a limit is exceeded, or an error text is too long, has
+/// several lines or shows a token.
 #[doc(hidden)]
 pub fn fuzz_entry(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
@@ -54,7 +54,7 @@ pub fn fuzz_entry(data: &[u8]) {
     order_does_not_matter(&headers);
 }
 
-/// The name that the first character stands for, and the rest of the line.
+/// The header name selected by the first character, and the rest of the line.
 fn header(line: &str) -> Option<(&str, &str)> {
     let mut rest = line.chars();
     let name = match rest.next()? {
@@ -78,7 +78,7 @@ fn identifiers(query: &str) {
     let own = Identifiers::parse_flag(query);
     match (&read, own) {
         (Ok(read), own) => {
-            // What an agent takes from its flag is what a server takes from that agent.
+            // Flag and header must yield the same identifiers.
             if let Ok(own) = own {
                 assert_eq!(*read, own, "flag and header differ");
             }
@@ -100,7 +100,7 @@ fn identifiers(query: &str) {
     }
 }
 
-/// Headers of different names may change places: HTTP does not order them.
+/// The order of headers with different names must not matter: HTTP does not preserve it.
 fn order_does_not_matter(headers: &[(&str, &str)]) {
     let mut sorted = headers.to_vec();
     sorted.sort_by_key(|(name, _value)| *name);
@@ -128,7 +128,7 @@ fn order_does_not_matter(headers: &[(&str, &str)]) {
     );
 }
 
-/// It travels in a stream's status and in log lines.
+/// Error texts are sent in a stream's status and logged.
 fn assert_presentable(error: &impl Display) {
     let text = error.to_string();
     assert!(
