@@ -1,4 +1,4 @@
-//! The decision about a call of `connect`.
+//! What to do with a call of `connect`.
 
 use crate::counters::CallOutcome;
 use crate::endpoint::{AF_INET, Endpoint};
@@ -7,53 +7,53 @@ use crate::tables::{
     RuleKey,
 };
 
-/// A call of `connect`, from the program's context.
+/// A call, as far as its context says.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Whether the socket is a TCP stream socket. Other sockets pass through the same hook.
+    /// A TCP stream socket. Others pass through the same hook.
     pub is_tcp: bool,
-    /// The call's destination: from the caller, or as rewritten by an earlier eBPF program.
+    /// Where it goes as things stand: what the caller named, or what another program made of it.
     pub destination: Endpoint,
 }
 
-/// Queries of the decision. In a program these are map lookups and helpers; in tests, tables.
+/// What the decision asks the kernel. In a program these are map lookups and helpers; in tests, tables.
 pub trait Surroundings {
-    /// Whether the socket or the whole calling process must never be redirected.
+    /// Whether the socket, or all of the calling process, must never be redirected.
     fn is_exempt(&self) -> bool;
-    /// Whether the socket is bound to a device, so that it may not reach the listener.
+    /// Whether the socket is bound to a device: it may not reach a listener of ours.
     fn is_bound(&self) -> bool;
-    /// Whether the map has the listener of this number for the caller's network namespace.
+    /// Whether the listener of this number is noted in the caller's network namespace.
     fn is_noted(&self, number: u32) -> bool;
-    /// Makes the calling process part of the tunnel.
+    /// The calling process is part of the tunnel from now on.
     fn join(&self);
-    /// Generation of the active rule set. Read once per call, so that no call sees rules of two sets.
+    /// Of the rules that are in force. Asked once for each call, so that no call sees a part of two sets.
     fn generation(&self) -> u8;
-    /// The longest match of the table. Returned by reference: when compilers merge two values into one, uninitialised
-    /// bytes may be copied, which the verifier refuses without CAP_PERFMON.
+    /// The longest match of the table. By reference: of two values that meet in one, compilers keep parts that were never
+    /// written, and without CAP_PERFMON the verifier lets nobody read those.
     fn rule(&self, key: &RuleKey) -> Option<&Rule>;
     /// The listener of this number in the caller's network namespace.
     fn listener(&self, number: u32) -> Option<Listener>;
-    /// The listener of this number at the node's address, for callers whose namespace has no listener.
+    /// The listener of this number at the node's address, for callers whose namespace has none.
     fn node_listener(&self, number: u32) -> Option<Listener>;
-    /// Whether a socket listens at this address in the caller's network namespace, with this mark unless `mark` is 0.
+    /// Whether something listens there, in the caller's network namespace, now; with that mark, unless it is 0.
     fn listens(&self, at: &Endpoint, mark: u32) -> bool;
-    /// Stores the socket's original destination; `false` if there is no room.
+    /// Remembers where the socket wanted to go; `false` if there is no room.
     fn remember(&self, origin: &Origin) -> bool;
 }
 
-/// The decision about a call.
+/// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Leave the call unchanged.
+    /// It goes where it was going.
     Leave(CallOutcome),
-    /// Redirect the call to this listener; the original destination is stored.
+    /// It goes to this listener; its destination is remembered.
     Redirect(Endpoint),
-    /// The call fails.
+    /// It fails.
     Deny,
 }
 
 impl Decision {
-    /// The outcome to count.
+    /// As it is counted.
     #[inline(always)]
     #[must_use]
     pub const fn outcome(&self) -> CallOutcome {
@@ -65,7 +65,7 @@ impl Decision {
     }
 }
 
-/// Decides about one call. If a rule, listener or room is missing, the call is unchanged, or denied if the rule says so.
+/// Decides about one call. Whatever is missing leaves it alone, unless the rule says to deny it.
 #[inline(always)]
 pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if !call.is_tcp || call.destination.is_none() {
@@ -87,7 +87,7 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if around.is_bound() {
         return missing(rule, CallOutcome::Exempt);
     }
-    // Two calls instead of one merged value: see `Surroundings::rule`.
+    // Not one value out of two: see `Surroundings::rule`.
     match around.listener(rule.listener) {
         Some(listener) => send(call, rule, &listener, 0, around),
         None => match around.node_listener(rule.listener) {
@@ -106,7 +106,7 @@ const fn missing(rule: &Rule, why: CallOutcome) -> Decision {
     }
 }
 
-/// Redirects a call to a listener, if all checks pass.
+/// Sends a call to a listener, unless something is missing.
 #[inline(always)]
 fn send(
     call: &Call,
@@ -123,11 +123,11 @@ fn send(
     if via.is_none() {
         return missing(rule, CallOutcome::NoListener);
     }
-    // A direct call to the listener is unchanged; the listener refuses it, because there is no original destination.
+    // Whoever calls the listener itself gets there, and is refused there: nothing tells where it wants to go.
     if via == call.destination {
         return Decision::Leave(CallOutcome::Excluded);
     }
-    // A lookup cannot reach the node's namespace. Its map entry and this program's bpf_link both end with the daemon.
+    // Nobody can look into the node's namespace from here. Its listener is noted as long as we live, and links end with us.
     if flags & ORIGIN_TO_NODE == 0 && !around.listens(&via, listener.mark) {
         return missing(rule, CallOutcome::ListenerGone);
     }
@@ -143,7 +143,7 @@ fn send(
     Decision::Redirect(via)
 }
 
-/// The longer match of the rules with and without the port; if equal, the rule with the port.
+/// The longer of the matches with and without the port; with the port if they are equal.
 #[inline(always)]
 fn best_rule<'a>(destination: &Endpoint, around: &'a impl Surroundings) -> Option<&'a Rule> {
     let key = RuleKey::of(destination, around.generation());

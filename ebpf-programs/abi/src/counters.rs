@@ -1,26 +1,26 @@
-//! Outcomes of calls, counted per CPU in an array indexed by outcome.
+//! What became of each call, counted per CPU in an array whose index is the outcome.
 
-/// The outcome of a call of `connect`.
+/// What the redirect did with a call of `connect`, and why.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// Redirected to a listener.
+    /// Sent to a listener.
     Redirected = 0,
-    /// No rule matches the destination.
+    /// No rule names the destination.
     NoRule = 1,
-    /// An exclusion matches the destination.
+    /// An exclusion names it.
     Excluded = 2,
     /// The socket or its process is part of the tunnel, or the socket is bound to a device.
     Exempt = 3,
     /// No listener in the caller's network namespace for this family.
     NoListener = 4,
-    /// The map has a listener, but no socket listens there.
+    /// A listener is noted, but nothing listens there.
     ListenerGone = 5,
     /// The destination could not be stored.
     NotStored = 6,
-    /// Not TCP over IPv4 or IPv6.
+    /// Neither TCP over IPv4 nor IPv6.
     NotTcp = 7,
-    /// The rule denies calls that cannot be redirected.
+    /// No listener, and the rule says to deny the call then.
     Denied = 8,
 }
 

@@ -1,4 +1,4 @@
-//! The record of an established redirected connection.
+//! What to note when a redirected connection is established.
 
 use crate::endpoint::Endpoint;
 use crate::tables::{Arrival, ArrivalKey, Origin};
@@ -8,9 +8,9 @@ use crate::tables::{Arrival, ArrivalKey, Origin};
 pub struct Established {
     /// The client's network namespace.
     pub netns_cookie: u64,
-    /// The client's address.
+    /// The client's end.
     pub local: Endpoint,
-    /// The address that the client is connected to.
+    /// The end it is connected to.
     pub remote: Endpoint,
     /// Now, on the monotonic clock.
     pub now_ns: u64,
@@ -18,8 +18,8 @@ pub struct Established {
     pub cookie: u64,
 }
 
-/// The entry that the listener will look up. `None` if the connection does not lead to the listener, because a later
-/// eBPF program redirected it elsewhere.
+/// What the listener will ask for; `None` when the connection does not lead to where we sent it, because another
+/// program sent it elsewhere behind us.
 #[inline(always)]
 #[must_use]
 pub fn established(connection: &Established, origin: &Origin) -> Option<(ArrivalKey, Arrival)> {

@@ -1,4 +1,4 @@
-//! Keys and values of the redirect's maps.
+//! Keys and values of the maps of the redirect.
 
 use crate::endpoint::{ENDPOINT_BYTES, Endpoint};
 
@@ -17,34 +17,34 @@ pub const ARRIVAL_KEY_BYTES: usize = 32;
 /// Bytes of an [`Arrival`].
 pub const ARRIVAL_BYTES: usize = 40;
 
-/// Bits of a [`RuleKey`] before the address: generation, family and port, which must match completely.
+/// Bits of a [`RuleKey`] in front of the address: generation, family and port, which always match whole.
 pub const SCOPE_BITS: u32 = 32;
 
-/// Calls to these destinations are unchanged.
+/// Calls to these destinations stay as they are.
 pub const ACTION_LEAVE: u32 = 0;
-/// Calls to these destinations are redirected to a listener.
+/// Calls to these destinations go to a listener.
 pub const ACTION_REDIRECT: u32 = 1;
 
-/// Calls to these destinations are unchanged, and the calling process becomes part of the tunnel: none of its later calls
-/// is redirected.
+/// Calls to these destinations stay as they are, and whoever makes one is part of the tunnel: nothing this process calls is
+/// redirected from then on.
 pub const ACTION_JOIN: u32 = 2;
 
-/// Flag of a rule: a call that cannot be redirected is denied. Without the flag the call is unchanged.
+/// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
 pub const FLAG_DENY: u32 = 1;
 
-/// Flag of a rule with [`ACTION_JOIN`]: the caller joins only in network namespaces for which the map has the rule's listener.
-/// Each namespace has its own loopback, where another program may listen on the same port.
+/// Flag of a rule that is [`ACTION_JOIN`]: whoever calls joins only where the rule's listener is noted. Each network namespace
+/// has a loopback of its own, and something else of the same number may listen there.
 pub const FLAG_HOME: u32 = 2;
 
-/// Flag of an [`Origin`]: the call was redirected to the node's address, in another network namespace.
+/// Flag of an [`Origin`]: it was sent to the node's address, in another network namespace than its own.
 pub const ORIGIN_TO_NODE: u32 = 1;
 
-/// Used instead of a network namespace's cookie for the listener at the node's address, which every namespace can reach,
-/// and for its connections. No namespace has this cookie.
+/// In place of a network namespace's cookie: the listener at the node's address, which any of them may reach, and who comes
+/// to it. No namespace has this cookie.
 pub const NODE_COOKIE: u64 = 0;
 
-/// Key of the longest-prefix table: generation, family, port and address of a call's destination. Port 0 is for rules
-/// without a port. The table may hold rules of two generations; a call uses one of them.
+/// Destination of a call as the longest-prefix table compares it: generation, family, port, address. Port 0 stands for rules
+/// that name none. Rules of two generations may be in the table; a call looks at those of one alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey {
@@ -57,20 +57,20 @@ pub struct RuleKey {
 const _: () = assert!(size_of::<RuleKey>() == RULE_KEY_BYTES && align_of::<RuleKey>() == 1);
 
 impl RuleKey {
-    /// The key of rules of this generation with this port.
+    /// The key of rules of this generation that name this port.
     #[inline(always)]
     #[must_use]
     pub const fn of(destination: &Endpoint, generation: u8) -> Self {
         Self {
             generation,
-            // Both families fit one byte.
+            // Both families are small numbers.
             family: destination.family.to_be_bytes()[1],
             port: destination.port.to_be_bytes(),
             ip: destination.ip,
         }
     }
 
-    /// The key of rules without a port.
+    /// The key of rules that name no port.
     #[inline(always)]
     #[must_use]
     pub const fn any_port(self) -> Self {
@@ -80,7 +80,7 @@ impl RuleKey {
         }
     }
 
-    /// The bytes stored in the map.
+    /// As the map holds it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_KEY_BYTES] {
         let mut bytes = [0; RULE_KEY_BYTES];
@@ -92,15 +92,16 @@ impl RuleKey {
     }
 }
 
-/// The action for calls to some destinations.
+/// What to do with calls to some destinations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Length of the address prefix, without [`SCOPE_BITS`]. The longer of two matches wins; if equal, the rule with a port.
+    /// Length of the address prefix, without [`SCOPE_BITS`]: the longer of two matches wins, and a rule with a port
+    /// wins over one of the same length without.
     pub prefix_bits: u32,
-    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; other values act as [`ACTION_LEAVE`].
+    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; anything else is taken as leave.
     pub action: u32,
-    /// The listener's number, to look up in the caller's network namespace.
+    /// Which listener, where one exists in the caller's network namespace.
     pub listener: u32,
     /// [`FLAG_DENY`], [`FLAG_HOME`].
     pub flags: u32,
@@ -109,7 +110,7 @@ pub struct Rule {
 const _: () = assert!(size_of::<Rule>() == RULE_BYTES && align_of::<Rule>() == 4);
 
 impl Rule {
-    /// The bytes stored in the map.
+    /// As the map holds it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_BYTES] {
         words([self.prefix_bits, self.action, self.listener, self.flags])
@@ -122,7 +123,7 @@ impl Rule {
 pub struct ListenerKey {
     /// `SO_NETNS_COOKIE`, or [`NODE_COOKIE`].
     pub netns_cookie: u64,
-    /// The number in rules.
+    /// As rules name it.
     pub listener: u32,
     /// Zero.
     pub reserved: u32,
@@ -132,7 +133,7 @@ const _: () =
     assert!(size_of::<ListenerKey>() == LISTENER_KEY_BYTES && align_of::<ListenerKey>() == 8);
 
 impl ListenerKey {
-    /// The bytes stored in the map.
+    /// As the map holds it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_KEY_BYTES] {
         let mut bytes = [0; LISTENER_KEY_BYTES];
@@ -143,7 +144,7 @@ impl ListenerKey {
     }
 }
 
-/// The addresses of a listener; each may be [`Endpoint::NONE`].
+/// Where a listener listens; either may be [`Endpoint::NONE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -151,14 +152,14 @@ pub struct Listener {
     pub v4: Endpoint,
     /// For IPv6 destinations.
     pub v6: Endpoint,
-    /// `SO_MARK` of the listener's sockets, so that no other program can take the address; 0 matches any mark.
+    /// `SO_MARK` of its sockets, so that nobody else takes its place; 0 is any.
     pub mark: u32,
 }
 
 const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 4);
 
 impl Listener {
-    /// The bytes stored in the map.
+    /// As the map holds it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_BYTES] {
         let mut bytes = [0; LISTENER_BYTES];
@@ -169,22 +170,22 @@ impl Listener {
     }
 }
 
-/// The original destination of a redirected socket; kept until the socket's connection ends.
+/// Where a redirected socket wanted to go; lives as long as the socket's connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The destination from the caller, or as rewritten by an earlier eBPF program.
+    /// As the program called it, or as another program had rewritten it before us.
     pub destination: Endpoint,
-    /// The listener's address.
+    /// Where we sent it.
     pub via: Endpoint,
-    /// The number in rules.
+    /// As rules name it.
     pub listener: u32,
     /// [`ORIGIN_TO_NODE`].
     pub flags: u32,
 }
 
 impl Origin {
-    /// The cookie that the listener uses in its lookup: `netns_cookie`, the client's, or [`NODE_COOKIE`].
+    /// The namespace under which its listener will ask: the client's own, which is `netns_cookie`, or none.
     #[inline(always)]
     #[must_use]
     pub const fn asked_under(&self, netns_cookie: u64) -> u64 {
@@ -198,13 +199,13 @@ impl Origin {
 
 const _: () = assert!(size_of::<Origin>() == ORIGIN_BYTES && align_of::<Origin>() == 4);
 
-/// A redirected connection, as seen by its listener.
+/// A redirected connection as its listener sees it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalKey {
-    /// `SO_NETNS_COOKIE` of client and listener; [`NODE_COOKIE`] at the node's address.
+    /// `SO_NETNS_COOKIE` of the client, which is the listener's; [`NODE_COOKIE`] at the node's address.
     pub netns_cookie: u64,
-    /// The peer address that `accept` returns.
+    /// The peer that `accept` shows.
     pub client: Endpoint,
     /// Zero.
     pub reserved: u32,
@@ -214,7 +215,7 @@ const _: () =
     assert!(size_of::<ArrivalKey>() == ARRIVAL_KEY_BYTES && align_of::<ArrivalKey>() == 8);
 
 impl ArrivalKey {
-    /// The bytes stored in the map.
+    /// As the map holds it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; ARRIVAL_KEY_BYTES] {
         let mut bytes = [0; ARRIVAL_KEY_BYTES];
@@ -225,13 +226,13 @@ impl ArrivalKey {
     }
 }
 
-/// The entry that the listener looks up for an accepted connection.
+/// What the listener asks for when it accepted a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The client's original destination.
+    /// Where the client wanted to go.
     pub destination: Endpoint,
-    /// The number in rules.
+    /// As rules name it.
     pub listener: u32,
     /// When the connection was established, on the monotonic clock.
     pub established_ns: u64,
@@ -242,13 +243,13 @@ pub struct Arrival {
 const _: () = assert!(size_of::<Arrival>() == ARRIVAL_BYTES && align_of::<Arrival>() == 8);
 
 impl Arrival {
-    /// Whether the entry is at most [`crate::ARRIVAL_AGE_MAX_NS`] old and may be used.
+    /// Whether it may still be used: after [`crate::ARRIVAL_AGE_MAX_NS`] nobody knows where the connection wanted to go.
     #[must_use]
     pub const fn is_fresh(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.established_ns) <= crate::ARRIVAL_AGE_MAX_NS
     }
 
-    /// Reads the bytes stored in the map.
+    /// From what the map holds.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ARRIVAL_BYTES]) -> Self {
         let mut destination = [0; ENDPOINT_BYTES];
