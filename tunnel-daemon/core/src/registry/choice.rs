@@ -64,7 +64,8 @@ impl Registry {
     }
 
     /// As [`Self::pick`], for another attempt of a dial whose first attempt went to an agent of `principal`. Without grants
-    /// only agents of the same principal are chosen, since identifiers are mere claims. `heard`: no silent agent is chosen.
+    /// identifiers are mere claims, so in scopes of an identifier only agents of the same principal are chosen. `heard`: no
+    /// silent agent is chosen.
     #[must_use]
     pub fn pick_again(
         &self,

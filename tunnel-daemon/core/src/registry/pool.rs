@@ -121,7 +121,7 @@ impl Pool {
         heard.any(|(_, list)| !list.is_empty())
     }
 
-    /// Whether an agent gets no dials because all its links are dead.
+    /// Whether an agent gets no dials because its best link is dead.
     pub(super) fn has_dead(&self) -> bool {
         !self.list(Phase::Dead).is_empty()
     }
