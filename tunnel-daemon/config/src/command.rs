@@ -46,7 +46,7 @@ pub enum Command {
 #[cfg(feature = "demo")]
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct DemoOptions {
-    /// Drive every frontend once, check every byte and exit; 0 only if all was right
+    /// Drive every frontend once, check every byte and exit: 0 if all bytes were right, else 1
     #[arg(long)]
     pub once: bool,
     /// Where certificates, sockets and configuration go [default: a new temporary directory]
@@ -58,7 +58,7 @@ pub struct DemoOptions {
     /// What protects the lanes between server and agents: tls, ktls or plaintext
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     pub lane_security: LaneSecurity,
-    /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
+    /// Also capture a plain curl by eBPF and send it through the tunnel; needs root, cgroup2 and curl
     #[arg(long)]
     pub redirect: bool,
 }
@@ -100,7 +100,7 @@ pub struct StatusOptions {
     /// Admin socket of the server or agent
     #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
-    /// The answer as it came, for programs
+    /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -137,16 +137,16 @@ pub struct TopOptions {
     /// Admin socket of the server or agent
     #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
     pub socket: PathBuf,
-    /// Print one picture after one interval, and exit: for scripts and pipes
+    /// Print the rows once after one interval, and exit: for scripts and pipes
     #[arg(long)]
     pub once: bool,
-    /// The same picture as one JSON object, for programs
+    /// Print the rows once as one JSON object
     #[arg(long)]
     pub json: bool,
     /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
     #[arg(long, value_name = "ORDER", default_value = "rate")]
     pub sort: TopSort,
-    /// Time between two looks
+    /// Time between two refreshes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub interval: Duration,
 }

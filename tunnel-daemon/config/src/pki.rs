@@ -52,7 +52,7 @@ pub struct PkiServer {
     /// Where, and for how long.
     #[command(flatten)]
     pub signing: PkiSigning,
-    /// How the files are called: FILE.crt and .key for clients, FILE-cluster.crt and .key for agents
+    /// Names of the files: FILE.crt and .key for clients, FILE-cluster.crt and .key for agents
     #[arg(long, value_name = "FILE", default_value = "server")]
     pub file: String,
     /// Host names and addresses that agents and clients call

@@ -37,7 +37,8 @@ With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-
 pub(super) struct AgentFlags {
     #[command(flatten)]
     servers: ServerFlags,
-    /// Lanes to each server at most: data connections of their own for tunnels, between Adit ends only; 0 is none
+    /// Lanes to each server, at most: data connections that carry one tunnel at a time, between Adit processes only; 0 is
+    /// none
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes: u32,
     #[command(flatten)]
@@ -47,7 +48,8 @@ pub(super) struct AgentFlags {
     /// Unique id of this agent [default: PROXY_AGENT_ID, else random]
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     agent_id: Option<String>,
-    /// What this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true; zone=b is where it is
+    /// What this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true; zone=b is the agent's
+    /// zone
     #[arg(
         long,
         value_name = "QUERY",
@@ -123,16 +125,16 @@ struct ServerFlags {
     /// Further ALPN protocols, offered before h2; comma list, repeatable
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alpn_proto: Vec<String>,
-    /// First wait between looks for missing servers
+    /// Shortest delay between attempts to reach missing servers
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     sync_interval: Duration,
-    /// Longest wait between looks for missing servers
+    /// Longest delay between attempts to reach missing servers
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     sync_interval_cap: Duration,
-    /// Go on looking for servers when all are connected
+    /// Go on connecting after all servers are connected, in case there are more
     #[arg(long)]
     sync_forever: bool,
-    /// Count servers by their leases, and look for each that has one
+    /// Count servers by their leases, and connect to each server that holds one
     #[arg(long)]
     count_server_leases: bool,
     /// Namespace of leases
@@ -141,7 +143,7 @@ struct ServerFlags {
     /// Label selector of the leases that count
     #[arg(long, visible_alias = "lease-label-selector", value_name = "SELECTOR", default_value = limits::LEASE_LABEL)]
     lease_label: String,
-    /// What counts beside leases: default (nothing), or max (the count that servers report, if that is larger)
+    /// What else counts servers: default (leases alone), or max (the count that servers report, if that is larger)
     #[arg(long, value_name = "SOURCE", default_value = "default")]
     server_count_source: String,
     /// Access to the Kubernetes API, which keeps leases [default: that of this pod]
@@ -173,7 +175,8 @@ struct NodeFlags {
         requires = "redirect_cgroup"
     )]
     redirect_apiserver: Vec<String>,
-    /// More of these, read again whenever the file changes: one `redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT` a line
+    /// File of further redirects, read again whenever it changes: one `redirect-apiserver
+    /// SERVICE_IP:PORT=DEST_HOST:DEST_PORT` a line
     #[arg(long, value_name = "FILE", requires = "redirect_cgroup")]
     redirect_file: Option<PathBuf>,
     /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system, its root for
@@ -182,8 +185,8 @@ struct NodeFlags {
     redirect_cgroup: Option<PathBuf>,
     #[command(flatten)]
     namespaces: NamespaceFlags,
-    /// Address of this node for callers in a network namespace without a listener of ours (yet), where no call is redirected
-    /// otherwise; one of each family; repeatable
+    /// Address of this node, to which connections from network namespaces without a listener of the agent are redirected;
+    /// without the flag they go direct; one of each family; repeatable
     #[arg(long, value_name = "IP", requires = "redirect_cgroup")]
     redirect_node_address: Vec<IpAddr>,
 }

@@ -54,7 +54,7 @@ enum Sub {
     Links(LinksFlags),
     /// Have a running server send new tunnels to other agents of the same kind, while there are any
     Drain(LinkFlags),
-    /// Have a running server end the links of an agent, and its tunnels; it may come back
+    /// Have a running server end the links of an agent and its tunnels; the agent may link again
     Unlink(LinkFlags),
     /// Say what this host and these flags allow, and what is missing
     Check(CheckFlags),
@@ -63,7 +63,7 @@ enum Sub {
     Pki(PkiOptions),
     /// Say which version, commit and upstream release this is
     Version(VersionFlags),
-    /// Print what makes a shell complete commands and flags: adit completion bash > /etc/bash_completion.d/adit
+    /// Print a script that lets a shell complete commands and flags: adit completion bash > /etc/bash_completion.d/adit
     Completion(CompletionFlags),
     /// Write manual pages into a folder
     #[command(hide = true)]

@@ -39,8 +39,8 @@ pub(super) struct TransparentFlags {
     /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system
     #[arg(long, value_name = "PATH", requires = "captures")]
     redirect_cgroup: Option<PathBuf>,
-    /// What becomes of these connections when no server takes them: open lets them go where they go; closed denies them, also
-    /// after this process has ended, and needs bpffs
+    /// What happens to these connections when no server takes them: open lets them go direct; closed denies them, also after
+    /// this process has ended, and needs bpffs
     #[arg(
         long,
         value_name = "MODE",
@@ -48,8 +48,8 @@ pub(super) struct TransparentFlags {
         requires = "captures"
     )]
     redirect_on_failure: OnFailure,
-    /// What a process of the cgroup is taken for that calls the agent port: exempt is an agent, whose calls are redirected no
-    /// more; captured is what it was, so that nobody leaves the redirect by such a call, and agents have to be in another cgroup
+    /// How to treat a captured process that connects to the agent port: exempt takes it for an agent and redirects none of
+    /// its later connections; captured goes on redirecting it, and agents have to be in another cgroup
     #[arg(
         long,
         value_name = "MODE",
@@ -57,7 +57,7 @@ pub(super) struct TransparentFlags {
         requires = "captures"
     )]
     redirect_agents: AgentCalls,
-    /// More rules, read again whenever the file changes: one `redirect TARGET` or `redirect-exclude TARGET` a line
+    /// File of further rules, read again whenever it changes: one `redirect TARGET` or `redirect-exclude TARGET` a line
     #[arg(long, value_name = "FILE", requires = "redirect_cgroup")]
     redirect_file: Option<PathBuf>,
     #[command(flatten)]

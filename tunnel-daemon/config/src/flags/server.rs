@@ -49,7 +49,7 @@ pub(super) struct ServerFlags {
     transparent: TransparentFlags,
     #[command(flatten)]
     agents: AgentFlags,
-    /// Lanes one link may have: data connections of their own for tunnels, between Adit ends only; 0 is none
+    /// Lanes per link, at most: data connections that carry one tunnel at a time, between Adit processes only; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes_per_link: u32,
     #[command(flatten)]
@@ -89,7 +89,7 @@ pub(super) struct ServerFlags {
     admin_port: PortSetting,
     #[command(flatten)]
     operation: OperationFlags,
-    /// Lines of the access log a second, one for each tunnel; twice as many at once. 0 is no limit
+    /// Access log lines a second, one for each tunnel, with bursts of twice as many; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, help_heading = "Operation")]
     access_log_limit: u32,
 }
@@ -97,8 +97,8 @@ pub(super) struct ServerFlags {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Frontends")]
 struct FrontendFlags {
-    /// Where clients come in, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc or
-    /// http-connect; repeatable, at most 64; at least one, or --redirect, --redirect-file or --transparent-bind-address
+    /// Listener for clients, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc or
+    /// http-connect; repeatable, at most 64; required without --redirect, --redirect-file and --transparent-bind-address
     #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend)]
     frontends: Vec<FrontendSpec>,
     /// Certificate of TCP frontends
@@ -166,7 +166,7 @@ struct AgentFlags {
     /// Let anyone register as an agent; without it, a CA or tokens the server refuses to start
     #[arg(long, conflicts_with = "cluster_ca_cert")]
     insecure_allow_unauthenticated_agents: bool,
-    /// Who may claim what: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
+    /// What agents may claim: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
     /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT")]
     agent_grants: Vec<String>,
@@ -199,7 +199,7 @@ struct AgentFlags {
     /// Number of servers agents should connect to; with leases, agents are told the number of leases if that is larger
     #[arg(long, value_name = "N", default_value_t = 1)]
     server_count: i64,
-    /// Publish a lease, by which agents and other servers know that this server is there, and delete expired ones
+    /// Publish a lease, by which agents and other servers count this server, and delete expired leases
     #[arg(long)]
     enable_lease_controller: bool,
     /// Namespace of leases

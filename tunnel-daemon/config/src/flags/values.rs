@@ -128,8 +128,8 @@ pub(super) struct OperationFlags {
     /// Address of admin requests
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     admin_bind_address: String,
-    /// TOML file of flags by their names, a list where one may be repeated; what the command line or the environment (ADIT_ and
-    /// the name, as ADIT_LOG_LEVEL) says wins
+    /// TOML file of flags by name, with a list for a repeatable flag; the command line and environment variables (ADIT_ and
+    /// the name, such as ADIT_LOG_LEVEL) win
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once

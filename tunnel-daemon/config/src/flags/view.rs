@@ -28,7 +28,7 @@ pub(super) struct LinksFlags {
     /// Only links of this agent (of this server, where an agent is asked)
     #[arg(long, value_name = "ID")]
     agent: Option<String>,
-    /// The answer as it came, for programs
+    /// Print the answer as JSON
     #[arg(long)]
     json: bool,
 }

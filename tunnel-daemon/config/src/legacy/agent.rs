@@ -31,8 +31,8 @@ options! {
         admin_server_port: Int("admin-server-port", "port of admin requests") = limits::AGENT_ADMIN_PORT;
         agent_id: Text("agent-id", "unique id of this agent (also PROXY_AGENT_ID)");
         agent_identifiers: Text("agent-identifiers", "what this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true");
-        sync_interval: Duration("sync-interval", "first wait between looks for missing servers") = limits::SYNC_INTERVAL;
-        sync_interval_cap: Duration("sync-interval-cap", "longest wait between looks for missing servers") = limits::SYNC_INTERVAL_CAP;
+        sync_interval: Duration("sync-interval", "shortest delay between attempts to reach missing servers") = limits::SYNC_INTERVAL;
+        sync_interval_cap: Duration("sync-interval-cap", "longest delay between attempts to reach missing servers") = limits::SYNC_INTERVAL_CAP;
         probe_interval: Duration("probe-interval", "wait between looks at the state of connections") = limits::PROBE_INTERVAL;
         keepalive_time: Duration("keepalive-time", "idle time before a server connection is pinged") = limits::KEEPALIVE_TIME;
         service_account_token_path: Text("service-account-token-path", "file with a bearer token for servers");

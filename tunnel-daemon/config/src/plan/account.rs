@@ -37,8 +37,8 @@ pub struct AccountPlan {
     /// allows it) or on (warn if it does not)
     #[arg(long = "account", value_name = "MODE", default_value = "off")]
     pub mode: AccountMode,
-    /// Sets of labels (role, agent, destination class) that accounting makes series for; others are counted as other. Raise it for many
-    /// agents, within what the metrics store can take
+    /// Label sets (role, agent, destination class) with series of their own; further ones are counted as other. Raise it for
+    /// many agents, within what the metrics store can take
     #[arg(long = "account-series-max", value_name = "N", default_value_t = limits::ACCOUNT_SERIES,
           value_parser = clap::value_parser!(u32).range(..=i64::from(limits::ACCOUNT_SERIES_MAX)))]
     pub series_max: u32,

@@ -50,12 +50,12 @@ pub struct DataPathPlan {
     /// Lanes of one link; 0: none. Each program has its own flag.
     #[arg(skip)]
     pub lanes_max: u32,
-    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
-    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
+    /// What protects lanes after their mutual TLS greeting: tls; ktls, where the kernel encrypts raw lanes; or plaintext,
+    /// for trusted networks. ktls and plaintext need the same setting at the other end
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     pub lane_security: LaneSecurity,
-    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
-    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
+    /// Driver of raw lanes: auto, io-uring or epoll. If the named driver is impossible here, the program does not start.
+    /// With io-uring, bytes behind TCP urgent data may wait for later bytes
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub relay_engine: Preference,
 }

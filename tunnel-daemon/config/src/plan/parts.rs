@@ -80,18 +80,18 @@ type TimeLimit = Option<Duration>;
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug)]
 #[command(next_help_heading = "Dials")]
 pub struct DialPlan {
-    /// Time for a dial, from request to answer; 0 is no limit. A request that could not even be sent in this time retires its
-    /// link: no dials until the agent reads again
+    /// Time for a dial, from request to answer; 0 is no limit. A request that cannot be sent in this time retires its link:
+    /// it gets no dials until the agent reads again
     #[arg(long = "dial-timeout", value_name = "TIME", default_value = "25s", value_parser = units::limit)]
     pub timeout: TimeLimit,
-    /// Dials an agent may owe an answer to on one link
+    /// Unanswered dials on one link, at most
     #[arg(
         long = "pending-dials-per-agent",
         value_name = "N",
         default_value = "1024"
     )]
     pub pending_per_agent_max: NonZeroU32,
-    /// Dials in flight over all agents
+    /// Unanswered dials over all agents, at most
     #[arg(long = "pending-dials", value_name = "N", default_value = "16384")]
     pub pending_max: NonZeroU32,
     /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go. Its tunnels live on
@@ -140,19 +140,19 @@ pub struct IsolationPlan {
     /// Memory a tunnel owns while its reader is paused, on links to Go peers
     #[arg(skip = limits::TUNNEL_SHARE_BYTES)]
     pub tunnel_share_bytes: u64,
-    /// Memory all tunnels of one link may hold, at least 4MiB, which each tunnel has of its own; also the cap of the credit
-    /// granted on it
+    /// Memory that all tunnels of one link may hold, and the most credit granted on the link; at least 4MiB, the share of
+    /// one tunnel
     #[arg(long = "agent-budget", value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     pub agent_budget_bytes: u64,
-    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
-    /// least --agent-budget, at most half]
+    /// Memory that all tunnels of the process may hold [default: a quarter of the smallest memory limit of its cgroups, else of
+    /// the machine's memory; at least --agent-budget, at most half]
     #[arg(long = "process-budget", value_name = "SIZE", value_parser = bytes)]
     pub process_budget_bytes: Option<u64>,
     /// Close a tunnel that is over its share and made no progress for this long
     #[arg(skip = limits::STALL_TIMEOUT)]
     pub stall_timeout: Duration,
-    /// Reset a tunnel that is half-closed and silent for this long: more for clients that shut their side and wait long for an
-    /// answer
+    /// Reset a half-closed tunnel after this time without a byte; raise it for clients that close their side and wait long
+    /// for the answer
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub half_closed_timeout: Duration,
 }
