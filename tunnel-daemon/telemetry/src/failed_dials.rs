@@ -47,7 +47,7 @@ impl FailedDials {
             limit: EventLimit::new(LINES_PER_SECOND, LINES_BURST, suppressed),
             failures: families.counters_from_zero(
                 "dial_failures_total",
-                "Dials that failed, by reason; a dial that its client called off is no failure",
+                "Failed dials, by reason; excludes dials cancelled by the client",
                 "reason",
             ),
         }

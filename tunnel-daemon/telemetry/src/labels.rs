@@ -96,19 +96,19 @@ label! {
         NoAgent = "no_agent",
         /// The agent answered with an error.
         ErrorResponse = "error_response",
-        /// An answer to an unknown dial.
+        /// The agent answered an unknown dial.
         UnrecognizedResponse = "unrecognized_response",
         /// The answer could not be written to the client.
         SendRsp = "send_rsp",
-        /// The agent or its link gave the dial up.
+        /// The agent gave up the dial, or its link was lost.
         BackendClose = "backend_close",
-        /// No answer within the dial deadline.
+        /// The agent did not answer within the dial deadline.
         BackendDialTimeout = "backend_dial_timeout",
         /// The client left before the answer.
         FrontendClose = "frontend_close",
-        /// A cap or a shutdown refused the dial; upstream has no such case.
+        /// A limit or a shutdown refused the dial; upstream has no such value.
         Refused = "refused",
-        /// No rule of this server allows the target to the client; upstream has no such case.
+        /// No rule of this server allows the target to the client; upstream has no such value.
         Denied = "denied",
     }
 }
@@ -130,7 +130,7 @@ label! {
     EndpointDialFailure {
         /// The dial deadline passed.
         Timeout = "timeout",
-        /// Anything else.
+        /// Another cause.
         Unknown = "unknown",
     }
 }
@@ -170,11 +170,11 @@ label! {
     Path {
         /// The link, shared with the agent's other tunnels.
         Link = "link",
-        /// A lane of its own.
+        /// A lane for this tunnel alone.
         Lane = "lane",
-        /// A lane of its own in clear text, without frames.
+        /// A plaintext raw lane for this tunnel alone, without frames.
         RawLane = "raw-lane",
-        /// A lane of its own on kernel TLS, without frames.
+        /// A kTLS raw lane for this tunnel alone, without frames.
         KtlsLane = "ktls-lane",
     }
 }
@@ -182,15 +182,15 @@ label! {
 label! {
     /// Which limit refused a dial.
     DialCap {
-        /// Dials in flight of one agent.
+        /// Limit on dials in flight of one agent.
         PerAgent = "per_agent",
-        /// Dials in flight in this process.
+        /// Limit on dials in flight in this process.
         Process = "process",
-        /// Refused because this process is shutting down.
+        /// This process is shutting down.
         Shutdown = "shutdown",
-        /// File descriptors of this process.
+        /// Limit on file descriptors of this process.
         Descriptors = "descriptors",
-        /// Memory for tunnels of this process.
+        /// Limit on memory for tunnels of this process.
         Memory = "memory",
     }
 }
@@ -198,11 +198,11 @@ label! {
 label! {
     /// Why a dial asked another agent.
     DialRetry {
-        /// The dial could not be sent to the agent before.
+        /// The dial could not be sent to the previous agent.
         NotSent = "not_sent",
-        /// The agent before is slow to answer: a hedged dial.
+        /// The previous agent was slow to answer; the dial was hedged.
         Slow = "slow",
-        /// The agent before is silent.
+        /// The previous agent was silent.
         Silent = "silent",
     }
 }
@@ -212,7 +212,7 @@ label! {
     ReloadResult {
         /// The new files are in use.
         Ok = "ok",
-        /// The new files are broken; the old ones stay in use.
+        /// The new files are broken; the old files stay in use.
         Failed = "failed",
     }
 }
@@ -224,9 +224,9 @@ label! {
         Frontend = "frontend",
         /// The agent port.
         Agent = "agent",
-        /// Health port and admin port.
+        /// Health port, admin port and admin socket.
         Admin = "admin",
-        /// An agent's listeners for the control plane.
+        /// Listeners of an agent for the control plane.
         Node = "node",
     }
 }
@@ -234,21 +234,21 @@ label! {
 label! {
     /// Why a connection to a TLS listener got no TLS session.
     HandshakeFailure {
-        /// Its peer said nothing in time.
+        /// The peer sent nothing in time.
         Silent = "silent",
-        /// Closed as the oldest silent connection, to make room for newer ones.
+        /// Closed as the oldest silent connection, to make room for newer connections.
         CrowdedOut = "crowded_out",
-        /// Its peer closed it without a byte.
+        /// The peer closed the connection before it sent a byte.
         Closed = "closed",
         /// No handshake slot was free in time.
         NoSlot = "no_slot",
-        /// Too many connections waited for a handshake, most of them from its address.
+        /// Too many connections waited for a handshake, most of them from the same address.
         TooMany = "too_many",
-        /// The handshake stalled while others waited for a slot.
+        /// The handshake stalled while other connections waited for a slot.
         Stalled = "stalled",
-        /// The handshake began and was not finished in time.
+        /// The handshake began but did not finish in time.
         TimedOut = "timed_out",
-        /// The handshake failed: a certificate, a protocol, or no TLS at all.
+        /// The handshake failed because of a certificate, a protocol or a peer without TLS.
         Failed = "failed",
     }
 }
@@ -266,7 +266,7 @@ label! {
         Socks5 = "socks5",
         /// Redirected connections with a recorded original destination.
         Transparent = "transparent",
-        /// A listener of an agent's: the agent opens the tunnel.
+        /// A listener of an agent; the agent opens the tunnel.
         Node = "node",
     }
 }
@@ -276,7 +276,7 @@ label! {
     OpenedBy {
         /// The server, for a client of one of its frontends.
         Client = "client",
-        /// An agent, for whoever connected to one of its listeners.
+        /// An agent, for a client of one of its listeners.
         Agent = "agent",
     }
 }
@@ -292,11 +292,11 @@ label! {
         Refused = "refused",
         /// There is no route to the destination.
         Unreachable = "unreachable",
-        /// The destination, or the server, did not answer in time.
+        /// The destination or the server did not answer in time.
         TimedOut = "timed_out",
-        /// The destination failed in another way.
+        /// The connection to the destination failed in another way.
         Failed = "failed",
-        /// A limit on connections, dials, tunnels or their rate.
+        /// A limit on connections, dials, tunnels or their rate is reached.
         Limit = "limit",
         /// File descriptors run low.
         Descriptors = "descriptors",
@@ -304,15 +304,15 @@ label! {
         Leaving = "leaving",
         /// Agent: no server is connected.
         NoServer = "no_server",
-        /// Agent: no connected server takes lanes.
+        /// Agent: no connected server accepts lanes.
         NoLanes = "no_lanes",
         /// Agent: no lane was free in time.
         NoLane = "no_lane",
-        /// Agent: lanes were lost before the answer, again and again.
+        /// Agent: several lanes in a row were lost before the answer.
         LaneLost = "lane_lost",
         /// Agent: the original destination is unknown.
         NoDestination = "no_destination",
-        /// The caller gave up before the answer.
+        /// The client gave up before the answer.
         GivenUp = "given_up",
     }
 }
@@ -344,7 +344,7 @@ impl NodeRefusal {
 label! {
     /// What moves a tunnel's bytes.
     Engine {
-        /// Packets re-keyed or bytes copied in user space.
+        /// Bytes copied or packets rewritten in user space.
         Copy = "copy",
         /// splice(2) between two sockets.
         Splice = "splice",
@@ -364,7 +364,7 @@ label! {
 label! {
     /// What polls a tunnel's sockets.
     Driver {
-        /// The task of its client or target.
+        /// The task of the tunnel's client or target.
         Task = "task",
         /// A relay thread with epoll.
         Epoll = "epoll",
@@ -376,15 +376,15 @@ label! {
 label! {
     /// Why a tunnel, or the relay threads, use their driver.
     DriverReason {
-        /// The tunnel is in frames, or became none: no relay thread understands those, its task does.
+        /// The tunnel uses frames, which only its task handles; also for a dial that opened no tunnel.
         Framed = "framed",
-        /// Asked for by name.
+        /// The configuration names the engine.
         Asked = "asked",
-        /// Both engines are possible, and measurements favour this one.
+        /// Both engines are available, and measurements favour the chosen engine.
         Measured = "measured",
         /// A seccomp profile or a sysctl forbids io_uring.
         Forbidden = "forbidden",
-        /// The kernel lacks io_uring, or hides it.
+        /// The kernel lacks or hides io_uring.
         Kernel = "kernel",
         /// Memory or descriptors are too short for io_uring.
         Resources = "resources",

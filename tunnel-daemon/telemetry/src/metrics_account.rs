@@ -97,35 +97,35 @@ impl AccountMetrics {
         Self(Arc::new(Inner {
             attached: families.gauge(
                 "account_attached",
-                "1 while the kernel accounts for connections of this process",
+                "1 while kernel accounting is attached to the connections of this process, else 0",
             ),
             series: families.gauge(
                 "account_series",
-                "Label sets in use, without those called other",
+                "Label sets in use, excluding label sets named other",
             ),
             lost: families.counters_from_zero(
                 "account_lost_total",
-                "Connections whose end was not accounted for, by reason",
+                "Ended connections that kernel accounting missed, by reason",
                 "reason",
             ),
             connections: families.counter_vec(
                 "connections_total",
-                "Connections that ended, as the kernel counts them",
+                "Ended connections, counted by the kernel",
                 LABELS,
             ),
             bytes: families.counter_vec(
                 "bytes_total",
-                "Payload bytes of TCP connections, as the kernel counts them; sent means acknowledged by the peer",
+                "Payload bytes of TCP connections, counted by the kernel; direction sent counts bytes acknowledged by the peer",
                 LABELS_DIRECTED,
             ),
             segments: families.counter_vec(
                 "segments_total",
-                "TCP segments, those sent again included",
+                "TCP segments, including retransmitted segments",
                 LABELS_DIRECTED,
             ),
             retransmits: families.counter_vec(
                 "retransmits_total",
-                "TCP segments sent again",
+                "TCP segments retransmitted",
                 LABELS,
             ),
             rtt: families.histogram_vec(
@@ -136,7 +136,7 @@ impl AccountMetrics {
             ),
             open_rtt: families.float_gauge_vec(
                 "open_rtt_seconds",
-                "Mean of the smoothed round-trip times of open connections, updated every 5 s; absent where none was measured",
+                "Mean smoothed round-trip time of open connections, updated every 5 s; absent if no open connection has a measurement",
                 LABELS,
             ),
             lifetime: families.histogram_vec(

@@ -94,7 +94,7 @@ impl AditMetrics {
         families
             .gauge_vec(
                 "build_info",
-                "Always 1; the label says which version runs",
+                "Always 1; the version label names the running version",
                 &["version"],
             )
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
@@ -102,12 +102,12 @@ impl AditMetrics {
         let bytes = TunnelBytes {
             of_clients: families.counters_from_zero(
                 "tunnel_bytes_total",
-                "Payload bytes moved through tunnels, by direction; open tunnels included",
+                "Payload bytes moved through tunnels, by direction; includes open tunnels",
                 "direction",
             ),
             of_agents: families.counters_from_zero(
                 "node_tunnel_bytes_total",
-                "Payload bytes of tunnels from node to control plane, by direction; open tunnels included",
+                "Payload bytes moved through tunnels from node to control plane, by direction; includes open tunnels",
                 "direction",
             ),
         };
@@ -120,28 +120,28 @@ impl AditMetrics {
             ),
             held_bytes: families.gauge("held_bytes", "Payload bytes buffered for clients and targets that read slower than their peers send"),
             queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
-            process_budget: families.gauge("process_budget_bytes", "Payload bytes that may be buffered for clients and targets that read slower than their peers send (--process-budget)"),
+            process_budget: families.gauge("process_budget_bytes", "Limit on payload bytes buffered for clients and targets that read slower than their peers send (--process-budget)"),
             kernel_bytes: families.gauge("kernel_bytes", "Bytes in kernel socket buffers of clients and targets that have stopped reading"),
             tunnels_opened: families.counters_from_zero(
                 "tunnels_opened_total",
-                "Tunnels opened, by what they travel on between server and agent",
+                "Tunnels opened, by path between server and agent",
                 "path",
             ),
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
             offences: families.counters_from_zero(
                 "protocol_offences_total",
-                "Protocol violations by peers, by kind; each concerns one tunnel unless it ended the link",
+                "Protocol violations by peers, by kind. A violation affects one tunnel, unless the violation ended the link",
                 "kind",
             ),
-            dial_retries: server.counters_from_zero("dial_retries_total", "Dials sent to a further agent, by reason", "reason"),
-            dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
-            late_dial_answers: server.counter("late_dial_answers_total", "Answers to dials that had been called off"),
-            link_suspicions: server.counter("link_suspicions_total", "Times the agent of a link stopped answering"),
-            dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
+            dial_retries: server.counters_from_zero("dial_retries_total", "Dials sent to an additional agent, by reason", "reason"),
+            dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to answer again or reconnect"),
+            late_dial_answers: server.counter("late_dial_answers_total", "Answers to cancelled dials"),
+            link_suspicions: server.counter("link_suspicions_total", "Times an agent stopped answering on its link"),
+            dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused because of a limit or a shutdown, by cap", "cap"),
             failed_dials: FailedDials::register(&families),
             certificate_expiry: families.gauge_vec(
                 "certificate_expiry_timestamp_seconds",
-                "Seconds since 1970 at which what is in use of a file expires: of a certificate the first of its chain, of a CA file the last",
+                "Expiry of a TLS file in use, in seconds since 1970. Certificate chain: the earliest expiry; CA file: the latest expiry",
                 &["file", "kind"],
             ),
             tls_reloads: families.counters_from_zero(
@@ -149,23 +149,23 @@ impl AditMetrics {
                 "Reloads of changed TLS files, by result; after a failure the old files stay in use",
                 "result",
             ),
-            links: server.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links: server.gauges_from_zero("links", "Open agent links, by implementation of the peer", "peer"),
             links_by_version: LinksByVersion::new(&families),
             links_retired: server.gauge(
                 "links_retired",
-                "Open agent links that get no dials because their agent reads nothing",
+                "Open agent links excluded from dials because the agent reads nothing",
             ),
-            lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
+            lanes: families.gauges_from_zero("lanes", "Bound lanes, by state", "state"),
             lanes_closed: families.counters_from_zero("lanes_closed_total", "Lanes closed, by reason", "reason"),
             lanes_wanted: agent.gauge("lanes_wanted", "Target number of idle lanes, over all links of this agent"),
             lane_dials: server.counters_from_zero(
                 "lane_dials_total",
-                "Dials to agents with lanes, by whether a lane took them; the others went over the link",
+                "Dials to agents with lanes, by result. A dial without a lane went over the link",
                 "result",
             ),
             lane_answer: server.histogram(
                 "lane_answer_seconds",
-                "Time a dial on a lane waited for its answer, the agent's dial of the target included",
+                "Time a dial on a lane waited for its answer, including the agent's dial to the target",
                 BUCKETS_SERVER_LATENCY,
             ),
             lanes_refused: server.counters_from_zero(
@@ -175,26 +175,26 @@ impl AditMetrics {
             ),
             relay_tunnels: families.gauges(
                 "relay_tunnels",
-                "Tunnels that relay threads move, by their event engine; the log names the reason of its choice",
+                "Tunnels moved by relay threads, by event engine. The log names the reason for the choice of the engine",
                 "driver",
             ),
             relay_bytes: families.counters_from_zero(
                 "relay_bytes_total",
-                "Payload bytes that relay threads moved, both directions, by how; counted when a tunnel ends",
+                "Payload bytes moved by relay threads in both directions, by method; counted when a tunnel ends",
                 "mover",
             ),
             relay_panics: families.counter(
                 "relay_thread_panics_total",
-                "Relay threads that failed and were started again; their tunnels were reset",
+                "Relay threads restarted after a panic; the tunnels of the thread were reset",
             ),
             relay_driver_failures: families.counter(
                 "relay_driver_failures_total",
-                "Times epoll_wait or io_uring_enter failed in a relay thread; its tunnels were reset and it was started again",
+                "Failures of epoll_wait or io_uring_enter in a relay thread; the tunnels of the thread were reset and the thread was restarted",
             ),
             node_tunnels: families.gauge("node_tunnels", "Open tunnels from node to control plane"),
             node_waiting: families.gauge(
                 "node_waiting",
-                "Connections to an agent's listeners without a tunnel; at a server: dials for agents in progress",
+                "Agent: connections to its listeners that wait for a tunnel. Server: dials for agents in progress",
             ),
             node_opened: families.counter("node_tunnels_opened_total", "Tunnels opened from node to control plane"),
             node_closed: families.counters_from_zero(
@@ -209,12 +209,12 @@ impl AditMetrics {
             ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
-                "Connections lost at accept or refused by a connection cap, by listener",
+                "Connections lost at accept or in the TLS handshake, or refused by a connection limit, by listener",
                 "listener",
             ),
             accept_pauses: families.counters_from_zero(
                 "accept_pauses_total",
-                "Times a listener stopped accepting because file descriptors were short, by listener",
+                "Times a listener stopped accepting connections because file descriptors ran short, by listener",
                 "listener",
             ),
             handshakes_failed: server.counters_from_zero(
@@ -224,15 +224,15 @@ impl AditMetrics {
             ),
             claimed_identities: server.counter(
                 "claimed_identities_total",
-                "Links whose agent id was claimed by the agent and not granted to its certificate",
+                "Links opened with an agent id that the agent claimed without a grant to its certificate",
             ),
             claims_unverified: server.gauge(
                 "agent_claims_unverified",
-                "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
+                "Open links whose agent id and identifiers are unverified claims of the agent, because no grant was configured",
             ),
-            agents_refused: server.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
-            links_silent: server.gauge("links_silent", "Links without a byte from their agent for 4 seconds, a PING included"),
-            links_ended: server.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
+            agents_refused: server.counters_from_zero("agents_refused_total", "Connect calls of agents refused by the server, by reason", "reason"),
+            links_silent: server.gauge("links_silent", "Open links that received no byte from the agent for 4 seconds, including the bytes of a PING"),
+            links_ended: server.counters_from_zero("links_ended_total", "Links ended by this server, by reason", "reason"),
             access_events_suppressed: server
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::new(OpenTunnels::counted_in(bytes)),

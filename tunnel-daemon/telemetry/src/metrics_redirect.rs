@@ -24,13 +24,13 @@ impl RedirectMetrics {
         let metrics = Self {
             state: families.gauges_from_zero(
                 "redirect_state",
-                "State of the eBPF redirect: 1 for the current state; the log and /readyz?verbose name what is missing",
+                "State of the eBPF redirect: 1 for the current state. The log and /readyz?verbose name the missing requirement",
                 "state",
             ),
-            rules: families.gauge("redirect_rules", "Rules in the kernel, exclusions included"),
+            rules: families.gauge("redirect_rules", "Redirect rules in the kernel, including exclusions"),
             reloads: families.counters_from_zero(
                 "redirect_reloads_total",
-                "Reloads of the file of rules, by result",
+                "Reloads of the redirect rule file, by result",
                 "result",
             ),
             helper: families.gauges_from_zero(
@@ -40,17 +40,17 @@ impl RedirectMetrics {
             ),
             namespaces: families.gauges_from_zero(
                 "redirect_namespaces",
-                "Other network namespaces of captured processes, by whether they have a listener",
+                "Other network namespaces of captured processes, by state of their listener",
                 "state",
             ),
             calls: families.counter_vec(
                 "redirect_calls_total",
-                "Calls of connect in the captured cgroup, by what became of them: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or denied",
+                "Calls of connect(2) in the captured cgroup, by outcome: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or denied",
                 &["outcome"],
             ),
             refused: families.counters_from_zero(
                 "redirect_refused_total",
-                "Connections to a transparent listener that were closed, by reason",
+                "Connections to a transparent listener that were refused and closed, by reason",
                 "reason",
             ),
         };

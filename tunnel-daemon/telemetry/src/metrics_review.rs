@@ -23,15 +23,15 @@ impl ReviewMetrics {
         Self {
             reviews: families.counters_from_zero(
                 "token_reviews_total",
-                "Token reviews of agents, by result; overload: not reviewed, because too many were waiting",
+                "Token reviews of agents, by result; overload counts tokens not reviewed because too many reviews were waiting",
                 "result",
             ),
             seconds: families.histogram(
                 "token_review_seconds",
-                "Duration of token reviews, without the time in the queue",
+                "Duration of token reviews, excluding the time in the queue",
                 &BUCKETS,
             ),
-            in_flight: families.gauge("token_reviews_in_flight", "Token reviews that wait for the Kubernetes API"),
+            in_flight: families.gauge("token_reviews_in_flight", "Token reviews that wait for an answer of the Kubernetes API"),
         }
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct LinksByVersion {
 
 impl LinksByVersion {
     pub(super) fn new(families: &Registrar<'_>) -> Self {
-        let help = "Open links, by the Adit release of the peer; unknown for other peers, such as Go agents";
+        let help = "Open links, by Adit release of the peer; version is unknown for other peers, such as Go agents";
         Self {
             links: families.gauge_vec("links_by_version", help, &["version"]),
             seen: Mutex::default(),

@@ -5,19 +5,19 @@ use super::Label;
 label! {
     /// Why an agent's call was refused.
     AgentRefusal {
-        /// Its metadata cannot be read.
+        /// The metadata of the call cannot be read.
         Metadata = "metadata",
-        /// Its token is missing or not accepted.
+        /// The agent's token is missing or not accepted.
         Token = "token",
-        /// The Kubernetes API did not review its token.
+        /// The Kubernetes API did not review the agent's token.
         NotReviewed = "not_reviewed",
-        /// The deny list names it.
+        /// The deny list names the agent.
         Denied = "denied",
-        /// Its certificate was accepted before and no longer is.
+        /// The agent's certificate was accepted before and is no longer accepted.
         Certificate = "certificate",
-        /// It is not granted the id or an identifier.
+        /// The agent id or an identifier is not granted to the agent.
         NotGranted = "not_granted",
-        /// The number of links of this id is at its limit.
+        /// The number of links of this agent id is at its limit.
         LinksPerAgent = "links_per_agent",
         /// This process has no room for another link.
         Process = "process",
@@ -27,13 +27,13 @@ label! {
 label! {
     /// Why a server has ended a link.
     LinkEnding {
-        /// The deny list names its agent.
+        /// The deny list names the agent of the link.
         Denied = "denied",
-        /// The certificate of its agent is not accepted any more.
+        /// The certificate of the agent is no longer accepted.
         Certificate = "certificate",
-        /// Closed by a request on the admin socket.
+        /// A request on the admin socket closed the link.
         Unlinked = "unlinked",
-        /// Its agent read no control packets, and their queue ran full.
+        /// The agent read no control packets, and the control queue ran full.
         ControlQueue = "control_queue",
     }
 }
@@ -41,15 +41,15 @@ label! {
 label! {
     /// Outcome of a review of an agent's token.
     TokenReview {
-        /// The agent is let in.
+        /// The agent is admitted.
         Ok = "ok",
         /// The agent is refused.
         Denied = "denied",
         /// The Kubernetes API gave no valid answer.
         Error = "error",
-        /// It did not answer in time.
+        /// The Kubernetes API did not answer in time.
         Timeout = "timeout",
-        /// Not asked: too many reviews were waiting.
+        /// The token was not reviewed: too many reviews were waiting.
         Overload = "overload",
     }
 }

@@ -10,23 +10,23 @@ label! {
     DialReason {
         /// The target refused the connection.
         Refused = "refused",
-        /// The name does not exist, or has no address of the family asked for.
+        /// The name does not exist, or has no address of the requested family.
         NoSuchHost = "no_such_host",
         /// The target, a name server or the agent did not answer in time.
         Timeout = "timeout",
-        /// There is no route to the target, or none for its address family.
+        /// There is no route to the target, or no route for its address family.
         Unreachable = "unreachable",
-        /// The list of allowed destinations of the end that dials does not cover the target, or the server's list for its clients.
+        /// The target is missing from the allow list of the dialling end, or from the server's list for its clients.
         Denied = "denied",
-        /// The agent, its link or its lane went away before the answer, or the agent stops.
+        /// The agent, its link or its lane was lost before the answer, or the agent is stopping.
         AgentLost = "agent_lost",
-        /// No connected agent serves the destination; at an agent: no server serves the dial.
+        /// No connected agent serves the destination; at an agent, no server serves the dial.
         NoAgent = "no_agent",
-        /// A limit on dials, memory or descriptors of this process or of the agent.
+        /// A limit on dials, memory or descriptors of this process or of the agent is reached.
         Overload = "overload",
         /// This server is stopping.
         Shutdown = "shutdown",
-        /// None of these: an address that cannot be parsed, a name server that fails.
+        /// Another cause, such as an address that cannot be parsed or a name server that fails.
         Other = "other",
     }
 }
@@ -36,21 +36,21 @@ label! {
     DialStage {
         /// The limits of this process refused the dial before an agent was chosen.
         Admission = "admission",
-        /// What this server allows its clients.
+        /// The rules of this server for its clients denied the target.
         ServerPolicy = "server_policy",
         /// No agent was found for the destination.
         Route = "route",
         /// The request was not sent to the agent.
         Send = "send",
-        /// The request was sent; the agent's answer did not come.
+        /// The request was sent, but the agent did not answer.
         Answer = "answer",
-        /// The end that dials refused the request before it looked at the target: its limits, or a malformed address.
+        /// The dialling end refused the request because of its limits or a malformed address.
         Request = "request",
-        /// The end that dials looked the name up.
+        /// The dialling end resolved the name.
         Lookup = "lookup",
-        /// The list of allowed destinations of the end that dials.
+        /// The allow list of the dialling end denied the target.
         Policy = "policy",
-        /// The connection to the target.
+        /// The dialling end connected to the target.
         Connect = "connect",
     }
 }

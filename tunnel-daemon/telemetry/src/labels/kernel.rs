@@ -5,11 +5,11 @@ use super::Label;
 label! {
     /// State of the eBPF redirect.
     RedirectState {
-        /// Not configured.
+        /// The redirect is not configured.
         Off = "off",
-        /// Programs are attached.
+        /// The eBPF programs are attached.
         Active = "active",
-        /// Configured, but something it needs is missing.
+        /// The redirect is configured, but a requirement is missing.
         Missing = "missing",
     }
 }
@@ -17,13 +17,13 @@ label! {
 label! {
     /// State of the helper that opens listeners in other network namespaces.
     NetnsHelperState {
-        /// Not configured.
+        /// The helper is not configured.
         Off = "off",
         /// The helper runs.
         Running = "running",
-        /// Configured, but the helper lacks something it needs.
+        /// The helper is configured, but lacks a requirement.
         Missing = "missing",
-        /// The helper has ended, or does not answer.
+        /// The helper has ended or does not answer.
         Ended = "ended",
     }
 }
@@ -31,11 +31,11 @@ label! {
 label! {
     /// State of another network namespace in the redirect.
     NetnsState {
-        /// It has a listener.
+        /// The namespace has a listener.
         Captured = "captured",
-        /// It cannot be entered, or a listener cannot be opened in it.
+        /// The namespace cannot be entered, or a listener cannot be opened in the namespace.
         Failed = "failed",
-        /// The number of namespaces is at its limit.
+        /// The namespace has no listener because the number of namespaces is at its limit.
         OverLimit = "over_limit",
     }
 }
@@ -59,11 +59,11 @@ label! {
 label! {
     /// Why a connection to a transparent listener was closed.
     RedirectRefusal {
-        /// Its original destination is unknown, or is known no more.
+        /// The original destination is unknown, or its record has expired.
         UnknownOrigin = "unknown_origin",
-        /// Its destination is the listener itself.
+        /// The original destination is the listener itself.
         OwnAddress = "own_address",
-        /// The kernel did not tell the original destination.
+        /// The kernel did not report the original destination.
         Kernel = "kernel",
     }
 }
@@ -73,7 +73,7 @@ label! {
     AccountLoss {
         /// The ring buffer was full.
         RingFull = "ring_full",
-        /// It ended before it had labels, or its entry was evicted.
+        /// The connection ended before it had labels, or its entry was evicted.
         Unknown = "unknown",
     }
 }

@@ -5,9 +5,9 @@ use super::Label;
 label! {
     /// State of a lane.
     LaneState {
-        /// Free for a tunnel.
+        /// The lane is free for a tunnel.
         Idle = "idle",
-        /// Carries a tunnel.
+        /// The lane carries a tunnel.
         Busy = "busy",
     }
 }
@@ -19,7 +19,7 @@ label! {
         Hit = "hit",
         /// No lane was idle; the dial went over the link.
         Miss = "miss",
-        /// The dial was not acknowledged on the lane, and went over the link.
+        /// The lane did not acknowledge the dial; the dial went over the link.
         Unacknowledged = "unacknowledged",
     }
 }
@@ -27,19 +27,19 @@ label! {
 label! {
     /// Why a lane ended.
     LaneEnd {
-        /// Closed while idle, because there were more than needed.
+        /// Closed while idle because more lanes existed than needed.
         Drained = "drained",
-        /// Its connection failed or was closed.
+        /// The connection of the lane failed or was closed.
         Lost = "lost",
         /// The peer broke the protocol.
         Violation = "violation",
-        /// The peer did not answer a ping, or did not let go of a tunnel in time.
+        /// The peer did not answer a ping, or did not release a tunnel in time.
         Silent = "silent",
-        /// Its link is gone.
+        /// The link of the lane ended.
         LinkGone = "link_gone",
-        /// It was a raw lane, which carries one tunnel.
+        /// The lane was a raw lane, which carries one tunnel.
         Used = "used",
-        /// Given up while idle, because file descriptors run low.
+        /// Closed while idle because file descriptors run low.
         Descriptors = "descriptors",
     }
 }
@@ -47,15 +47,15 @@ label! {
 label! {
     /// Why a connection did not become a lane.
     LaneRefusal {
-        /// No link of this peer has that number.
+        /// The peer has no link with the requested number.
         NoLink = "no_link",
-        /// The proof is wrong.
+        /// The peer's proof of the link secret is wrong.
         Proof = "proof",
         /// The number of lanes of the link or the process is at its limit.
         Full = "full",
-        /// Too many connections wait to be bound.
+        /// Too many connections wait to be bound to a link.
         Unbound = "unbound",
-        /// Not bound in time, closed before, or not the protocol.
+        /// The connection was not bound in time, was closed early, or speaks another protocol.
         Handshake = "handshake",
     }
 }

@@ -7,15 +7,15 @@ use super::Label;
 label! {
     /// How a peer broke the protocol.
     Offence {
-        /// Not a packet.
+        /// The message is not a packet.
         Malformed = "malformed",
-        /// A packet with the payload of another type, or without one.
+        /// The packet has no payload, or the payload of another packet type.
         PayloadMismatch = "payload_mismatch",
-        /// DATA without a connection.
+        /// The DATA packet names no connection.
         DataWithoutConn = "data_without_conn",
-        /// A message longer than the protocol allows.
+        /// The message is longer than the protocol allows.
         Oversize = "oversize",
-        /// A packet for a dial or tunnel that is not its link's.
+        /// The packet names a dial or tunnel that its link does not have.
         Foreign = "foreign",
     }
 }

@@ -9,31 +9,31 @@ label! {
     TunnelEnd {
         /// Both ends closed in order.
         Clean = "clean",
-        /// The client vanished: stream cancelled, connection reset.
+        /// The client disconnected: it cancelled its stream or reset its connection.
         ClientGone = "client_gone",
         /// The target reset the connection or failed.
         TargetReset = "target_reset",
-        /// The agent's link went away below the tunnel.
+        /// The agent's link that carried the tunnel was lost.
         LinkLost = "link_lost",
-        /// The lane that carried the tunnel went away.
+        /// The lane that carried the tunnel was lost.
         LaneLost = "lane_lost",
-        /// A shared byte budget ran full and this was the largest stalled tunnel.
+        /// A shared byte budget ran full, and the tunnel was the largest stalled tunnel.
         Budget = "budget",
-        /// Over its own share without progress for too long.
+        /// The tunnel exceeded its byte share and made no progress for too long.
         Stalled = "stalled",
-        /// Half-closed and silent for too long.
+        /// The tunnel was half-closed and silent for too long.
         HalfClosedIdle = "half_closed_idle",
-        /// The peer sent more than its credit, or broke the credit's rules.
+        /// The peer exceeded its credit or broke the rules of credit.
         CreditViolation = "credit_violation",
-        /// A packet larger than the protocol allows.
+        /// A packet was larger than the protocol allows.
         Oversize = "oversize",
-        /// Another protocol violation; adit_protocol_offences_total has the kind.
+        /// Another protocol violation; adit_protocol_offences_total counts violations by kind.
         ProtocolError = "protocol_error",
-        /// Bytes lingering after a close made no progress.
+        /// The bytes that remained after a close made no progress.
         LingerExpired = "linger_expired",
         /// This process is shutting down.
         Shutdown = "shutdown",
-        /// None of the above; a sign that a cause is missing here.
+        /// A cause without its own value: report it.
         Other = "other",
     }
 }
@@ -43,7 +43,7 @@ label! {
     EndReason {
         /// The agent closed the tunnel without an error.
         PeerClosed = "peer_closed",
-        /// This process closed the tunnel and the peer confirmed, or both directions came to their ends.
+        /// This process closed the tunnel and the peer confirmed, or both directions ended.
         Closed = "closed",
         /// This process closed the tunnel, and the peer did not confirm in time.
         Unconfirmed = "unconfirmed",
@@ -51,41 +51,41 @@ label! {
         ClientClosed = "client_closed",
         /// The target of a gRPC client closed first.
         TargetClosed = "target_closed",
-        /// The client vanished.
+        /// The client disconnected without a close.
         ClientGone = "client_gone",
-        /// The client vanished after it had taken nothing for long.
+        /// The client disconnected after it had read nothing for a long time.
         ClientStalled = "client_stalled",
         /// The agent closed the tunnel with an error.
         PeerError = "peer_error",
-        /// The agent cut the tunnel.
+        /// The agent reset the tunnel.
         PeerReset = "peer_reset",
         /// The connection to the target failed.
         TargetReset = "target_reset",
-        /// The link went away.
+        /// The link was lost.
         LinkLost = "link_lost",
-        /// The lane went away.
+        /// The lane was lost.
         LaneLost = "lane_lost",
-        /// The keys of kernel TLS are used up.
+        /// The keys of kernel TLS reached their limit.
         KeysUsedUp = "keys_used_up",
         /// A shared byte budget ran full.
         Budget = "budget",
-        /// Over its share without progress for too long.
+        /// The tunnel exceeded its byte share and made no progress for too long.
         Stalled = "stalled",
-        /// Half-closed and silent for too long.
+        /// The tunnel was half-closed and silent for too long.
         HalfClosedIdle = "half_closed_idle",
         /// The peer broke the rules of credit.
         CreditViolation = "credit_violation",
-        /// A packet larger than the protocol allows.
+        /// A packet was larger than the protocol allows.
         Oversize = "oversize",
         /// A gRPC client broke the protocol.
         ClientProtocol = "client_protocol",
-        /// Bytes left after a close made no progress.
+        /// The bytes that remained after a close made no progress.
         LingerExpired = "linger_expired",
         /// This process stopped.
         Shutdown = "shutdown",
         /// The relay thread failed.
         RelayFailed = "relay_failed",
-        /// The kernel gave a relay thread no events.
+        /// The kernel delivered no events to a relay thread.
         RelayDriverFailed = "relay_driver_failed",
         /// The task of the tunnel panicked, which is a bug.
         Panicked = "panicked",
