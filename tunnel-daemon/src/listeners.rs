@@ -97,7 +97,7 @@ impl HandshakeLog {
         match self.suppressed.swap(0, Relaxed) {
             0 => tracing::warn!(listener, %peer, cause, "TLS handshake failed"),
             suppressed => {
-                tracing::warn!(listener, %peer, cause, suppressed, "TLS handshake failed, and others before it");
+                tracing::warn!(listener, %peer, cause, suppressed, "TLS handshake failed; earlier failures were not logged, `suppressed` counts them");
             }
         }
     }
@@ -147,7 +147,8 @@ impl AcceptEvents for Counted {
         tracing::warn!(
             listener,
             %descriptors,
-            "no connections are accepted until there are descriptors"
+            "file descriptors are used up: the listener accepts no connections until descriptors are free; raise the limit of \
+             open files"
         );
         self.metrics.accept_paused(self.listener);
     }

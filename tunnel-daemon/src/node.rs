@@ -185,7 +185,8 @@ impl NodeSide {
                 tracing::warn!(
                     %address,
                     destination = target.destination,
-                    "whoever reaches this address reaches the destination in the control plane"
+                    "--target listens on an address that is not loopback: every host that can reach the address can reach the \
+                     destination in the control plane"
                 );
             }
             side.addresses.push(address);

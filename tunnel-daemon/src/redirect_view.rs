@@ -190,12 +190,12 @@ impl RedirectView {
             };
             if namespaces.over_limit > 0 {
                 text += &format!(
-                    "[-]redirect-netns: {} namespaces more than there may be\n",
+                    "[-]redirect-netns: {} namespaces above the limit are not captured\n",
                     namespaces.over_limit
                 );
             }
             if namespaces.look_cut {
-                text += "[-]redirect-netns: not all captured processes are looked at, they are too many\n";
+                text += "[-]redirect-netns: captured processes above the limit are not scanned\n";
             }
             for failed in namespaces.failed.iter().take(NAMED_MAX) {
                 text += &format!("[-]redirect-netns {failed}\n");
@@ -242,8 +242,8 @@ mod tests {
                 "[+]redirect: other programs at its hooks: 2 (names unknown: no)",
                 "[-]redirect-file /rules: line 1: no; set 2 stays in force",
                 "[+]redirect-netns: 1 other namespaces captured",
-                "[-]redirect-netns: 3 namespaces more than there may be",
-                "[-]redirect-netns: not all captured processes are looked at, they are too many",
+                "[-]redirect-netns: 3 namespaces above the limit are not captured",
+                "[-]redirect-netns: captured processes above the limit are not scanned",
                 "[-]redirect-netns /run/netns/b: no",
             ]
         );

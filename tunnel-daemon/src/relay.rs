@@ -62,7 +62,8 @@ pub(super) fn start(
     }
     if data_path.lane_security == LaneSecurity::Plaintext {
         tracing::warn!(
-            "lanes go on in clear text once both ends know each other: whoever is on the path reads and changes what tunnels carry"
+            "--lane-security=plaintext: lanes carry tunnels in clear text after mutual authentication; a host on the network path \
+             can read and change tunnel data"
         );
         metrics.insecure_flag("lane-security=plaintext");
     }
@@ -90,21 +91,21 @@ fn possible(plan: DataPathPlan) -> (DataPathPlan, String) {
     match probe_kernel_tls() {
         Ok(()) => {
             tracing::info!(
-                "tunnels without frames go over kernel TLS, where the other end can, too"
+                "kernel TLS is available: raw lanes use it when the peer supports it, too"
             );
-            let line = "[+]kernel-tls ready for tunnels without frames\n";
+            let line = "[+]kernel-tls ready for raw lanes\n";
             (plan, line.to_owned())
         }
         Err(error) => {
             tracing::warn!(
                 %error,
-                "no kernel TLS on this host: lanes stay with the TLS of this process; load the module tls, if the kernel has it"
+                "kernel TLS is not available on this host: lanes use user-space TLS; run `modprobe tls` if the kernel has that module"
             );
             let plan = DataPathPlan {
                 lane_security: LaneSecurity::Tls,
                 ..plan
             };
-            let line = format!("[-]kernel-tls missing ({error}): lanes stay with tls\n");
+            let line = format!("[-]kernel-tls not available ({error}): lanes use user-space TLS\n");
             (plan, line)
         }
     }

@@ -233,7 +233,7 @@ impl ServerConnector {
                 };
                 left -= 1;
                 let address = server.addr;
-                tracing::debug!(%address, %failure, left, "an address of a server leads nowhere");
+                tracing::debug!(%address, %failure, left, "cannot connect to a server address");
                 told = Some(match told {
                     Some(before) => before.or_more_telling(failure),
                     None => failure,
@@ -272,7 +272,7 @@ impl ServerConnector {
         let found = found.map_err(|error| error.to_string())?;
         let attempt = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
         let mut race = Race::new(found, attempt);
-        let mut failure = "its name has no address".to_owned();
+        let mut failure = "the proxy's name has no address".to_owned();
         while let Some((_server, dialled)) = race.next().await {
             match dialled {
                 Ok(tcp) => return Ok(tcp),
@@ -339,10 +339,10 @@ impl ServerConnector {
         };
         let (host, port) = proxy
             .rsplit_once(':')
-            .ok_or_else(|| failed("no port in its address".to_owned()))?;
+            .ok_or_else(|| failed("the proxy's address has no port".to_owned()))?;
         let port: u16 = port
             .parse()
-            .map_err(|_bad| failed(format!("bad port {port:?} in its address")))?;
+            .map_err(|_bad| failed(format!("the proxy's address has the bad port {port:?}")))?;
         let host = host.trim_matches(['[', ']']);
         let mut tcp = self.any_of(host, port, purpose).await.map_err(failed)?;
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
@@ -359,7 +359,7 @@ impl ServerConnector {
                 .map_err(|error| failed(error.to_string()))?;
             head.push(byte);
             if head.len() > PROXY_HEAD_BYTES_MAX {
-                return Err(failed("its answer is too long".to_owned()));
+                return Err(failed("the proxy's answer is too long".to_owned()));
             }
         }
         let text = String::from_utf8_lossy(&head);
@@ -370,7 +370,7 @@ impl ServerConnector {
         {
             Ok(tcp)
         } else {
-            Err(failed(Excerpt(line).to_string()))
+            Err(failed(format!("the proxy answered {}", Excerpt(line))))
         }
     }
 }

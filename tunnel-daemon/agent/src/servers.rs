@@ -277,7 +277,7 @@ fn announce_drain(link: &AgentLink, tasks: &Tasks) {
             let _over = commands.send(drain).await;
         };
         if tasks.spawn("drain", telling).is_err() {
-            tracing::warn!(server = %link.server, "too much is open: this server is not told that this agent goes away");
+            tracing::warn!(server = %link.server, "all task slots are in use: cannot announce DRAIN to the server");
         }
     }
 }

@@ -325,11 +325,11 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
 fn risk(config: &Config) -> Option<&'static str> {
     if config.cluster_url.scheme_str() == Some("http") {
         Some(
-            "it is asked in clear text (http://): whoever is in between says which agents are let in",
+            "the URL of the API server is http://: a host on the network path can forge answers and let agents in",
         )
     } else if config.accept_invalid_certs {
         Some(
-            "its certificate is not verified (insecure-skip-tls-verify): whoever is in between says which agents are let in",
+            "the kubeconfig sets insecure-skip-tls-verify: a host on the network path can forge answers and let agents in",
         )
     } else {
         None

@@ -38,7 +38,7 @@ pub enum RequestError {
         message: String,
     },
     /// The answer is not the expected object.
-    #[error("the API server's answer is not what was asked for: {0}")]
+    #[error("cannot parse the answer of the API server: {0}")]
     NotUnderstood(String),
     /// The answer is too long.
     #[error("the API server's answer is longer than {} bytes", ANSWER_BYTES_MAX)]

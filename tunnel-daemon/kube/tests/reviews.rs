@@ -191,7 +191,7 @@ async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
         (
             201,
             "<html>".to_owned(),
-            "the API server's answer is not what was asked for: expected value at line 1 column 1",
+            "cannot parse the answer of the API server: expected value at line 1 column 1",
         ),
         (
             201,

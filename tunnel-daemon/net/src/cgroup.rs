@@ -12,7 +12,7 @@ const CGROUP2: &str = "cgroup2";
 
 /// Description of a cgroup for which [`is_part_of_host`] holds.
 pub const PART_OF_HOST: &str =
-    "a part of the host only: what is mounted there is not the root of all cgroups";
+    "only a part of the host: the mounted cgroup2 is not the root of the cgroup hierarchy";
 /// Remedy for [`PART_OF_HOST`].
 pub const WHOLE_HOST: &str = "run it in the host's cgroup namespace, or mount the host's /sys/fs/cgroup into its \
      container and name that";

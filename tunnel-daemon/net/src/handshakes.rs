@@ -50,13 +50,13 @@ pub enum NoTurn {
     #[error("the peer said nothing in the time for a handshake")]
     Silent,
     /// The oldest of too many silent connections.
-    #[error("the peer has said nothing yet, and newer connections need the room")]
+    #[error("the peer sent nothing; the limit of silent connections is reached, and this connection was the oldest")]
     CrowdedOut,
     /// The peer closed the connection without a byte.
     #[error("the peer closed the connection without a byte")]
     Closed,
     /// No slot within the deadline.
-    #[error("no handshake could begin in time: others take all there may be")]
+    #[error("all handshake slots stayed in use until the deadline")]
     NoSlot,
     /// One of too many waiting connections.
     #[error("too many connections wait for a handshake, most of them of this address")]

@@ -50,7 +50,7 @@ pub struct ListenError {
 impl ListenError {
     pub(super) fn unix(path: &Path, cause: io::Error) -> Self {
         let remedy = match cause.kind() {
-            io::ErrorKind::AddrInUse => "stop whoever uses that path, or remove the file",
+            io::ErrorKind::AddrInUse => "stop the process that listens on the path, or remove the file",
             io::ErrorKind::NotFound => "create the directory",
             io::ErrorKind::PermissionDenied => "make the directory writable for this user",
             io::ErrorKind::Unsupported => "mount /proc",
@@ -65,7 +65,7 @@ impl ListenError {
 
     fn tcp(address: &ListenAddr, cause: io::Error) -> Self {
         let remedy = match cause.kind() {
-            io::ErrorKind::AddrInUse => "stop whoever uses that port, or give another one",
+            io::ErrorKind::AddrInUse => "stop the process that uses the port, or give another one",
             io::ErrorKind::AddrNotAvailable => "give an address of this host",
             io::ErrorKind::PermissionDenied => {
                 "give a port above 1023, or the capability CAP_NET_BIND_SERVICE"

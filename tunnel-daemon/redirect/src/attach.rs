@@ -13,7 +13,7 @@ use crate::caps::deepest;
 use crate::object::KernelError;
 
 /// Second cause of the kernel's error for a missing right: a program attached without BPF_F_ALLOW_MULTI.
-const ALONE: &str = "or a program there, or on a cgroup above, takes no others beside it: `bpftool cgroup tree` shows those without `multi`";
+const ALONE: &str = "or a program on this cgroup or on a parent was attached without `multi`: `bpftool cgroup tree` lists the programs";
 
 /// Opens a cgroup to attach to.
 ///

@@ -21,32 +21,48 @@ impl HostCaps {
     }
 }
 
-fn verdict(tried: Result<usize, String>) -> Capability {
+/// Why a trial load failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LoadProbeError {
+    /// The kernel refused the tables or a program; the text says which, and the kernel's reason.
+    #[error("the kernel refused {0}: it lacks what that needs, or a seccomp profile forbids it")]
+    Refused(String),
+    /// The object has a program of a type that this module does not load.
+    #[error("the eBPF object has the program {0} of an unsupported type")]
+    UnsupportedType(String),
+}
+
+fn verdict(tried: Result<usize, LoadProbeError>) -> Capability {
     match tried {
         Ok(_number) => Capability::Ready("the kernel takes Adit's own programs".to_owned()),
-        Err(refused) => Capability::Missing(format!(
-            "the kernel refused {refused}: it lacks what that needs, or a seccomp profile forbids it"
-        )),
+        Err(error) => Capability::Missing(error.to_string()),
     }
 }
 
 /// Loads the programs of an object whose names `is_wanted` selects, and drops them. Returns how many.
 ///
 /// # Errors
-/// What the kernel refused and why, without a remedy.
-pub fn try_programs(object: &[u8], is_wanted: impl Fn(&str) -> bool) -> Result<usize, String> {
-    let mut ebpf = load(object).map_err(|error| match &error {
-        KernelError::Load(cause) => format!("the tables of the programs ({})", deepest(cause)),
-        other => other.to_string(),
+/// The kernel refused the tables or a program, or the object has a program of another type.
+pub fn try_programs(
+    object: &[u8],
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<usize, LoadProbeError> {
+    let mut ebpf = load(object).map_err(|error| {
+        LoadProbeError::Refused(match &error {
+            KernelError::Load(cause) => format!("the tables of the programs ({})", deepest(cause)),
+            other => other.to_string(),
+        })
     })?;
     let mut loaded = 0;
     for (name, program) in ebpf.programs_mut().filter(|(name, _)| is_wanted(name)) {
         let outcome = match program {
             Program::CgroupSockAddr(program) => program.load(),
             Program::SockOps(program) => program.load(),
-            _ => return Err(format!("{name}, which is of a kind that nobody here loads")),
+            _ => return Err(LoadProbeError::UnsupportedType(name.to_owned())),
         };
-        outcome.map_err(|error| format!("the program {name} ({})", said(&error)))?;
+        outcome.map_err(|error| {
+            LoadProbeError::Refused(format!("the program {name} ({})", said(&error)))
+        })?;
         loaded += 1;
     }
     Ok(loaded)
@@ -62,7 +78,9 @@ mod tests {
 
     #[test]
     fn what_the_kernel_refuses_is_named() {
-        let refused = verdict(Err("the program adit_connect4 (invalid)".to_owned()));
+        let refused = verdict(Err(LoadProbeError::Refused(
+            "the program adit_connect4 (invalid)".to_owned(),
+        )));
         assert!(!refused.is_ready());
         let words = refused.reason();
         assert!(
@@ -71,7 +89,10 @@ mod tests {
         );
         // Without rights, or without sense: either way it is the tables.
         let nonsense = try_programs(b"no object", |_name| true).unwrap_err();
-        assert!(nonsense.starts_with("the tables"), "{nonsense}");
+        assert!(
+            matches!(&nonsense, LoadProbeError::Refused(what) if what.starts_with("the tables")),
+            "{nonsense}"
+        );
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub fn replaced(folder: &Path, fresh: &Path) -> io::Result<()> {
 pub fn given_up(fresh: &Path) {
     if let Err(error) = removed(fresh) {
         let folder = fresh.display();
-        tracing::warn!(%folder, %error, "what is pinned there denies calls until the folder is removed");
+        tracing::warn!(%folder, %error, "cannot remove pinned eBPF programs: they deny connections of captured processes until the folder is removed");
     }
 }
 

@@ -298,7 +298,9 @@ pub fn probe_kernel_tls() -> io::Result<()> {
     let one = TcpStream::connect(listener.local_addr()?)?;
     let (other, peer) = listener.accept()?;
     if peer != one.local_addr()? {
-        return Err(io::Error::other("somebody else came to the probe's port"));
+        return Err(io::Error::other(
+            "another process connected to the loopback port of the kernel TLS probe",
+        ));
     }
     let keys = |key: u8| TrafficKeys {
         key: vec![key; 16],

@@ -31,6 +31,15 @@ impl Side {
     }
 }
 
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::A => "A",
+            Self::B => "B",
+        })
+    }
+}
+
 /// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
@@ -38,6 +47,15 @@ pub enum Op {
     Read,
     /// Writing to the side, or closing its writing half.
     Write,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
 }
 
 /// How a direction moves bytes.
@@ -100,7 +118,7 @@ impl fmt::Display for PairEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Finished => f.write_str("finished"),
-            Self::Failed { side, op, error } => write!(f, "{op:?} on side {side:?}: {error}"),
+            Self::Failed { side, op, error } => write!(f, "cannot {op} socket {side}: {error}"),
             Self::Cancelled => f.write_str("cancelled"),
             Self::Stopped => f.write_str("relay stopped"),
             Self::Panicked => f.write_str("relay thread panicked"),

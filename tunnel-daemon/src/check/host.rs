@@ -141,7 +141,7 @@ fn btf(facts: &Facts) -> Capability {
     }
     ok(
         NAME,
-        "no /sys/kernel/btf/vmlinux: our programs do without, tools that look into the kernel do not",
+        "no /sys/kernel/btf/vmlinux: Adit's eBPF programs do not need it, but tracing tools do",
     )
 }
 
@@ -269,10 +269,10 @@ fn privileged(facts: &Facts) -> bool {
 fn kernel_tls(facts: &Facts) -> Capability {
     const NAME: &str = "kernel-tls";
     match &facts.kernel_tls {
-        Ok(()) => ok(NAME, "a connection can be given to it"),
+        Ok(()) => ok(NAME, "available"),
         Err(error) => degraded(
             NAME,
-            format!("not there ({error}): TLS is done by this program, as it is anyway by default"),
+            format!("not available ({error}): lanes use user-space TLS, which is the default"),
             "modprobe tls, if your kernel has that module",
         ),
     }
@@ -316,7 +316,7 @@ fn memory_line(facts: &Facts) -> Capability {
     degraded(
         NAME,
         format!(
-            "{text}: few readers can pause at once before tunnels are ended for want of memory"
+            "{text}: low; a few stalled readers fill the buffers, and the largest stalled tunnels are then ended"
         ),
         "raise the limit of the cgroup (MemoryMax=, resources.limits.memory) to 128 MiB or more",
     )

@@ -118,7 +118,7 @@ impl Ports {
         let address = bound(bind).map_err(|error| {
             let remedy = match error.kind() {
                 io::ErrorKind::AddrInUse => {
-                    "stop whoever uses that port (this very server, perhaps), or give another one"
+                    "stop the process that uses the port (perhaps this server or agent, already running), or give another one"
                 }
                 io::ErrorKind::AddrNotAvailable => "give an address of this host",
                 io::ErrorKind::PermissionDenied => {
@@ -196,11 +196,11 @@ fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
         Ok(_socket) if stale == StaleFile::Keep => missing(
             name,
             format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
-            "stop whoever uses it and remove the file, or drop the flag",
+            "stop the process that uses the socket and remove the file, or drop the flag",
         ),
         Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
             name,
-            format!("{shown}: a process listens there; a start would take the path away from it"),
+            format!("{shown}: another process listens on this socket; starting would replace the socket file"),
             "stop that process first, or give another path",
         ),
         Ok(_stale) => ok(

@@ -42,7 +42,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
     // Broken files already have a line.
     let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";
-        return Ok(vec![missing(NAME, untried, "mend them first")]);
+        return Ok(vec![missing(NAME, untried, "correct the certificates of the lines above")]);
     };
     let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
     runtime.block_on(async {
@@ -65,7 +65,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
 
 async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capability {
     const REMEDY: &str =
-        "check the address, the way there, and the CA and names of both certificates";
+        "check the address, the network path, and the CA and names of both certificates";
     let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, connector.connect(address));
     let mut stream = match connecting.await {
         Ok(Ok(Connected { stream, .. })) => stream,

@@ -258,7 +258,7 @@ pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     tracing::warn!(
         why,
         host = lacks(),
-        "nothing is redirected: connections go where they go"
+        "redirect is off: connections of captured processes go direct; `adit check` lists what is missing"
     );
     view.missing(&why);
 }

@@ -145,7 +145,7 @@ fn programs(host: &HostCaps) -> Capability {
         Some(why) => missing(
             NAME,
             format!("nothing would be captured: {why}"),
-            "give the process what is named, or drop the flags of the redirect",
+            "provide what this line names, or drop the --redirect flags",
         ),
     }
 }
@@ -285,7 +285,7 @@ fn helper(may: bool) -> Capability {
 /// `None` if accounting is off.
 fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
     const NAME: &str = "account";
-    const REMEDY: &str = "give the process what is named, or --account=off";
+    const REMEDY: &str = "provide what this line names, or --account=off";
     let needed = [
         ("capabilities", &host.for_account),
         ("bpf", &host.account_program),
@@ -422,7 +422,7 @@ mod tests {
     fn a_cgroup_that_looks_like_the_whole_host_and_is_not_is_degraded() {
         let line = there(Path::new("/sys/fs/cgroup"), true);
         assert_eq!(line.verdict, Verdict::Degraded, "{line:?}");
-        let said = "/sys/fs/cgroup is a part of the host only";
+        let said = "/sys/fs/cgroup is only a part of the host";
         assert!(line.text.starts_with(said), "{line:?}");
         assert!(
             line.remedy

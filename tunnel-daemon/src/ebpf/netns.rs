@@ -125,17 +125,17 @@ impl Notice {
             Self::Over => tracing::warn!(
                 over,
                 limit = limits::REDIRECT_NETNS_MAX,
-                "there are more network namespaces than are captured: some are not"
+                "the limit of captured network namespaces is reached: the remaining namespaces are not captured"
             ),
-            Self::NoneOver => tracing::info!("there is room for all network namespaces again"),
+            Self::NoneOver => tracing::info!("the limit of captured network namespaces is no longer exceeded: all are captured"),
             Self::Cut => tracing::warn!(
                 processes_max = PROCESSES_MAX,
                 cgroups_max = FOLDERS_MAX,
-                "the captured cgroup has more processes, or more cgroups below it, than are looked at: network namespaces \
-                 of the others are not captured, and those that are held stay so though they may be gone"
+                "the captured cgroup exceeds the limit of scanned processes or child cgroups: further network namespaces \
+                 are not captured, and listeners of ended namespaces stay open"
             ),
             Self::Whole => {
-                tracing::info!("all processes of the captured cgroup are looked at again")
+                tracing::info!("all processes of the captured cgroup are scanned again")
             }
         }
     }

@@ -51,14 +51,15 @@ pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &Redirect
     if others.count > 0 {
         tracing::info!(
             count = others.count,
-            others = ?others.programs,
+            others = others.programs.join(", "),
             unknown,
-            "other programs run when captured processes connect: rules see what those before ours made of a destination"
+            "other eBPF programs run when captured processes connect; the redirect rules see destinations as the programs before \
+             Adit's changed them"
         );
     } else if let Some(unknown) = unknown {
         tracing::info!(
             unknown,
-            "whether other programs run when captured processes connect is not known: `bpftool cgroup tree` shows them to root"
+            "cannot list other eBPF programs that run when captured processes connect: run `bpftool cgroup tree` as root"
         );
     }
     view.others(others);
@@ -97,7 +98,7 @@ pub(crate) async fn look_after(
         if there && !redirect.is_on(&cgroup) {
             there = false;
             view.missing(&format!(
-                "the cgroup {} was removed, or made anew, and the programs went with it",
+                "the cgroup {} was removed or recreated, and its eBPF programs are detached",
                 cgroup.display()
             ));
             gone(on_failure, &cgroup);
@@ -113,12 +114,12 @@ pub(crate) async fn look_after(
 fn not_forgotten(on_failure: OnFailure, error: &KernelError) {
     match on_failure {
         OnFailure::Open => {
-            tracing::debug!(%error, "exempt processes are not forgotten when they end")
+            tracing::debug!(%error, "cannot track the end of exempt processes")
         }
         OnFailure::Closed => tracing::warn!(
             %error,
-            "exempt processes are not forgotten when they end: one that later gets the id of an agent goes direct, \
-             --redirect-on-failure=closed or not"
+            "cannot track the end of exempt processes: a new process that reuses the id of an ended agent goes direct, \
+             even with --redirect-on-failure=closed"
         ),
     }
 }
@@ -128,12 +129,12 @@ fn gone(on_failure: OnFailure, cgroup: &Path) {
     match on_failure {
         OnFailure::Open => tracing::warn!(
             %cgroup,
-            "the captured cgroup was removed, or made anew: nothing is redirected until a restart"
+            "the captured cgroup was removed or recreated: its processes connect directly until this process restarts"
         ),
         OnFailure::Closed => tracing::error!(
             %cgroup,
-            "the captured cgroup was removed, or made anew: calls of its processes go direct until a restart, \
-             --redirect-on-failure=closed or not"
+            "the captured cgroup was removed or recreated: its processes connect directly until this process restarts, \
+             even with --redirect-on-failure=closed"
         ),
     }
 }

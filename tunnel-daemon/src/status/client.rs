@@ -32,7 +32,7 @@ pub enum AskError {
     #[error("{}: there is no such socket; start the server or agent with --admin-socket, or name its path here with --admin-socket", .0.display())]
     NoSocket(PathBuf),
     /// No process listens on the socket file.
-    #[error("{}: nobody listens there; the server or agent that made it has ended, or has not started", .0.display())]
+    #[error("{}: no process listens on this admin socket; start the server or agent, or give its --admin-socket path", .0.display())]
     NobodyListens(PathBuf),
     /// The file's mode forbids it, or the process refused this user.
     #[error("{}: not allowed for this user; only the user that runs the process, and root, may ask it", .0.display())]

@@ -61,9 +61,10 @@ fn outcome(changed: &Links, action: LinksAction) -> String {
         let _infallible = writeln!(out, "link {number} of {} {does}", clean(&link.peer, 40));
     }
     out += if action == LinksAction::Unlink {
-        "an agent that is not in --agent-deny links again\n"
+        "the agent reconnects unless --agent-deny lists it\n"
     } else {
-        "new tunnels go to others of its kind, if any; `adit unlink` takes it back\n"
+        "new tunnels go to other agents with the same identifiers, if any; `adit unlink` ends the link, and the agent's next \
+         link is not draining\n"
     };
     out
 }

@@ -183,7 +183,7 @@ fn redirect_text(redirect: &RedirectStatus) -> String {
         clean_middle(&redirect.cgroup, 60)
     );
     if redirect.part_of_host {
-        text += ", a part of the host only";
+        text += ", only a part of the host";
     }
     if let Some(others) = redirect.others.as_ref().and_then(RedirectOthers::text) {
         text += &format!("; {}", clean(&others, 200));

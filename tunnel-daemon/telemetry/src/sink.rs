@@ -23,7 +23,7 @@ pub(super) const LINE_BYTES_MAX: usize = 8 * 1024;
 /// Part kept of a longer line: it is written as a value, in which each quote is escaped.
 const BEGINNING_BYTES_MAX: usize = LINE_BYTES_MAX / 2 - 256;
 const TOO_LONG: &str = "a log line was too long: this is its beginning";
-const LOST: &str = "log lines lost, whoever reads them is too slow";
+const LOST: &str = "log lines were dropped: the reader of the log output is too slow";
 /// How long the end of the process waits for the queue in each of two steps.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -304,7 +304,7 @@ mod tests {
             .filter(|line| !line.contains("lines=2"))
             .collect();
         assert_eq!(lines, ["1", "2", "3"], "{text}");
-        assert_eq!(text.matches("log lines lost").count(), 1, "{text}");
+        assert_eq!(text.matches("log lines were dropped").count(), 1, "{text}");
     }
 
     #[test]

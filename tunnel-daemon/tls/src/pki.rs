@@ -269,7 +269,7 @@ fn validity(days: u32, end: Option<SystemTime>) -> (SystemTime, SystemTime) {
 
 fn check_common_name(name: &str) -> Result<(), PkiError> {
     let why = if name.is_empty() || name.chars().count() > COMMON_NAME_MAX {
-        "is no common name: give one of 1 to 64 characters"
+        "is not a common name: give 1 to 64 characters"
     } else if name.chars().any(char::is_control) {
         "has a control character: leave it out"
     } else {
@@ -289,7 +289,7 @@ fn check_stem(stem: &str) -> Result<(), PkiError> {
     }
     Err(PkiError::Name {
         name: stem.to_owned(),
-        why: "names its files: give letters, digits and . - _ : @ only",
+        why: "cannot be part of a file name: use only letters, digits and . - _ : @",
     })
 }
 
@@ -301,7 +301,7 @@ fn check_name(name: &str) -> Result<(), PkiError> {
     }
     Err(PkiError::Name {
         name: name.to_owned(),
-        why: "is no host name or address: give what agents or clients call, without a port",
+        why: "is not a host name or IP address: give the name that agents or clients dial, without a port",
     })
 }
 
@@ -542,17 +542,17 @@ mod tests {
         let long = "a".repeat(65);
         let server = |name: &str| wanted("server", Authority::Agents, Usage::Server, &[name]);
         for (wanted, told) in [
-            (agent("../a"), "names its files"),
-            (agent("a b"), "names its files"),
-            (agent(""), "is no common name"),
-            (agent(&long), "is no common name"),
+            (agent("../a"), "cannot be part of a file name"),
+            (agent("a b"), "cannot be part of a file name"),
+            (agent(""), "is not a common name"),
+            (agent(&long), "is not a common name"),
             (agent("a\n"), "has a control character"),
-            (server("server.example:8132"), "is no host name or address"),
+            (server("server.example:8132"), "is not a host name or IP address"),
             (
                 server("https://server.example"),
-                "is no host name or address",
+                "is not a host name or IP address",
             ),
-            (server(""), "is no host name or address"),
+            (server(""), "is not a host name or IP address"),
         ] {
             let error = issue(dir.path(), 5, std::slice::from_ref(&wanted)).unwrap_err();
             assert!(error.to_string().contains(told), "{wanted:?}: {error}");

@@ -106,9 +106,34 @@ fn of_alert(alert: AlertDescription) -> String {
         }
         A::NoApplicationProtocol => "the peer takes no application protocol (ALPN) of ours",
         A::UnrecognisedName => "the peer does not know the name it was asked for (SNI)",
-        other => return format!("the peer ended the TLS session: alert {other:?}"),
+        other => {
+            let number = u8::from(other);
+            let name = alert_name(other).map(|name| format!(" ({name})"));
+            let name = name.unwrap_or_default();
+            return format!("the peer ended the TLS session with alert {number}{name}");
+        }
     };
     text.to_owned()
+}
+
+/// The name in RFC 8446, section 6, of an alert without a text of its own.
+fn alert_name(alert: AlertDescription) -> Option<&'static str> {
+    use AlertDescription as A;
+    Some(match alert {
+        A::CloseNotify => "close_notify",
+        A::UnexpectedMessage => "unexpected_message",
+        A::BadRecordMac => "bad_record_mac",
+        A::RecordOverflow => "record_overflow",
+        A::IllegalParameter => "illegal_parameter",
+        A::DecodeError => "decode_error",
+        A::DecryptError => "decrypt_error",
+        A::InternalError => "internal_error",
+        A::InappropriateFallback => "inappropriate_fallback",
+        A::UserCanceled => "user_canceled",
+        A::MissingExtension => "missing_extension",
+        A::UnsupportedExtension => "unsupported_extension",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -135,6 +160,14 @@ mod tests {
             (
                 alert,
                 "the peer refuses our certificate: it trusts no CA that has signed it",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::InternalError),
+                "the peer ended the TLS session with alert 80 (internal_error)",
+            ),
+            (
+                Error::AlertReceived(AlertDescription::Unknown(200)),
+                "the peer ended the TLS session with alert 200",
             ),
             (
                 Error::NoCertificatesPresented,

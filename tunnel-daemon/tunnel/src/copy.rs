@@ -1,10 +1,11 @@
 //! Moves bytes between a socket and an endpoint, both directions in one task, until the tunnel is over.
 
-use std::io;
+use std::{fmt, io};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
+use adit_core::text::Excerpt;
 use adit_relay::{BufferSizes, SocketBuffers, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::io::AsyncRead;
@@ -42,6 +43,26 @@ pub enum CopyEnd {
     ReadFailed(io::Error),
     /// The socket failed while it was written.
     WriteFailed(io::Error),
+}
+
+impl fmt::Display for CopyEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tunnel(end) => {
+                f.write_str(end.reason())?;
+                match end {
+                    TunnelEnd::Closed { error } | TunnelEnd::Reset { error }
+                        if !error.is_empty() =>
+                    {
+                        write!(f, ": {}", Excerpt(error))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Self::ReadFailed(error) => write!(f, "read failed: {error}"),
+            Self::WriteFailed(error) => write!(f, "write failed: {error}"),
+        }
+    }
 }
 
 /// What a copy moved and how it ended; returned for failures, too.

@@ -22,7 +22,7 @@ pub enum DrainError {
     #[error(transparent)]
     Failed(#[from] LaneFailure),
     /// The peer does not confirm the tunnel's end.
-    #[error("the peer does not let go of the tunnel")]
+    #[error("the peer did not confirm the end of the tunnel")]
     Silent,
     /// The peer has not read the last bytes of the tunnel, which has ended. They are in both kernels and arrive if the
     /// connection is closed in order.

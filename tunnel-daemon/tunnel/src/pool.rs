@@ -447,7 +447,7 @@ impl LanePool {
         match why {
             DrainError::Failed(failure) => self.lost(failure),
             DrainError::Silent => {
-                tracing::debug!("an agent does not let go of a lane: it is cut");
+                tracing::debug!("agent did not confirm the end of a tunnel: the lane is reset");
                 self.settings.metrics.lane_closed(LaneEnd::Silent);
                 lane.reset_connection();
             }

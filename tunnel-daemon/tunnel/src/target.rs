@@ -108,7 +108,7 @@ impl<A: AsRef<str>, F: FnOnce(&CopyOutcome)> Tunnel<A, F> {
             target_address = address,
             from_target = outcome.from_socket,
             to_target = outcome.to_socket,
-            end = ?outcome.end,
+            end = %outcome.end,
             "target connection over"
         );
         let Self {

@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn placeholders_part_a_message() {
         let all: Vec<&str> =
-            parts("proxy PROXY refused to connect to SERVER: ... after 20 s").collect();
-        assert_eq!(all, ["proxy", "refused to connect to", "after", "s"]);
+            parts("cannot connect to SERVER through the proxy PROXY: ... after 20 s").collect();
+        assert_eq!(all, ["cannot connect to", "through the proxy", "after", "s"]);
     }
 }

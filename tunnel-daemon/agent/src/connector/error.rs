@@ -37,14 +37,14 @@ pub enum ConnectorError {
     /// The TLS handshake failed.
     #[error(transparent)]
     Tls(#[from] HandshakeError),
-    /// The forward proxy refused.
-    #[error("proxy {proxy} refused to connect to {target}: {answer}")]
+    /// The forward proxy cannot be used, or refused.
+    #[error("cannot connect to {target} through the proxy {proxy}: {answer}")]
     Proxy {
         /// The proxy's address as configured.
         proxy: String,
         /// The intended server.
         target: String,
-        /// First line of its answer, or what went wrong.
+        /// What went wrong, with the first line of the proxy's answer if it refused.
         answer: String,
     },
 }

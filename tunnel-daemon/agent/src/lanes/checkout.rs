@@ -177,7 +177,7 @@ impl LaneKeeper {
     /// The server has announced that it is going away.
     pub fn leaves(&self) {
         if !self.0.leaving.swap(true, Relaxed) {
-            tracing::info!(server = %self.server(), "a server goes away; it gets no connections of this node");
+            tracing::info!(server = %self.server(), "server is draining: it receives no new connections of this node");
         }
     }
 

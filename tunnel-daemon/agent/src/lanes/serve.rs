@@ -54,7 +54,7 @@ impl LaneKeeper {
             };
             self.0.proved.store(true, Relaxed);
             if request.raw && !lane.may_be_raw() {
-                let text = "a tunnel without frames needs a lane in clear text, or on kernel TLS";
+                let text = "a raw lane must be plaintext or use kernel TLS";
                 lane.end().refuse(RefusalCode::Denied, text);
                 continue;
             }
@@ -185,7 +185,7 @@ impl LaneKeeper {
                 target_address = address,
                 from_target = outcome.from_socket,
                 to_target = outcome.to_socket,
-                end = ?outcome.end,
+                end = %outcome.end,
                 engine = outcome.engine.as_str(),
                 "target connection over"
             );

@@ -111,12 +111,12 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
         "write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT grpc or http-connect";
     let (dialect, place) = text.split_once('=').ok_or(form)?;
     let dialect =
-        Dialect::from_name(dialect).ok_or_else(|| format!("{dialect:?} is no dialect: {form}"))?;
+        Dialect::from_name(dialect).ok_or_else(|| format!("{dialect:?} is not a dialect: {form}"))?;
     let place = match place.split_once(':') {
         Some(("unix", "")) => return Err(format!("no path: {form}")),
         Some(("unix", path)) => Place::Unix(PathBuf::from(path)),
         Some(("tcp", address)) => Place::Tcp(BindAddress::parse(address)?),
-        _ => return Err(format!("{place:?} is no place: {form}")),
+        _ => return Err(format!("{place:?} is not a listener address: {form}")),
     };
     Ok(FrontendSpec { dialect, place })
 }

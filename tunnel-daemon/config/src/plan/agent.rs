@@ -128,8 +128,8 @@ impl AgentSettings {
         self.isolation.check()?;
         if self.data_path.lane_security == LaneSecurity::Plaintext && self.token_path.is_some() {
             bail!(
-                "--lane-security=plaintext and --service-account-token-path exclude each other: who proves itself by a \
-                 token is on a network that is not trusted; drop one"
+                "--lane-security=plaintext and --service-account-token-path exclude each other: agents with tokens are \
+                 expected on untrusted networks; drop one flag"
             );
         }
         let identity = self.tls.identity.as_ref();

@@ -281,8 +281,8 @@ impl ServerSettings {
             }
             if agents.data_path.lane_security == LaneSecurity::Plaintext {
                 bail!(
-                    "--lane-security=plaintext and --agent-service-account exclude each other: agents that prove themselves \
-                     by a token are on a network that is not trusted; drop one"
+                    "--lane-security=plaintext and --agent-service-account exclude each other: agents with tokens are \
+                     expected on untrusted networks; drop one flag"
                 );
             }
         }
@@ -316,8 +316,8 @@ impl ServerSettings {
             .map_err(ConfigError::about("--allowed-destination"))?;
         if self.agents.insecure_unauthenticated {
             bail!(
-                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may \
-                 reach goes by what they prove to be; drop one"
+                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: the destinations \
+                 that an agent may reach depend on its authenticated identity; drop one flag"
             );
         }
         if self.agents.data_path.lanes_max == 0 {

@@ -354,7 +354,7 @@ fn flaws_in_grants_of_tokens_are_named() {
         ("serviceaccount=a/b:id", "is not KEY=VALUE"),
         ("node={node},id=a", "braces in a claim"),
         ("serviceaccount=a/b", "grants nothing"),
-        ("id=a", "names nobody"),
+        ("id=a", "names no certificate and no token"),
     ] {
         let error = Grants::parse(&[entry]).unwrap_err().to_string();
         assert!(error.contains(flaw), "{entry}: {error}");

@@ -2,6 +2,8 @@
 //!
 //! The payload of DATA is passed on as it arrives; payloads of other frames are small and passed on whole.
 
+use std::fmt;
+
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 /// Bytes of a frame header.
@@ -68,6 +70,28 @@ impl FrameType {
     }
 }
 
+/// The name in the protocol page.
+impl fmt::Display for FrameType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Open => "OPEN",
+            Self::Opened => "OPENED",
+            Self::Failed => "FAILED",
+            Self::Data => "DATA",
+            Self::Fin => "FIN",
+            Self::Reset => "RESET",
+            Self::ResetAck => "RESET_ACK",
+            Self::Ping => "PING",
+            Self::Pong => "PONG",
+            Self::Want => "WANT",
+            Self::Drain => "DRAIN",
+            Self::Hello => "HELLO",
+            Self::Bind => "BIND",
+            Self::Ready => "READY",
+        })
+    }
+}
+
 /// A frame's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
@@ -116,13 +140,13 @@ pub enum LaneViolation {
         length: u32,
     },
     /// A frame that is not allowed in the lane's state.
-    #[error("{0:?} frame out of turn")]
+    #[error("{0} frame is not allowed in this state of the lane")]
     OutOfTurn(FrameType),
     /// The peer keeps sending frames and does not read ours.
     #[error("more than {0} frames wait to be read, and the peer goes on sending")]
     Unread(usize),
     /// A payload that cannot be parsed.
-    #[error("unreadable payload of a {0:?} frame")]
+    #[error("{0} frame has an invalid payload")]
     Unreadable(FrameType),
 }
 

@@ -46,9 +46,9 @@ pub async fn run(
             Err(error) => {
                 let (status, reason) = error.code_and_reason();
                 events.listed(status, reason, began.elapsed());
-                // The last count stands.
+                // The last count stays in use.
                 if !std::mem::replace(&mut is_away, true) {
-                    tracing::error!(namespace = scope.namespace, %error, "cannot list leases: expired ones stay; trying on");
+                    tracing::error!(namespace = scope.namespace, %error, "cannot list leases: expired leases are not deleted; retrying");
                 }
             }
         }

@@ -103,7 +103,7 @@ impl Publisher {
                     lease = self.name,
                     namespace = self.scope.namespace,
                     %error,
-                    "cannot publish the lease: agents that count leases do not look for this server; trying on"
+                    "cannot publish the lease: agents that count leases do not look for this server; retrying"
                 ),
                 Err(_again) => (),
             }

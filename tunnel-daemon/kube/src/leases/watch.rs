@@ -82,7 +82,7 @@ pub async fn run(
                 tracing::error!(
                     namespace,
                     %error,
-                    "cannot watch the leases of servers: the last count stands; trying on"
+                    "cannot watch the leases of servers: the last server count stays in use; retrying"
                 );
             }
             // A watch that was fine for long starts again almost at once.

@@ -115,7 +115,7 @@ impl Helper {
         match helper.reply(Instant::now() + ANSWER_LIMIT)? {
             Reply::Ready => Ok(helper),
             Reply::Refused(why) => Err(HelperError::Refused(why)),
-            _ => Err(HelperError::Gone("began with something else".to_owned())),
+            _ => Err(HelperError::Gone("sent an unexpected first message".to_owned())),
         }
     }
 
@@ -151,7 +151,7 @@ impl Helper {
                     return Ok(look);
                 }
                 Reply::Ready | Reply::Refused(_) => {
-                    return Err(HelperError::Gone("answered something else".to_owned()));
+                    return Err(HelperError::Gone("sent an unexpected answer".to_owned()));
                 }
             }
         }
@@ -166,7 +166,7 @@ impl Helper {
             .map_err(|error| self.gone(&error.into()))?;
         match receive(&self.channel) {
             Ok(Some((text, sockets))) => Reply::parse(&text, sockets)
-                .ok_or_else(|| HelperError::Gone("answered something else".to_owned())),
+                .ok_or_else(|| HelperError::Gone("sent an unexpected answer".to_owned())),
             Ok(None) => Err(self.gone(&io::ErrorKind::BrokenPipe.into())),
             Err(error) => Err(self.gone(&error)),
         }

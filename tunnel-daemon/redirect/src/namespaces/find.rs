@@ -143,7 +143,7 @@ impl Namespace {
     pub(super) fn open(&self) -> io::Result<File> {
         let file = File::open(&self.path)?;
         if file.metadata()?.ino() != self.id {
-            return Err(io::Error::other("it has just become another one"));
+            return Err(io::Error::other("the path now names another network namespace"));
         }
         Ok(file)
     }

@@ -133,7 +133,7 @@ impl AgentOpens for AgentDoor {
         let settings = &self.proxy.settings;
         if open.request().raw {
             self.refused(NodeRefusal::Failed);
-            let text = "tunnels that agents open have frames";
+            let text = "tunnels from node to control plane cannot use raw lanes";
             return open.refuse(RefusalCode::Denied, text);
         }
         let admitted = self.admit(open.request());

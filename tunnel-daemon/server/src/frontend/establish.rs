@@ -308,7 +308,7 @@ impl<S: Connection> Client<S> {
             return tunnel.cut(EndReason::RelayFailed);
         };
         let outcome = relay.run(socket, early.freeze(), raw_lane, &live).await;
-        tracing::debug!(end = ?outcome.end, "relayed tunnel over");
+        tracing::debug!(end = %outcome.end, "tunnel on a raw lane ended");
         tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
         let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
         tunnel.ended(from_client, to_client, outcome.end.reason());

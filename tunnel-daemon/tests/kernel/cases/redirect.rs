@@ -333,7 +333,7 @@ fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
     let _another = end(clients);
     server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
     let readyz = server.readyz();
-    assert!(readyz.contains("was removed, or made anew"), "{readyz}");
+    assert!(readyz.contains("was removed or recreated"), "{readyz}");
 }
 
 /// Limit (redirect): Missing rights or cgroups of the redirect
@@ -352,7 +352,7 @@ fn a_cgroup_that_is_removed_is_said() {
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn a_cgroup_that_is_made_anew_is_said() {
-    if ready("a cgroup that is made anew") {
+    if ready("a cgroup that is recreated") {
         its_end_is_said(|clients| {
             fs::remove_dir(clients.path()).unwrap();
             fs::create_dir(clients.path()).unwrap();

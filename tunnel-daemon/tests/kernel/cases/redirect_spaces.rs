@@ -19,7 +19,7 @@ use crate::support::role::Role;
 use crate::support::target::{serve, target};
 use crate::support::world::{ServerProcess, World};
 
-const PART: &str = "a part of the host only";
+const PART: &str = "only a part of the host";
 const V4: Addresses = Addresses {
     outer: ["10.78.0.1/24", "10.78.0.2/24"],
     inner: ["10.79.0.1/24", "10.79.0.2/24"],

@@ -46,10 +46,10 @@ fn is_possible(test: &str) -> bool {
     if !has_kernel_tls() {
         assert!(
             std::env::var_os("ADIT_NEEDS_KTLS").is_none(),
-            "{test}: no kernel TLS on this host"
+            "{test}: kernel TLS is not available on this host"
         );
         // Not captured: the table of kernels reads it.
-        writeln!(io::stderr(), "SKIPPED {test}: no kernel TLS on this host").ok();
+        writeln!(io::stderr(), "SKIPPED {test}: kernel TLS is not available on this host").ok();
     }
     has_kernel_tls()
 }

@@ -157,7 +157,7 @@ fn mistakes_name_the_file_and_the_remedy() {
     fails(
         &["pki", "server", "a:1"],
         1,
-        "\"a:1\" is no host name or address",
+        "\"a:1\" is not a host name or IP address",
     );
     fails(
         &["pki", "show", "pki/agents-ca.key"],

@@ -12,7 +12,7 @@ use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
 /// How the warning about lanes in clear text begins.
-const CLEAR_TEXT: &str = "lanes go on in clear text";
+const CLEAR_TEXT: &str = "--lane-security=plaintext: lanes carry tunnels in clear text";
 /// Fields of an access event.
 const MOVED: [&str; 5] = ["path", "engine", "driver", "driver_reason", "end"];
 

@@ -99,10 +99,10 @@ pub enum BindError {
     #[error("no link of that number takes lanes of this agent")]
     NoLink,
     /// Server: the link or the process has reached its limit of lanes.
-    #[error("there are as many lanes as there may be")]
+    #[error("the limit of lanes is reached")]
     Full,
-    /// Server: the proof is wrong.
-    #[error("the proof is wrong")]
+    /// Server: the proof is not valid.
+    #[error("the agent's proof for the lane is not valid")]
     Proof,
     /// Agent: another server answered, and there is no link to that server.
     #[error("the connection led to server {0}, to which this agent has no link with lanes")]

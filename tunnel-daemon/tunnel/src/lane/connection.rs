@@ -203,7 +203,7 @@ impl Lane {
     /// The connection itself, once it carries no more frames ([`LaneEnd::is_raw`]). `metrics` count its close.
     ///
     /// # Errors
-    /// The lane cannot be a raw lane, or its peer sent a frame out of turn; the lane is closed then.
+    /// The lane cannot be a raw lane, or its peer sent a frame that is not allowed in this state; the lane is closed then.
     pub fn into_raw(mut self, metrics: &AditMetrics) -> Result<RawLane, LaneFailure> {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);

@@ -90,7 +90,7 @@ impl AgentOpen {
 
 impl Drop for AgentOpen {
     fn drop(&mut self) {
-        self.answer(RefusalCode::Limit, "this server has no room for it");
+        self.answer(RefusalCode::Limit, "the server has reached a limit for tunnels from node to control plane");
     }
 }
 

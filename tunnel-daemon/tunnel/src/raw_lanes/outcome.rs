@@ -1,6 +1,6 @@
 //! How a tunnel on a raw lane ended: the reason, the byte counts, and the engine that moved them.
 
-use std::io;
+use std::{fmt, io};
 
 use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 
@@ -53,6 +53,17 @@ impl RawLaneEnd {
         match self {
             Self::SocketFailed(_) => EndReason::TargetReset,
             other => other.reason().at_target(),
+        }
+    }
+}
+
+/// For logs of either end: the reason, and the kernel's error if there is one.
+impl fmt::Display for RawLaneEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SocketFailed(error) => write!(f, "socket failed: {error}"),
+            Self::RelayWithoutEvents(error) => write!(f, "{}: {error}", self.reason()),
+            other => write!(f, "{}", other.reason()),
         }
     }
 }
