@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use adit_agent::connector::{RecentServers, ServerConnector};
-use adit_agent::link::LinkContext;
+use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::SyncPolicy;
 use adit_config::address::ServerAddress;
