@@ -1,48 +1,48 @@
-//! What is noted of a connection, and which of the kernel's numbers are payload.
+//! The record of a connection, and the conversion of the kernel's counts to payload.
 //!
-//! The kernel counts a SYN and a FIN as one byte each. So `bytes_acked` holds our SYN, if we connected, and our FIN once the
-//! peer acknowledged it; `bytes_received` holds the peer's FIN. What is noted here is payload only.
+//! The kernel counts a SYN and a FIN as one byte each. So `bytes_acked` includes our SYN, if we connected, and our FIN once
+//! the peer has acknowledged it; `bytes_received` includes the peer's FIN. An [`Account`] holds payload only.
 
 /// Bytes of an [`Account`].
 pub const ACCOUNT_BYTES: usize = 56;
 /// Bytes of a [`Closed`].
 pub const CLOSED_BYTES: usize = 72;
-/// How often the daemon reads the ring of ends without being woken, in milliseconds.
+/// Interval at which the daemon reads the ring of ends without a wake-up, milliseconds.
 pub const RING_READ_EVERY_MS: u64 = 100;
 
-/// The connection is established: its numbers mean something.
+/// The connection is established: its counts are valid.
 pub const FLAG_ESTABLISHED: u32 = 1;
-/// We connected: our SYN is among the bytes that were acknowledged.
+/// We connected: `bytes_acked` includes our SYN.
 pub const FLAG_CONNECTED: u32 = 2;
 
-/// States of a TCP socket, as the kernel numbers them for programs.
+/// States of a TCP socket, with the kernel's numbers for eBPF programs.
 const TCP_FIN_WAIT1: u32 = 4;
 const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE_WAIT: u32 = 8;
 const TCP_LAST_ACK: u32 = 9;
 const TCP_CLOSING: u32 = 11;
 
-/// A connection: what the daemon says it is, and what was counted so far.
+/// A connection: its label class, and its counts so far.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// The daemon's number for the labels of this connection.
+    /// The daemon's number of this connection's label set.
     pub class: u32,
     /// [`FLAG_ESTABLISHED`], [`FLAG_CONNECTED`].
     pub flags: u32,
-    /// When it was established, in nanoseconds of the monotonic clock.
+    /// When the connection was established, in nanoseconds of the monotonic clock.
     pub since_ns: u64,
     /// Payload bytes that the peer acknowledged.
     pub sent_bytes: u64,
     /// Payload bytes that arrived in order.
     pub received_bytes: u64,
-    /// What the kernel had counted as received when the peer acknowledged our FIN; one more than received then.
+    /// `bytes_received` when the peer acknowledged our FIN, plus one.
     pub half_closed_bytes: u64,
-    /// Smoothed round-trip time in microseconds; 0: none was measured.
+    /// Smoothed round-trip time in microseconds; 0: not measured.
     pub rtt_us: u32,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub retransmits: u32,
-    /// Segments sent, those sent again included.
+    /// Segments sent, including retransmissions.
     pub segments_out: u32,
     /// Segments received.
     pub segments_in: u32,
@@ -50,36 +50,36 @@ pub struct Account {
 
 const _: () = assert!(size_of::<Account>() == ACCOUNT_BYTES && align_of::<Account>() == 8);
 
-/// A connection that is over.
+/// A connection that has ended.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
-    /// Its socket.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// When it ended, in nanoseconds of the monotonic clock.
+    /// When the connection ended, in nanoseconds of the monotonic clock.
     pub closed_ns: u64,
-    /// Its last numbers.
+    /// Its final counts.
     pub account: Account,
 }
 
 const _: () = assert!(size_of::<Closed>() == CLOSED_BYTES && align_of::<Closed>() == 8);
 
-/// What the kernel says of a socket.
+/// The kernel's values of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Its state; at the end, the state before.
+    /// The socket's state; at its end the previous state.
     pub state: u32,
-    /// Sequence space that the peer acknowledged, with SYN and FIN.
+    /// Sequence space that the peer acknowledged, including SYN and FIN.
     pub bytes_acked: u64,
-    /// Sequence space that arrived in order, with FIN.
+    /// Sequence space that arrived in order, including FIN.
     pub bytes_received: u64,
-    /// The first byte that is not acknowledged.
+    /// The first unacknowledged sequence number.
     pub snd_una: u32,
-    /// The next byte to send.
+    /// The next sequence number to send.
     pub snd_nxt: u32,
-    /// Smoothed round-trip time as the kernel keeps it: in eighths of a microsecond.
+    /// Smoothed round-trip time in eighths of a microsecond, as in the kernel.
     pub srtt: u32,
-    /// Segments sent again.
+    /// Segments retransmitted.
     pub retransmits: u32,
     /// Segments sent.
     pub segments_out: u32,
@@ -88,7 +88,7 @@ pub struct Reading {
 }
 
 impl Account {
-    /// Takes over what the kernel says now.
+    /// Updates the counts from the kernel's values.
     #[inline(always)]
     pub fn update(&mut self, reading: &Reading) {
         let syn = u64::from(self.flags & FLAG_CONNECTED != 0);
@@ -102,15 +102,15 @@ impl Account {
         self.segments_in = reading.segments_in;
     }
 
-    /// The peer acknowledged our FIN and sends on: what arrives from here on ends with its FIN.
+    /// The peer acknowledged our FIN and may still send. If anything arrives from here on, its last byte is the peer's FIN.
     #[inline(always)]
     pub fn half_closed(&mut self, reading: &Reading) {
         self.half_closed_bytes = reading.bytes_received + 1;
     }
 
-    /// Whether the last byte that arrived was a FIN. A socket that closes before its peer's FIN goes from the same state to
-    /// the same end; then nothing arrived since. If something did and no FIN followed it, one byte too few is counted, for a
-    /// connection that was not ended in order.
+    /// Whether the last received byte was a FIN. A socket in FIN_WAIT2 may also close without the peer's FIN; normally no
+    /// byte has arrived since then. If bytes arrived but no FIN followed, the count is one byte too small, for a connection
+    /// that did not end regularly.
     #[inline(always)]
     fn peers_fin_arrived(&self, reading: &Reading) -> bool {
         match reading.state {
@@ -130,21 +130,21 @@ fn our_fin_acknowledged(reading: &Reading) -> bool {
     }
 }
 
-/// Places that remember when a connection was last looked at: a power of two.
+/// Entries that store when a connection was last updated: a power of two.
 pub const LOOKS: u32 = 4096;
-/// A connection is looked at again after so long, in nanoseconds divided by 2^20: 101 ms.
+/// Time between updates of a connection, in units of 2^20 nanoseconds: 101 ms.
 const LOOK_AGAIN_AFTER: u32 = 96;
 
-/// The place of a connection among [`LOOKS`].
+/// The index of a connection among [`LOOKS`].
 #[inline(always)]
 #[must_use]
 pub fn look_place(cookie: u64) -> u32 {
     low(cookie) % LOOKS
 }
 
-/// Whether a round-trip measurement is taken over, and what the connection's place holds then. To look up a connection and
-/// write its numbers costs as much as a twentieth of an echo, so one that measures often is looked at ten times a second;
-/// what it comes to is exact at its end. Two that share a place are looked at each time.
+/// Whether to update a connection at a round-trip measurement; if so, returns the new value of its entry. A lookup and
+/// update costs a twentieth of an echo, so a connection is updated at most ten times a second; its final counts are exact.
+/// Two connections that share an entry are updated at each measurement.
 #[inline(always)]
 #[must_use]
 pub fn look(place: u64, cookie: u64, now_ns: u64) -> Option<u64> {
@@ -160,23 +160,23 @@ fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// Whether the daemon is woken to read the ring: it reads it every [`RING_READ_EVERY_MS`] milliseconds by itself, and an
-/// eighth of the ring leaves it the time to come.
+/// Whether to wake the daemon to read the ring. The daemon also reads the ring every [`RING_READ_EVERY_MS`]
+/// milliseconds; waking it at an eighth of the ring leaves time to react.
 #[inline(always)]
 #[must_use]
 pub fn wakes(waiting_bytes: u64, ring_bytes: u64) -> bool {
     waiting_bytes >= ring_bytes / 8
 }
 
-/// What becomes of the end of a connection, counted per CPU in an array whose index is the outcome.
+/// The outcome of a connection's end event, counted per CPU in an array indexed by outcome.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseOutcome {
-    /// Told to the daemon.
+    /// Reported to the daemon.
     Told = 0,
     /// The ring buffer was full.
     RingFull = 1,
-    /// Nothing is known of the socket: it ended before the daemon said what it is, or its entry had to make room.
+    /// The socket has no entry: it ended before the daemon registered it, or its entry was evicted.
     Unknown = 2,
 }
 
@@ -196,7 +196,7 @@ const _: () = {
 };
 
 impl Account {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; ACCOUNT_BYTES] {
         let mut bytes = [0; ACCOUNT_BYTES];
@@ -224,7 +224,7 @@ impl Account {
         bytes
     }
 
-    /// From the bytes of the map.
+    /// Reads the bytes stored in the map.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; ACCOUNT_BYTES]) -> Self {
         Self {
@@ -243,7 +243,7 @@ impl Account {
 }
 
 impl Closed {
-    /// From the bytes of the ring buffer; `None` if they are of another length.
+    /// Reads the bytes of a ring buffer entry; `None` if the length is wrong.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != CLOSED_BYTES {

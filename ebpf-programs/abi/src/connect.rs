@@ -1,4 +1,4 @@
-//! What to do with a call of `connect`.
+//! The decision about a call of `connect`.
 
 use crate::counters::CallOutcome;
 use crate::endpoint::{AF_INET, Endpoint};
@@ -7,53 +7,53 @@ use crate::tables::{
     RuleKey,
 };
 
-/// A call, as far as its context says.
+/// A call of `connect`, from the program's context.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// A TCP stream socket. Others pass through the same hook.
+    /// Whether the socket is a TCP stream socket. Other sockets pass through the same hook.
     pub is_tcp: bool,
-    /// Where it goes as things stand: what the caller named, or what another program made of it.
+    /// The call's destination: from the caller, or as rewritten by an earlier eBPF program.
     pub destination: Endpoint,
 }
 
-/// What the decision asks the kernel. In a program these are map lookups and helpers; in tests, tables.
+/// Queries of the decision. In a program these are map lookups and helpers; in tests, tables.
 pub trait Surroundings {
-    /// Whether the socket, or all of the calling process, must never be redirected.
+    /// Whether the socket or the whole calling process must never be redirected.
     fn is_exempt(&self) -> bool;
-    /// Whether the socket is bound to a device: it may not reach a listener of ours.
+    /// Whether the socket is bound to a device, so that it may not reach the listener.
     fn is_bound(&self) -> bool;
-    /// Whether the listener of this number is noted in the caller's network namespace.
+    /// Whether the map has the listener of this number for the caller's network namespace.
     fn is_noted(&self, number: u32) -> bool;
-    /// The calling process is part of the tunnel from now on.
+    /// Makes the calling process part of the tunnel.
     fn join(&self);
-    /// Of the rules that are in force. Asked once for each call, so that no call sees a part of two sets.
+    /// Generation of the active rule set. Read once per call, so that no call sees rules of two sets.
     fn generation(&self) -> u8;
-    /// The longest match of the table. By reference: of two values that meet in one, compilers keep parts that were never
-    /// written, and without CAP_PERFMON the verifier lets nobody read those.
+    /// The longest match of the table. Returned by reference: when compilers merge two values into one, uninitialised
+    /// bytes may be copied, which the verifier refuses without CAP_PERFMON.
     fn rule(&self, key: &RuleKey) -> Option<&Rule>;
     /// The listener of this number in the caller's network namespace.
     fn listener(&self, number: u32) -> Option<Listener>;
-    /// The listener of this number at the node's address, for callers whose namespace has none.
+    /// The listener of this number at the node's address, for callers whose namespace has no listener.
     fn node_listener(&self, number: u32) -> Option<Listener>;
-    /// Whether something listens there, in the caller's network namespace, now; with that mark, unless it is 0.
+    /// Whether a socket listens at this address in the caller's network namespace, with this mark unless `mark` is 0.
     fn listens(&self, at: &Endpoint, mark: u32) -> bool;
-    /// Remembers where the socket wanted to go; `false` if there is no room.
+    /// Stores the socket's original destination; `false` if there is no room.
     fn remember(&self, origin: &Origin) -> bool;
 }
 
-/// What becomes of a call.
+/// The decision about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It goes where it was going.
+    /// Leave the call unchanged.
     Leave(CallOutcome),
-    /// It goes to this listener; its destination is remembered.
+    /// Redirect the call to this listener; the original destination is stored.
     Redirect(Endpoint),
-    /// It fails.
+    /// The call fails.
     Deny,
 }
 
 impl Decision {
-    /// As it is counted.
+    /// The outcome to count.
     #[inline(always)]
     #[must_use]
     pub const fn outcome(&self) -> CallOutcome {
@@ -65,7 +65,7 @@ impl Decision {
     }
 }
 
-/// Decides about one call. Whatever is missing leaves it alone, unless the rule says to deny it.
+/// Decides about one call. If a rule, listener or room is missing, the call is unchanged, or denied if the rule says so.
 #[inline(always)]
 pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if !call.is_tcp || call.destination.is_none() {
@@ -87,7 +87,7 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if around.is_bound() {
         return missing(rule, CallOutcome::Exempt);
     }
-    // Not one value out of two: see `Surroundings::rule`.
+    // Two calls instead of one merged value: see `Surroundings::rule`.
     match around.listener(rule.listener) {
         Some(listener) => send(call, rule, &listener, 0, around),
         None => match around.node_listener(rule.listener) {
@@ -106,7 +106,7 @@ const fn missing(rule: &Rule, why: CallOutcome) -> Decision {
     }
 }
 
-/// Sends a call to a listener, unless something is missing.
+/// Redirects a call to a listener, if all checks pass.
 #[inline(always)]
 fn send(
     call: &Call,
@@ -123,11 +123,11 @@ fn send(
     if via.is_none() {
         return missing(rule, CallOutcome::NoListener);
     }
-    // Whoever calls the listener itself gets there, and is refused there: nothing tells where it wants to go.
+    // A direct call to the listener is unchanged; the listener refuses it, because there is no original destination.
     if via == call.destination {
         return Decision::Leave(CallOutcome::Excluded);
     }
-    // Nobody can look into the node's namespace from here. Its listener is noted as long as we live, and links end with us.
+    // A lookup cannot reach the node's namespace. Its map entry and this program's bpf_link both end with the daemon.
     if flags & ORIGIN_TO_NODE == 0 && !around.listens(&via, listener.mark) {
         return missing(rule, CallOutcome::ListenerGone);
     }
@@ -143,7 +143,7 @@ fn send(
     Decision::Redirect(via)
 }
 
-/// The longer of the matches with and without the port; with the port if they are equal.
+/// The longer match of the rules with and without the port; if equal, the rule with the port.
 #[inline(always)]
 fn best_rule<'a>(destination: &Endpoint, around: &'a impl Surroundings) -> Option<&'a Rule> {
     let key = RuleKey::of(destination, around.generation());

@@ -1,26 +1,26 @@
-//! What became of each call, counted per CPU in an array whose index is the outcome.
+//! Outcomes of calls, counted per CPU in an array indexed by outcome.
 
-/// What the redirect did with a call of `connect`, and why.
+/// The outcome of a call of `connect`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallOutcome {
-    /// Sent to a listener.
+    /// Redirected to a listener.
     Redirected = 0,
-    /// No rule names the destination.
+    /// No rule matches the destination.
     NoRule = 1,
-    /// An exclusion names it.
+    /// An exclusion matches the destination.
     Excluded = 2,
     /// The socket or its process is part of the tunnel, or the socket is bound to a device.
     Exempt = 3,
     /// No listener in the caller's network namespace for this family.
     NoListener = 4,
-    /// A listener is noted, but nothing listens there.
+    /// The map has a listener, but no socket listens there.
     ListenerGone = 5,
     /// The destination could not be stored.
     NotStored = 6,
-    /// Neither TCP over IPv4 nor IPv6.
+    /// Not TCP over IPv4 or IPv6.
     NotTcp = 7,
-    /// No listener, and the rule says to deny the call then.
+    /// The rule denies calls that cannot be redirected.
     Denied = 8,
 }
 

@@ -1,6 +1,6 @@
-//! One end of a connection as maps hold it.
+//! An address and a port, as stored in maps.
 
-/// `AF_INET`, as sockets name it.
+/// `AF_INET`.
 pub const AF_INET: u16 = 2;
 /// `AF_INET6`.
 pub const AF_INET6: u16 = 10;
@@ -9,30 +9,30 @@ pub const ENDPOINT_BYTES: usize = 20;
 
 /// An address and a port.
 ///
-/// IPv4 is always written as IPv4, in the first four bytes and zeros behind, also when a socket of the other family
-/// uses it as `::ffff:a.b.c.d`: so one rule serves both.
+/// IPv4 is always stored as IPv4: in the first four bytes, followed by zeros. This includes IPv4-mapped addresses of
+/// IPv6 sockets, so one rule serves both families.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// The address in network order.
     pub ip: [u8; 16],
-    /// Host order.
+    /// The port in host order.
     pub port: u16,
-    /// [`AF_INET`], [`AF_INET6`], or 0: there is none.
+    /// [`AF_INET`], [`AF_INET6`], or 0: no endpoint.
     pub family: u16,
 }
 
 const _: () = assert!(size_of::<Endpoint>() == ENDPOINT_BYTES && align_of::<Endpoint>() == 2);
 
 impl Endpoint {
-    /// None: no socket has it.
+    /// No endpoint.
     pub const NONE: Self = Self {
         ip: [0; 16],
         port: 0,
         family: 0,
     };
 
-    /// From an IPv4 address whose word is in network order, as contexts of the kernel hold it.
+    /// From an IPv4 address as a word in network order, as in the kernel's contexts.
     #[inline(always)]
     #[must_use]
     pub const fn from_word(word: u32, port: u16) -> Self {
@@ -40,7 +40,7 @@ impl Endpoint {
         Self::v4([a, b, c, d], port)
     }
 
-    /// From an IPv6 address whose words are in network order; IPv4-mapped ones become IPv4.
+    /// From an IPv6 address as words in network order; IPv4-mapped addresses become IPv4.
     #[inline(always)]
     #[must_use]
     pub const fn from_words(words: [u32; 4], port: u16) -> Self {
@@ -58,7 +58,7 @@ impl Endpoint {
         }
     }
 
-    /// IPv4.
+    /// An IPv4 endpoint.
     #[inline(always)]
     #[must_use]
     pub const fn v4(ip: [u8; 4], port: u16) -> Self {
@@ -70,7 +70,7 @@ impl Endpoint {
         }
     }
 
-    /// IPv6, not mapped.
+    /// An IPv6 endpoint, not IPv4-mapped.
     #[inline(always)]
     #[must_use]
     pub const fn v6(ip: [u8; 16], port: u16) -> Self {
@@ -81,14 +81,14 @@ impl Endpoint {
         }
     }
 
-    /// The word that stands for it in a context of an IPv4 socket. Meaningless for IPv6.
+    /// The address word for a context of an IPv4 socket. Meaningless for IPv6.
     #[inline(always)]
     #[must_use]
     pub const fn word(&self) -> u32 {
         u32::from_ne_bytes([self.ip[0], self.ip[1], self.ip[2], self.ip[3]])
     }
 
-    /// The words that stand for it in a context of an IPv6 socket; IPv4 is mapped.
+    /// The address words for a context of an IPv6 socket; IPv4 becomes IPv4-mapped.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> [u32; 4] {
@@ -104,14 +104,14 @@ impl Endpoint {
         ]
     }
 
-    /// Whether it is written as nobody's.
+    /// Whether this is [`Self::NONE`].
     #[inline(always)]
     #[must_use]
     pub const fn is_none(&self) -> bool {
         self.family == 0
     }
 
-    /// As maps hold it.
+    /// The bytes stored in maps.
     #[must_use]
     pub fn to_bytes(self) -> [u8; ENDPOINT_BYTES] {
         let mut bytes = [0; ENDPOINT_BYTES];
@@ -121,7 +121,7 @@ impl Endpoint {
         bytes
     }
 
-    /// From what a map holds.
+    /// Reads the bytes stored in maps.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ENDPOINT_BYTES]) -> Self {
         let mut ip = [0; 16];

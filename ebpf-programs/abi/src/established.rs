@@ -1,4 +1,4 @@
-//! What to note when a redirected connection is established.
+//! The record of an established redirected connection.
 
 use crate::endpoint::Endpoint;
 use crate::tables::{Arrival, ArrivalKey, Origin};
@@ -8,9 +8,9 @@ use crate::tables::{Arrival, ArrivalKey, Origin};
 pub struct Established {
     /// The client's network namespace.
     pub netns_cookie: u64,
-    /// The client's end.
+    /// The client's address.
     pub local: Endpoint,
-    /// The end it is connected to.
+    /// The address that the client is connected to.
     pub remote: Endpoint,
     /// Now, on the monotonic clock.
     pub now_ns: u64,
@@ -18,8 +18,8 @@ pub struct Established {
     pub cookie: u64,
 }
 
-/// What the listener will ask for; `None` when the connection does not lead to where we sent it, because another
-/// program sent it elsewhere behind us.
+/// The entry that the listener will look up. `None` if the connection does not lead to the listener, because a later
+/// eBPF program redirected it elsewhere.
 #[inline(always)]
 #[must_use]
 pub fn established(connection: &Established, origin: &Origin) -> Option<(ArrivalKey, Arrival)> {

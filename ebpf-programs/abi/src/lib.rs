@@ -1,8 +1,8 @@
-//! What the eBPF programs and the daemon agree on: keys and values of maps, and what to do with a call.
+//! The ABI between the eBPF programs and the daemon: keys and values of maps, and the decisions about calls.
 //!
-//! No kernel, no I/O, no unsafe code: the programs look things up and write addresses, this crate says which. So each
-//! decision is tested on the machine that builds it, though nothing can run these programs in a test harness of the kernel.
-//! Sizes are asserted here, once, for both sides.
+//! No kernel, no I/O, no unsafe code: the programs do the lookups and write addresses, this crate decides. So decisions are
+//! tested on the build machine, although no kernel test harness can run these programs. Sizes are asserted here once for
+//! both sides.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,20 +32,20 @@ pub use tables::{
 
 /// Sockets that are never redirected, by socket cookie.
 pub const EXEMPT_MAX: u32 = 65_536;
-/// Processes that are part of the tunnel, by process id of the first namespace; the least recently used goes first.
+/// Processes that are part of the tunnel, by process id of the initial namespace; the least recently used is evicted first.
 pub const PROCESSES_MAX: u32 = 4_096;
-/// Rules and exclusions, over all listeners, of two generations: those in force, and those that come or have gone.
+/// Rules and exclusions of all listeners, for two generations: the active one, and the next or previous one.
 pub const RULES_MAX: u32 = 16_384;
-/// Listeners, over all network namespaces.
+/// Listeners in all network namespaces.
 pub const LISTENERS_MAX: u32 = 1_024;
-/// Redirected sockets whose destination is remembered, by socket cookie; the least recently used goes first.
+/// Redirected sockets whose destination is stored, by socket cookie; the least recently used is evicted first.
 pub const ORIGINS_MAX: u32 = 65_536;
-/// Redirected connections that nobody has accepted yet; the least recently used goes first.
+/// Redirected connections not yet accepted; the least recently used is evicted first.
 pub const ARRIVALS_MAX: u32 = 16_384;
-/// How long a redirected connection may wait to be accepted, in nanoseconds. After it nobody knows where it wanted to go.
+/// How long a redirected connection may wait to be accepted, nanoseconds. After that its destination is no longer used.
 pub const ARRIVAL_AGE_MAX_NS: u64 = 10_000_000_000;
 
-/// Connections that are accounted for at once, by socket cookie; the least recently used goes first.
+/// Connections accounted for at once, by socket cookie; the least recently used is evicted first.
 pub const ACCOUNTS_MAX: u32 = 65_536;
-/// Bytes of the ring buffer of ended connections: some 6,500 of them.
+/// Bytes of the ring buffer of ended connections: about 6,500 entries.
 pub const CLOSED_RING_BYTES: u32 = 512 * 1024;

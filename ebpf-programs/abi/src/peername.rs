@@ -1,10 +1,10 @@
-//! What `getpeername` shows of a redirected connection.
+//! The result of `getpeername` for a redirected connection.
 
 use crate::endpoint::Endpoint;
 use crate::tables::Origin;
 
-/// The destination the program had asked for, in place of our listener; `None` leaves the answer as it is: what is
-/// shown is not what we made of it.
+/// The original destination, if `shown` is the listener. `None` leaves the result unchanged: the peer is not the
+/// listener of the redirect.
 #[inline(always)]
 #[must_use]
 pub fn shown_peer(shown: &Endpoint, origin: &Origin) -> Option<Endpoint> {

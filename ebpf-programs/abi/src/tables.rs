@@ -1,4 +1,4 @@
-//! Keys and values of the maps of the redirect.
+//! Keys and values of the redirect's maps.
 
 use crate::endpoint::{ENDPOINT_BYTES, Endpoint};
 
@@ -17,34 +17,34 @@ pub const ARRIVAL_KEY_BYTES: usize = 32;
 /// Bytes of an [`Arrival`].
 pub const ARRIVAL_BYTES: usize = 40;
 
-/// Bits of a [`RuleKey`] in front of the address: generation, family and port, which always match whole.
+/// Bits of a [`RuleKey`] before the address: generation, family and port, which must match completely.
 pub const SCOPE_BITS: u32 = 32;
 
-/// Calls to these destinations stay as they are.
+/// Calls to these destinations are unchanged.
 pub const ACTION_LEAVE: u32 = 0;
-/// Calls to these destinations go to a listener.
+/// Calls to these destinations are redirected to a listener.
 pub const ACTION_REDIRECT: u32 = 1;
 
-/// Calls to these destinations stay as they are, and whoever makes one is part of the tunnel: nothing this process calls is
-/// redirected from then on.
+/// Calls to these destinations are unchanged, and the calling process becomes part of the tunnel: none of its later calls
+/// is redirected.
 pub const ACTION_JOIN: u32 = 2;
 
-/// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
+/// Flag of a rule: a call that cannot be redirected is denied. Without the flag the call is unchanged.
 pub const FLAG_DENY: u32 = 1;
 
-/// Flag of a rule that is [`ACTION_JOIN`]: whoever calls joins only where the rule's listener is noted. Each network namespace
-/// has a loopback of its own, and something else of the same number may listen there.
+/// Flag of a rule with [`ACTION_JOIN`]: the caller joins only in network namespaces for which the map has the rule's listener.
+/// Each namespace has its own loopback, where another program may listen on the same port.
 pub const FLAG_HOME: u32 = 2;
 
-/// Flag of an [`Origin`]: it was sent to the node's address, in another network namespace than its own.
+/// Flag of an [`Origin`]: the call was redirected to the node's address, in another network namespace.
 pub const ORIGIN_TO_NODE: u32 = 1;
 
-/// In place of a network namespace's cookie: the listener at the node's address, which any of them may reach, and who comes
-/// to it. No namespace has this cookie.
+/// Used instead of a network namespace's cookie for the listener at the node's address, which every namespace can reach,
+/// and for its connections. No namespace has this cookie.
 pub const NODE_COOKIE: u64 = 0;
 
-/// Destination of a call as the longest-prefix table compares it: generation, family, port, address. Port 0 stands for rules
-/// that name none. Rules of two generations may be in the table; a call looks at those of one alone.
+/// Key of the longest-prefix table: generation, family, port and address of a call's destination. Port 0 is for rules
+/// without a port. The table may hold rules of two generations; a call uses one of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey {
@@ -57,20 +57,20 @@ pub struct RuleKey {
 const _: () = assert!(size_of::<RuleKey>() == RULE_KEY_BYTES && align_of::<RuleKey>() == 1);
 
 impl RuleKey {
-    /// The key of rules of this generation that name this port.
+    /// The key of rules of this generation with this port.
     #[inline(always)]
     #[must_use]
     pub const fn of(destination: &Endpoint, generation: u8) -> Self {
         Self {
             generation,
-            // Both families are small numbers.
+            // Both families fit one byte.
             family: destination.family.to_be_bytes()[1],
             port: destination.port.to_be_bytes(),
             ip: destination.ip,
         }
     }
 
-    /// The key of rules that name no port.
+    /// The key of rules without a port.
     #[inline(always)]
     #[must_use]
     pub const fn any_port(self) -> Self {
@@ -80,7 +80,7 @@ impl RuleKey {
         }
     }
 
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_KEY_BYTES] {
         let mut bytes = [0; RULE_KEY_BYTES];
@@ -92,16 +92,15 @@ impl RuleKey {
     }
 }
 
-/// What to do with calls to some destinations.
+/// The action for calls to some destinations.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Length of the address prefix, without [`SCOPE_BITS`]: the longer of two matches wins, and a rule with a port
-    /// wins over one of the same length without.
+    /// Length of the address prefix, without [`SCOPE_BITS`]. The longer of two matches wins; if equal, the rule with a port.
     pub prefix_bits: u32,
-    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; anything else is taken as leave.
+    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; other values act as [`ACTION_LEAVE`].
     pub action: u32,
-    /// Which listener, where one exists in the caller's network namespace.
+    /// The listener's number, to look up in the caller's network namespace.
     pub listener: u32,
     /// [`FLAG_DENY`], [`FLAG_HOME`].
     pub flags: u32,
@@ -110,7 +109,7 @@ pub struct Rule {
 const _: () = assert!(size_of::<Rule>() == RULE_BYTES && align_of::<Rule>() == 4);
 
 impl Rule {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_BYTES] {
         words([self.prefix_bits, self.action, self.listener, self.flags])
@@ -123,7 +122,7 @@ impl Rule {
 pub struct ListenerKey {
     /// `SO_NETNS_COOKIE`, or [`NODE_COOKIE`].
     pub netns_cookie: u64,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// Zero.
     pub reserved: u32,
@@ -133,7 +132,7 @@ const _: () =
     assert!(size_of::<ListenerKey>() == LISTENER_KEY_BYTES && align_of::<ListenerKey>() == 8);
 
 impl ListenerKey {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_KEY_BYTES] {
         let mut bytes = [0; LISTENER_KEY_BYTES];
@@ -144,7 +143,7 @@ impl ListenerKey {
     }
 }
 
-/// Where a listener listens; either may be [`Endpoint::NONE`].
+/// The addresses of a listener; each may be [`Endpoint::NONE`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -152,14 +151,14 @@ pub struct Listener {
     pub v4: Endpoint,
     /// For IPv6 destinations.
     pub v6: Endpoint,
-    /// `SO_MARK` of its sockets, so that nobody else takes its place; 0 is any.
+    /// `SO_MARK` of the listener's sockets, so that no other program can take the address; 0 matches any mark.
     pub mark: u32,
 }
 
 const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 4);
 
 impl Listener {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; LISTENER_BYTES] {
         let mut bytes = [0; LISTENER_BYTES];
@@ -170,22 +169,22 @@ impl Listener {
     }
 }
 
-/// Where a redirected socket wanted to go; lives as long as the socket's connection.
+/// The original destination of a redirected socket; kept until the socket's connection ends.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// As the program called it, or as another program had rewritten it before us.
+    /// The destination from the caller, or as rewritten by an earlier eBPF program.
     pub destination: Endpoint,
-    /// Where we sent it.
+    /// The listener's address.
     pub via: Endpoint,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// [`ORIGIN_TO_NODE`].
     pub flags: u32,
 }
 
 impl Origin {
-    /// The namespace under which its listener will ask: the client's own, which is `netns_cookie`, or none.
+    /// The cookie that the listener uses in its lookup: `netns_cookie`, the client's, or [`NODE_COOKIE`].
     #[inline(always)]
     #[must_use]
     pub const fn asked_under(&self, netns_cookie: u64) -> u64 {
@@ -199,13 +198,13 @@ impl Origin {
 
 const _: () = assert!(size_of::<Origin>() == ORIGIN_BYTES && align_of::<Origin>() == 4);
 
-/// A redirected connection as its listener sees it.
+/// A redirected connection, as seen by its listener.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalKey {
-    /// `SO_NETNS_COOKIE` of the client, which is the listener's; [`NODE_COOKIE`] at the node's address.
+    /// `SO_NETNS_COOKIE` of client and listener; [`NODE_COOKIE`] at the node's address.
     pub netns_cookie: u64,
-    /// The peer that `accept` shows.
+    /// The peer address that `accept` returns.
     pub client: Endpoint,
     /// Zero.
     pub reserved: u32,
@@ -215,7 +214,7 @@ const _: () =
     assert!(size_of::<ArrivalKey>() == ARRIVAL_KEY_BYTES && align_of::<ArrivalKey>() == 8);
 
 impl ArrivalKey {
-    /// As the map holds it.
+    /// The bytes stored in the map.
     #[must_use]
     pub fn to_bytes(self) -> [u8; ARRIVAL_KEY_BYTES] {
         let mut bytes = [0; ARRIVAL_KEY_BYTES];
@@ -226,13 +225,13 @@ impl ArrivalKey {
     }
 }
 
-/// What the listener asks for when it accepted a connection.
+/// The entry that the listener looks up for an accepted connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Where the client wanted to go.
+    /// The client's original destination.
     pub destination: Endpoint,
-    /// As rules name it.
+    /// The number in rules.
     pub listener: u32,
     /// When the connection was established, on the monotonic clock.
     pub established_ns: u64,
@@ -243,13 +242,13 @@ pub struct Arrival {
 const _: () = assert!(size_of::<Arrival>() == ARRIVAL_BYTES && align_of::<Arrival>() == 8);
 
 impl Arrival {
-    /// Whether it may still be used: after [`crate::ARRIVAL_AGE_MAX_NS`] nobody knows where the connection wanted to go.
+    /// Whether the entry is at most [`crate::ARRIVAL_AGE_MAX_NS`] old and may be used.
     #[must_use]
     pub const fn is_fresh(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.established_ns) <= crate::ARRIVAL_AGE_MAX_NS
     }
 
-    /// From what the map holds.
+    /// Reads the bytes stored in the map.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ARRIVAL_BYTES]) -> Self {
         let mut destination = [0; ENDPOINT_BYTES];

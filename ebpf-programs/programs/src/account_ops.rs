@@ -1,10 +1,10 @@
 //! Counts bytes, round-trip time, retransmissions and segments of the daemon's own connections.
 //!
 //! Hook: cgroup `sock_ops`, by bpf_link. Floor: Linux 5.8 (ring buffer, socket cookie here); tested from 6.1. Licence: any.
-//! Maps, entries at most: ACCOUNT_SOCKETS 65,536, ACCOUNT_LOOKS 4,096, ACCOUNT_CLOSED 512 KiB, ACCOUNT_OUTCOMES 3.
-//! A socket that the daemon did not register costs one lookup that finds nothing, when it connects or listens, and nothing
-//! after. Connections inherit what their listener asked to hear of. Missing anything: nothing is counted of that
-//! connection but, at its end, that it was missed; no connection is ever touched.
+//! Maps, entries at most: ACCOUNT_SOCKETS 65,536, ACCOUNT_LOOKS 4,096, ACCOUNT_CLOSED 512 KiB, ACCOUNT_OUTCOMES 3. An
+//! unregistered socket costs one failed lookup when it connects or listens, and nothing later. Connections inherit the
+//! callback flags of their listener. Missing an entry: the connection is not counted, and its end is counted as unknown.
+//! Connections are never changed.
 
 use adit_ebpf_abi::{
     Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading, look, look_place,
@@ -24,7 +24,7 @@ use aya_ebpf::programs::SockOpsContext;
 use crate::account_maps::{ACCOUNT_CLOSED, ACCOUNT_LOOKS, ACCOUNT_SOCKETS, count};
 use crate::context::{connection_cookie, field};
 
-/// The end of a connection; each round-trip measurement, which is at most one for each round trip; retransmissions.
+/// Callbacks for state changes, round-trip measurements (at most one per round trip) and retransmissions.
 const WATCHED: u32 =
     BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG;
 
@@ -45,16 +45,16 @@ pub fn adit_account_ops(context: SockOpsContext) -> u32 {
     1
 }
 
-/// Asks to hear of a socket of the daemon. Adds to what other programs asked for.
+/// Enables callbacks for a socket of the daemon, in addition to those of other programs.
 #[inline(always)]
 fn watch(context: &SockOpsContext) {
     if account(context).is_some() {
-        // Kernels ignore what they do not know.
+        // Kernels ignore unknown flags.
         let _set = context.set_cb_flags((context.cb_flags() | WATCHED) as i32);
     }
 }
 
-/// Whether we asked to hear of the socket: nobody else asks for all of it.
+/// Whether this program enabled callbacks for the socket: other programs do not enable all of these.
 #[inline(always)]
 fn watched(context: &SockOpsContext) -> bool {
     context.cb_flags() & WATCHED == WATCHED
@@ -75,10 +75,10 @@ fn connected(context: &SockOpsContext) {
     }
 }
 
-/// Whether a round-trip measurement is taken over. Most are not, and cost this.
+/// Whether to update the counts at a round-trip measurement. Most measurements only cost this check.
 #[inline(always)]
 fn is_due(context: &SockOpsContext) -> bool {
-    // The handshake's own measurement comes before it is known that our SYN is among the bytes.
+    // The handshake's measurement comes before [`FLAG_CONNECTED`] is set, so our SYN would count as payload.
     if matches!(
         field!(context.ops, state),
         BPF_TCP_SYN_SENT | BPF_TCP_SYN_RECV
@@ -89,8 +89,8 @@ fn is_due(context: &SockOpsContext) -> bool {
     let Some(place) = ACCOUNT_LOOKS.get_ptr_mut(look_place(cookie)) else {
         return false;
     };
-    // SAFETY: the map gives a valid pointer. Another socket that shares the place may write at the same time: then one of
-    // the two is looked at once more or once less.
+    // SAFETY: the map returns a valid pointer. Another socket that shares the entry may write at the same time; then one
+    // of the two is updated once more or once less.
     let held = unsafe { place.read_volatile() };
     let Some(next) = look(held, cookie, now()) else {
         return false;
@@ -124,13 +124,13 @@ fn half_close(context: &SockOpsContext) {
 fn close(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
     let Some(account) = account(context) else {
-        // Others ask for ends, too.
+        // Other programs may have enabled state callbacks for this socket.
         if watched(context) {
             count(CloseOutcome::Unknown);
         }
         return;
     };
-    // Listeners, and calls that nobody answered, leave without a word.
+    // Listeners and connections that were never established are removed without an end event.
     if !full(context) || account.flags & FLAG_ESTABLISHED == 0 {
         let _gone = ACCOUNT_SOCKETS.remove(&cookie);
         return;
@@ -141,7 +141,7 @@ fn close(context: &SockOpsContext) {
         closed_ns: now(),
         account: *account,
     };
-    // First, so that nobody who has heard of the end finds the connection among those that live.
+    // Before the end event, so that a reader of the event does not find the connection among the live ones.
     let _gone = ACCOUNT_SOCKETS.remove(&cookie);
     count(match ACCOUNT_CLOSED.reserve::<Closed>(0) {
         None => CloseOutcome::RingFull,
@@ -153,7 +153,7 @@ fn close(context: &SockOpsContext) {
     });
 }
 
-/// The daemon looks into the ring every now and then; it is woken only where the ring might fill before that.
+/// The daemon reads the ring periodically and is woken only if the ring might fill before that.
 #[inline(always)]
 fn wake_up() -> u64 {
     let waiting = ACCOUNT_CLOSED.query(u64::from(BPF_RB_AVAIL_DATA));
@@ -165,15 +165,15 @@ fn wake_up() -> u64 {
     })
 }
 
-/// The entry of the socket, if it is the daemon's.
+/// The entry of the socket, if the daemon registered it.
 #[inline(always)]
 fn account(context: &SockOpsContext) -> Option<&mut Account> {
     let entry = ACCOUNT_SOCKETS.get_ptr_mut(&connection_cookie(context))?;
-    // SAFETY: the map gives a valid pointer, and only callbacks of this socket, which holds its lock, write through it.
+    // SAFETY: the map returns a valid pointer. Only callbacks of this socket write through it, and they hold the socket's lock.
     Some(unsafe { &mut *entry })
 }
 
-/// Whether the context describes a whole socket, so that the numbers in it are its own.
+/// Whether the context is of a full socket, so that its counts are valid.
 #[inline(always)]
 fn full(context: &SockOpsContext) -> bool {
     field!(context.ops, is_fullsock) == 1
@@ -181,7 +181,7 @@ fn full(context: &SockOpsContext) -> bool {
 
 #[inline(always)]
 fn now() -> u64 {
-    // SAFETY: the helper takes nothing.
+    // SAFETY: the helper takes no arguments.
     unsafe { bpf_ktime_get_ns() }
 }
 

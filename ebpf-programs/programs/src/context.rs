@@ -1,6 +1,6 @@
-//! Fields of contexts, each read and written as the four bytes it is.
+//! Fields of contexts, each accessed as four bytes.
 //!
-//! The verifier refuses wider or merged accesses to most of them, so all are volatile.
+//! The verifier refuses wider or merged accesses to most fields, so all accesses are volatile.
 
 use core::ptr::addr_of_mut;
 
@@ -13,19 +13,19 @@ use aya_ebpf::programs::{SockAddrContext, SockOpsContext};
 /// Reads a field of a context.
 macro_rules! field {
     ($pointer:expr, $($name:tt)+) => {
-        // SAFETY: the kernel hands a valid context to the program and the verifier checks the offset.
+        // SAFETY: the kernel passes a valid context to the program and the verifier checks the offset.
         unsafe { core::ptr::read_volatile(core::ptr::addr_of!((*$pointer).$($name)+)) }
     };
 }
 pub(crate) use field;
 
-/// The address of a call to an IPv4 socket.
+/// The destination of a call on an IPv4 socket.
 #[inline(always)]
 pub fn called4(context: &SockAddrContext) -> Endpoint {
     Endpoint::from_word(field!(context.sock_addr, user_ip4), called_port(context))
 }
 
-/// The address of a call to an IPv6 socket.
+/// The destination of a call on an IPv6 socket.
 #[inline(always)]
 pub fn called6(context: &SockAddrContext) -> Endpoint {
     let words = [
@@ -43,7 +43,7 @@ fn called_port(context: &SockAddrContext) -> u16 {
     u16::from_be(field!(context.sock_addr, user_port) as u16)
 }
 
-/// Writes the address of a call to an IPv4 socket.
+/// Writes the destination of a call on an IPv4 socket.
 #[inline(always)]
 pub fn set_called4(context: &SockAddrContext, to: &Endpoint) {
     // SAFETY: as in `field`; these fields may be written at these hooks.
@@ -53,7 +53,7 @@ pub fn set_called4(context: &SockAddrContext, to: &Endpoint) {
     set_called_port(context, to.port);
 }
 
-/// Writes the address of a call to an IPv6 socket.
+/// Writes the destination of a call on an IPv6 socket.
 #[inline(always)]
 pub fn set_called6(context: &SockAddrContext, to: &Endpoint) {
     let [a, b, c, d] = to.words();
@@ -103,7 +103,7 @@ pub fn connection_netns(context: &SockOpsContext) -> u64 {
     unsafe { bpf_get_netns_cookie(context.as_ptr()) }
 }
 
-/// The own end of a connection.
+/// The local address of a connection.
 #[inline(always)]
 pub fn local(context: &SockOpsContext) -> Endpoint {
     let ops: *mut bpf_sock_ops = context.ops;
@@ -121,7 +121,7 @@ pub fn local(context: &SockOpsContext) -> Endpoint {
     Endpoint::from_words(words, port)
 }
 
-/// The other end of a connection.
+/// The remote address of a connection.
 #[inline(always)]
 pub fn remote(context: &SockOpsContext) -> Endpoint {
     let ops: *mut bpf_sock_ops = context.ops;

@@ -1,7 +1,7 @@
-//! All eBPF programs of Adit in one object: one file per program, each with its hook, floor and maps on top.
+//! All eBPF programs of Adit in one object: one file per program, with its hook, minimum kernel ("floor") and maps at the top.
 //!
-//! Programs read only what the kernel promises to user space (contexts and helpers), never a kernel struct. What they
-//! decide is in `adit-ebpf-abi`, where it is tested.
+//! Programs use only the kernel's stable interface (contexts and helpers), never kernel structs. Their decisions are in
+//! `adit-ebpf-abi`, which has the tests.
 #![no_std]
 #![no_main]
 
@@ -13,13 +13,13 @@ mod redirect_established;
 mod redirect_peername;
 mod tables;
 
-/// No helper that is used here asks for a licence compatible with the GPL, so the object says what the project says.
+/// No helper used here requires a GPL-compatible licence, so the object has the project's licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 11] = *b"Apache-2.0\0";
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
-    // The verifier sees that nothing leads here.
+    // Unreachable, as the verifier checks.
     loop {}
 }

@@ -1,10 +1,10 @@
-//! Sends chosen TCP connections to a listener.
+//! Redirects chosen TCP connections to a listener.
 //!
-//! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
-//! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
-//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536.
-//! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
-//! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
+//! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks, socket
+//! lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
+//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536. Missing anything
+//! (rule, listener in this network namespace, a listening socket, room): the call is unchanged and counted in REDIRECT_CALLS.
+//! Only with a rule's deny flag the call fails.
 
 use core::mem::MaybeUninit;
 
@@ -29,14 +29,14 @@ use crate::tables::{
 
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
-/// State of a socket that listens.
+/// State of a listening socket.
 const TCP_LISTEN: u32 = 10;
 /// Bytes of the two forms of a socket tuple.
 const TUPLE4_BYTES: u32 = 12;
 const TUPLE6_BYTES: u32 = 36;
-/// Words of the longer one.
+/// Words of the longer form.
 const TUPLE_WORDS: usize = 9;
-/// What these programs return: go on, or fail with EPERM.
+/// Return values of these programs: proceed, or fail with EPERM.
 const PROCEED: i32 = 1;
 const FAIL: i32 = 0;
 
@@ -74,7 +74,7 @@ fn judge(context: &SockAddrContext, destination: Endpoint) -> (Decision, SockAdd
         context,
         cookie: socket_cookie(context),
     };
-    // What an earlier call of this socket left: the socket may go elsewhere now.
+    // Removes the entry of an earlier call of this socket, which may have another destination now.
     let _none = REDIRECT_ORIGINS.remove(&caller.cookie);
     let call = Call {
         is_tcp: field!(context.sock_addr, type_) == SOCK_STREAM
@@ -87,7 +87,7 @@ fn judge(context: &SockAddrContext, destination: Endpoint) -> (Decision, SockAdd
     )
 }
 
-/// The calling socket and what the kernel and the maps say around it.
+/// The calling socket, with access to kernel and maps.
 struct Caller<'a> {
     context: &'a SockAddrContext,
     cookie: u64,
@@ -96,9 +96,9 @@ struct Caller<'a> {
 impl Surroundings for Caller<'_> {
     #[inline(always)]
     fn is_exempt(&self) -> bool {
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         let socket = unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some();
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         socket || unsafe { REDIRECT_PROCESSES.get(&self.context.tgid()) }.is_some()
     }
 
@@ -115,13 +115,13 @@ impl Surroundings for Caller<'_> {
             listener: number,
             reserved: 0,
         };
-        // SAFETY: the value is not looked at.
+        // SAFETY: the value is not read.
         unsafe { REDIRECT_LISTENERS.get(&key) }.is_some()
     }
 
     #[inline(always)]
     fn join(&self) {
-        // An LRU map takes every entry.
+        // An LRU map evicts to make room, so inserts do not fail.
         let _joined = REDIRECT_PROCESSES.insert(&self.context.tgid(), &1, 0);
     }
 
@@ -151,7 +151,7 @@ impl Surroundings for Caller<'_> {
     fn listens(&self, at: &Endpoint, mark: u32) -> bool {
         let mut tuple = MaybeUninit::<[u32; TUPLE_WORDS]>::uninit();
         let bytes = write_tuple(tuple.as_mut_ptr().cast(), at);
-        // SAFETY: the context and the tuple live through the call; a socket that comes back is released below.
+        // SAFETY: the context and the tuple outlive the call; a returned socket is released below.
         let socket = unsafe {
             bpf_sk_lookup_tcp(
                 self.context.as_ptr(),
@@ -184,17 +184,17 @@ fn noted(netns_cookie: u64, listener: u32) -> Option<Listener> {
         listener,
         reserved: 0,
     };
-    // SAFETY: copied at once. The daemon replaces values whole.
+    // SAFETY: copied at once. The daemon replaces whole values.
     unsafe { REDIRECT_LISTENERS.get(&key) }.copied()
 }
 
-/// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the
-/// verifier refuses the loop that a compiler makes of zeroing a whole.
+/// Writes the socket tuple for the lookup helper and returns its length. Word by word: without CAP_PERFMON the verifier
+/// refuses the loop that a compiler generates to zero the array.
 #[inline(always)]
 fn write_tuple(tuple: *mut u32, at: &Endpoint) -> u32 {
-    // Ports in the order of the wire: the source's, which is any, then the destination's.
+    // Ports in network order: the source port, which is any (0), then the destination port.
     let ports = u32::from(at.port.to_be()) << 16;
-    // SAFETY: the words written are those of the array behind the pointer, nine at most.
+    // SAFETY: the words written are within the array behind the pointer, which has nine.
     unsafe {
         if at.family == AF_INET {
             tuple.write_volatile(0);

@@ -1,8 +1,8 @@
-//! Tells the listener where a redirected connection wanted to go, before it can accept it.
+//! Stores the original destination of a redirected connection for its listener, before the listener can accept the connection.
 //!
 //! Hook: cgroup `sock_ops`, by bpf_link. Floor: Linux 5.15 (network namespace cookie in this hook); tested from 6.1.
-//! Licence: any. Maps, entries at most: REDIRECT_ORIGINS 65,536, REDIRECT_ARRIVALS 16,384.
-//! Missing anything: nothing is noted, and the listener refuses a connection whose destination it cannot find.
+//! Licence: any. Maps, entries at most: REDIRECT_ORIGINS 65,536, REDIRECT_ARRIVALS 16,384. Missing anything: nothing is
+//! stored, and the listener refuses the connection, because it finds no destination.
 
 use adit_ebpf_abi::{ArrivalKey, Established, established};
 use aya_ebpf::bindings::{
@@ -27,14 +27,14 @@ pub fn adit_redirect_ops(context: SockOpsContext) -> u32 {
     1
 }
 
-/// Asks to hear of the end of redirected connections, also of those that are never established.
+/// Enables state callbacks for redirected connections, to notice their end even if they are never established.
 #[inline(always)]
 fn watch(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
-    // SAFETY: the value is not looked at.
+    // SAFETY: the value is not read.
     if unsafe { REDIRECT_ORIGINS.get(&cookie) }.is_some() {
         let flags = context.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG;
-        // Without it entries go by age.
+        // Without the callback, entries are evicted as least recently used.
         let _set = context.set_cb_flags(flags as i32);
     }
 }
@@ -42,7 +42,7 @@ fn watch(context: &SockOpsContext) {
 #[inline(always)]
 fn note(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
-    // SAFETY: read before anything else may change the entry: it belongs to this socket.
+    // SAFETY: read before the entry can change: the entry belongs to this socket.
     let Some(origin) = (unsafe { REDIRECT_ORIGINS.get(&cookie) }) else {
         return;
     };
@@ -50,7 +50,7 @@ fn note(context: &SockOpsContext) {
         netns_cookie: connection_netns(context),
         local: local(context),
         remote: remote(context),
-        // SAFETY: the helper takes nothing.
+        // SAFETY: the helper takes no arguments.
         now_ns: unsafe { bpf_ktime_get_ns() },
         cookie,
     };
@@ -60,11 +60,11 @@ fn note(context: &SockOpsContext) {
     }
 }
 
-/// The end of a connection, established or not.
+/// Removes the entries of a connection that has ended, established or not.
 #[inline(always)]
 fn forget(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
-    // SAFETY: read before anything else may change the entry: it belongs to this socket.
+    // SAFETY: read before the entry can change: the entry belongs to this socket.
     let Some(origin) = (unsafe { REDIRECT_ORIGINS.get(&cookie) }) else {
         return;
     };
@@ -73,7 +73,7 @@ fn forget(context: &SockOpsContext) {
         client: local(context),
         reserved: 0,
     };
-    // Mostly taken already, and maybe another's by now: addresses are used again.
+    // The listener has usually taken the entry, and a new connection with the same address may have stored its own.
     // SAFETY: read at once.
     let is_ours =
         unsafe { REDIRECT_ARRIVALS.get(&key) }.is_some_and(|arrival| arrival.cookie == cookie);

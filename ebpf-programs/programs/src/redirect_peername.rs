@@ -1,8 +1,7 @@
-//! Shows redirected programs the destination they asked for.
+//! Makes `getpeername` return the original destination to redirected programs.
 //!
-//! Hooks: cgroup `getpeername4` and `getpeername6`, by bpf_link. Floor: Linux 5.8; tested from 6.1. Licence: any.
-//! Map, entries at most: REDIRECT_ORIGINS 65,536. Missing an entry, or showing anything but our listener: the answer stays
-//! as it is.
+//! Hooks: cgroup `getpeername4` and `getpeername6`, by bpf_link. Floor: Linux 5.8; tested from 6.1. Licence: any. Map, entries
+//! at most: REDIRECT_ORIGINS 65,536. Missing an entry, or if the peer is not the listener: the result is unchanged.
 
 use adit_ebpf_abi::{Endpoint, shown_peer};
 use aya_ebpf::macros::cgroup_sock_addr;
@@ -11,7 +10,7 @@ use aya_ebpf::programs::SockAddrContext;
 use crate::context::{called4, called6, set_called4, set_called6, socket_cookie};
 use crate::tables::REDIRECT_ORIGINS;
 
-/// These programs cannot refuse.
+/// The only return value of these hooks.
 const PROCEED: i32 = 1;
 
 #[cgroup_sock_addr(getpeername4)]

@@ -1,4 +1,4 @@
-//! The maps of the redirect. The daemon writes rules, listeners and exempt sockets; programs write the rest.
+//! The maps of the redirect. The daemon writes rules, listeners and exempt sockets; the programs write the other maps.
 
 use adit_ebpf_abi::{
     ARRIVALS_MAX, Arrival, ArrivalKey, CALL_OUTCOMES, CallOutcome, EXEMPT_MAX, LISTENERS_MAX,
@@ -7,15 +7,15 @@ use adit_ebpf_abi::{
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 
-/// Which destinations go to which listener.
+/// Rules: which destinations are redirected to which listener.
 #[map]
 pub static REDIRECT_RULES: LpmTrie<RuleKey, Rule> = LpmTrie::with_max_entries(RULES_MAX, 0);
 
-/// Which generation of rules is in force: one entry.
+/// Generation of the active rule set: one entry.
 #[map]
 pub static REDIRECT_GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 
-/// Where listeners listen, by network namespace.
+/// Addresses of listeners, by network namespace.
 #[map]
 pub static REDIRECT_LISTENERS: HashMap<ListenerKey, Listener> =
     HashMap::with_max_entries(LISTENERS_MAX, 0);
@@ -32,7 +32,7 @@ pub static REDIRECT_PROCESSES: LruHashMap<u32, u8> = LruHashMap::with_max_entrie
 #[map]
 pub static REDIRECT_ORIGINS: LruHashMap<u64, Origin> = LruHashMap::with_max_entries(ORIGINS_MAX, 0);
 
-/// Destinations of redirected connections, as their listener sees them.
+/// Destinations of redirected connections, by the peer address that their listener sees.
 #[map]
 pub static REDIRECT_ARRIVALS: LruHashMap<ArrivalKey, Arrival> =
     LruHashMap::with_max_entries(ARRIVALS_MAX, 0);
@@ -46,8 +46,8 @@ pub static REDIRECT_CALLS: PerCpuArray<u64> =
 #[inline(always)]
 pub fn count(outcome: CallOutcome) {
     if let Some(counter) = REDIRECT_CALLS.get_ptr_mut(outcome as u32) {
-        // SAFETY: the map gives a pointer to this CPU's own value, which nobody else writes meanwhile: programs of these
-        // hooks are not preempted by one another on a CPU in a way that matters to more than the last count.
+        // SAFETY: the map returns a pointer to this CPU's own value. If a program of these hooks interrupts another one
+        // on the CPU, at most one count is lost.
         unsafe { *counter += 1 }
     }
 }
