@@ -63,8 +63,8 @@ fn outcome(changed: &Links, action: LinksAction) -> String {
     out += if action == LinksAction::Unlink {
         "the agent reconnects unless --agent-deny lists it\n"
     } else {
-        "new tunnels go to other agents with the same identifiers, if any; `adit unlink` ends the link, and the agent's next \
-         link is not draining\n"
+        "new tunnels go to other agents with the same identifiers, if any;\n\
+         `adit unlink` ends the drain: the agent links again, and takes tunnels\n"
     };
     out
 }
