@@ -326,6 +326,11 @@ impl Cluster {
         self.programs.join(name)
     }
 
+    /// The folder with all renderings of the chart.
+    pub(crate) fn renderings(&self) -> PathBuf {
+        self.program("rendered")
+    }
+
     /// Of the node of this number, from 0.
     pub(crate) fn node_address(number: usize) -> Ipv4Addr {
         let last = u8::try_from(number + 1).expect("few nodes");
