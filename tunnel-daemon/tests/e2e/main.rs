@@ -18,6 +18,7 @@ mod fleet;
 #[path = "../interop/support/go.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod go;
+mod inside;
 mod jwt;
 mod kubectl;
 mod leases;
