@@ -327,6 +327,11 @@ impl Cluster {
         self.programs.join(name)
     }
 
+    /// Where a file for each container that runs, of the name of its pod, has the process's id.
+    pub(crate) fn containers(&self) -> PathBuf {
+        self.path("containers")
+    }
+
     /// The folder with all renderings of the chart.
     pub(crate) fn renderings(&self) -> PathBuf {
         self.program("rendered")

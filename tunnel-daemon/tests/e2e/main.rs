@@ -10,6 +10,7 @@ mod bootstrap;
 #[path = "../kernel/support/cgroup.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod cgroup;
+mod charts;
 mod client;
 mod cluster;
 mod credentials;
@@ -28,6 +29,7 @@ mod namespace;
 mod objects;
 mod pages;
 mod platforms;
+mod pods;
 #[path = "../interop/support/ports.rs"]
 mod ports;
 #[path = "../interop/support/process.rs"]
