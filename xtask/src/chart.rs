@@ -20,6 +20,8 @@ use crate::workspace::{Workspace, fresh};
 const CHART: &str = "deploy/chart";
 /// Values that pass, and below `fail` those that must not.
 const CASES: &str = "deploy/chart/ci";
+/// Below a folder, where renderings are written.
+const RENDERED: &str = "rendered";
 /// What is rendered for people without Helm, and `templates` for what is no object of the chart.
 const MANIFESTS: &str = "deploy/manifests";
 /// Where the Go module is that names Helm's version.
@@ -61,6 +63,16 @@ pub(crate) fn package(workspace: &Workspace, out: &Path) -> anyhow::Result<Outco
     Ok(Outcome::Done)
 }
 
+/// Builds Helm into a folder, and renders all combinations that must pass into its folder `rendered`.
+///
+/// # Errors
+/// Helm cannot be built, or refuses a combination.
+pub(crate) fn render(workspace: &Workspace, folder: &Path) -> anyhow::Result<()> {
+    let helm = Helm::build(workspace, folder)?;
+    render_all(workspace, &helm, &folder.join(RENDERED))?;
+    Ok(())
+}
+
 /// Lints and renders the chart with all values, and writes or compares what is made from it.
 ///
 /// # Errors
@@ -74,16 +86,13 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     }
     let folder = workspace.target().join("chart");
     let helm = Helm::build(workspace, &folder)?;
-    let rendered = folder.join("rendered");
-    fresh(&rendered)?;
-    let cases = Case::all(workspace, CASES)?;
-    for case in &cases {
-        let text = helm.passes(case).with_context(|| case.file.clone())?;
-        fs::write(rendered.join(case.manifest()), &text)?;
-        contains_files(workspace, case, &text).with_context(|| case.file.clone())?;
+    let rendered = folder.join(RENDERED);
+    let cases = render_all(workspace, &helm, &rendered)?;
+    for (case, text) in &cases {
+        contains_files(workspace, case, text).with_context(|| case.file.clone())?;
         if case.is_manifest {
             let path = format!("{MANIFESTS}/{}", case.manifest());
-            keep(workspace, args, &path, &case.plain(&text))?;
+            keep(workspace, args, &path, &case.plain(text))?;
         }
     }
     let failing = Case::all(workspace, &format!("{CASES}/fail"))?;
@@ -97,6 +106,22 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     );
     command_lines(workspace, &rendered)?;
     Ok(Outcome::Done)
+}
+
+/// Writes the renderings of all combinations that must pass into a fresh folder, and returns them.
+fn render_all(
+    workspace: &Workspace,
+    helm: &Helm,
+    rendered: &Path,
+) -> anyhow::Result<Vec<(Case, String)>> {
+    fresh(rendered)?;
+    let mut cases = Vec::new();
+    for case in Case::all(workspace, CASES)? {
+        let text = helm.passes(&case).with_context(|| case.file.clone())?;
+        fs::write(rendered.join(case.manifest()), &text)?;
+        cases.push((case, text));
+    }
+    Ok(cases)
 }
 
 /// The chart leaves out an object whose file is missing, so the rendering itself must show that the file is there.

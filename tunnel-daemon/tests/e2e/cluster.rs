@@ -45,8 +45,8 @@ pub(crate) enum MadeBy {
 pub(crate) enum Egress {
     /// By a unix socket of this path.
     Socket(String),
-    /// By TLS, with a certificate of its own, at this port.
-    Tcp(u16),
+    /// By TLS, with a certificate of its own, at this host and port.
+    Tcp(String),
     /// Not at all: it connects to nodes itself.
     Direct,
 }
@@ -66,12 +66,12 @@ impl Egress {
                 });
             }
             Self::Socket(path) => json!({"uds": {"udsName": path}}),
-            Self::Tcp(port) => json!({"tcp": {
-                "url": format!("https://127.0.0.1:{port}"),
+            Self::Tcp(address) => json!({"tcp": {
+                "url": format!("https://{address}"),
                 "tlsConfig": {
                     "caBundle": files.ca_file(),
-                    "clientCert": files.cert("client"),
-                    "clientKey": files.key("client"),
+                    "clientCert": files.cert("kube-apiserver"),
+                    "clientKey": files.key("kube-apiserver"),
                 },
             }}),
         };
@@ -150,6 +150,7 @@ impl Cluster {
             // Of service account tokens.
             ("accounts", Usage::Server, &[][..]),
             ("node", Usage::Server, &names),
+            ("kube-apiserver", Usage::Client, &[]),
             ("kubelet-client", Usage::Client, &[]),
             ("front-proxy", Usage::Client, &[]),
         ] {
@@ -324,6 +325,16 @@ impl Cluster {
     /// A program that was built for these tests.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.programs.join(name)
+    }
+
+    /// Where a file for each container that runs, of the name of its pod, has the process's id.
+    pub(crate) fn containers(&self) -> PathBuf {
+        self.path("containers")
+    }
+
+    /// The folder with all renderings of the chart.
+    pub(crate) fn renderings(&self) -> PathBuf {
+        self.program("rendered")
     }
 
     /// Of the node of this number, from 0.

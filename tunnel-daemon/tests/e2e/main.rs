@@ -10,6 +10,7 @@ mod bootstrap;
 #[path = "../kernel/support/cgroup.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod cgroup;
+mod charts;
 mod client;
 mod cluster;
 mod credentials;
@@ -18,6 +19,7 @@ mod fleet;
 #[path = "../interop/support/go.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod go;
+mod inside;
 mod jwt;
 mod kubectl;
 mod leases;
@@ -27,6 +29,7 @@ mod namespace;
 mod objects;
 mod pages;
 mod platforms;
+mod pods;
 #[path = "../interop/support/ports.rs"]
 mod ports;
 #[path = "../interop/support/process.rs"]

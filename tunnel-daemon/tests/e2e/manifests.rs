@@ -1,5 +1,5 @@
-//! The manifests below `deploy/manifests`: the API server accepts each of them, and they grant the rights that programs need and no
-//! others.
+//! The manifests below `deploy/manifests`, and all other renderings of the chart: the API server accepts each of them, and they grant
+//! the rights that programs need and no others.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,16 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, Mode, programs};
 
-/// Where the manifests are.
+/// Where the manifests are. Renderings of the chart are a folder of the tests' programs.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests");
 /// A patch of the Deployment `kube-apiserver`.
 const PATCH: &str = "sidecar.yaml";
 /// The namespace of hosted control planes in the manifests.
 const HOSTED: &str = "cluster-example";
+/// Namespaces of other renderings.
+const NAMESPACES: [&str; 2] = [HOSTED, "hosted"];
 /// Grants of `Cluster::prepare` to the server's user, which the manifests grant as well.
-const PREPARED: [[&str; 2]; 2] = [
+pub(crate) const PREPARED: [[&str; 2]; 2] = [
     ["clusterrolebinding", "konnectivity-server"],
     ["rolebinding", "konnectivity-server"],
 ];
@@ -30,7 +32,7 @@ const LEASES: &str = "leases.coordination.k8s.io";
 /// Subject, verb, resource, namespace.
 type Right = (&'static str, &'static str, &'static str, &'static str);
 
-/// A manifest with the rights that it grants, and others that it must not grant.
+/// A rendering with the rights that it grants, and others that it must not grant.
 struct Grants {
     manifest: &'static str,
     granted: &'static [Right],
@@ -38,7 +40,7 @@ struct Grants {
 }
 
 /// One after the other: their ClusterRoleBindings have the same name.
-const GRANTS: [Grants; 2] = [
+const GRANTS: [Grants; 5] = [
     Grants {
         manifest: "agent-deployment-token-leases.yaml",
         granted: &[
@@ -79,11 +81,51 @@ const GRANTS: [Grants; 2] = [
             (AGENT, "create", REVIEWS, ""),
         ],
     },
+    Grants {
+        manifest: "all-in-one-cert-manager.yaml",
+        granted: &[(SERVER, "create", REVIEWS, "")],
+        refused: &[
+            (SERVER, "list", LEASES, "kube-system"),
+            (SERVER, "get", "secrets", "kube-system"),
+            (AGENT, "create", REVIEWS, ""),
+            (AGENT, "list", LEASES, "kube-system"),
+        ],
+    },
+    Grants {
+        manifest: "compat-daemonset-token-leases.yaml",
+        granted: &[
+            (SERVER, "create", REVIEWS, ""),
+            (SERVER, "create", LEASES, "kube-system"),
+            (SERVER, "delete", LEASES, "kube-system"),
+            (AGENT, "list", LEASES, "kube-system"),
+            (AGENT, "watch", LEASES, "kube-system"),
+        ],
+        refused: &[
+            (SERVER, "list", LEASES, "kube-node-lease"),
+            (SERVER, "get", "secrets", "kube-system"),
+            (AGENT, "create", REVIEWS, ""),
+            (AGENT, "create", LEASES, "kube-system"),
+            (AGENT, "get", "secrets", "kube-system"),
+        ],
+    },
+    Grants {
+        manifest: "server-daemonset-tcp-cert-manager.yaml",
+        granted: &[
+            (SERVER, "create", REVIEWS, ""),
+            (SERVER, "update", LEASES, "kube-system"),
+            (SERVER, "list", LEASES, "kube-system"),
+        ],
+        refused: &[
+            (SERVER, "watch", LEASES, "kube-system"),
+            (SERVER, "get", "secrets", "kube-system"),
+            (AGENT, "list", LEASES, "kube-system"),
+        ],
+    },
 ];
 
-/// All manifests, in order of their names.
-fn manifests() -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(FOLDER).expect("the folder of manifests");
+/// All manifests of a folder, in order of their names.
+fn manifests(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder of manifests");
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let is_manifest = |path: &PathBuf| path.extension().is_some_and(|it| it == "yaml");
     let mut manifests: Vec<PathBuf> = paths.filter(is_manifest).collect();
@@ -149,12 +191,16 @@ fn an_api_server_accepts_the_manifests_and_they_grant_what_is_needed() {
         return;
     };
     let cluster = Cluster::start(programs, Mode::Grpc);
-    cluster.kubectl(&["create", "namespace", HOSTED], None);
+    let renderings = cluster.renderings();
+    for namespace in NAMESPACES {
+        cluster.kubectl(&["create", "namespace", namespace], None);
+    }
     for [kind, name] in PREPARED {
         cluster.kubectl(&["delete", kind, name, "-n", "kube-system"], None);
     }
+    cluster.define_kinds();
 
-    let manifests = manifests();
+    let manifests = [manifests(Path::new(FOLDER)), manifests(&renderings)].concat();
     let (patches, objects): (Vec<_>, Vec<_>) =
         manifests.iter().partition(|path| path.ends_with(PATCH));
     assert!(!objects.is_empty(), "no manifests in {FOLDER}");
@@ -177,7 +223,7 @@ fn an_api_server_accepts_the_manifests_and_they_grant_what_is_needed() {
         },
     });
     cluster.kubectl(&["create", "-f", "-"], Some(&deployment));
-    assert_eq!(patches.len(), 1, "{PATCH}");
+    assert_eq!(patches.len(), 2, "{PATCH}");
     for path in patches {
         let patched = patch(&cluster, &format!("--patch-file={}", text(path)));
         println!("{}", patched.expect("an accepted patch"));
@@ -190,7 +236,7 @@ fn an_api_server_accepts_the_manifests_and_they_grant_what_is_needed() {
         for &right in grants.granted {
             assert!(!is_allowed(&cluster, right), "{right:?} before");
         }
-        let manifest = Path::new(FOLDER).join(grants.manifest);
+        let manifest = renderings.join(grants.manifest);
         apply(&cluster, &manifest, &[]);
         for &right in grants.granted {
             assert!(is_allowed(&cluster, right), "{right:?} is not granted");

@@ -59,6 +59,7 @@ impl Node {
             format!("--cert={}", files.cert("node").display()),
             format!("--key={}", files.key("node").display()),
             format!("--client-ca={}", files.ca_file().display()),
+            format!("--containers={}", cluster.containers().display()),
         ];
         let name = format!("node-{}", number + 1);
         let programs = Process::service(&name, Path::new("nsenter"), &args, cluster.dir.path());

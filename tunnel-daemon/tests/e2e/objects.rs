@@ -105,6 +105,14 @@ impl Cluster {
         }
     }
 
+    /// Defines the kinds of others that the chart makes objects of.
+    pub(crate) fn define_kinds(&self) {
+        let folder = self.program("crds").display().to_string();
+        self.kubectl(&["apply", "--server-side", "-f", &folder], None);
+        let established = ["wait", "--for=condition=Established", "crd", "--all"];
+        self.kubectl(&established, None);
+    }
+
     /// A webhook in namespaces with the label `asks=NAME`: it is asked before an object is made, and has a second to answer.
     pub(crate) fn webhook(&self, name: &str) -> Value {
         let webhook = json!({

@@ -6,9 +6,9 @@
 //! each pair. docs/reference/platforms.md has the table of this run.
 
 use std::fs::{self, Permissions};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use adit_tls::selfsigned::Usage;
@@ -17,6 +17,7 @@ use crate::balance::balance;
 use crate::client::Client;
 use crate::cluster::{AGENT_TOKEN, AUDIENCE, Cluster, Egress, MadeBy, Mode, programs};
 use crate::go::{self, Program, Release};
+use crate::inside::{add_address, add_host, inside_of, own_folders, put, run};
 use crate::namespace::{BODY, Node};
 use crate::pages;
 use crate::process::Process;
@@ -120,7 +121,7 @@ impl Ends {
     fn egress(&self) -> Egress {
         match (self.mode(), Self::flag(&self.server, "--uds-name")) {
             (_, Some(path)) => Egress::Socket(path),
-            (Mode::HttpConnect, None) => Egress::Tcp(self.server_port()),
+            (Mode::HttpConnect, None) => Egress::Tcp(format!("127.0.0.1:{}", self.server_port())),
             // No kube-apiserver speaks gRPC over TCP: the platform has clients of its own.
             (Mode::Grpc, None) => Egress::Direct,
         }
@@ -138,34 +139,8 @@ impl Ends {
     }
 }
 
-/// Writes a file that everybody may read, and the folders to it.
-pub(crate) fn put(path: &str, content: &[u8]) {
-    let folder = Path::new(path).parent().expect("it is absolute");
-    fs::create_dir_all(folder).expect("a folder");
-    fs::write(path, content).expect("a file");
-    fs::set_permissions(path, Permissions::from_mode(0o644)).expect("it is ours");
-}
-
-fn run(program: &str, args: &[&str]) {
-    let status = Command::new(program).args(args).status();
-    assert!(
-        status.is_ok_and(|status| status.success()),
-        "{program} {args:?}"
-    );
-}
-
-/// Folders of this process alone, in which platforms have their files; the rest of the host is seen as it is.
-fn prepare_folders() {
-    run("ip", &["link", "set", "lo", "up"]);
-    run("mount", &["-t", "tmpfs", "tmpfs", "/mnt"]);
-    for folder in ["etc", "var", "run"] {
-        let [upper, work] = ["upper", "work"].map(|kind| format!("/mnt/{folder}-{kind}"));
-        fs::create_dir(&upper).expect("a folder");
-        fs::create_dir(&work).expect("a folder");
-        let options = format!("lowerdir=/{folder},upperdir={upper},workdir={work}");
-        let at = format!("/{folder}");
-        run("mount", &["-t", "overlay", "overlay", "-o", &options, &at]);
-    }
+/// Copies of the programs, which any user may start.
+fn prepare_programs() {
     fs::create_dir(PROGRAMS).expect("a folder");
     let adit = Path::new(env!("CARGO_BIN_EXE_adit")).to_owned();
     for (name, program) in [
@@ -386,12 +361,8 @@ impl Installation<'_> {
 /// Gives a managed cluster's name its pod, and the API server a route there, which is also the managed cluster's own. Clients
 /// of the tunnel know neither.
 fn join_networks(cluster: &Cluster, node: &Node) {
-    let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    add_host(node.address, MANAGED);
     let address = node.address.to_string();
-    put(
-        "/etc/hosts",
-        format!("{hosts}\n{address} {MANAGED}\n").as_bytes(),
-    );
     let [_here, there] = cluster.cables[0].map(|end| end.to_string());
     run("ip", &["route", "add", &address, "via", &there]);
 }
@@ -421,7 +392,8 @@ fn inside() {
         .expect("a platform");
     let ends = Ends::of(platform);
     let programs = programs(platform.name).expect("they are there");
-    prepare_folders();
+    own_folders();
+    prepare_programs();
     let cluster = Cluster::start_with(programs, ends.mode(), Some(ends.egress()));
     let node = Node::start(&cluster, 0);
     let host = Ends::flag(&ends.agent, "--proxy-server-host").expect("it has one");
@@ -430,18 +402,10 @@ fn inside() {
         .files
         .issue("platform", Usage::Server, &names)
         .expect("a certificate");
-    if host.parse::<std::net::IpAddr>().is_ok() {
-        run(
-            "ip",
-            &["address", "add", &format!("{host}/32"), "dev", "lo"],
-        );
-        node.command(&["ip", "route", "add", &host, "via", &node.host.to_string()]);
+    if host.parse::<IpAddr>().is_ok() {
+        add_address(&host, &node);
     } else {
-        let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
-        put(
-            "/etc/hosts",
-            format!("{hosts}\n{} {host}\n", node.host).as_bytes(),
-        );
+        add_host(node.host, &host);
     }
     // What is before the agent port in the field: a load balancer, or a front that routes by name.
     let outside = Ends::flag(&ends.agent, "--proxy-server-port")
@@ -494,23 +458,7 @@ fn platform(name: &str) {
         .iter()
         .find(|platform| platform.name.starts_with(name))
         .expect("a platform");
-    let output = Command::new("unshare")
-        .args([
-            "--mount",
-            "--net",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ])
-        .arg(std::env::current_exe().expect("a program"))
-        .args(["--exact", "platforms::inside", "--nocapture"])
-        .env(INSIDE, platform.name)
-        .output()
-        .expect("unshare starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}", platform.name);
+    let said = inside_of("platforms::inside", INSIDE, platform.name);
     let row = row(platform, &Ends::of(platform));
     let page = fs::read_to_string(PAGE).expect("a page");
     assert!(

@@ -1,6 +1,7 @@
 //! Servers and agents of a cluster, started as installations start them.
 
 use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
@@ -231,11 +232,16 @@ impl Server {
     }
 }
 
-/// The body of a GET.
+/// The body of a GET of this host.
 pub(crate) fn ask(port: u16, path: &str) -> Result<String, String> {
+    ask_at(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), path)
+}
+
+/// The body of a GET.
+pub(crate) fn ask_at(address: SocketAddr, path: &str) -> Result<String, String> {
     use std::io::Read as _;
     let failed = |error: std::io::Error| error.to_string();
-    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).map_err(failed)?;
+    let mut stream = std::net::TcpStream::connect(address).map_err(failed)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).map_err(failed)?;
     let mut answer = String::new();

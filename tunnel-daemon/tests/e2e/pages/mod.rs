@@ -4,6 +4,7 @@
 //! succeed at once. The other blocks show that the change holds: a reader repeats them until they succeed, and so does this
 //! module. Which programs run then, and that `kubectl logs` goes through, is looked at at the end of each section.
 
+pub(crate) mod install;
 mod list;
 pub(crate) mod openvpn;
 mod operator;
@@ -175,7 +176,8 @@ impl Reader<'_> {
         }
     }
 
-    fn run_block(&self, title: &str, block: &str, limit: Duration) {
+    /// Repeats a block until it succeeds or the limit has passed. Returns what it has said.
+    fn run_block(&self, title: &str, block: &str, limit: Duration) -> String {
         let dir = self.cluster.dir.path();
         let mut said = String::new();
         let done = poll(limit, || {
@@ -198,6 +200,7 @@ impl Reader<'_> {
             done.is_some(),
             "{page}, {title}: this failed:\n{block}\n{said}"
         );
+        said
     }
 }
 

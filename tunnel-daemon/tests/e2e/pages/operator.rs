@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Follower;
 use crate::cluster::{Cluster, MadeBy};
-use crate::platforms::put;
+use crate::inside::put;
 use crate::process::Process;
 use crate::wait::{secs, until};
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -27,8 +28,8 @@ const (
 )
 
 // kubelet serves the paths of a kubelet that the API server asks for, for any pod and container.
-func kubelet(address string) http.Handler {
-	node := node{address}
+func kubelet(address, containers string) http.Handler {
+	node := node{address, containers}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", node.exec)
@@ -38,7 +39,7 @@ func kubelet(address string) http.Handler {
 	return mux
 }
 
-type node struct{ address string }
+type node struct{ address, containers string }
 
 func (n node) exec(w http.ResponseWriter, r *http.Request) {
 	options, err := remotecommand.NewOptions(r)
@@ -70,11 +71,15 @@ func (n node) portForward(w http.ResponseWriter, r *http.Request) {
 	portforward.ServePortForward(w, r, n, r.PathValue("pod"), "", options, idle, creation, portforward.SupportedProtocols)
 }
 
-// ExecInContainer runs a program of this host: its only container is the network namespace.
-func (n node) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, stderr io.WriteCloser,
+// ExecInContainer runs a program of the pod's container, if that runs. Else it is one of this host: the only container is the network
+// namespace.
+func (n node) ExecInContainer(ctx context.Context, pod, _, _ string, command []string, in io.Reader, out, stderr io.WriteCloser,
 	tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	if len(command) == 0 {
 		return errors.New("no command")
+	}
+	if id, err := os.ReadFile(filepath.Join(n.containers, pod)); err == nil {
+		command = append([]string{"nsenter", "--target=" + string(id), "--mount", "--root"}, command...)
 	}
 	program := exec.CommandContext(ctx, command[0], command[1:]...)
 	var err error

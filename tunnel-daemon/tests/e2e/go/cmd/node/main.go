@@ -25,6 +25,7 @@ func main() {
 	certificate := flag.String("cert", "", "certificate of kubelet, aggregated API server and webhooks")
 	key := flag.String("key", "", "its key")
 	authority := flag.String("client-ca", "", "authority of the API server's client certificates")
+	containers := flag.String("containers", "", "folder with a file for each pod that runs as a process: the process's id")
 	flag.Parse()
 	pair, err := tls.LoadX509KeyPair(*certificate, *key)
 	if err != nil {
@@ -58,7 +59,7 @@ func main() {
 	serve := func(listener net.Listener, handler http.Handler) {
 		go func() { failed <- http.Serve(listener, handler) }()
 	}
-	serve(protected(kubeletPort, tls.RequireAndVerifyClientCert), kubelet(*address))
+	serve(protected(kubeletPort, tls.RequireAndVerifyClientCert), kubelet(*address, *containers))
 	// The API server shows no certificate to a webhook.
 	serve(protected(apiPort, tls.VerifyClientCertIfGiven), extensions(*address))
 	serve(listen(podPort), pod(*address))
