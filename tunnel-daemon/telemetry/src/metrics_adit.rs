@@ -340,6 +340,13 @@ impl AditMetrics {
         gauge.with_label_values(&[file, kind.as_str()]).set(seconds);
     }
 
+    /// Nothing of a file is in use any more.
+    pub fn certificate_gone(&self, file: &str, kind: CertificateKind) {
+        let gauge = &self.0.certificate_expiry;
+        // An error means that there is no such series.
+        gauge.remove_label_values(&[file, kind.as_str()]).ok();
+    }
+
     /// Changed TLS files were read.
     pub fn tls_reload(&self, result: ReloadResult) {
         self.0.tls_reloads.of(result).inc();
