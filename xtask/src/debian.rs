@@ -17,20 +17,21 @@ const FETCH: Duration = Duration::from_secs(15 * 60);
 /// Longest time to copy it.
 const COPY: Duration = Duration::from_secs(5 * 60);
 
-/// Makes one in a folder of which an older one goes. It is fetched once, and copied.
+/// Makes one in a folder of which an older one goes, with further packages. It is fetched once, and copied.
 ///
 /// # Errors
 /// There is no network, or a tool is missing.
-pub(crate) fn install(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn install(workspace: &Workspace, packages: &[&str], to: &Path) -> anyhow::Result<()> {
+    let packages = [&[PACKAGES], packages].concat().join(",");
     // Called after what is in it.
-    let name = format!("debian-{SUITE}-{}", PACKAGES.replace(',', "-"));
+    let name = format!("debian-{SUITE}-{}", packages.replace(',', "-"));
     let base = workspace.target().join(name);
     if !base.exists() {
         let partial = base.with_extension("partial");
         fresh(&partial)?;
         let mut debootstrap = Command::new("debootstrap");
         debootstrap
-            .args(["--variant=minbase", &format!("--include={PACKAGES}"), SUITE])
+            .args(["--variant=minbase", &format!("--include={packages}"), SUITE])
             .arg(&partial)
             .arg(MIRROR)
             .env("LC_ALL", "C");
