@@ -1,7 +1,8 @@
 //! `cargo xtask monitoring`: the alerts pass their tests, and every query of alerts and dashboard finds its series in a Prometheus
-//! that scrapes servers and agents.
+//! that scrapes servers and agents. Where Go is installed, the dashboard is as Grafana has its schema.
 
 mod fleet;
+mod grafana;
 mod load;
 mod prometheus;
 pub(crate) mod queries;
@@ -66,6 +67,12 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
         let mut promtool = Command::new("promtool");
         promtool.current_dir(&folder).args([what, "rules", file]);
         run_command(&mut promtool, PROMTOOL)?;
+    }
+    match grafana::check(workspace, &folder.join(DASHBOARD)).context(DASHBOARD)? {
+        Outcome::Done => println!("monitoring: the dashboard is as Grafana's schema has it"),
+        Outcome::Skipped(why) => {
+            println!("monitoring: SKIPPED the dashboard by Grafana's schema: {why}");
+        }
     }
     let program = build(workspace, "adit", &["--bin", "adit"])?;
     let kubernetes = build(workspace, KUBERNETES, &["--example", KUBERNETES])?;
