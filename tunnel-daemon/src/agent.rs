@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use crate::budgets::{isolation, isolation_here, keep_published, process_budget};
-use crate::certificates::CertificateEvents;
+use crate::certificates::{CertificateEvents, watch_kubeconfig};
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
@@ -137,7 +137,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         reload::watch(
             watched,
             reload::POLL_PERIOD,
-            events,
+            Arc::<CertificateEvents>::clone(&events),
             reread.clone(),
             stop.clone(),
         ),
@@ -152,6 +152,10 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         ),
         None => None,
     };
+    if let Some(api) = &api {
+        let watching = watch_kubeconfig(Arc::clone(api), events, reread.clone(), stop.clone());
+        services.spawn_always("kubeconfig", watching);
+    }
     let lane_room = Arc::new(LaneRoom::new(
         descriptors::lanes_max(),
         Arc::new(Descriptors::of_process()),

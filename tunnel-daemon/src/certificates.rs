@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use adit_kube::access::Api;
 use adit_server::backend::AgentAuthorizer;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{CertificateKind, ReloadResult};
 use adit_tls::inspect::{Expiry, days_left};
-use adit_tls::reload::ReloadEvents;
+use adit_tls::reload::{POLL_PERIOD, ReloadEvents};
+use adit_tls::reread::Reread;
 use adit_tls::tls::TlsError;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 /// The log's name for the agent listener's files.
 pub(super) const AGENT_LISTENER: &str = "agent listener";
@@ -66,12 +70,8 @@ impl ReloadEvents for CertificateEvents {
             let file = expiry.path.display().to_string();
             let since = expiry.not_after.duration_since(UNIX_EPOCH);
             let seconds = since.map_or(0, |since| since.as_secs());
-            let kind = if expiry.is_ca {
-                CertificateKind::Ca
-            } else {
-                CertificateKind::Certificate
-            };
-            self.metrics.certificate_expiry(&file, kind, seconds);
+            self.metrics
+                .certificate_expiry(&file, kind(expiry), seconds);
             match warnings.due(expiry, now) {
                 None => (),
                 Some(Due::Soon { days_left }) => {
@@ -79,6 +79,44 @@ impl ReloadEvents for CertificateEvents {
                 }
                 Some(Due::Expired) => tracing::error!(file, "certificate has expired"),
             }
+        }
+    }
+}
+
+fn kind(expiry: &Expiry) -> CertificateKind {
+    if expiry.is_ca {
+        CertificateKind::Ca
+    } else {
+        CertificateKind::Certificate
+    }
+}
+
+/// Reports the expiry of a kubeconfig's client certificate under the kubeconfig's path, until `stop`. Requests to the API server
+/// check the files for changes themselves, so this task checks once a poll period and when `reread` asks.
+pub(super) async fn watch_kubeconfig(
+    api: Arc<Api>,
+    events: Arc<CertificateEvents>,
+    reread: Reread,
+    stop: CancellationToken,
+) {
+    let asked = Arc::new(Notify::new());
+    reread.tell(&asked);
+    let mut before: Option<Expiry> = None;
+    loop {
+        let found = api.client_certificate().await;
+        let now = found.and_then(|(path, pem)| Expiry::of(path, &pem));
+        if let Some(old) = before
+            && now.as_ref().map(kind) != Some(kind(&old))
+        {
+            let file = old.path.display().to_string();
+            events.metrics.certificate_gone(&file, kind(&old));
+        }
+        events.expiries(now.as_slice());
+        before = now;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = asked.notified() => (),
+            () = tokio::time::sleep(POLL_PERIOD) => (),
         }
     }
 }
@@ -114,6 +152,14 @@ impl Warnings {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use adit_kube::access::Source;
+    use adit_telemetry::AgentMetrics;
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde_json::{Value, json};
+
     use super::*;
 
     const START: SystemTime = UNIX_EPOCH;
@@ -165,5 +211,83 @@ mod tests {
             warnings.due(&day, START + DAY * 3 / 4),
             Some(Due::Soon { days_left: 0 })
         );
+    }
+
+    /// A certificate that is valid until the new year of `year`, and its key; PEM.
+    fn until_year(year: i32) -> [String; 2] {
+        let mut params = rcgen::CertificateParams::new(vec!["client".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        [certificate.pem(), key.serialize_pem()]
+    }
+
+    /// A kubeconfig of an API server that nobody asks.
+    fn write_kubeconfig(file: &Path, user: &Value) {
+        let config = json!({
+            "current-context": "a",
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}],
+            "users": [{"name": "a", "user": user}],
+        });
+        std::fs::write(file, config.to_string()).unwrap();
+    }
+
+    /// In the kubeconfig, in files that it names, renewed, and gone.
+    #[tokio::test(start_paused = true)]
+    async fn the_client_certificate_of_a_kubeconfig_is_told_by_the_path_of_the_kubeconfig() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        let [certificate, key] = until_year(2100).map(|pem| STANDARD.encode(pem));
+        let embedded = json!({"client-certificate-data": certificate, "client-key-data": key});
+        write_kubeconfig(&file, &embedded);
+        let write_pair = |year| {
+            let [certificate, key] = until_year(year);
+            std::fs::write(folder.path().join("client.crt"), certificate).unwrap();
+            std::fs::write(folder.path().join("client.key"), key).unwrap();
+        };
+
+        let metrics = AgentMetrics::new();
+        let events = Arc::new(CertificateEvents::new(metrics.adit().clone(), None));
+        let api = Api::open(Source::Kubeconfig(file.clone())).await.unwrap();
+        let (reread, stop) = (Reread::default(), CancellationToken::new());
+        let watching = watch_kubeconfig(api, Arc::clone(&events), reread, stop);
+        let name = format!(
+            "adit_certificate_expiry_timestamp_seconds{{file=\"{}\",kind=\"certificate\"}} ",
+            file.display()
+        );
+        let end = || {
+            let text = metrics.scrape().text();
+            let ends = text.lines().filter_map(|line| line.strip_prefix(&name));
+            let ends: Vec<f64> = ends.map(|end| end.parse().unwrap()).collect();
+            ends.first().copied()
+        };
+        let told = async |expected: Option<f64>| {
+            for _look in 0..100 {
+                if end() == expected {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            assert_eq!(end(), expected);
+        };
+        let is_warned = || events.warnings.lock().unwrap().0.contains_key(&file);
+        let changing = async {
+            told(Some(4_102_444_800.0)).await;
+            write_pair(2090);
+            let named = json!({"client-certificate": "client.crt", "client-key": "client.key"});
+            write_kubeconfig(&file, &named);
+            told(Some(3_786_912_000.0)).await;
+            assert!(!is_warned());
+            write_pair(2020);
+            told(Some(1_577_836_800.0)).await;
+            assert!(is_warned());
+            write_kubeconfig(&file, &json!({"token": "t"}));
+            told(None).await;
+        };
+        tokio::select! {
+            () = watching => panic!("it watches until it is stopped"),
+            () = changing => (),
+        }
     }
 }

@@ -21,7 +21,7 @@ use self::tenant::Tenant;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use crate::budgets::isolation;
-use crate::certificates::CertificateEvents;
+use crate::certificates::{CertificateEvents, watch_kubeconfig};
 use crate::check::Needs;
 use crate::controls::Controls;
 use crate::descriptors;
@@ -202,6 +202,11 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     drop(listening);
     let events = Arc::new(CertificateEvents::new(adit.clone(), Some(authorizer)));
     let reread = controls.reread.clone();
+    if let Some(api) = &api {
+        let (api, events) = (Arc::clone(api), Arc::clone(&events));
+        let watching = watch_kubeconfig(api, events, reread.clone(), stop.clone());
+        services.spawn_always("kubeconfig", watching);
+    }
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
     services.spawn_always("tls-files", watching);
     let gauges = gauges::update(

@@ -17,20 +17,21 @@ const FETCH: Duration = Duration::from_secs(15 * 60);
 /// Time limit to copy it.
 const COPY: Duration = Duration::from_secs(5 * 60);
 
-/// Creates a Debian in a folder, replacing an older one. The system is fetched once and then copied.
+/// Creates a Debian with further `packages` in a folder, replacing an older one. The system is fetched once and then copied.
 ///
 /// # Errors
 /// There is no network, or a tool is missing.
-pub(crate) fn install(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn install(workspace: &Workspace, packages: &[&str], to: &Path) -> anyhow::Result<()> {
+    let packages = [&[PACKAGES], packages].concat().join(",");
     // Named after its packages, so that other packages cause a new fetch.
-    let name = format!("debian-{SUITE}-{}", PACKAGES.replace(',', "-"));
+    let name = format!("debian-{SUITE}-{}", packages.replace(',', "-"));
     let base = workspace.target().join(name);
     if !base.exists() {
         let partial = base.with_extension("partial");
         fresh(&partial)?;
         let mut debootstrap = Command::new("debootstrap");
         debootstrap
-            .args(["--variant=minbase", &format!("--include={PACKAGES}"), SUITE])
+            .args(["--variant=minbase", &format!("--include={packages}"), SUITE])
             .arg(&partial)
             .arg(MIRROR)
             .env("LC_ALL", "C");

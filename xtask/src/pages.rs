@@ -9,25 +9,74 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use crate::debian;
+use crate::dist::{self, Key};
 use crate::steps::{Outcome, run_command};
 use crate::workspace::Workspace;
 
-/// Pages with commands for one machine, and the artefacts that a reader has when he begins: in the folder where the commands
-/// start, or as the program.
-const PAGES: &[(&str, Start)] = &[
-    ("docs/getting-started.md", Start::Program),
-    ("docs/install/systemd.md", Start::Package),
-    ("docs/install/static-pod.md", Start::Program),
+/// A page with commands for one machine.
+struct Page {
+    file: &'static str,
+    start: Start,
+    /// Debian packages that its reader has.
+    packages: &'static [&'static str],
+    /// Commands around those of the page: what its reader has beside this machine, and what is to come of it.
+    before: &'static str,
+    after: &'static str,
+}
+
+const PAGES: &[Page] = &[
+    Page::with("docs/getting-started.md", Start::Program),
+    Page::with("docs/install/systemd.md", Start::Package),
+    Page::with("docs/install/static-pod.md", Start::Program),
+    Page {
+        packages: &[
+            "ca-certificates",
+            "docker-registry",
+            // For skopeo: debootstrap does not resolve what several packages provide.
+            "netavark",
+            "openssl",
+            "skopeo",
+            "umoci",
+        ],
+        before: REGISTRY,
+        after: PULLED,
+        ..Page::with("docs/install/images.md", Start::Release)
+    },
 ];
 
-/// What is there at the start.
+/// What a reader has when he begins: artefacts in the folder where the commands start, or the program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     /// `adit` on the path.
     Program,
     /// The Debian package in the folder.
     Package,
+    /// All artefacts, their signature, and the public key.
+    Release,
 }
+
+/// A registry that `skopeo` trusts.
+const REGISTRY: &str = "echo '127.0.0.1 registry.example.org' >>/etc/hosts
+trusted=/etc/containers/certs.d/registry.example.org
+mkdir --parents $trusted
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=registry \\
+  -addext subjectAltName=DNS:registry.example.org -keyout /srv/registry.key -out $trusted/ca.crt
+cat >/srv/registry.yml <<END
+version: 0.1
+storage: {filesystem: {rootdirectory: /srv/registry}}
+http: {addr: '127.0.0.1:443', tls: {certificate: $trusted/ca.crt, key: /srv/registry.key}}
+END
+docker-registry serve /srv/registry.yml &
+curl --silent --show-error --retry 60 --retry-delay 1 --retry-connrefused --cacert $trusted/ca.crt https://registry.example.org/v2/";
+
+/// The image is in the registry and runs. The package is installed, and its services are off.
+const PULLED: &str =
+    "skopeo copy docker://registry.example.org/proxy-agent:v0.1.0 oci:/srv/pulled:agent
+umoci unpack --image /srv/pulled:agent /srv/bundle
+grep --quiet '\"/proxy-agent\"' /srv/bundle/config.json
+chroot --userspec=65532:65532 /srv/bundle/rootfs /adit version
+adit version
+for unit in adit-server adit-agent; do test \"$(systemctl is-enabled $unit)\" = disabled; done";
 
 /// Longest time to run a page.
 const RUN: Duration = Duration::from_secs(5 * 60);
@@ -53,21 +102,35 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
             "target/dist has no package: run cargo xtask dist first".to_owned(),
         ));
     };
-    for (page, start) in PAGES {
+    for page in PAGES {
+        let file = page.file;
         let text = workspace
-            .text(page)?
-            .with_context(|| format!("no page {page}"))?;
+            .text(file)?
+            .with_context(|| format!("no page {file}"))?;
         let blocks = blocks(&text);
-        ensure!(!blocks.is_empty(), "{page} has no commands");
-        println!("pages: {page}, {} blocks", blocks.len());
-        let name = Path::new(page).file_stem().unwrap_or_default();
+        ensure!(!blocks.is_empty(), "{file} has no commands");
+        println!("pages: {file}, {} blocks", blocks.len());
+        let name = Path::new(file).file_stem().unwrap_or_default();
         let machine = workspace.target().join("pages").join(name);
-        debian::install(workspace, &machine)?;
-        prepare(&machine, &blocks, *start, &package)?;
-        boot(&machine).with_context(|| page.to_string())?;
+        debian::install(workspace, page.packages, &machine)?;
+        prepare(&machine, &blocks, page, &package).with_context(|| file.to_owned())?;
+        boot(&machine).with_context(|| file.to_owned())?;
         fs::remove_dir_all(&machine)?;
     }
     Ok(Outcome::Done)
+}
+
+impl Page {
+    /// One that takes no further packages for granted.
+    const fn with(file: &'static str, start: Start) -> Self {
+        Self {
+            file,
+            start,
+            packages: &[],
+            before: "",
+            after: "",
+        }
+    }
 }
 
 /// How a block is run.
@@ -123,21 +186,41 @@ fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
     Ok(None)
 }
 
+/// Copies all artefacts and signs them with a key of its own.
+fn release(from: &Path, to: &Path) -> anyhow::Result<()> {
+    for file in fs::read_dir(from)? {
+        let file = file?;
+        fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    let scratch = tempfile::tempdir()?;
+    let key = Key::throwaway(scratch.path())?;
+    dist::sign(to, &key, scratch.path())?;
+    key.public(&to.join("adit-release.pub"))
+}
+
 /// Puts the commands into the machine, with a service that runs them and ends the machine.
 fn prepare(
     machine: &Path,
     blocks: &[(How, String)],
-    start: Start,
+    page: &Page,
     package: &Path,
 ) -> anyhow::Result<()> {
     let folder = machine.join(FOLDER);
     fs::create_dir_all(&folder)?;
     let name = package.file_name().context("a package has a name")?;
-    fs::copy(package, folder.join(name))?;
+    if page.start == Start::Release {
+        release(
+            package.parent().context("a package is in a folder")?,
+            &folder,
+        )?;
+    } else {
+        fs::copy(package, folder.join(name))?;
+    }
     let mut script = String::from("cd /srv/page\npwd >cwd\n");
-    if start == Start::Program {
+    if page.start == Start::Program {
         let _infallible = writeln!(script, "dpkg --install ./{}\n{UNITS}", name.display());
     }
+    let _infallible = writeln!(script, "{}", page.before);
     let mut is_served = false;
     for (number, (how, block)) in blocks.iter().enumerate() {
         let file = format!("{number:02}.sh");
@@ -157,7 +240,7 @@ fn prepare(
         };
         let _infallible = writeln!(script, "echo '--- block {number}'\n{line}");
     }
-    script.push_str("echo 0 >/srv/page/rc\n");
+    let _infallible = writeln!(script, "{}\necho 0 >/srv/page/rc", page.after);
     fs::write(folder.join("run.sh"), script)?;
     let unit = "[Unit]\nAfter=network.target dbus.service\n[Service]\nType=oneshot\nEnvironment=HOME=/srv/page DEBIAN_FRONTEND=noninteractive\n\
                 ExecStart=/bin/bash -c 'exec bash -euo pipefail /srv/page/run.sh >/srv/page/log 2>&1'\n\

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::sha256::Sha256;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::sync::Mutex;
@@ -85,6 +87,7 @@ struct Current {
     files: Vec<PathBuf>,
     fingerprint: [u8; 32],
     risk: Option<&'static str>,
+    certificate: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for State {
@@ -98,6 +101,8 @@ struct Loaded {
     config: Config,
     files: Vec<PathBuf>,
     fingerprint: [u8; 32],
+    /// The client's, PEM.
+    certificate: Option<Vec<u8>>,
 }
 
 impl Api {
@@ -135,6 +140,20 @@ impl Api {
     /// Why an attacker between this process and the API server could answer in its place. `None` before a client is made.
     pub async fn risk(&self) -> Option<&'static str> {
         self.state.lock().await.current.as_ref()?.risk
+    }
+
+    /// The client certificate in use (PEM), and the kubeconfig that contains or names it. Changed files are taken into use before.
+    /// Certificates of credential plugins are not known here.
+    pub async fn client_certificate(&self) -> Option<(&Path, Vec<u8>)> {
+        let Source::Kubeconfig(path) = &self.source else {
+            return None;
+        };
+        // The first client is left to the first request: making it runs a credential plugin.
+        self.state.lock().await.current.as_ref()?;
+        self.client().await.ok()?;
+        let state = self.state.lock().await;
+        let certificate = state.current.as_ref()?.certificate.clone()?;
+        Some((path, certificate))
     }
 
     /// A client for the configuration as it is on disk now. Where new files cannot be used, the last configuration stays in
@@ -309,6 +328,7 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
         // As client-go does: most token files end with a line end.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }
+    let certificate = certificate(&config.auth_info)?;
     // This module checks the files for changes, the CA among them.
     config.root_cert_file = None;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -318,7 +338,26 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
         config,
         files,
         fingerprint,
+        certificate,
     })
+}
+
+/// The client certificate of a user, from the place that takes precedence.
+///
+/// # Errors
+/// Its file cannot be read, or its data is not base64.
+fn certificate(user: &AuthInfo) -> Result<Option<Vec<u8>>, String> {
+    if let Some(data) = &user.client_certificate_data {
+        let decoded = STANDARD.decode(data);
+        return decoded
+            .map(Some)
+            .map_err(|error| format!("client-certificate-data: {error}"));
+    }
+    let Some(file) = &user.client_certificate else {
+        return Ok(None);
+    };
+    let read = std::fs::read(file);
+    read.map(Some).map_err(|error| format!("{file}: {error}"))
 }
 
 /// Why an attacker between this process and the API server could answer in its place.
@@ -350,6 +389,7 @@ async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
             files: loaded.files,
             fingerprint: loaded.fingerprint,
             risk,
+            certificate: loaded.certificate,
         })
     })
     .await

@@ -411,6 +411,25 @@ async fn a_token_file_is_trimmed_and_read_again() {
     assert_eq!(authorised, ["Bearer first", "Bearer second"]);
 }
 
+/// Upstream runs it with the first request.
+#[tokio::test]
+async fn a_credential_plugin_is_not_run_to_look_at_its_certificate() {
+    let api = FakeApi::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, run) = (folder.path().join("kubeconfig"), folder.path().join("run"));
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "touch",
+        "args": [run],
+        "interactiveMode": "Never",
+    }});
+    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    assert_eq!(opened.client_certificate().await, None);
+    assert!(!run.exists());
+}
+
 #[tokio::test]
 async fn a_configuration_that_cannot_be_used_is_an_error_at_once() {
     let folder = tempfile::tempdir().unwrap();

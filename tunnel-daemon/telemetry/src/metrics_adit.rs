@@ -341,6 +341,13 @@ impl AditMetrics {
         gauge.with_label_values(&[file, kind.as_str()]).set(seconds);
     }
 
+    /// Removes the series of a file that is no longer in use.
+    pub fn certificate_gone(&self, file: &str, kind: CertificateKind) {
+        let gauge = &self.0.certificate_expiry;
+        // An error means that the series does not exist.
+        gauge.remove_label_values(&[file, kind.as_str()]).ok();
+    }
+
     /// Changed TLS files were loaded.
     pub fn tls_reload(&self, result: ReloadResult) {
         self.0.tls_reloads.of(result).inc();

@@ -137,8 +137,9 @@ pub struct Expiry {
 }
 
 impl Expiry {
-    /// Expiry of the certificates in a file; `None` when there are none.
-    pub(super) fn of(path: &Path, bytes: &[u8]) -> Option<Self> {
+    /// Expiry of the certificates in a file (PEM); `None` when there are none.
+    #[must_use]
+    pub fn of(path: &Path, bytes: &[u8]) -> Option<Self> {
         let all: Vec<Inspected> = ca::certificates(bytes)
             .filter_map(|der| inspect(&der))
             .collect();

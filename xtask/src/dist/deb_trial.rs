@@ -54,7 +54,7 @@ pub(super) fn run(
     trial: &Path,
 ) -> anyhow::Result<Outcome> {
     let root = trial.join("debian");
-    match debian::install(workspace, &root) {
+    match debian::install(workspace, &[], &root) {
         Ok(()) => (),
         // CI has a network; a laptop on a train has none.
         Err(error) if in_ci() => return Err(error),

@@ -1,11 +1,14 @@
-//! Two servers and two agents, each agent with a link to both servers. One server runs with upstream's command line.
+//! Two servers and two agents, each agent with a link to both servers. One server runs with upstream's command line. All of them
+//! count leases, at a stand-in for the Kubernetes API.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::slice::from_ref;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::perf::free_port;
 use crate::steps::{Running, output_of};
@@ -14,6 +17,9 @@ use crate::steps::{Running, output_of};
 const AGENTS: [&str; 2] = ["north", "south"];
 /// Longest time to make certificates.
 const PKI: Duration = Duration::from_secs(20);
+/// Longest time for the stand-in to write its kubeconfig, and between two looks at that.
+const KUBERNETES: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(20);
 /// A flag that gives up a protection, so that its metric has a series.
 const INSECURE: &str = "--lane-security=plaintext";
 
@@ -41,14 +47,14 @@ struct Process {
 }
 
 impl Fleet {
-    /// Starts all of it, with files in `folder`.
+    /// Starts all of it, with files in `folder`; `kubernetes` is the stand-in.
     ///
     /// # Errors
     /// A process cannot be started.
-    pub(super) fn start(program: &Path, folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start(program: &Path, kubernetes: &Path, folder: &Path) -> anyhow::Result<Self> {
         certificates(program, folder)?;
         let file = |name: &str| folder.join(name).display().to_string();
-        let spawn = |name: &'static str, args: &[String]| {
+        let start = |name: &'static str, program: &Path, args: &[String]| {
             let log = folder.join(format!("{name}.log"));
             let child = Command::new(program)
                 .args(args)
@@ -58,7 +64,11 @@ impl Fleet {
             let running = Running::of(child.with_context(|| format!("start {name}"))?);
             anyhow::Ok(Process { name, running, log })
         };
-        let mut processes = Vec::new();
+        let kubeconfig = file("kubeconfig");
+        let mut processes = vec![start("kubernetes", kubernetes, from_ref(&kubeconfig))?];
+        wait_for(Path::new(&kubeconfig))?;
+        let kubeconfig = format!("--kubeconfig={kubeconfig}");
+        let spawn = |name, args: &[String]| start(name, program, args);
         let (mut frontends, mut calls) = (Vec::new(), Vec::new());
         let mut jobs = Vec::new();
         for name in ["native", "compat"] {
@@ -82,7 +92,8 @@ impl Fleet {
             }
             args.extend([
                 format!("--server-id={name}"),
-                "--server-count=2".to_owned(),
+                "--enable-lease-controller".to_owned(),
+                kubeconfig.clone(),
                 "--agent-bind-address=127.0.0.1".to_owned(),
                 format!("--agent-port={agents}"),
                 "--health-bind-address=127.0.0.1".to_owned(),
@@ -113,6 +124,8 @@ impl Fleet {
             args.extend(calls.iter().cloned());
             args.extend([
                 format!("--agent-id={name}"),
+                "--count-server-leases".to_owned(),
+                kubeconfig.clone(),
                 "--allow-target=127.0.0.1".to_owned(),
                 "--health-server-host=127.0.0.1".to_owned(),
                 format!("--health-server-port={health}"),
@@ -157,6 +170,16 @@ impl Fleet {
         }
         Ok(())
     }
+}
+
+/// Until a file is there, with all that is to be in it.
+fn wait_for(file: &Path) -> anyhow::Result<()> {
+    let until = Instant::now() + KUBERNETES;
+    while fs::read_to_string(file).unwrap_or_default().is_empty() {
+        ensure!(Instant::now() < until, "no {} in time", file.display());
+        thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 /// Of a log; empty if it cannot be read.

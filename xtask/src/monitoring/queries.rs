@@ -1,4 +1,4 @@
-//! The queries of the dashboard, and the metrics that a query names.
+//! The queries of the dashboard, and the selectors of a query.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -77,15 +77,14 @@ fn substituted(expression: &str) -> String {
     text
 }
 
-/// The metrics that a query names, each with the selector it is in.
-pub(crate) fn selectors(expression: &str) -> Vec<(String, String)> {
+/// The selectors of a query: names of metrics, each with its labels.
+pub(crate) fn selectors(expression: &str) -> Vec<String> {
     names(expression)
         .map(|(at, name)| {
             let rest = expression.get(at + name.len()..).unwrap_or_default();
             let labels = rest.strip_prefix('{').map_or(0, closing_brace);
             let end = at + name.len() + labels;
-            let selector = expression.get(at..end).unwrap_or(name);
-            (name.to_owned(), selector.to_owned())
+            expression.get(at..end).unwrap_or(name).to_owned()
         })
         .collect()
 }
@@ -125,11 +124,10 @@ mod tests {
     fn selectors_have_their_labels() {
         let expression = "sum by (le) (rate(adit_a_bucket{x=~\"a{1}|}\", y=\"b\"}[5m])) / adit_b > 1 and on (é) process_c{}";
         let expected = [
-            ("adit_a_bucket", "adit_a_bucket{x=~\"a{1}|}\", y=\"b\"}"),
-            ("adit_b", "adit_b"),
-            ("process_c", "process_c{}"),
+            "adit_a_bucket{x=~\"a{1}|}\", y=\"b\"}",
+            "adit_b",
+            "process_c{}",
         ];
-        let expected = expected.map(|(name, selector)| (name.to_owned(), selector.to_owned()));
         assert_eq!(selectors(expression), expected);
     }
 

@@ -1,6 +1,6 @@
 //! Leases as the fake API server keeps them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Mutex;
 
@@ -21,6 +21,8 @@ pub(crate) struct Leases {
     changes: broadcast::Sender<Value>,
     /// An API server that knows no streaming lists.
     pub(crate) is_old: bool,
+    /// Names of those that nobody may delete.
+    pub(crate) kept: BTreeSet<String>,
     /// Requests so far, by method.
     pub(crate) requests: BTreeMap<String, usize>,
 }
@@ -32,6 +34,7 @@ impl Default for Leases {
             version: 100,
             changes: broadcast::channel(64).0,
             is_old: false,
+            kept: BTreeSet::new(),
             requests: BTreeMap::new(),
         }
     }
@@ -151,6 +154,7 @@ pub(super) fn answer(
         ("PUT", _) if current.is_none() => failure(404, "NotFound"),
         ("PUT", _) if !is_current(&body["metadata"]["resourceVersion"]) => failure(409, "Conflict"),
         ("PUT", _) => reply(200, &leases.put(&name, body.clone())),
+        ("DELETE", name) if leases.kept.contains(name) => failure(403, "Forbidden"),
         ("DELETE", _) if current.is_none() => failure(404, "NotFound"),
         ("DELETE", _) if !is_current(&body["preconditions"]["resourceVersion"]) => {
             failure(409, "Conflict")

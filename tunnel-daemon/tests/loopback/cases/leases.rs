@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use adit::agent::RunningAgent;
 use adit::server::{self, RunningServer};
+use adit_tls::selfsigned::{ThrowawayCa, Usage};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::api::{FakeApi, Fault};
@@ -195,6 +199,39 @@ async fn an_api_server_that_does_not_answer_holds_nothing_up() {
         "{:?}",
         began.elapsed()
     );
+}
+
+/// Both ends say when the client certificate of their kubeconfig expires.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_certificates_of_kubeconfigs_are_among_those_that_expire() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("kubeconfig");
+    let issued = ThrowawayCa::new("clients").expect("a CA");
+    let issued = issued.issue(Usage::Client, "konnectivity", &[]);
+    let issued = issued.expect("a certificate");
+    let api = FakeApi::start().await;
+    let mut kubeconfig: Value = serde_json::from_str(&api.kubeconfig()).expect("JSON");
+    kubeconfig["users"][0]["user"] = json!({
+        "client-certificate-data": STANDARD.encode(&issued.cert_pem),
+        "client-key-data": STANDARD.encode(&issued.key_pem),
+    });
+    std::fs::write(&file, kubeconfig.to_string()).expect("a file");
+    let flag = format!("--kubeconfig={}", file.display());
+    let world = World::start(&["--enable-lease-controller", "--server-id=s0", &flag]).await;
+    let agent = world
+        .agent("agent-1", &["--count-server-leases", &flag])
+        .await;
+    let path = file.display();
+    let series = format!(
+        "adit_certificate_expiry_timestamp_seconds{{file=\"{path}\",kind=\"certificate\"}}"
+    );
+    let server = &world.server().metrics;
+    until("both ends to know", || {
+        [server.scrape().text(), agent.metrics.scrape().text()]
+            .iter()
+            .all(|text| sample(text, &series) > Some(0.0))
+    })
+    .await;
 }
 
 /// Agents that do not count leases hear of them from servers.

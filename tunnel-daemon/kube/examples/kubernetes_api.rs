@@ -1,0 +1,42 @@
+//! The stand-in of the tests for the Kubernetes API, as a process: `cargo xtask monitoring` counts leases at it.
+//!
+//! It is up and down for five seconds in turn, so that clients, which list leases every 15 s, meet both. From the start it
+//! has a lease that has expired, and one that nobody may delete.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use support::{FakeApi, Fault};
+
+/// Of each state.
+const TURN: Duration = Duration::from_secs(5);
+/// What it answers while it is down.
+const DOWN: u16 = 503;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), String> {
+    let mut args = std::env::args_os().skip(1);
+    let (Some(kubeconfig), None) = (args.next(), args.next()) else {
+        return Err("the only argument is the kubeconfig to write".to_owned());
+    };
+    let api = FakeApi::start().await;
+    {
+        let mut state = api.state.lock().expect("the state");
+        for name in ["expired", "expired-and-kept"] {
+            // Without a time it has expired.
+            state.leases.put(name, serde_json::Value::default());
+        }
+        state.leases.kept.insert("expired-and-kept".to_owned());
+    }
+    api.write_kubeconfig(&PathBuf::from(kubeconfig));
+    loop {
+        api.set_fault(Some(Fault::Answer(DOWN, "{}".into())));
+        api.state.lock().expect("the state").leases.end_watches();
+        tokio::time::sleep(TURN).await;
+        api.set_fault(None);
+        tokio::time::sleep(TURN).await;
+    }
+}
