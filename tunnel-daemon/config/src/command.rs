@@ -200,7 +200,10 @@ impl FromStr for TopSort {
         let found = Self::ALL.iter().find(|(name, _)| *name == text);
         found.map(|(_, sort)| *sort).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
-            format!("{text:?} is not a sort order: use one of {}", names.join(", "))
+            format!(
+                "{text:?} is not a sort order: use one of {}",
+                names.join(", ")
+            )
         })
     }
 }

@@ -50,7 +50,9 @@ pub enum NoTurn {
     #[error("the peer said nothing in the time for a handshake")]
     Silent,
     /// The oldest of too many silent connections.
-    #[error("the peer sent nothing; the limit of silent connections is reached, and this connection was the oldest")]
+    #[error(
+        "the peer sent nothing; the limit of silent connections is reached, and this connection was the oldest"
+    )]
     CrowdedOut,
     /// The peer closed the connection without a byte.
     #[error("the peer closed the connection without a byte")]

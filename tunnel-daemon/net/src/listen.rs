@@ -50,7 +50,9 @@ pub struct ListenError {
 impl ListenError {
     pub(super) fn unix(path: &Path, cause: io::Error) -> Self {
         let remedy = match cause.kind() {
-            io::ErrorKind::AddrInUse => "stop the process that listens on the path, or remove the file",
+            io::ErrorKind::AddrInUse => {
+                "stop the process that listens on the path, or remove the file"
+            }
             io::ErrorKind::NotFound => "create the directory",
             io::ErrorKind::PermissionDenied => "make the directory writable for this user",
             io::ErrorKind::Unsupported => "mount /proc",

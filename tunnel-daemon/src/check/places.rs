@@ -200,7 +200,9 @@ fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
         ),
         Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
             name,
-            format!("{shown}: another process listens on this socket; starting would replace the socket file"),
+            format!(
+                "{shown}: another process listens on this socket; starting would replace the socket file"
+            ),
             "stop that process first, or give another path",
         ),
         Ok(_stale) => ok(

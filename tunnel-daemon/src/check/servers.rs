@@ -42,7 +42,11 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
     // Broken files already have a line.
     let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";
-        return Ok(vec![missing(NAME, untried, "correct the certificates of the lines above")]);
+        return Ok(vec![missing(
+            NAME,
+            untried,
+            "correct the certificates of the lines above",
+        )]);
     };
     let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
     runtime.block_on(async {

@@ -547,7 +547,10 @@ mod tests {
             (agent(""), "is not a common name"),
             (agent(&long), "is not a common name"),
             (agent("a\n"), "has a control character"),
-            (server("server.example:8132"), "is not a host name or IP address"),
+            (
+                server("server.example:8132"),
+                "is not a host name or IP address",
+            ),
             (
                 server("https://server.example"),
                 "is not a host name or IP address",

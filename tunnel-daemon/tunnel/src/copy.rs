@@ -1,8 +1,8 @@
 //! Moves bytes between a socket and an endpoint, both directions in one task, until the tunnel is over.
 
-use std::{fmt, io};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::{fmt, io};
 
 use adit_core::session::TunnelEnd;
 use adit_core::text::Excerpt;

@@ -183,6 +183,9 @@ mod tests {
     fn placeholders_part_a_message() {
         let all: Vec<&str> =
             parts("cannot connect to SERVER through the proxy PROXY: ... after 20 s").collect();
-        assert_eq!(all, ["cannot connect to", "through the proxy", "after", "s"]);
+        assert_eq!(
+            all,
+            ["cannot connect to", "through the proxy", "after", "s"]
+        );
     }
 }

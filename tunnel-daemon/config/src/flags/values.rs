@@ -110,8 +110,8 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
     let form =
         "write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT grpc or http-connect";
     let (dialect, place) = text.split_once('=').ok_or(form)?;
-    let dialect =
-        Dialect::from_name(dialect).ok_or_else(|| format!("{dialect:?} is not a dialect: {form}"))?;
+    let dialect = Dialect::from_name(dialect)
+        .ok_or_else(|| format!("{dialect:?} is not a dialect: {form}"))?;
     let place = match place.split_once(':') {
         Some(("unix", "")) => return Err(format!("no path: {form}")),
         Some(("unix", path)) => Place::Unix(PathBuf::from(path)),

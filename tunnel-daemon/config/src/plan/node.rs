@@ -87,7 +87,9 @@ impl CapturedService {
             .map_err(|_no_address| bad("what comes before = is no IP address with a port"))?;
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if address.port() == 0 || address.ip().is_unspecified() {
-            return Err(bad("SERVICE_IP:PORT must not be an unspecified address or port 0"));
+            return Err(bad(
+                "SERVICE_IP:PORT must not be an unspecified address or port 0",
+            ));
         }
         let destination = destination_of(destination).map_err(|why| bad(&why))?;
         Ok(Self {

@@ -45,7 +45,9 @@ pub(super) enum Flaw {
     HostIsAddress(String),
     #[error("default-route={0} is not true; leave it out to grant none")]
     DefaultRoute(String),
-    #[error("names no certificate and no token; add cn=, dns= or uri= of a certificate, or serviceaccount= of a token")]
+    #[error(
+        "names no certificate and no token; add cn=, dns= or uri= of a certificate, or serviceaccount= of a token"
+    )]
     NoName,
     #[error("grants nothing; add id=, and the identifiers that may be claimed")]
     NoClaim,

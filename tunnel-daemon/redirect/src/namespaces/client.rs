@@ -115,7 +115,9 @@ impl Helper {
         match helper.reply(Instant::now() + ANSWER_LIMIT)? {
             Reply::Ready => Ok(helper),
             Reply::Refused(why) => Err(HelperError::Refused(why)),
-            _ => Err(HelperError::Gone("sent an unexpected first message".to_owned())),
+            _ => Err(HelperError::Gone(
+                "sent an unexpected first message".to_owned(),
+            )),
         }
     }
 

@@ -143,7 +143,9 @@ impl Namespace {
     pub(super) fn open(&self) -> io::Result<File> {
         let file = File::open(&self.path)?;
         if file.metadata()?.ino() != self.id {
-            return Err(io::Error::other("the path now names another network namespace"));
+            return Err(io::Error::other(
+                "the path now names another network namespace",
+            ));
         }
         Ok(file)
     }

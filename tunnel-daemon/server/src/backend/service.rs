@@ -370,7 +370,8 @@ impl Backend {
                     Either::Right((Some(_data), _identify)) => Err(Refused {
                         reason: AgentRefusal::Metadata,
                         code: Code::InvalidArgument,
-                        text: "the agent sent packets before the server answered its call".to_owned(),
+                        text: "the agent sent packets before the server answered its call"
+                            .to_owned(),
                     }),
                     // The caller has left; returning cancels the review.
                     Either::Right((None, _identify)) => return None,

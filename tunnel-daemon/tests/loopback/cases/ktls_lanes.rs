@@ -49,7 +49,11 @@ fn is_possible(test: &str) -> bool {
             "{test}: kernel TLS is not available on this host"
         );
         // Not captured: the table of kernels reads it.
-        writeln!(io::stderr(), "SKIPPED {test}: kernel TLS is not available on this host").ok();
+        writeln!(
+            io::stderr(),
+            "SKIPPED {test}: kernel TLS is not available on this host"
+        )
+        .ok();
     }
     has_kernel_tls()
 }

@@ -90,7 +90,10 @@ impl AgentOpen {
 
 impl Drop for AgentOpen {
     fn drop(&mut self) {
-        self.answer(RefusalCode::Limit, "the server has reached a limit for tunnels from node to control plane");
+        self.answer(
+            RefusalCode::Limit,
+            "the server has reached a limit for tunnels from node to control plane",
+        );
     }
 }
 
