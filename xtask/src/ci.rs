@@ -332,22 +332,26 @@ fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
     Cargo(&["deny", "check"]).run(workspace)
 }
 
-/// TLS on the FIPS module of aws-lc, whose build needs Go and cmake.
+/// TLS, and what server and agent do with it, on the FIPS module of aws-lc, whose build needs Go and cmake.
 fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
     for (program, version) in [("go", "version"), ("cmake", "--version")] {
         if steps::first_line(Command::new(program).arg(version)).is_none() {
             return Ok(Outcome::Skipped(format!("{program} is not installed")));
         }
     }
+    const FEATURES: &str = "--features=adit/fips";
     let args = &[
         "test",
         "--quiet",
         "--package=adit-tls",
-        "--features=fips",
+        "--package=adit-agent",
+        "--package=adit-server",
+        "--package=adit",
+        FEATURES,
         "--lib",
     ];
     Cargo(args).run(workspace)?;
-    Ok(Outcome::Done)
+    test::fips(workspace, FEATURES).map(|()| Outcome::Done)
 }
 
 #[cfg(test)]

@@ -30,6 +30,18 @@ const CASES: &str = "PROPTEST_CASES";
 const SCALE: [&str; 3] = ["idle_tunnels", "large_transfers", "opens_and_closes"];
 /// Concurrent tests of these modules: each has four busy processes.
 const SCALE_AT_ONCE: usize = 2;
+/// Modules of loopback tests whose subject is TLS.
+const TLS: [&str; 9] = [
+    "alpn_fronts",
+    "files",
+    "grants",
+    "ktls_lanes",
+    "lanes",
+    "leases",
+    "pki",
+    "plaintext_lanes",
+    "revocation",
+];
 /// Concurrent end-to-end tests: each has its own control plane.
 const END_TO_END_AT_ONCE: usize = 2;
 /// Environment variable that selects the one older upstream release of interop tests; unset: all releases.
@@ -151,9 +163,12 @@ fn verdict(report: &Report) -> anyhow::Result<()> {
 fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
     let object = ebpf::build(workspace, toolchain)?;
     let object = ("ADIT_EBPF_OBJECT", Some(object.into()));
-    chosen(workspace, "kernel", &["freshly_built"], |settings| {
-        settings.variables.push(object)
-    })
+    chosen(
+        workspace,
+        &["--test=kernel"],
+        &["freshly_built"],
+        |settings| settings.variables.push(object),
+    )
 }
 
 /// Runs interop tests with an `adit` of another commit: the rest of their tier needs no such binary.
@@ -162,9 +177,12 @@ fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
 /// A test fails.
 pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<()> {
     let previous = ("ADIT_PREVIOUS", Some(previous.into()));
-    chosen(workspace, "interop", &["aditprevious"], |settings| {
-        settings.variables.push(previous)
-    })
+    chosen(
+        workspace,
+        &["--test=interop"],
+        &["aditprevious"],
+        |settings| settings.variables.push(previous),
+    )
 }
 
 /// Runs tests with a real control plane, whose programs are in `programs`.
@@ -173,7 +191,7 @@ pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<(
 /// A test fails.
 pub(crate) fn end_to_end(workspace: &Workspace, programs: &Path) -> anyhow::Result<()> {
     let programs = ("ADIT_E2E_PROGRAMS", Some(programs.into()));
-    chosen(workspace, "e2e", &[""], |settings| {
+    chosen(workspace, &["--test=e2e"], &[""], |settings| {
         settings.slots = END_TO_END_AT_ONCE;
         settings.variables.push(programs);
     })
@@ -192,26 +210,39 @@ pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
     );
     let modules = SCALE.map(|module| format!("cases::{module}::"));
     let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
-    chosen(workspace, "loopback", &modules, |settings| {
+    chosen(workspace, &["--test=loopback"], &modules, |settings| {
         settings.slots = SCALE_AT_ONCE;
         settings.variables.push((PROGRAM, Some(program.into())));
     })
 }
 
-/// Runs nightly tests of the binaries named `name` whose names contain one of the texts, with adjusted settings.
+/// Runs loopback tests of TLS with the FIPS build of its cryptography, at the sizes of the gate.
+///
+/// # Errors
+/// A test fails.
+pub(crate) fn fips(workspace: &Workspace, features: &str) -> anyhow::Result<()> {
+    let modules = TLS.map(|module| format!("cases::{module}::"));
+    let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
+    let which = ["--package=adit", features, "--test=loopback"];
+    chosen(workspace, &which, &modules, |settings| {
+        settings.variables = sizes_of_the_gate();
+    })
+}
+
+/// Runs nightly tests whose names contain one of the texts, in the binaries that `which` selects, with adjusted settings.
 fn chosen(
     workspace: &Workspace,
-    name: &str,
+    which: &[&str],
     texts: &[&str],
     change: impl FnOnce(&mut Settings),
 ) -> anyhow::Result<()> {
-    let binaries = binaries::build(workspace, &["--test", name])?;
+    let binaries = binaries::build(workspace, which)?;
     let tier = Tier::of(&workspace.commit(), true);
     let jobs: Vec<Job<'_>> = texts
         .iter()
         .flat_map(|text| tier.jobs(&binaries, Some(text)))
         .collect();
-    ensure!(!jobs.is_empty(), "no test of {name} is named {texts:?}");
+    ensure!(!jobs.is_empty(), "no test of {which:?} is named {texts:?}");
     let night = Args {
         nightly: true,
         ..Args::default()
@@ -238,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_count_tunnels_and_bytes_are_there() {
+    fn modules_of_tests_that_are_chosen_are_there() {
         let workspace = Workspace::here().unwrap();
-        for module in SCALE {
+        for module in SCALE.into_iter().chain(TLS) {
             let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");
             assert!(workspace.path(&file).is_file(), "{file}");
         }
