@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use crate::debian;
-use crate::dist::{self, Key};
+use crate::dist::{self, Arch, Key};
 use crate::steps::{Outcome, run_command};
 use crate::workspace::Workspace;
 
@@ -99,7 +99,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
     }
     let Some(package) = package(workspace)? else {
         return Ok(Outcome::Skipped(
-            "target/dist has no package: run cargo xtask dist first".to_owned(),
+            "target/dist has no package of this processor: run cargo xtask dist first".to_owned(),
         ));
     };
     for page in PAGES {
@@ -171,15 +171,16 @@ fn blocks(text: &str) -> Vec<(How, String)> {
     found
 }
 
-/// The package that `cargo xtask dist` made.
+/// The package that `cargo xtask dist` made for this processor.
 fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
     let folder = workspace.target().join("dist");
-    if !folder.exists() {
+    let Some(arch) = Arch::of_host().filter(|_| folder.exists()) else {
         return Ok(None);
-    }
+    };
+    let ending = format!("-{}.deb", arch.name());
     for file in fs::read_dir(&folder)? {
         let path = file?.path();
-        if path.extension().is_some_and(|ending| ending == "deb") {
+        if path.to_string_lossy().ends_with(&ending) {
             return Ok(Some(path));
         }
     }

@@ -35,11 +35,13 @@ pub(crate) struct Args {
     program: Vec<String>,
 }
 
-/// What a container is: its root, its user and its seccomp profile, if it has one.
+/// What a container is: its root, its user, its seccomp profile, if it has one, and what runs its programs, if the processor does not.
 pub(super) struct Container {
     pub(super) root: PathBuf,
     pub(super) user: u32,
     pub(super) profile: Option<PathBuf>,
+    /// As seen in the root.
+    pub(super) emulator: Option<PathBuf>,
 }
 
 impl Container {
@@ -63,6 +65,7 @@ impl Container {
             .arg(&self.root)
             .args(["--user", &self.user.to_string()])
             .args(["--filters", &json!(filters).to_string(), "--"])
+            .args(&self.emulator)
             .args(program)
             .env_clear()
             .env("PATH", "/usr/bin:/bin");
@@ -115,8 +118,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// What `/proc/PID/status` says of a process that has no right.
 ///
 /// # Errors
-/// It has one, or is another user, or has no filter.
-pub(super) fn ensure_confined(process: u32, user: u32) -> anyhow::Result<()> {
+/// It has one, or is another user, or has no filter where `is_filtered` says that there is to be one.
+pub(super) fn ensure_confined(process: u32, user: u32, is_filtered: bool) -> anyhow::Result<()> {
     let file = Path::new("/proc").join(process.to_string()).join("status");
     let status = fs::read_to_string(&file)?;
     let none = "0000000000000000";
@@ -128,8 +131,10 @@ pub(super) fn ensure_confined(process: u32, user: u32) -> anyhow::Result<()> {
         ("CapEff", none.to_owned()),
         ("CapBnd", none.to_owned()),
         ("NoNewPrivs", "1".to_owned()),
-        ("Seccomp", "2".to_owned()),
-    ] {
+    ]
+    .into_iter()
+    .chain(is_filtered.then(|| ("Seccomp", "2".to_owned())))
+    {
         let line = status
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

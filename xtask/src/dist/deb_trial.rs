@@ -1,4 +1,4 @@
-//! Installs and purges the package in a small Debian of its own.
+//! Installs and purges the package in a small Debian of its own, which is the host's also where the package is for another processor.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use walkdir::WalkDir;
 
-use super::{Arch, Release, TOOL, deb};
+use super::{Arch, Release, TOOL, deb, tool_path};
 use crate::debian;
 use crate::steps::{Outcome, in_ci, output_of, stdout_of};
 use crate::workspace::Workspace;
@@ -24,6 +24,9 @@ const DPKG: &[&str] = &[
     "sys",
     "run",
 ];
+
+/// Where the emulator of another processor is.
+const EMULATOR: &str = "tmp/emulator";
 
 /// Files after the installation, with their rights.
 const FILES: &[(&str, u32)] = &[
@@ -66,6 +69,15 @@ pub(super) fn run(
     }
     let name = release.name(arch, deb::ENDING);
     fs::copy(out.join(&name), root.join("tmp").join(&name))?;
+    let emulator = match arch.emulator() {
+        Some(emulator) => {
+            dpkg(&root, &["--add-architecture", arch.name()])?;
+            let file = tool_path(&emulator).with_context(|| format!("find {emulator}"))?;
+            fs::copy(file, root.join(EMULATOR))?;
+            Some(Path::new("/").join(EMULATOR))
+        }
+        None => None,
+    };
     let before = files(&root)?;
     dpkg(&root, &["--install", &format!("/tmp/{name}")])?;
     let group = group(&root)?.context("the installation makes no group adit")?;
@@ -88,7 +100,9 @@ pub(super) fn run(
             metadata.gid()
         );
     }
-    let version = stdout_of(inside(&root).args(["adit", "--version"]), TOOL)?;
+    let mut adit = inside(&root);
+    adit.args(emulator).args(["/usr/bin/adit", "--version"]);
+    let version = stdout_of(&mut adit, TOOL)?;
     ensure!(
         version.contains(&release.version),
         "the installed adit has the version {version}"

@@ -1,7 +1,8 @@
 //! Runs the images as a cluster does: unpacked by umoci, each in a read-only root of its own, as a user without rights and
 //! under the seccomp profile, with certificates and sockets in volumes.
 //!
-//! A mount namespace holds all mounts, and ends with the trial.
+//! A mount namespace holds all mounts, and ends with the trial. Programs of another processor run in an emulator, without the
+//! profile: its list has what Adit calls, not what the emulator does.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -15,7 +16,7 @@ use serde_json::Value;
 use super::confined::{Container, ensure_confined};
 use super::image::{self, IMAGES, USER};
 use super::tunnel::{self, Place};
-use super::{Arch, Release, TOOL};
+use super::{Arch, Release, TOOL, tool_path};
 use crate::steps::{run_command, stdout_of};
 use crate::workspace::{Workspace, fresh};
 
@@ -27,6 +28,8 @@ const SOCKETS: &str = "run/adit";
 
 /// What runtimes put into /dev that a program without a terminal may need.
 const DEVICES: &[&str] = &["null", "random", "urandom", "zero"];
+/// Where the emulator is in a root, if there is one: beside devices, as nothing of the image is there.
+const EMULATOR: &str = "dev/emulator";
 
 /// An image by its tag, and what is started in it.
 type Started = (&'static str, &'static [&'static str]);
@@ -60,6 +63,8 @@ pub(crate) struct Args {
     /// Folder with an unpacked image by tag.
     #[arg(long)]
     images: PathBuf,
+    #[arg(long)]
+    arch: Arch,
 }
 
 /// Unpacks all images, and runs them.
@@ -114,7 +119,8 @@ pub(super) fn run(
         .arg(std::env::current_exe()?)
         .arg("image-trial")
         .arg("--images")
-        .arg(fs::canonicalize(&images)?);
+        .arg(fs::canonicalize(&images)?)
+        .args(["--arch", arch.name()]);
     run_command(&mut unshare, TRIAL)?;
     fs::remove_dir_all(&images)?;
     Ok(())
@@ -129,6 +135,10 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let base = Path::new("/mnt");
     mount(&["-t", "tmpfs", "-o", "mode=0755", "tmpfs"], base)?;
     let volumes = base.join("volumes");
+    let emulator = match args.arch.emulator() {
+        Some(name) => Some(tool_path(&name).with_context(|| format!("find {name}"))?),
+        None => None,
+    };
     for volume in [CERTIFICATES, SOCKETS] {
         let volume = volumes.join(volume);
         fs::create_dir_all(&volume)?;
@@ -159,13 +169,21 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             fs::write(&file, "")?;
             mount(&["--bind", &format!("/dev/{device}")], &file)?;
         }
+        if let Some(emulator) = &emulator {
+            let file = root.join(EMULATOR);
+            fs::write(&file, "")?;
+            mount(&["--bind", text(emulator)?], &file)?;
+        }
         let shown = fs::write(root.join("written"), "");
         ensure!(shown.is_err(), "{} is not read-only", root.display());
     }
     let container = |tag: &str, profile: Option<&str>| Container {
         root: args.images.join(tag).join("rootfs"),
         user: USER,
-        profile: profile.map(|name| workspace.path(&format!("deploy/seccomp/{name}.json"))),
+        profile: profile
+            .filter(|_| emulator.is_none())
+            .map(|name| workspace.path(&format!("deploy/seccomp/{name}.json"))),
+        emulator: emulator.as_ref().map(|_| Path::new("/").join(EMULATOR)),
     };
     let with = |container: Container, first: &'static [&'static str]| {
         move |args: &[&str]| container.command(&[first, args].concat())
@@ -180,10 +198,10 @@ pub(crate) fn inside(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             certificates: Path::new("/").join(CERTIFICATES),
             sockets: (Path::new("/").join(SOCKETS), volumes.join(SOCKETS)),
             is_compat: pair.is_compat,
-            inspect: &|process| ensure_confined(process, USER),
+            inspect: &|process| ensure_confined(process, USER, emulator.is_none()),
         })
         .with_context(|| format!("images with {}", pair.name))?;
-        println!("{}: {times}", pair.name);
+        println!("{}, {}: {times}", args.arch.name(), pair.name);
         for volume in [CERTIFICATES, SOCKETS] {
             for entry in fs::read_dir(volumes.join(volume))? {
                 let path = entry?.path();

@@ -22,6 +22,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use clap::ValueEnum as _;
 use serde::Deserialize;
 
 use crate::steps::{Outcome, Steps, first_line, run_command, seconds};
@@ -82,6 +83,12 @@ impl Arch {
 
     fn is_of_host(self) -> bool {
         std::env::consts::ARCH == self.machine()
+    }
+
+    /// The host's, if there are artefacts for it.
+    pub(crate) fn of_host() -> Option<Self> {
+        let mut all = Self::value_variants().iter().copied();
+        all.find(|arch| arch.is_of_host())
     }
 
     /// A tool of the C toolchain for it, such as `gcc`.
@@ -188,12 +195,17 @@ struct Site<'a> {
 /// # Errors
 /// Something does not build, a tool is missing, or a check fails.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    run_and_reproduce(workspace, args, &args.arch)
+}
+
+/// As [`run`]; a check makes the artefacts for the processors `again` a second time.
+fn run_and_reproduce(workspace: &Workspace, args: &Args, again: &[Arch]) -> anyhow::Result<()> {
     let (out, work) = (
         workspace.target().join("dist"),
         workspace.target().join("dist-work"),
     );
     let release = Release::of(workspace)?;
-    if let Some(why) = missing(&args.arch) {
+    if let Some(why) = missing(workspace, &args.arch) {
         bail!("{why}");
     }
     let (started, site) = (Instant::now(), Site::at(workspace, &out, &work)?);
@@ -205,7 +217,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     print_table(&site.out)?;
     println!("dist: made in {}", seconds(started.elapsed()));
     if args.check {
-        check(workspace, &release, &site, args)?;
+        check(workspace, &release, &site, args, again)?;
     }
     Ok(())
 }
@@ -220,7 +232,7 @@ pub(crate) fn make(
     archs: &[Arch],
     out: &Path,
 ) -> anyhow::Result<()> {
-    if let Some(why) = missing(archs) {
+    if let Some(why) = missing(workspace, archs) {
         bail!("{why}");
     }
     let work = workspace.target().join("dist-work");
@@ -239,14 +251,27 @@ pub(crate) fn sign(out: &Path, key: &Key, scratch: &Path) -> anyhow::Result<()> 
     sums::verify(out, &public)
 }
 
-/// The step of the night: on a laptop it may lack a tool.
+/// The step of the night, for each processor that the tools are here for: on a laptop all may lack one. Only the host's artefacts are
+/// made again, for the time of the night.
 ///
 /// # Errors
 /// As [`run`].
 pub(crate) fn night(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    let arch = vec![Arch::Amd64];
-    if let Some(why) = missing(&arch).or_else(missing_for_check) {
+    if let Some(why) = missing_for_check() {
         return Ok(Outcome::Skipped(why));
+    }
+    let (mut arch, mut skipped) = (Vec::new(), Vec::new());
+    for &one in Arch::value_variants() {
+        match missing(workspace, &[one]) {
+            None => arch.push(one),
+            Some(why) => skipped.push(format!("for {}: {why}", one.name())),
+        }
+    }
+    if arch.is_empty() {
+        return Ok(Outcome::Skipped(skipped.join("; ")));
+    }
+    for why in skipped {
+        println!("dist: SKIPPED {why}");
     }
     let args = Args {
         check: true,
@@ -254,7 +279,13 @@ pub(crate) fn night(workspace: &Workspace) -> anyhow::Result<Outcome> {
         arch,
         binary: None,
     };
-    run(workspace, &args).map(|()| Outcome::Done)
+    let host: Vec<Arch> = args
+        .arch
+        .iter()
+        .copied()
+        .filter(|arch| arch.is_of_host())
+        .collect();
+    run_and_reproduce(workspace, &args, &host).map(|()| Outcome::Done)
 }
 
 impl<'a> Site<'a> {
@@ -294,7 +325,7 @@ impl<'a> Site<'a> {
 }
 
 /// What is missing here to make artefacts.
-fn missing(archs: &[Arch]) -> Option<String> {
+fn missing(workspace: &Workspace, archs: &[Arch]) -> Option<String> {
     let mut tools = vec![
         "dpkg-deb".to_owned(),
         "gzip".to_owned(),
@@ -304,7 +335,17 @@ fn missing(archs: &[Arch]) -> Option<String> {
     tools.extend(archs.iter().map(|arch| arch.tool("objcopy")));
     tools.extend(archs.iter().map(|arch| arch.tool("gcc")));
     tools.extend(archs.iter().filter_map(|arch| arch.emulator()));
-    lacking(&tools).or_else(image::missing)
+    let library = || archs.iter().find_map(|arch| no_library(workspace, *arch));
+    lacking(&tools).or_else(library).or_else(image::missing)
+}
+
+/// Whether Rust's own library is missing for a processor, and what installs it.
+fn no_library(workspace: &Workspace, arch: Arch) -> Option<String> {
+    let triple = arch.triple();
+    let mut rustc = workspace.command("rustc");
+    let folder = first_line(rustc.args(["--print", "target-libdir", "--target", &triple]));
+    let is_there = folder.is_some_and(|folder| Path::new(&folder).is_dir());
+    (!is_there).then(|| format!("no library of Rust: rustup target add {triple}"))
 }
 
 /// What is missing here to check them.
@@ -316,14 +357,20 @@ fn missing_for_check() -> Option<String> {
 }
 
 fn lacking(tools: &[String]) -> Option<String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |tool: &String| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file());
     let lacking: Vec<&str> = tools
         .iter()
-        .filter(|tool| !is_there(tool))
+        .filter(|tool| tool_path(tool).is_none())
         .map(String::as_str)
         .collect();
     (!lacking.is_empty()).then(|| format!("not installed: {}", lacking.join(", ")))
+}
+
+/// Where a tool is.
+fn tool_path(tool: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(tool))
+        .find(|file| file.is_file())
 }
 
 /// Name and size of each artefact.
@@ -353,6 +400,7 @@ fn check(
     release: &Release,
     site: &Site<'_>,
     args: &Args,
+    again: &[Arch],
 ) -> anyhow::Result<()> {
     if let Some(why) = missing_for_check() {
         bail!("{why}");
@@ -365,18 +413,16 @@ fn check(
         let name = |what| format!("{what} for {}", arch.name());
         let program = out.join(release.name(arch, ""));
         steps.run(&name("tunnel"), || tunnel::plain(arch, &program, &trial));
-        if arch.is_of_host() {
-            steps.run(&name("images"), || {
-                image_trial::run(workspace, release, arch, out, &trial)
-            });
-            steps.run_if_possible(&name("package"), || {
-                deb_trial::run(workspace, release, arch, out, &trial)
-            });
-        }
+        steps.run(&name("images"), || {
+            image_trial::run(workspace, release, arch, out, &trial)
+        });
+        steps.run_if_possible(&name("package"), || {
+            deb_trial::run(workspace, release, arch, out, &trial)
+        });
     }
-    if args.binary.is_none() {
+    if args.binary.is_none() && !again.is_empty() {
         steps.run("the same from a clone", || {
-            reproduce(workspace, release, site, &args.arch)
+            reproduce(workspace, release, site, again)
         });
     }
     steps.finish()
@@ -405,11 +451,11 @@ fn reproduce(
     let sources = Workspace::at(&clone);
     let second = Site::at(&sources, &again.join("out"), &again.join("work"))?;
     second.make(release, archs, None)?;
-    for name in names(&first.out)? {
-        // Of the first folder alone: a signature may be there.
-        if name.starts_with(sums::FILE) {
-            continue;
-        }
+    let is_made_again = |name: &String| {
+        let mut archs = archs.iter();
+        archs.any(|arch| name.starts_with(&release.name(*arch, "")))
+    };
+    for name in names(&first.out)?.into_iter().filter(is_made_again) {
         let (one, other) = (first.out.join(&name), second.out.join(&name));
         ensure!(
             sums::of_file(&one)? == sums::of_file(&other)?,

@@ -80,11 +80,14 @@ fn c_library(
         .with_context(|| format!("{gcc} has no {file}, which a static binary needs"))?;
     let package = first_line(workspace.command("dpkg-query").arg("--search").arg(&path))
         .and_then(|line| Some(line.rsplit_once(": ")?.0.to_owned()));
-    let version = package.as_ref().and_then(|package| {
+    let told = package.as_ref().and_then(|package| {
         let mut query = workspace.command("dpkg-query");
-        first_line(query.args(["--show", "--showformat=${Version}", package]))
+        let format = "--showformat=${Version} ${Architecture}";
+        let line = first_line(query.args(["--show", format, package]))?;
+        let (version, arch) = line.split_once(' ')?;
+        Some((version.to_owned(), arch.to_owned()))
     });
-    let (Some(package), Some(version)) = (package, version) else {
+    let (Some(package), Some((version, package_arch))) = (package, told) else {
         return Ok(Library {
             name: name.to_owned(),
             version: "unknown".to_owned(),
@@ -98,9 +101,8 @@ fn c_library(
     Ok(Library {
         name: name.to_owned(),
         purl: format!(
-            "pkg:deb/debian/{package}@{}?arch={}",
+            "pkg:deb/debian/{package}@{}?arch={package_arch}",
             version.replace('+', "%2B").replace(':', "%3A"),
-            arch.name()
         ),
         version,
         licence,
