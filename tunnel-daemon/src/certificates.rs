@@ -83,6 +83,16 @@ impl ReloadEvents for CertificateEvents {
     }
 }
 
+impl CertificateEvents {
+    /// Forgets a file that is no longer in use.
+    fn gone(&self, expiry: &Expiry) {
+        let file = expiry.path.display().to_string();
+        self.metrics.certificate_gone(&file, kind(expiry));
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.0.remove(&expiry.path);
+    }
+}
+
 fn kind(expiry: &Expiry) -> CertificateKind {
     if expiry.is_ca {
         CertificateKind::Ca
@@ -108,8 +118,7 @@ pub(super) async fn watch_kubeconfig(
         if let Some(old) = before
             && now.as_ref().map(kind) != Some(kind(&old))
         {
-            let file = old.path.display().to_string();
-            events.metrics.certificate_gone(&file, kind(&old));
+            events.gone(&old);
         }
         events.expiries(now.as_slice());
         before = now;

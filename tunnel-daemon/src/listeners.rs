@@ -147,7 +147,7 @@ impl AcceptEvents for Counted {
         tracing::warn!(
             listener,
             %descriptors,
-            "file descriptors are used up: the listener accepts no connections until descriptors are free; raise the limit of \
+            "file descriptors run short: the listener accepts no connections until descriptors are free; raise the limit of \
              open files"
         );
         self.metrics.accept_paused(self.listener);

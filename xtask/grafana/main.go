@@ -31,7 +31,7 @@ func check(args []string) error {
 	// Kinds of panels and queries.
 	plugins.RegisterDefaultPlugins()
 	var strict, read dashboard.Dashboard
-	// Where all is well the list of errors is empty, and no nil; then panels are not kept.
+	// A valid dashboard gives an empty list of errors that is not nil, and no panels: the second reading has the panels.
 	var flaws cog.BuildErrors
 	if err := strict.UnmarshalJSONStrict(text); err != nil && (!errors.As(err, &flaws) || len(flaws) > 0) {
 		return err

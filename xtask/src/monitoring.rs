@@ -1,5 +1,5 @@
 //! `cargo xtask monitoring`: the alerts pass their tests, and every query of alerts and dashboard finds its series in a Prometheus
-//! that scrapes servers and agents. Where Go is installed, the dashboard is as Grafana has its schema.
+//! that scrapes servers and agents. Where Go is installed, the dashboard is read by Grafana's schema.
 
 mod fleet;
 mod grafana;

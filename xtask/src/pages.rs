@@ -171,10 +171,10 @@ fn blocks(text: &str) -> Vec<(How, String)> {
     found
 }
 
-/// The package that `cargo xtask dist` made for this processor.
+/// The package that `cargo xtask dist` made for this processor, if it is the one that the pages name.
 fn package(workspace: &Workspace) -> anyhow::Result<Option<PathBuf>> {
     let folder = workspace.target().join("dist");
-    let Some(arch) = Arch::of_host().filter(|_| folder.exists()) else {
+    let Some(arch) = Arch::of_host().filter(|arch| *arch == Arch::Amd64 && folder.exists()) else {
         return Ok(None);
     };
     let ending = format!("-{}.deb", arch.name());

@@ -353,10 +353,14 @@ impl ServerConnector {
         // Go programs, too, accept lines without a carriage return.
         while !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
             // Byte by byte, so that no byte behind the head is consumed; this happens once per connection.
-            let byte = tcp
-                .read_u8()
-                .await
-                .map_err(|error| failed(error.to_string()))?;
+            let byte = tcp.read_u8().await.map_err(|error| {
+                failed(match error.kind() {
+                    io::ErrorKind::UnexpectedEof => {
+                        "the proxy closed the connection before it answered".to_owned()
+                    }
+                    _ => error.to_string(),
+                })
+            })?;
             head.push(byte);
             if head.len() > PROXY_HEAD_BYTES_MAX {
                 return Err(failed("the proxy's answer is too long".to_owned()));

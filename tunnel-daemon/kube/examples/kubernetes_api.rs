@@ -1,7 +1,7 @@
 //! The stand-in of the tests for the Kubernetes API, as a process: `cargo xtask monitoring` counts leases at it.
 //!
 //! It is up and down for five seconds in turn, so that clients, which list leases every 15 s, meet both. From the start it
-//! has a lease that has expired, and one that nobody may delete.
+//! has a lease that has expired, and a lease that no client may delete.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use support::{FakeApi, Fault};
 
-/// Of each state.
+/// Duration of each state.
 const TURN: Duration = Duration::from_secs(5);
 /// What it answers while it is down.
 const DOWN: u16 = 503;

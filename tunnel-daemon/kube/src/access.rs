@@ -101,7 +101,7 @@ struct Loaded {
     config: Config,
     files: Vec<PathBuf>,
     fingerprint: [u8; 32],
-    /// The client's, PEM.
+    /// The client's certificates, PEM.
     certificate: Option<Vec<u8>>,
 }
 
@@ -348,27 +348,39 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
 /// Its file cannot be read, or its data is not base64.
 fn certificate(user: &AuthInfo) -> Result<Option<Vec<u8>>, String> {
     if let Some(data) = &user.client_certificate_data {
-        let decoded = STANDARD.decode(data);
-        return decoded
-            .map(Some)
-            .map_err(|error| format!("client-certificate-data: {error}"));
+        let decoded = STANDARD
+            .decode(data)
+            .map_err(|error| format!("client-certificate-data: {error}"))?;
+        return Ok(Some(certificates(&Zeroizing::new(decoded))));
     }
     let Some(file) = &user.client_certificate else {
         return Ok(None);
     };
-    let read = std::fs::read(file);
-    read.map(Some).map_err(|error| format!("{file}: {error}"))
+    let read = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    Ok(Some(certificates(&Zeroizing::new(read))))
+}
+
+/// The certificates of PEM text. A file with the certificate often holds the private key, too, which must not be kept here.
+fn certificates(pem: &[u8]) -> Vec<u8> {
+    let (mut kept, mut is_inside) = (Vec::new(), false);
+    for line in pem.split_inclusive(|byte| *byte == b'\n') {
+        let text = line.trim_ascii();
+        is_inside |= text == b"-----BEGIN CERTIFICATE-----";
+        if is_inside {
+            kept.extend_from_slice(line);
+        }
+        is_inside &= text != b"-----END CERTIFICATE-----";
+    }
+    kept
 }
 
 /// Why an attacker between this process and the API server could answer in its place.
 fn risk(config: &Config) -> Option<&'static str> {
     if config.cluster_url.scheme_str() == Some("http") {
-        Some(
-            "the URL of the API server is http://: a host on the network path can forge answers and let agents in",
-        )
+        Some("the URL of the API server is http://: a host on the network path can forge answers")
     } else if config.accept_invalid_certs {
         Some(
-            "the kubeconfig sets insecure-skip-tls-verify: a host on the network path can forge answers and let agents in",
+            "the kubeconfig sets insecure-skip-tls-verify: a host on the network path can forge answers",
         )
     } else {
         None
@@ -427,4 +439,21 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         cause = next.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_key_beside_a_certificate_is_not_kept() {
+        let block = |kind: &str| format!("-----BEGIN {kind}-----\nQQ==\n-----END {kind}-----\n");
+        let (certificate, key) = (block("CERTIFICATE"), block("PRIVATE KEY"));
+        let text = format!("{certificate}{key}{certificate}");
+        let kept = certificates(text.as_bytes());
+        assert_eq!(
+            kept,
+            [certificate.as_str(), &certificate].concat().as_bytes()
+        );
+    }
 }

@@ -38,7 +38,7 @@ impl CapturedCgroup {
 impl Drop for CapturedCgroup {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir(&self.0) {
-            tracing::debug!(%error, cgroup = %self.0.display(), "left behind");
+            tracing::debug!(%error, cgroup = %self.0.display(), "cannot remove the cgroup of captured processes");
         }
     }
 }

@@ -258,7 +258,8 @@ pub(crate) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
     tracing::warn!(
         why,
         host = lacks(),
-        "redirect is off: connections of captured processes go direct; `adit check` lists what is missing"
+        "redirect is off: connections of captured processes go direct, or are denied by programs that an earlier start pinned; \
+         `adit check` lists what is missing"
     );
     view.missing(&why);
 }

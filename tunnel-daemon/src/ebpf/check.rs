@@ -70,7 +70,7 @@ pub(crate) fn lacks() -> String {
         .map(|(name, capability)| format!("{name}: {}", capability.reason()))
         .collect();
     if missing.is_empty() {
-        return "lacks nothing that is known to be needed".to_owned();
+        return "has all that is known to be needed".to_owned();
     }
     missing.join("; ")
 }

@@ -127,9 +127,9 @@ impl Notice {
                 limit = limits::REDIRECT_NETNS_MAX,
                 "the limit of captured network namespaces is reached: the remaining namespaces are not captured"
             ),
-            Self::NoneOver => tracing::info!(
-                "the limit of captured network namespaces is no longer exceeded: all are captured"
-            ),
+            Self::NoneOver => {
+                tracing::info!("the limit of captured network namespaces is no longer exceeded")
+            }
             Self::Cut => tracing::warn!(
                 processes_max = PROCESSES_MAX,
                 cgroups_max = FOLDERS_MAX,

@@ -133,8 +133,7 @@ fn gone(on_failure: OnFailure, cgroup: &Path) {
         ),
         OnFailure::Closed => tracing::error!(
             %cgroup,
-            "the captured cgroup was removed or recreated: its processes connect directly until this process restarts, \
-             even with --redirect-on-failure=closed"
+            "the captured cgroup was removed or recreated: its processes connect directly until this process restarts"
         ),
     }
 }

@@ -141,7 +141,7 @@ impl AditMetrics {
             failed_dials: FailedDials::register(&families),
             certificate_expiry: families.gauge_vec(
                 "certificate_expiry_timestamp_seconds",
-                "Expiry of a TLS file in use, in seconds since 1970. Certificate chain: the earliest expiry; CA file: the latest expiry",
+                "Expiry of a TLS file or a kubeconfig in use, in seconds since 1970. Certificate chain: the earliest expiry; CA file: the latest expiry",
                 &["file", "kind"],
             ),
             tls_reloads: families.counters_from_zero(
@@ -209,7 +209,7 @@ impl AditMetrics {
             ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
-                "Connections lost at accept or in the TLS handshake, or refused by a connection limit, by listener",
+                "Connections lost at accept or in the TLS handshake, or refused by a connection limit or as of another user, by listener",
                 "listener",
             ),
             accept_pauses: families.counters_from_zero(
@@ -231,7 +231,7 @@ impl AditMetrics {
                 "Open links whose agent id and identifiers are unverified claims of the agent, because no grant was configured",
             ),
             agents_refused: server.counters_from_zero("agents_refused_total", "Connect calls of agents refused by the server, by reason", "reason"),
-            links_silent: server.gauge("links_silent", "Open links that received no byte from the agent for 4 seconds, including the bytes of a PING"),
+            links_silent: server.gauge("links_silent", "Open links that received nothing from the agent for 4 seconds, not even a PING"),
             links_ended: server.counters_from_zero("links_ended_total", "Links ended by this server, by reason", "reason"),
             access_events_suppressed: server
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),

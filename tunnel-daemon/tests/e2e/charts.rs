@@ -46,12 +46,12 @@ struct Installation {
     node_files: Option<&'static str>,
 }
 
-/// Helm's.
+/// A release that Helm installs.
 struct Release {
     /// A file of `deploy/chart/ci`, without its ending.
     values: &'static str,
     namespace: &'static str,
-    /// What of these values is an example.
+    /// Values in place of examples in the file.
     set: &'static [&'static str],
 }
 

@@ -28,6 +28,7 @@ pub(crate) fn inside_of(test: &str, variable: &str, value: &str) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     println!("{said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{value}");
+    assert!(said.contains("1 passed"), "{test} did not run: {said}");
     said
 }
 

@@ -68,6 +68,13 @@ pub(super) fn run(
         }
     }
     let name = release.name(arch, deb::ENDING);
+    let mut field = Command::new("dpkg-deb");
+    field.arg("--field").arg(out.join(&name));
+    let named = stdout_of(field.arg("Architecture"), TOOL)?;
+    ensure!(
+        named.trim() == arch.name(),
+        "the package for {arch:?} names {named}"
+    );
     fs::copy(out.join(&name), root.join("tmp").join(&name))?;
     let emulator = match arch.emulator() {
         Some(emulator) => {

@@ -86,6 +86,7 @@ pub(super) fn run(
     tar.arg("--extract").arg("--file");
     tar.arg(out.join(release.name(arch, image::ENDING)));
     run_command(tar.arg("--directory").arg(&layout), TOOL)?;
+    check_processor(&layout, arch)?;
     for image in IMAGES.iter().filter(|image| image::is_made(image, arch)) {
         let bundle = images.join(image.tag);
         let mut umoci = Command::new("umoci");
@@ -123,6 +124,27 @@ pub(super) fn run(
         .args(["--arch", arch.name()]);
     run_command(&mut unshare, TRIAL)?;
     fs::remove_dir_all(&images)?;
+    Ok(())
+}
+
+/// Checks the processor that an OCI layout names, in its index and in the configuration of each image.
+fn check_processor(layout: &Path, arch: Arch) -> anyhow::Result<()> {
+    let json = |file: &Path| -> anyhow::Result<Value> {
+        let text = fs::read(file).with_context(|| format!("read {}", file.display()))?;
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let blob = |descriptor: &Value| {
+        let digest = descriptor["digest"].as_str().unwrap_or_default();
+        json(&layout.join("blobs").join(digest.replace(':', "/")))
+    };
+    let index = json(&layout.join("index.json"))?;
+    let entries = index["manifests"].as_array();
+    for entry in entries.context("an index has manifests")? {
+        let config = blob(&blob(entry)?["config"])?;
+        for named in [&entry["platform"]["architecture"], &config["architecture"]] {
+            ensure!(named == arch.name(), "an image for {arch:?} names {named}");
+        }
+    }
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The queries of the dashboard, and the selectors of a query.
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 /// What Grafana puts in for its variables, here.
@@ -32,6 +32,17 @@ pub(crate) fn of_dashboard(text: &str) -> anyhow::Result<Vec<Query>> {
     let panels = dashboard["panels"].as_array();
     let panels = panels.context("a dashboard has panels")?;
     let mut queries = Vec::new();
+    let is_collapsed = |panel: &&Value| {
+        panel["panels"]
+            .as_array()
+            .is_some_and(|inner| !inner.is_empty())
+    };
+    if let Some(row) = panels.iter().find(is_collapsed) {
+        bail!(
+            "row {} is collapsed, so its panels would not be checked: expand it",
+            row["title"]
+        );
+    }
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let title = panel["title"].as_str().unwrap_or_default();
         let place = format!("panel `{title}`");

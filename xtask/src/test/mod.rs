@@ -8,11 +8,13 @@ mod tiers;
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{bail, ensure};
 
 use crate::ebpf;
-use crate::steps::{Outcome, Steps};
+use crate::steps::{Outcome, Steps, stdout_of};
 use crate::workspace::Workspace;
 use binaries::Binary;
 use pool::{Job, Settings};
@@ -46,6 +48,9 @@ const TLS: [&str; 9] = [
 const END_TO_END_AT_ONCE: usize = 2;
 /// Environment variable that selects the one older upstream release of interop tests; unset: all releases.
 const OLDER: &str = "ADIT_INTEROP_OLDER";
+
+/// Time limit for a program to print its version.
+const VERSION_MAX: Duration = Duration::from_secs(20);
 
 /// What to run.
 #[derive(clap::Args, Default)]
@@ -226,7 +231,18 @@ pub(crate) fn fips(workspace: &Workspace, features: &str) -> anyhow::Result<()> 
     let which = ["--package=adit", features, "--test=loopback"];
     chosen(workspace, &which, &modules, |settings| {
         settings.variables = sizes_of_the_gate();
-    })
+        settings.variables.push((PROGRAM, None));
+    })?;
+    let program = workspace.target().join("debug/adit");
+    let mut version = Command::new(&program);
+    let version = stdout_of(version.args(["version", "--output=json"]), VERSION_MAX)?;
+    let version: serde_json::Value = serde_json::from_str(&version)?;
+    ensure!(
+        version["fips"] == true,
+        "the tests ran without FIPS: {} says {version}",
+        program.display()
+    );
+    Ok(())
 }
 
 /// Runs nightly tests whose names contain one of the texts, in the binaries that `which` selects, with adjusted settings.

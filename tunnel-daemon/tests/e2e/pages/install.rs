@@ -43,14 +43,16 @@ pub(crate) fn follow(cluster: &Cluster, node: &Node) {
             }
             LOOK => {
                 assert!(running.is_some(), "the page looks before it installs");
-                let block = blocks.first().expect("commands");
+                let [block] = &blocks[..] else {
+                    panic!("{title} has {} blocks", blocks.len());
+                };
                 let said = reader.run_block(title, block, REPEATED);
                 // Of each command: a pod of the agents, its status, and its log.
                 for part in ["adit-agent-0", "ready        yes", "line 1000"] {
                     assert!(said.contains(part), "{part} is not in what it says: {said}");
                 }
             }
-            other => assert!(blocks.is_empty(), "nobody runs the commands of {other:?}"),
+            other => assert!(blocks.is_empty(), "no test runs the commands of {other:?}"),
         }
     }
     assert!(running.is_some(), "the page has no section {INSTALL:?}");
