@@ -1,6 +1,6 @@
 //! What an endpoint and its link share: two byte queues and a few flags, without a lock.
 //!
-//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and [`ENDPOINT_QUEUE_PIECES`]: the endpoint stops reading its
+//! Endpoint -> link is bounded by [`ProcessBudget::queue_share`] and `ENDPOINT_QUEUE_PIECES`: the endpoint stops reading its
 //! socket when the queue is full. Link -> endpoint is never refused here; the session machine bounds it by credit or budgets.
 //! Every hand-over writes the data or flag first, then notifies the receiver (dirty list or waker).
 
