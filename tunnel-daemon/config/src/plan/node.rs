@@ -197,8 +197,8 @@ pub(super) fn check_targets(
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug, Default)]
 #[command(next_help_heading = "Node to control plane")]
 pub struct DestinationsPlan {
-    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; needs agents that prove who they are, and lanes;
-    /// repeatable
+    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT (IPv6 in brackets) or NAME:PORT; needs agents that
+    /// prove who they are, and lanes; repeatable
     /// [default: agents may open nothing]
     #[arg(long = "allowed-destination", value_name = "DEST")]
     pub allowed: Vec<String>,
