@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::steps::{MINUTES_5, Outcome, first_line, output_of, run_command};
+use crate::steps::{MINUTES_5, Outcome, go, go_toolchain, output_of, run_command};
 use crate::workspace::{Workspace, fresh};
 
 /// The chart.
@@ -52,8 +52,8 @@ pub(crate) struct Args {
 /// # Errors
 /// Helm cannot be built, or refuses the chart.
 pub(crate) fn package(workspace: &Workspace, out: &Path) -> anyhow::Result<Outcome> {
-    if first_line(Command::new("go").arg("version")).is_none() {
-        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
+    if let Err(why) = go_toolchain() {
+        return Ok(Outcome::Skipped(why));
     }
     let helm = Helm::build(workspace, &workspace.target().join("chart"))?;
     let mut command = Command::new(&helm.program);
@@ -81,8 +81,8 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> anyhow::Result<Outcome> 
     let page = values::readme(workspace)?;
     keep(workspace, args, values::README, &page)?;
     values::matches_schema(workspace)?;
-    if first_line(Command::new("go").arg("version")).is_none() {
-        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
+    if let Err(why) = go_toolchain() {
+        return Ok(Outcome::Skipped(why));
     }
     let folder = workspace.target().join("chart");
     let helm = Helm::build(workspace, &folder)?;
@@ -272,7 +272,7 @@ impl Helm {
         fs::create_dir_all(folder)?;
         println!("chart: building helm");
         let program = folder.join("helm");
-        let mut go = Command::new("go");
+        let mut go = go()?;
         go.current_dir(workspace.path(MODULE))
             .args(["build", "-trimpath", "-ldflags=-s -w", "-o"])
             .arg(&program)

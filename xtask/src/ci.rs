@@ -308,7 +308,7 @@ fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 /// Whether stalled readers leave others alone, in the dialects whose load can be made here.
 fn isolation(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    if let Err(why) = perf::go_toolchain() {
+    if let Err(why) = steps::go_toolchain() {
         println!("isolation of grpc-go: SKIPPED: {why}");
     }
     Xtask("perf --quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check")

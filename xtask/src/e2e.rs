@@ -1,13 +1,12 @@
 //! `cargo xtask e2e`: our server as the egress of a real API server, and the Helm chart in it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Deserialize;
 
-use crate::steps::{MINUTES_5, Outcome, first_line, run_command, stdout_of};
+use crate::steps::{MINUTES_5, Outcome, go, go_toolchain, run_command, stdout_of};
 use crate::workspace::{Workspace, fresh};
 use crate::{chart, test};
 
@@ -54,8 +53,8 @@ const BUILD: Duration = Duration::from_secs(30 * 60);
 /// # Errors
 /// When something does not build or cannot be fetched, or a test fails.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    if first_line(Command::new("go").arg("version")).is_none() {
-        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
+    if let Err(why) = go_toolchain() {
+        return Ok(Outcome::Skipped(why));
     }
     let programs = workspace.target().join("e2e");
     build(workspace, &programs)?;
@@ -70,11 +69,11 @@ fn build(workspace: &Workspace, programs: &PathBuf) -> anyhow::Result<()> {
     std::fs::create_dir_all(programs)?;
     println!("e2e: building etcd, kube-apiserver, kubectl and a node");
     let folder = workspace.path(MODULE);
-    let mut list = Command::new("go");
+    let mut list = go()?;
     list.current_dir(&folder)
         .args(["list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes"]);
     let version = stdout_of(&mut list, MINUTES_5)?;
-    let mut go = Command::new("go");
+    let mut go = go()?;
     go.current_dir(&folder)
         .args(["build", "-trimpath"])
         // As in Kubernetes' own builds: Helm asks the API server for its version.
@@ -99,7 +98,7 @@ struct Module {
 /// Writes the definitions of others' kinds into a fresh folder. Go keeps their modules, and knows their sums.
 fn fetch_definitions(workspace: &Workspace, folder: &Path) -> anyhow::Result<()> {
     println!("e2e: fetching definitions of cert-manager, Prometheus Operator and Gateway API");
-    let mut go = Command::new("go");
+    let mut go = go()?;
     go.current_dir(workspace.path(DEFINITIONS_MODULE))
         .args(["mod", "download", "-json"]);
     let modules = stdout_of(&mut go, BUILD)?;

@@ -69,7 +69,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
         run_command(&mut promtool, PROMTOOL)?;
     }
     match grafana::check(workspace, &folder.join(DASHBOARD)).context(DASHBOARD)? {
-        Outcome::Done => println!("monitoring: the dashboard is as Grafana's schema has it"),
+        Outcome::Done => println!("monitoring: the dashboard passes Grafana's schema"),
         Outcome::Skipped(why) => {
             println!("monitoring: SKIPPED the dashboard by Grafana's schema: {why}");
         }

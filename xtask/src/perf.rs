@@ -31,11 +31,11 @@ use peer::Peer;
 pub(crate) use peer::http_get;
 pub(crate) use process::free_port;
 use programs::Programs;
-pub(crate) use programs::go_toolchain;
 use results::{Entry, Results, State};
 use scenario::{Dialect, Scenario};
 
 use crate::steps::Steps;
+use crate::steps::go_toolchain;
 use crate::workspace::Workspace;
 
 /// A short form of another scenario; `--nightly` skips it.

@@ -1,5 +1,6 @@
 //! Runs commands with a deadline, and named steps in sequence with a summary at the end.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
@@ -209,6 +210,29 @@ fn text_of(file: &mut File) -> anyhow::Result<String> {
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The Go toolchain: `ADIT_GO`, or `go` from `PATH`.
+///
+/// # Errors
+/// Go does not run; the error says what to install.
+pub(crate) fn go_toolchain() -> Result<OsString, String> {
+    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
+    match first_line(Command::new(&go).arg("version")) {
+        Some(_) => Ok(go),
+        None => Err(format!(
+            "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
+            go.display()
+        )),
+    }
+}
+
+/// A command of the Go toolchain.
+///
+/// # Errors
+/// As [`go_toolchain`].
+pub(crate) fn go() -> anyhow::Result<Command> {
+    Ok(Command::new(go_toolchain().map_err(anyhow::Error::msg)?))
 }
 
 /// The first line of a command's output, such as its version, if it is installed and succeeds.

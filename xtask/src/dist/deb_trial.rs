@@ -73,7 +73,8 @@ pub(super) fn run(
     let named = stdout_of(field.arg("Architecture"), TOOL)?;
     ensure!(
         named.trim() == arch.name(),
-        "the package for {arch:?} names {named}"
+        "the package for {} names the processor {named}",
+        arch.name()
     );
     fs::copy(out.join(&name), root.join("tmp").join(&name))?;
     let emulator = match arch.emulator() {

@@ -142,7 +142,11 @@ fn check_processor(layout: &Path, arch: Arch) -> anyhow::Result<()> {
     for entry in entries.context("an index has manifests")? {
         let config = blob(&blob(entry)?["config"])?;
         for named in [&entry["platform"]["architecture"], &config["architecture"]] {
-            ensure!(named == arch.name(), "an image for {arch:?} names {named}");
+            ensure!(
+                named == arch.name(),
+                "an image for {} names the processor {named}",
+                arch.name()
+            );
         }
     }
     Ok(())

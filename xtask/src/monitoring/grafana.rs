@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::steps::{MINUTES_5, Outcome, first_line, output_of, run_command};
+use crate::steps::{MINUTES_5, Outcome, go, go_toolchain, output_of, run_command};
 use crate::workspace::Workspace;
 
 /// The Go module with the program; it names the version of the schema.
@@ -17,13 +17,13 @@ const BUILD: Duration = Duration::from_secs(15 * 60);
 /// # Errors
 /// The program cannot be built, or a field is unknown, missing or of another type.
 pub(super) fn check(workspace: &Workspace, dashboard: &Path) -> anyhow::Result<Outcome> {
-    if first_line(Command::new("go").arg("version")).is_none() {
-        return Ok(Outcome::Skipped("no Go toolchain on PATH".to_owned()));
+    if let Err(why) = go_toolchain() {
+        return Ok(Outcome::Skipped(why));
     }
     let folder = workspace.target().join("grafana");
     std::fs::create_dir_all(&folder)?;
     let program = folder.join("check");
-    let mut go = Command::new("go");
+    let mut go = go()?;
     go.current_dir(workspace.path(MODULE))
         .args(["build", "-trimpath", "-o"])
         .arg(&program)

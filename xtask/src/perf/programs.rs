@@ -1,6 +1,5 @@
 //! The programs of a run: found, or built once and kept below `target/perf`.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use crate::steps::{first_line, output_of, run_command};
+use crate::steps::go_toolchain;
+use crate::steps::{output_of, run_command};
 use crate::workspace::Workspace;
 
 /// Time limit of a build.
@@ -157,20 +157,5 @@ impl Programs {
         run_command(&mut build, BUILD_LIMIT)
             .with_context(|| format!("building {name}, which takes Go 1.26 or newer"))?;
         Ok(to)
-    }
-}
-
-/// The Go toolchain: `ADIT_GO`, or `go` from `PATH`.
-///
-/// # Errors
-/// Go does not run; the error says what to install.
-pub(crate) fn go_toolchain() -> Result<OsString, String> {
-    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
-    match first_line(Command::new(&go).arg("version")) {
-        Some(_) => Ok(go),
-        None => Err(format!(
-            "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
-            go.display()
-        )),
     }
 }

@@ -417,3 +417,28 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
         assert_eq!(through.is_ok(), taken, "{answer:?}: {through:?}");
     }
 }
+
+#[tokio::test]
+async fn a_proxy_that_hangs_up_is_said_to_have_done_so() {
+    let files = certificates();
+    let book = Book {
+        ips: Vec::new(),
+        ports: Vec::new(),
+        equal: false,
+    };
+    let way = connector(&files, book);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let proxy = async {
+        let (mut agent, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(agent.read_u8().await.unwrap());
+        }
+    };
+    let through = way.through(&address, "server.test:8091", Purpose::Link);
+    let both = timeout(SOON, async { tokio::join!(through, proxy) }).await;
+    let error = both.unwrap().0.unwrap_err().to_string();
+    let end = "the proxy closed the connection before it answered";
+    assert!(error.ends_with(end) && error.contains(&address), "{error}");
+}

@@ -18,7 +18,7 @@ options! {
         kube_api_content_type: Text("kube-api-content-type", "accepted; requests are JSON") = "application/vnd.kubernetes.protobuf";
         lease_namespace: Text("lease-namespace", "namespace of leases") = limits::LEASE_NAMESPACE;
         // Adit's flags, which upstream does not have.
-        lane_security: Text("lane-security", "what protects lanes behind their mutual TLS greeting: tls, ktls for raw lanes on kernel TLS, or plaintext on a network that is trusted") = "tls";
+        lane_security: Text("lane-security", "what protects lanes after their mutual TLS greeting: tls, ktls for raw lanes on kernel TLS, or plaintext for trusted networks") = "tls";
         relay_engine: Text("relay-engine", "what drives the relay of sockets in clear text: auto, io-uring or epoll") = "auto";
         account: Text("account", "count bytes, round-trip time and retransmissions of connections in the kernel by eBPF: off, auto or on") = "off";
         account_series_max: Int("account-series-max", "sets of labels that accounting makes series for") = limits::ACCOUNT_SERIES;

@@ -248,6 +248,9 @@ fn sections(text: &str) -> Vec<Section> {
         let blocks = sections.last_mut().map(|section| &mut section.blocks);
         match (is_inside, line, blocks) {
             (true, "```sh", Some(blocks)) => blocks.push(String::new()),
+            (true, fence, _) if fence.starts_with("```") && fence != "```" => {
+                panic!("no test runs a block of {fence}")
+            }
             (true, line, Some(blocks)) if line != "```" => {
                 let block = blocks.last_mut().expect("a block has begun");
                 block.push_str(line);
