@@ -104,7 +104,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// How long an answer of so many bytes is kept for a peer that reads `step` bytes a second.
+    /// How long an answer of `bytes` bytes is kept for a peer that reads `step` bytes a second.
     async fn kept(bytes: usize, step: usize) -> (io::Result<()>, Duration) {
         let (near, mut far) = duplex(64);
         let mut near = AnswerDeadline::new(near, LIMIT);

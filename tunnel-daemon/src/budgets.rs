@@ -92,7 +92,7 @@ mod tests {
         };
         for (flag, memory, expected) in [
             (None, 8 << 30, 2 << 30),
-            // Not less than one link's budget, 64 MiB unless that is set, too.
+            // At least one link's budget, which is 64 MiB unless set as well.
             (None, 200 << 20, 64 << 20),
             (Some(1 << 30), 8 << 30, 1 << 30),
             (Some(64 << 20), 30 << 20, 64 << 20),

@@ -222,7 +222,7 @@ mod tests {
         );
     }
 
-    /// A certificate that is valid until the new year of `year`, and its key; PEM.
+    /// A certificate that is valid until the start of `year`, and its key, as PEM.
     fn until_year(year: i32) -> [String; 2] {
         let mut params = rcgen::CertificateParams::new(vec!["client".to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
@@ -231,7 +231,7 @@ mod tests {
         [certificate.pem(), key.serialize_pem()]
     }
 
-    /// A kubeconfig of an API server that nobody asks.
+    /// A kubeconfig of an API server that receives no request.
     fn write_kubeconfig(file: &Path, user: &Value) {
         let config = json!({
             "current-context": "a",
@@ -242,7 +242,7 @@ mod tests {
         std::fs::write(file, config.to_string()).unwrap();
     }
 
-    /// In the kubeconfig, in files that it names, renewed, and gone.
+    /// A certificate embedded in the kubeconfig, in files that it names, renewed, and removed.
     #[tokio::test(start_paused = true)]
     async fn the_client_certificate_of_a_kubeconfig_is_told_by_the_path_of_the_kubeconfig() {
         let folder = tempfile::tempdir().unwrap();

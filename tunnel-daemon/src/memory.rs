@@ -156,7 +156,7 @@ mod tests {
         let limit = |root, cgroup| tightest(&mount(root), cgroup, "memory.max");
         assert_eq!(limit("/", "/a/b"), Some((1000, middle)));
         assert_eq!(limit("/", "/"), None);
-        // As in a container: what is mounted is a part of the host's tree, or the path is that of the host.
+        // As in a container: a part of the host's tree is mounted, or the path is that of the host.
         let own = folder.path().join("memory.max");
         fs::write(&own, "2000\n").unwrap();
         assert_eq!(limit("/pods/1", "/pods/1"), Some((2000, own.clone())));

@@ -186,7 +186,7 @@ mod tests {
         let budget = Arc::new(ProcessBudget::new(1 << 20));
         let watching = watch_cgroup(cgroup, Arc::clone(&budget), None);
         let changing = async {
-            // Ten of which the kernel can take back.
+            // The kernel can reclaim ten of these bytes.
             for (used, [is_half_full, is_full]) in [
                 (69, [false, false]),
                 (70, [true, false]),

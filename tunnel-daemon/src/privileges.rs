@@ -176,7 +176,7 @@ mod tests {
             | CapabilitySet::SETPCAP
             | CapabilitySet::from_bits_retain(1 << 63);
         assert_eq!(kept(false) & dangerous, CapabilitySet::empty());
-        // Kernels that want it for tables that are open get it, and no more.
+        // Kernels that require CAP_BPF for open maps keep it, and no other dangerous capability.
         assert_eq!(kept(true) & dangerous, CapabilitySet::BPF);
     }
 
@@ -185,12 +185,12 @@ mod tests {
         let status = "Name:\tx\nCapInh:\t0000000000000400\nCapPrm:\t0000008000001000\nCapEff:\t0000000000000000\n";
         let held = names(permitted(status));
         assert_eq!(held, ["CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN", "CAP_BPF"]);
-        // Nothing known is everything.
+        // Unknown capabilities count as all capabilities.
         assert_eq!(permitted("").bits(), u64::MAX);
         assert_eq!(names(CapabilitySet::from_bits_retain(1 << 63)), ["CAP_63"]);
     }
 
-    /// In a thread of its own, which ends with what it gave up.
+    /// Runs in a separate thread, because the thread gives up its capabilities for good.
     #[test]
     fn what_was_given_up_cannot_be_taken_back() {
         let thread = std::thread::spawn(|| {
@@ -207,7 +207,7 @@ mod tests {
                 assert!(!could || bounded == Ok(false), "{bounded:?}");
             }
             assert!(rustix::thread::no_new_privs().unwrap());
-            // Twice is once.
+            // A second call changes nothing.
             give_up(KEPT).unwrap();
         });
         thread.join().unwrap();

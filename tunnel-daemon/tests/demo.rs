@@ -14,7 +14,8 @@ fn demo(dir: &Path) -> Command {
     command
 }
 
-/// A folder name short enough for sockets; the demo makes and removes the folder.
+/// A temporary folder, and a path in it that is short enough for socket names. The demo creates and removes the folder at
+/// the path.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let outer = tempfile::Builder::new()
         .prefix("adit-")
@@ -40,11 +41,11 @@ const TUNNELS: [(&str, u64); 6] = [
 ];
 const ON_LINK: &str = "on the link, copied by tokio";
 
-/// What the demo says of a frontend's tunnels.
+/// The demo's report on the tunnels of a frontend.
 struct Told<'a> {
-    /// Check, tunnels, and how they went.
+    /// Check, number of tunnels, and their path.
     ways: Vec<(&'a str, u64, &'a str)>,
-    /// The sums by the server's counters.
+    /// The sums of the server's counters.
     moved_by: &'a str,
 }
 
@@ -80,7 +81,7 @@ impl<'a> Told<'a> {
         told
     }
 
-    /// Tunnels of which this is true: check, and how they went.
+    /// Number of tunnels for which `is` holds, by check and path.
     fn sum(&self, is: impl Fn((&str, &str)) -> bool) -> u64 {
         let some = self
             .ways
@@ -93,14 +94,14 @@ impl<'a> Told<'a> {
         self.sum(|(_, went)| went == way)
     }
 
-    /// How the only tunnel of a check went.
+    /// Path of the only tunnel of a check.
     fn only(&self, check: &str) -> &'a str {
         let mut of_check = self.ways.iter().filter(|(of, ..)| *of == check);
         let &(_, _, way) = of_check.next().expect("a tunnel");
         way
     }
 
-    /// Each tunnel was told of as the counters count it: in frames on a lane like this, or on the link.
+    /// Checks that all tunnels were framed, on such a lane or on the link, and that the counters agree with the report.
     fn are_framed(&self, on_lane: &str) {
         let (lane, link) = (self.went(on_lane), self.went(ON_LINK));
         assert_eq!(lane + link, self.sum(|_| true), "{:?}", self.ways);
@@ -141,7 +142,7 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
         assert_eq!(found, frontends, "{step} in\n{text}");
     }
     assert!(text.contains("connect: connection refused"), "{text}");
-    // What it means depends on how busy the machine is, so only the medians have to be there.
+    // The values depend on the machine's load, so the test only checks that the medians exist.
     let medians = text.lines().find(|line| line.contains("stalled readers: "));
     let medians = medians.expect("a line");
     assert!(
@@ -174,13 +175,13 @@ fn demo_captures_a_plain_curl() {
         let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
         let root = rustix::process::geteuid().is_root();
         assert!(!(ci && root), "must run in CI, but: {missing:?}");
-        // Past the harness, which keeps what tests print.
+        // Writes to the real standard error, because the harness captures the output of tests.
         writeln!(std::io::stderr(), "SKIPPED a plain curl: {missing:?}").ok();
         return;
     }
     let (_outer, dir) = place();
     let mut command = demo(&dir);
-    // A proxy of the environment is none of the tunnel's.
+    // The tunnel must ignore a proxy of the environment.
     command
         .args(["--once", "--redirect"])
         .env("http_proxy", "http://127.0.0.1:9");
@@ -203,13 +204,13 @@ fn demo_captures_a_plain_curl() {
 
 #[test]
 fn demo_on_lanes_in_clear_text_relays_without_frames() {
-    /// Bulk is spliced once the kernel hands it over in large pieces, of which a busy machine may make none of a download.
+    /// A relay splices when the kernel delivers large pieces. On a busy machine a download may contain none.
     const RUNS: u32 = 5;
     let has_spliced = (0..RUNS).any(|_run| spliced_in_clear_text());
     assert!(has_spliced, "nothing spliced in {RUNS} runs");
 }
 
-/// Runs the demo on lanes in clear text; whether a part of it was spliced.
+/// Runs the demo on plaintext lanes, and returns whether a relay spliced any bytes.
 fn spliced_in_clear_text() -> bool {
     let (_outer, dir) = place();
     let output = demo(&dir)
@@ -220,7 +221,7 @@ fn spliced_in_clear_text() -> bool {
     assert_eq!(output.status.code(), Some(0), "{text}");
     let relayed = text.lines().filter(|line| line.contains(" on raw lanes, "));
     let relayed: Vec<&str> = relayed.collect();
-    // Clients of the others need frames, or TLS.
+    // Tunnels of the other frontends are framed, or their clients use TLS.
     let [line] = relayed[..] else {
         panic!("one frontend: {relayed:?}")
     };
@@ -249,12 +250,12 @@ fn spliced_in_clear_text() -> bool {
     is_spliced
 }
 
-/// Ends the demo, whatever becomes of the test.
+/// Kills the demo when dropped, also after a failed test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the demo has ended already.
         let _ended = self.0.kill();
         let _ended = self.0.wait();
     }
@@ -269,7 +270,7 @@ fn demo_runs_until_a_signal_and_cleans_up() {
 fn demo_ends_with_its_terminal_and_cleans_up() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find(|line| line.starts_with("SigIgn:"));
-    // As below nohup, where a demo goes on.
+    // As below `nohup`, where a demo ignores SIGHUP.
     if ignored.is_none_or(|mask| mask.ends_with(['1', '3', '5', '7', '9', 'b', 'd', 'f'])) {
         writeln!(std::io::stderr(), "SKIPPED SIGHUP: it is ignored here").ok();
         return;
@@ -289,7 +290,7 @@ fn ends_with(signal: Signal) {
     assert!(text.contains("curl --proxytunnel"), "{text}");
     let live = text.lines().find(|line| line.starts_with("live "));
     let live = live.expect("a summary");
-    // What the checks have used, and by name what moved it.
+    // The paths that the checks used, with the component that moved their bytes.
     let (_, ways) = live.split_once(" 0 wrong; ").expect("nothing wrong");
     assert!(
         !ways.starts_with("0 tunnels on lanes, ") && ways.contains(" tunnels on lanes, "),

@@ -118,7 +118,7 @@ mod tests {
         ];
         let numbers = known.map(|set| classes.number(&set));
         for role in [AccountRole::Target, AccountRole::Link] {
-            // A class more for an agent that is known takes one, too.
+            // A new label set of a known agent also maps to the class of its role.
             for set in [labels(role, "a", "d"), labels(role, "b", "c")] {
                 let number = usize::try_from(classes.number(&set)).unwrap();
                 assert_eq!(number, role.index(), "{set:?}");

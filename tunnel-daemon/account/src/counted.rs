@@ -70,7 +70,7 @@ mod tests {
         }
     }
 
-    /// So many sweeps that meet none of those that are known.
+    /// That many sweeps that meet no known connection.
     fn sweeps(counted: &mut Counted, number: usize, is_cut: bool) {
         for _sweep in 0..number {
             counted.begin_sweep();
@@ -102,14 +102,14 @@ mod tests {
         assert_eq!(counted.known.len(), 0);
     }
 
-    /// It would be counted from its beginning again.
+    /// A connection dropped too early would be counted again from its beginning.
     #[test]
     fn what_sweeps_that_were_cut_off_did_not_get_to_is_not_taken_for_ended() {
         let mut counted = Counted::new(MAX);
         counted.begin_sweep();
         let _new = counted.met(7, sent(10));
         sweeps(&mut counted, 9, true);
-        // Nor is its end, which may be on its way when a whole one comes at last.
+        // One complete sweep does not end it either: its end event may still be in flight.
         sweeps(&mut counted, 1, false);
         assert_eq!(counted.take(7), sent(10));
     }

@@ -156,7 +156,7 @@ mod tests {
         let context = context(1);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Zeros in front of a port change nothing.
+        // Leading zeros do not change the port.
         let address = |length: usize| {
             let (host, port) = ("127.0.0.1:", port.to_string());
             let zeros = length - "tcp".len() - host.len() - port.len();

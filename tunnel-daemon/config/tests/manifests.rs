@@ -1,5 +1,6 @@
-//! Manifests below deploy/manifests: `adit` reads their command lines, and the pods around them fit: files, probes, time to drain,
-//! rights. `cargo xtask chart` has all renderings of the chart looked at, by a folder in `ADIT_MANIFESTS`.
+//! Manifests in deploy/manifests: `adit` parses their command lines, and the pods match: files, probes, drain time,
+//! privileges. `cargo xtask chart` sets `ADIT_MANIFESTS` to a folder, so that these tests check all renderings of the
+//! chart.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,14 +14,14 @@ use adit_config::{Command, parse};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The committed ones.
+/// The committed manifests.
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/manifests");
-/// Ends of flags whose values are files that have to be there.
+/// Suffixes of flags whose values name required files.
 const FILES: &[&str] = &["-cert", "-key", "kubeconfig", "token-path"];
-/// Time that a pod needs beside its drain.
+/// Time that a pod needs in addition to its drain.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// Part of a manifest, by a JSON pointer. Missing ones are null.
+/// Part of a manifest, by a JSON pointer; null if missing.
 fn at<'a>(value: &'a Value, pointer: &str) -> &'a Value {
     value.pointer(pointer).unwrap_or(&Value::Null)
 }
@@ -33,7 +34,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Specifications of pods, wherever they are.
+/// All pod specifications at any depth.
 fn pods<'a>(value: &'a Value, found: &mut Vec<&'a Value>) {
     if value.get("containers").is_some() {
         found.push(value);
@@ -48,7 +49,7 @@ struct Container<'a> {
     spec: &'a Value,
 }
 
-/// What of the plan of a server or an agent the pod has to fit.
+/// The parts of a server's or agent's plan that the pod must match.
 struct Facts {
     is_server: bool,
     health: BindAddress,
@@ -58,7 +59,7 @@ struct Facts {
 }
 
 impl Container<'_> {
-    /// The arguments as the kubelet hands them over.
+    /// The arguments after the kubelet's expansion of variables.
     fn args(&self) -> Vec<String> {
         let env = list(at(self.spec, "/env"));
         let mut args = Vec::new();
@@ -83,7 +84,7 @@ impl Container<'_> {
         args
     }
 
-    /// The plan of the arguments. Files that they name are made below `folder`, if a volume has them.
+    /// The plan of the arguments. Files that they name are created below `folder`; each must be in a volume.
     fn plan(&self, folder: &Path) -> Facts {
         let mut argv = vec!["/adit".to_owned()];
         for arg in self.args() {
@@ -124,7 +125,7 @@ impl Container<'_> {
         }
     }
 
-    /// A mount of a volume has the path.
+    /// Asserts that a volume mount contains the path.
     fn assert_mounted(&self, path: &str) {
         let mounts = list(at(self.spec, "/volumeMounts"));
         let has = |mount: &&Value| Path::new(path).starts_with(text(&mount["mountPath"]));
@@ -135,7 +136,7 @@ impl Container<'_> {
             .iter()
             .find(|volume| volume["name"] == mount["name"]);
         let volume = volume.unwrap_or_else(|| panic!("{mount} has no volume"));
-        // A file that is picked out of a Secret has to have the name that the flag says.
+        // A Secret with selected items must have an item with the file name of the flag.
         let items = list(volume.pointer("/secret/items").unwrap_or(&Value::Null));
         let name = Path::new(path)
             .file_name()
@@ -147,7 +148,7 @@ impl Container<'_> {
         );
     }
 
-    /// Probes ask the port of health checks, where it listens.
+    /// Probes use the health port and its address.
     fn probes_fit(&self, facts: &Facts) {
         let paths: &[&str] = if facts.is_server {
             &["/healthz", "/healthz"]
@@ -168,7 +169,7 @@ impl Container<'_> {
         }
     }
 
-    /// The process ends by itself before it is killed.
+    /// The drain fits into the termination grace period.
     fn drain_fits(&self, facts: &Facts) {
         let grace = at(self.pod, "/terminationGracePeriodSeconds").as_u64();
         let grace = Duration::from_secs(grace.expect("a pod has time to end"));
@@ -179,7 +180,7 @@ impl Container<'_> {
         }
     }
 
-    /// No right that the command line does not need.
+    /// The pod has no privilege that the command line does not need.
     fn rights_fit(&self, facts: &Facts) {
         let security = at(self.spec, "/securityContext");
         assert_eq!(security["allowPrivilegeEscalation"], false);
@@ -196,7 +197,7 @@ impl Container<'_> {
             expected.extend(["SYS_ADMIN", "SYS_PTRACE"]);
         }
         let added = list(at(security, "/capabilities/add")).iter().map(text);
-        // Of kernels before 6.8.
+        // Only kernels before 6.8 need it.
         let added: Vec<&str> = added.filter(|name| *name != "PERFMON").collect();
         assert_eq!(added, expected);
         let user = security.get("runAsUser");

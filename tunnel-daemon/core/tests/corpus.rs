@@ -1,14 +1,14 @@
-//! Replays the fuzz corpus, so that what a fuzzer once found stays found without a nightly compiler.
+//! Replays the fuzz corpus, so that regressions of fuzz findings are caught without a nightly compiler.
 
 use std::collections::BTreeSet;
 use std::{fs, path::Path};
 
 use adit_core::wire;
 
-/// Judges one input; panics on what is wrong.
+/// Runs one input; panics when it finds a fault.
 type Entry = fn(&[u8]);
 
-/// Every fuzz target and what it runs.
+/// Every fuzz target and its entry function.
 const TARGETS: &[(&str, Entry)] = &[
     ("header_rewrite", adit_core::http2::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
@@ -18,7 +18,7 @@ const TARGETS: &[(&str, Entry)] = &[
     ("tls_records", adit_core::tls13::fuzz::fuzz_entry),
 ];
 
-/// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on what is wrong.
+/// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on a fault.
 fn replay(target: &str, entry: Entry) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/corpus")
@@ -80,7 +80,7 @@ fn tls_records_takes_its_corpus() {
     replay_target("tls_records");
 }
 
-/// A target that is only in one of the places would be fuzzed without being replayed, or not at all.
+/// A target missing in one of the places would be fuzzed without being replayed, or not fuzzed at all.
 #[test]
 fn every_fuzz_target_is_built_and_replayed() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");

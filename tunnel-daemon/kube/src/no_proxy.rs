@@ -56,7 +56,7 @@ fn split_port(entry: &str) -> (&str, Option<&str>) {
 mod tests {
     use super::*;
 
-    /// The table of Go's `httpproxy`, and entries that its documentation names.
+    /// The test table of Go's `httpproxy`, and examples of its documentation.
     ///
     /// Upstream (configuration): `NO_PROXY` follows the rules of Go.
     #[test]

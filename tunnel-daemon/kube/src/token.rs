@@ -164,7 +164,7 @@ mod tests {
         }
         let long = format!(r#"{{"sub":"{}"}}"#, "a".repeat(BYTES_MAX));
         assert_eq!(token(&long).claims(), None);
-        // A time beyond all clocks is none.
+        // An expiry time out of range is ignored.
         assert_eq!(token(r#"{"exp":1e300}"#).claims().unwrap().expires, None);
     }
 

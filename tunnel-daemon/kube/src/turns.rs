@@ -258,7 +258,7 @@ mod tests {
         assert!(poll!(pin!(turns.take(at(2)))).is_pending());
     }
 
-    /// Also one that was given to a caller who has left.
+    /// This includes a turn granted to a caller that has left.
     #[tokio::test]
     async fn no_turn_is_lost() {
         let turns = Turns::new(2, 100);
@@ -271,7 +271,8 @@ mod tests {
             assert!(poll!(waits).is_pending());
         }
         drop(used);
-        // Two have turns that they have not seen; with the third that leaves nobody has one.
+        // Two callers have turns that they have not seen. Dropping a caller passes its turn on, so only the remaining
+        // caller has one.
         waiting.truncate(1);
         let mine = waiting.remove(0).now_or_never().unwrap().unwrap();
         assert_eq!(turns.in_use(), 1);

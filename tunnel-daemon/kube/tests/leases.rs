@@ -1,4 +1,4 @@
-//! Leases at a fake API server: published, collected, watched.
+//! Tests of leases at a fake API server: published, collected, watched.
 
 mod support;
 
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// What was counted: the kind, the status, the reason.
+/// Failed requests as counted: kind, status, reason.
 #[derive(Default)]
 struct Counted(Mutex<Vec<(&'static str, u16, String)>>);
 
@@ -114,7 +114,7 @@ impl World {
         receiver
     }
 
-    /// The lease of a server that was renewed so many seconds ago.
+    /// Writes the lease of a server, renewed `renewed_ago` seconds ago.
     fn put(&self, server: &str, renewed_ago: i64) {
         self.put_for(server, renewed_ago, json!(30));
     }
@@ -188,7 +188,7 @@ async fn a_lease_is_published_renewed_and_withdrawn() {
         first["metadata"]["labels"],
         json!({"k8s-app": "konnectivity-server"})
     );
-    // A MicroTime has six digits behind the point.
+    // A MicroTime has six decimal digits.
     let renewed = first["spec"]["renewTime"].as_str().unwrap();
     assert_eq!(
         renewed.split('.').nth(1).map(str::len),
@@ -207,7 +207,7 @@ async fn a_lease_is_published_renewed_and_withdrawn() {
     assert_eq!(world.lease("s1"), None);
 }
 
-/// As after a crash: the same server, and its lease of before; and one that somebody else writes to meanwhile.
+/// As after a crash: the same server finds its old lease. Later another client writes to the lease.
 #[tokio::test]
 async fn a_lease_that_is_there_is_taken_over_and_a_conflict_is_settled() {
     let mut world = World::new().await;
@@ -219,7 +219,7 @@ async fn a_lease_that_is_there_is_taken_over_and_a_conflict_is_settled() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_millis(15_700)).await;
     tokio::time::resume();
-    // One that fails for its old version, and one with the new one.
+    // One PUT fails because of its old version, and one succeeds with the new version.
     until("renewal", || world.requests("PUT") == 3).await;
     let _deleted = world.fake.state.lock().unwrap().leases.remove(&name("s1"));
     tokio::time::pause();
@@ -282,17 +282,17 @@ async fn leases_are_watched_with_and_without_streaming_lists() {
         servers(&mut leased, &["a", "b"]).await;
         let _deleted = world.fake.state.lock().unwrap().leases.remove(&name("a"));
         servers(&mut leased, &["b"]).await;
-        // Expiry is nobody's event.
+        // Expiry causes no watch event.
         world.put_for("b", 0, json!(2));
         servers(&mut leased, &[]).await;
-        // What changes between two watches is not missed.
+        // A change between two watches is not missed.
         {
             let leases = &mut world.fake.state.lock().unwrap().leases;
             leases.end_watches();
             leases.put(&name("c"), lease("c", 0, json!(30)));
         }
         servers(&mut leased, &["c"]).await;
-        // Only list and watch are granted to agents.
+        // Agents may only list and watch.
         assert_eq!(
             world.requests("GET"),
             world.fake.requests(),
@@ -301,7 +301,7 @@ async fn leases_are_watched_with_and_without_streaming_lists() {
     }
 }
 
-/// Expiry counts only in sync.
+/// Leases expire only while the watch is in sync.
 ///
 /// Upstream (configuration): While the API server is away, the last server count stays.
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Reviews of tokens against an API server that is away, slow, wrong or hostile.
+//! Tests of token reviews against an API server that is unreachable, slow, faulty or hostile.
 
 mod support;
 
@@ -163,7 +163,7 @@ async fn what_a_token_says_of_itself_costs_no_review() {
         "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\""
     );
     assert_eq!(world.api.reviews(), 0);
-    // What nobody has signed is for the API server to refuse, and is not asked again at once.
+    // The API server refuses an unsigned token; the refusal is cached, so the next attempts cause no review.
     let unknown = claims(&|_claims| ());
     for _try in 0..3 {
         assert_eq!(
@@ -206,7 +206,7 @@ async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
             format!("Failed to authenticate request. err:{text}")
         );
     }
-    // An answer without a status, or with nothing in it, is no yes.
+    // An answer without a complete status does not authenticate.
     for body in [
         "{}",
         r#"{"status":{}}"#,
@@ -227,7 +227,7 @@ async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
 async fn an_api_server_that_is_away_is_named() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
-    // Bound, so that nobody else is given its port, and not listening.
+    // A bound socket without a listener, so that no other process gets its port.
     let silent = tokio::net::TcpSocket::new_v4().unwrap();
     silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let nobody = silent.local_addr().unwrap();
@@ -248,7 +248,7 @@ async fn an_api_server_that_is_away_is_named() {
     assert!(!refused.contains("ServiceError"), "{refused}");
 }
 
-/// At most 32 reviews at once, whoever asks.
+/// At most 32 reviews run at once, for all callers together.
 ///
 /// Limit (peers): Token reviews | 32 at once; 1,024 callers wait, half of them reserved for addresses with a link. 16
 /// per address without a link
@@ -269,7 +269,7 @@ async fn few_reviews_are_under_way_at_once() {
     assert_eq!((under_way, most <= 32, most > 8), (0, true, true), "{most}");
 }
 
-/// Strangers who fill the queue of their address, while the API server does not answer.
+/// Unknown peers fill the queue of their address while the API server does not answer.
 ///
 /// Limit (peers): Token reviews
 #[tokio::test]
@@ -289,7 +289,7 @@ async fn a_silent_api_server_has_a_bounded_number_of_callers_waiting() {
     let refused = world.review(&token).await.unwrap_err();
     assert!(matches!(refused, ReviewError::Overload), "{refused}");
     assert_eq!(world.results(), [ReviewResult::Overload]);
-    // Who leaves makes room, for reviews as well as in the queue.
+    // Dropped callers free their review slots and their places in the queue.
     drop(waiting);
     world.api.set_fault(None);
     world.review(&token).await.unwrap();
@@ -326,7 +326,7 @@ async fn answers_are_kept_for_seconds_and_never_beyond_the_tokens_end() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     world.review(&token).await.unwrap();
     assert_eq!(world.api.reviews(), 2);
-    // One that is past its end by less than clocks may differ is asked for each time.
+    // A token expired by less than the allowed clock skew is reviewed each time.
     let ended = json!({"sub": AGENT, "aud": [AUDIENCE], "exp": in_seconds(0)});
     let ended = support::token(&ended);
     let user = json!({"username": AGENT, "audience": AUDIENCE, "extra": {}});
@@ -359,7 +359,7 @@ async fn a_rate_that_is_set_is_kept() {
     assert!((1.9..3.0).contains(&seconds), "{seconds}");
 }
 
-/// KKP and k0s replace the files of a server that runs.
+/// KKP and k0s replace the kubeconfig of a running server.
 ///
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(start_paused = true)]
@@ -411,7 +411,7 @@ async fn a_token_file_is_trimmed_and_read_again() {
     assert_eq!(authorised, ["Bearer first", "Bearer second"]);
 }
 
-/// Upstream runs it with the first request.
+/// Upstream runs the plugin at the first request.
 #[tokio::test]
 async fn a_credential_plugin_is_not_run_to_look_at_its_certificate() {
     let api = FakeApi::start().await;
@@ -459,7 +459,8 @@ async fn a_configuration_that_cannot_be_used_is_an_error_at_once() {
     assert!(open("token", token).await.contains("gone"));
 }
 
-/// As cloud providers have it. The plugin runs with the first request, so one that is not there yet keeps nothing from starting.
+/// Cloud providers use such plugins. The plugin runs at the first request, so a missing plugin does not prevent the
+/// start.
 #[tokio::test]
 async fn a_credential_plugin_gives_the_token() {
     use std::os::unix::fs::PermissionsExt as _;

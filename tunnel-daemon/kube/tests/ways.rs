@@ -1,4 +1,4 @@
-//! Ways to the API server that a kubeconfig names: TLS under another name, and a proxy.
+//! Tests of the connection settings in a kubeconfig: a TLS server name, and a proxy.
 
 mod support;
 
@@ -24,7 +24,7 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
 const AUDIENCE: &str = "system:konnectivity-server";
-/// The only name in the API server's certificate; no DNS knows it.
+/// The only name in the API server's certificate; it does not resolve.
 const NAME: &str = "api.test";
 
 struct Uncounted;
@@ -34,13 +34,13 @@ impl ReviewEvents for Uncounted {
     fn in_flight(&self, _reviews: usize) {}
 }
 
-/// A front with TLS before an API server in clear text, and a proxy that leads everybody there.
+/// A TLS front of the plaintext API server, and a proxy that forwards every request to the front.
 struct Ways {
     api: FakeApi,
     ca: String,
     tls: SocketAddr,
     proxy: SocketAddr,
-    /// Where the proxy was asked to lead.
+    /// Destinations requested from the proxy.
     asked: Arc<Mutex<Vec<String>>>,
     _serving: JoinSet<()>,
 }
@@ -64,7 +64,7 @@ impl Ways {
             while let Ok((socket, _peer)) = front.accept().await {
                 let acceptor = acceptor.clone();
                 connections.spawn(async move {
-                    // Clients that do not like the certificate go.
+                    // Clients that reject the certificate disconnect.
                     let Ok(mut near) = acceptor.accept(socket).await else {
                         return;
                     };
@@ -108,7 +108,7 @@ impl Ways {
         }
     }
 
-    /// A review by a kubeconfig with this cluster, and `certificate-authority-data` for the front.
+    /// Reviews a token with a kubeconfig for this cluster and the front's `certificate-authority-data`.
     async fn review(&self, mut cluster: Value) -> Result<(), ReviewError> {
         cluster["certificate-authority-data"] = self.ca.clone().into();
         let mut config: Value = serde_json::from_str(&self.api.kubeconfig()).expect("it works");

@@ -113,7 +113,7 @@ mod tests {
             own_of(HYBRID, "0::/\n"),
             Ok(PathBuf::from("/sys/fs/cgroup/unified/"))
         );
-        // The kernel escapes the one file and not the other.
+        // The kernel escapes characters in mountinfo, but not in `/proc/self/cgroup`.
         let escaped =
             "32 31 0:27 /my\\040pods/a\\134x2d1 /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
         assert_eq!(
@@ -125,21 +125,21 @@ mod tests {
     /// Limit (redirect): A cgroup namespace that shows a part of the host as its root | logged as a part
     #[test]
     fn a_mount_of_less_than_all_cgroups_is_a_part_of_the_host() {
-        // As a container with a cgroup namespace of its own sees them.
+        // The view of a container with its own cgroup namespace.
         let container = "58 48 0:38 /.. /host/cgroup rw - cgroup2 cgroup2 rw\n\
              65 44 0:38 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let bound = "32 31 0:27 /pods/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let escaped = "32 31 0:27 /pods/a /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
         for (mounts, at, inode, is_so) in [
             (HYBRID, "/sys/fs/cgroup/unified", 1, false),
-            // The part is called `/`, the host's tree is not: only the inode tells them apart.
+            // The partial tree is called `/`, and the host's tree is not: only the inode distinguishes them.
             (container, "/sys/fs/cgroup", 11_539, true),
             (container, "/host/cgroup", 1, false),
             (bound, "/sys/fs/cgroup", 11_539, true),
-            // Whoever names these means no more than them.
+            // A path that names a child cgroup is not taken for the whole host.
             (HYBRID, "/sys/fs/cgroup/unified/a.slice", 11_539, false),
             (container, "/host/cgroup/a.slice", 11_539, false),
-            // Of version 1, which is refused elsewhere.
+            // cgroup v1, which is refused elsewhere.
             (HYBRID, "/sys/fs/cgroup/cpu", 11_539, false),
             (escaped, "/my cgroups", 11_539, true),
         ] {

@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(Descriptors::unlimited().lanes_to_close(), 0);
     }
 
-    /// Both ways of counting see what this process opens, without being told.
+    /// Both counters see files that this process opens without reporting them.
     #[test]
     fn the_kernel_counts_what_is_open() {
         let list = Counter::List {
@@ -363,7 +363,7 @@ mod tests {
                 *next = Instant::now();
             }
             let after = counter.count(0).unwrap();
-            // Other tests open and close some meanwhile.
+            // Other tests open and close files meanwhile.
             assert!(
                 (before + 300..before + 700).contains(&after),
                 "{before} {after}"

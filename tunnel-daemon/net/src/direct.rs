@@ -49,7 +49,7 @@ mod tests {
                 listener.accept()
             );
             assert_eq!(accepted.unwrap().1, socket.unwrap().local_addr().unwrap());
-            // Nobody listens there, and nobody else gets it.
+            // Bound without a listener, so no other process gets the port.
             let closed = TcpSocket::new_v4().unwrap();
             closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
             let at = closed.local_addr().unwrap();

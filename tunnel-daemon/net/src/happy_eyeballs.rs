@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// The first place never answers, the second does at once, the third a second after its start.
+    /// Attempt 1 never ends, attempt 2 ends at once, attempt 3 ends a second after its start.
     #[tokio::test(start_paused = true)]
     async fn a_race_goes_on_behind_an_outcome_and_ends_with_the_last_one() {
         let start = Instant::now();

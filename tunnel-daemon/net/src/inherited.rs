@@ -172,7 +172,7 @@ mod tests {
         assert!(listener.unwrap().is_some());
     }
 
-    /// The service manager listens on after this process: the file is its own.
+    /// The service manager keeps listening after this process ends, so the file belongs to the service manager.
     #[tokio::test]
     async fn the_file_of_an_inherited_unix_socket_stays() {
         let dir = tempfile::tempdir().unwrap();

@@ -115,11 +115,11 @@ mod tests {
         for (escaped, path) in [
             ("/my\\040cgroups", "/my cgroups"),
             ("/a\\011b\\012c\\134d", "/a\tb\nc\\d"),
-            // What systemd escapes in names of units has the kernel's own escape in it.
+            // The path of a systemd unit contains systemd's own escape, which the kernel escapes again.
             ("/run-r\\134x2d1.scope", "/run-r\\x2d1.scope"),
             ("/\\134040", "/\\040"),
             ("/\\040", "/ "),
-            // None of them the kernel's.
+            // None of these is an escape of the kernel.
             ("/end\\", "/end\\"),
             ("/end\\04", "/end\\04"),
             ("/\\048", "/\\048"),

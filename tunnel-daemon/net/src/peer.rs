@@ -96,7 +96,7 @@ mod tests {
         (near, far)
     }
 
-    /// What the other end has done may be on its way still.
+    /// Waits: the peer's FIN or RST may still be in flight.
     fn until(socket: &TcpStream, expected: Peer) {
         let start = Instant::now();
         while state(socket.as_fd()) != expected {
@@ -116,13 +116,13 @@ mod tests {
         breaks_off.unwrap();
         drop(far);
         until(&near, Peer::Failed);
-        // Asking takes nothing.
+        // A check consumes neither data nor error.
         assert_eq!(state(near.as_fd()), Peer::Failed);
         let mut unread = [0; 6];
         (&near).read_exact(&mut unread).unwrap();
         assert_eq!(&unread, b"unread");
         let error = take_error(near.as_fd()).kind();
-        // The kernel's word for a reset behind an end.
+        // The kernel reports a reset after EOF as EPIPE.
         assert_eq!(error, io::ErrorKind::BrokenPipe);
         assert_eq!(state(near.as_fd()), Peer::Closed);
     }
@@ -143,7 +143,7 @@ mod tests {
         let (near, far) = tcp();
         near.set_nonblocking(true).unwrap();
         let mut closed = std::pin::pin!(closed(near.as_fd()));
-        // Urgent data is no end, either.
+        // Urgent data is no end either.
         SockRef::from(&far).send_out_of_band(b"!").unwrap();
         far.shutdown(Shutdown::Write).unwrap();
         until(&near, Peer::Silent);

@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// One that began between the note and the call would not know the socket.
+    /// A redirect that began between the registration and the connect would not know the socket.
     #[test]
     fn no_redirect_begins_while_a_socket_connects() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

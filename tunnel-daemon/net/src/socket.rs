@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(socket.linger().unwrap(), None);
     }
 
-    /// Four probes may be lost before a peer is given up, which takes 20 s.
+    /// Up to four keepalive probes may be lost before the peer counts as dead after 20 s.
     #[test]
     fn links_and_lanes_probe_several_times_before_they_give_up() {
         const TIMEOUT: Duration = Duration::from_secs(20);

@@ -422,7 +422,7 @@ mod tests {
         assert!(dropped.await.is_err(), "the work was dropped");
     }
 
-    /// One that has been woken for its own sake since it began, and sleeps again.
+    /// The task was woken and made progress, and then waits again.
     #[tokio::test(start_paused = true)]
     async fn drain_cuts_off_what_has_worked_and_waits_again() {
         let tasks = Tasks::new(8);

@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Notes its end.
+    /// Records its number when dropped.
     struct Noted<'a>(u8, &'a RefCell<Vec<u8>>);
 
     impl Drop for Noted<'_> {
@@ -215,7 +215,8 @@ mod tests {
         }
     }
 
-    /// A call that was redirected with nobody left to tell its destination would be refused.
+    /// The program attached first reports the destinations of redirected connections. Without it the listener would
+    /// refuse these connections.
     #[test]
     fn what_was_attached_last_goes_first() {
         let order = RefCell::default();

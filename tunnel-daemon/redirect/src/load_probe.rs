@@ -87,7 +87,7 @@ mod tests {
             words.contains("refused the program adit_connect4 (invalid)"),
             "{words}"
         );
-        // Without rights, or without sense: either way it is the tables.
+        // Without privileges or with a malformed object, the check of the tables fails.
         let nonsense = try_programs(b"no object", |_name| true).unwrap_err();
         assert!(
             matches!(&nonsense, LoadProbeError::Refused(what) if what.starts_with("the tables")),

@@ -170,7 +170,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_over(dir.path()));
         assert!(!is_over(&dir.path().join("none")));
-        // No link.
+        // A file that is no link.
         fs::write(dir.path().join("file"), "").unwrap();
         assert!(!is_over(dir.path()));
     }

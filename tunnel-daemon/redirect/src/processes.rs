@@ -102,7 +102,7 @@ mod tests {
         let mut processes = Processes::default();
         let all: HashSet<u32> = [7, 8, 9].into();
         assert!(processes.over(&all, |_| Life::Began(100)).is_empty());
-        // Of what cannot be read nothing is said.
+        // An unreadable process is reported neither as ended nor as alive.
         let life = |id| match id {
             7 => Life::Began(200),
             8 => Life::Ended,
@@ -111,11 +111,11 @@ mod tests {
         let mut over = processes.over(&all, life);
         over.sort_unstable();
         assert_eq!(over, [7, 8]);
-        // As long as it is noted it is over, and what is noted anew is new.
+        // A process is reported as over until it is forgotten; after that its id counts as new.
         assert_eq!(processes.over(&[7].into(), life), [7]);
         processes.forgotten(7);
         assert!(processes.over(&[7].into(), life).is_empty());
-        // Somebody else removed it meanwhile.
+        // Another program removed the entry meanwhile.
         assert!(processes.over(&HashSet::new(), life).is_empty());
         let later = |_| Life::Began(300);
         assert!(processes.over(&[7].into(), later).is_empty());

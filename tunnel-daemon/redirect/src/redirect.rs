@@ -463,7 +463,7 @@ mod tests {
             rule("::ffff:10.0.0.0/104").entry(0),
             rule("10.0.0.0/8").entry(0)
         );
-        // Wider than all of IPv4: IPv6, and none of IPv4.
+        // `::/0` covers IPv6 only, and no IPv4.
         assert_eq!(rule("::/0").entry(0).1.prefix_bits, 0);
         assert_ne!(rule("::/0").entry(0).0, rule("0.0.0.0/0").entry(0).0);
     }

@@ -191,7 +191,7 @@ mod tests {
         probe::Engine,
     };
 
-    /// Loom's models have queues of their own; here are the real ones. Miri knows data races and stale reads.
+    /// Loom's models use other queues; these are the real ones. Miri detects data races and stale reads.
     #[test]
     fn jobs_of_several_threads_are_each_taken_or_discarded_once() {
         for _ in 0..if cfg!(miri) { 30 } else { 500 } {
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// As of a pair that its thread had in hand when it panicked.
+    /// For example the promise of a pair that its thread was serving when it panicked.
     #[test]
     fn a_promise_that_is_dropped_tells_what_was_delivered() {
         let inbox = Arc::new(Inbox::new(1, 1).unwrap());

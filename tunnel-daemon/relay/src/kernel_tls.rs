@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(of(None, b""), Err(ErrorKind::UnexpectedEof));
     }
 
-    /// By whichever records and reads they come.
+    /// However the tickets are split over records and reads.
     #[test]
     fn tickets_are_counted_off_and_nothing_hides_behind_them() {
         let ticket = |bytes: usize| {
@@ -428,7 +428,7 @@ mod tests {
         }
     }
 
-    /// The type clears them: see its `Drop`.
+    /// The types clear the keys in `Drop`.
     #[test]
     fn keys_are_cleared_when_they_are_dropped() {
         fn clears(_secret: &impl ZeroizeOnDrop) {}

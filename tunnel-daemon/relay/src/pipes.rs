@@ -120,7 +120,7 @@ mod tests {
     }
     #[test]
     fn free_pipe_is_lent_before_another_is_opened() {
-        let mut pipes = Pipes::new(64 * 1024, 0); // None may be opened.
+        let mut pipes = Pipes::new(64 * 1024, 0); // Allows no pipe to be opened.
         let (reader, writer) = io::pipe().unwrap();
         pipes.lent = 1;
         let one = Pipe {

@@ -141,7 +141,7 @@ mod tests {
         [near, listener.accept().unwrap().0]
     }
 
-    /// So many bytes go from the second to the first.
+    /// The second socket sends that many bytes to the first.
     fn exchange([near, far]: &mut [TcpStream; 2], much: usize) {
         std::thread::scope(|scope| {
             scope.spawn(|| far.write_all(&vec![7; much]).unwrap());
@@ -172,7 +172,7 @@ mod tests {
             for (buffers, end) in buffers.iter_mut().zip(&ends) {
                 buffers.fit(end, Kernel, is_new).unwrap();
             }
-            // The kernel sizes them as bytes come.
+            // The kernel adjusts the buffers as bytes arrive.
             exchange(&mut ends, MUCH);
             assert!(sizes(&ends[1])[0] > before[1][0].min(4 * SMALL));
             assert!(sizes(&ends[0])[1] >= before[0][1]);
@@ -212,7 +212,7 @@ mod tests {
             exchange(&mut ends, MUCH / 8);
             assert_eq!(ends.each_ref().map(sizes), [[SMALL, BOUND]; 2]);
         }
-        // What a peer may have been offered stays.
+        // Receive buffers do not shrink: the peer may have been offered their window.
         fit(&ends, AtMost(1));
         assert_eq!(ends.each_ref().map(|end| sizes(end)[1]), [BOUND; 2]);
     }
@@ -230,7 +230,7 @@ mod tests {
         assert!(grown > 4 * FIRST_BYTES, "it has not grown: {grown}");
     }
 
-    /// On older kernels a buffer whose size was set has the window of a new socket for ever, half of 128 KiB.
+    /// On older kernels a buffer with a set size keeps the window of a new socket forever, half of 128 KiB.
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn a_bounded_buffer_takes_half_of_its_bytes() {
@@ -242,7 +242,7 @@ mod tests {
         exchange(&mut ends, MUCH);
         let [near, far] = &mut ends;
         far.set_nonblocking(true).unwrap();
-        // Until nothing has been taken for a while: the kernel does not tell it otherwise.
+        // Writes until no byte is taken for a while; the kernel offers no other indication.
         let mut patience = 50;
         while patience > 0 {
             if far.write(&[7; 4096]).is_err() {

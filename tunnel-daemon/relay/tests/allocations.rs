@@ -1,5 +1,4 @@
-//! What moves bytes allocates nothing: neither for each byte nor for each wake-up. A test of its own, since a program has
-//! one allocator.
+//! The relay allocates neither per byte nor per wake-up. A separate test binary, since a program has one allocator.
 #![expect(
     unsafe_code,
     reason = "an allocator is unsafe to write, and only one that counts can tell"
@@ -17,7 +16,7 @@ use std::{
 
 use adit_relay::{Pair, Preference, Relay, RelayConfig, Thresholds, probe};
 
-/// Longer than anything here takes.
+/// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Allocations of relay threads.
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -26,25 +25,26 @@ thread_local! {
     static IS_RELAYS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The system's allocator, which also counts.
+/// The system's allocator with a counter.
 struct Counting;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// SAFETY: every call is the system's, which keeps the rules. Counting allocates nothing and cannot panic.
+// SAFETY: every call is forwarded to `System`, which upholds the contract of `GlobalAlloc`. Counting allocates nothing
+// and cannot panic.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends may have no such value any more.
+        // While a thread exits, its thread-local value may already be gone.
         if IS_RELAYS.try_with(Cell::get).unwrap_or(false) {
             ALLOCATIONS.fetch_add(1, Relaxed);
         }
-        // SAFETY: the caller keeps the rules of this very call.
+        // SAFETY: the caller upholds the contract of `alloc`, which is the contract of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the rules of this very call, and all memory is the system's.
+        // SAFETY: the caller upholds the contract of `dealloc`, and `System` allocated all memory.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -66,7 +66,7 @@ impl Tunnel {
         }
     }
 
-    /// So many blocks of 64 KiB to the target.
+    /// Sends that many blocks of 64 KiB to the target.
     fn push(&mut self, blocks: usize) {
         static BLOCK: [u8; 64 * 1024] = [2; 64 * 1024];
         let Self { client, target } = self;
@@ -84,7 +84,7 @@ impl Tunnel {
     }
 }
 
-/// Both ends of a connection. The peer's, which is the first, waits for nothing for ever.
+/// A connection: the peer's end, with time limits on reads and writes, and the relay's end.
 fn sockets() -> (UnixStream, UnixStream) {
     let (ours, relays) = UnixStream::pair().expect("sockets");
     for limit in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
@@ -95,11 +95,11 @@ fn sockets() -> (UnixStream, UnixStream) {
 
 #[test]
 fn thousands_of_wake_ups_and_many_mebibytes_take_next_to_no_allocation() {
-    /// Each at least two wake-ups.
+    /// Each echo causes at least two wake-ups.
     const ECHOES: usize = 2_000;
     const BLOCKS: usize = 500;
-    // Lists that grow to what they hold at most. A splice that was told of bytes and finds none tries a read, and keeps what
-    // has come in between: that is seldom, even from a ring.
+    // The allowance covers lists that grow to their largest length. After a wake-up, a splice that finds no bytes tries
+    // a read, which keeps bytes that arrived meanwhile. That is rare, even with io_uring.
     let movers = [
         (Thresholds::copy_only(), 16),
         (Thresholds::splice_at_once(), 400),
@@ -108,7 +108,7 @@ fn thousands_of_wake_ups_and_many_mebibytes_take_next_to_no_allocation() {
         let choice = match probe(preference) {
             Ok(choice) => choice,
             Err(why) => {
-                // Other users may have no ring.
+                // Other users may lack io_uring.
                 let root = rustix::process::geteuid().is_root();
                 let must = root && std::env::var_os("CI").is_some();
                 assert!(!must, "{preference:?}: {why}");
@@ -128,7 +128,7 @@ fn thousands_of_wake_ups_and_many_mebibytes_take_next_to_no_allocation() {
             let submitted = relay.handle().submit(pair, Box::new(drop));
             submitted.expect("there is room");
             let mut tunnel = Tunnel { client, target };
-            // Buffers and lists are made when they are first needed.
+            // Buffers and lists are allocated at first use.
             tunnel.echo(10);
             tunnel.push(64);
             let warm = ALLOCATIONS.load(Relaxed);

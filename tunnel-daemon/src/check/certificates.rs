@@ -286,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Valid from ten days before `now` to `left` behind it.
+    /// The verdict on a certificate that is valid from ten days before now until `left` days after now.
     fn verdict(left: i64, purpose: Purpose, names: &[&str]) -> (Verdict, String) {
         let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
         let span = DAY * u32::try_from(left.unsigned_abs()).unwrap();
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// As in a bundle of an old and a new CA: the old one stays until nobody has a certificate of it.
+    /// As in a bundle of an old and a new CA: the old CA stays while certificates signed by it are in use.
     #[test]
     fn an_expired_ca_of_a_bundle_keeps_nothing_from_working() {
         let (expired, text) = verdict(-1, Purpose::Anchor, &[]);

@@ -377,7 +377,7 @@ mod tests {
         }
     }
 
-    /// As an ordinary host, or a container without privileges, has it.
+    /// As on an ordinary host, or in a container without privileges.
     #[test]
     fn what_is_off_is_told_and_not_judged() {
         let mut facts = best();
@@ -496,7 +496,7 @@ mod tests {
     fn this_host_answers_each_question() {
         let lines = lines(&Facts::gather(), ALL);
         assert_eq!(lines.len(), 10);
-        // Wherever tests run there is a /proc.
+        // Every test host has a /proc.
         assert!(
             lines.iter().all(|line| !line.text.contains("mount /proc")),
             "{lines:?}"

@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_port_in_use_is_missing_and_a_free_one_is_not_kept() {
-        // An address of its own: nobody takes the port while it is free.
+        // A separate loopback address, so that no other process takes the port while it is free.
         let listener = TcpListener::bind("127.0.0.5:0").unwrap();
         let used = listener.local_addr().unwrap().port();
         let bind = BindAddress::new("127.0.0.5", used).unwrap();
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// What the kernel makes of two addresses, in either order.
+    /// The kernel's verdict on two addresses, in either order.
     #[test]
     fn addresses_that_no_two_listeners_can_have_overlap() {
         for (one, other, expected) in [
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_overlaps_one_of_the_same_command_line_is_found() {
-        // As long as it is there, nobody else gets that port on all addresses.
+        // While this listener exists, no other process gets the port on all addresses.
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = holder.local_addr().unwrap().port();
         let bind = BindAddress::new("127.0.0.4", port).unwrap();

@@ -141,7 +141,7 @@ fn shell(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// kube-apiserver decodes it strictly: group, version and names as its own documentation has them.
+    /// kube-apiserver decodes the file strictly: group, version and names must match its documentation.
     #[test]
     fn egress_file_is_what_kube_apiserver_reads() {
         let written = egress(Path::new("/run/adit/kas.sock")).unwrap();
@@ -165,7 +165,7 @@ egressSelections:
             .split_once("```yaml\napiVersion: apiserver.k8s.io")
             .expect("the file is in the README");
         let (file, _) = from.split_once("```").expect("the block ends");
-        // Lists may be indented; keys, values and their order are the same.
+        // Lists may be indented; keys, values and their order must match.
         let lines = |text: &str| -> Vec<String> {
             let bare = text.lines().map(|line| line.trim().replace('"', ""));
             bare.collect()

@@ -243,7 +243,7 @@ mod tests {
             line.ends_with(&format!("{text}; {relayed}: {moved}")),
             "{line}"
         );
-        // The spinner and a blank stand before the first line, two blanks before the others.
+        // The spinner and a blank precede the first line, and two blanks the others.
         for line in format!("  {block}").lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }

@@ -248,7 +248,7 @@ mod tests {
             down: 100,
             up: 2,
         };
-        // What came before, and others.
+        // An earlier tunnel and tunnels that do not match.
         let others = [
             open(ClientDialect::HttpConnect, "a:1"),
             open(ClientDialect::Grpc, "a:1"),

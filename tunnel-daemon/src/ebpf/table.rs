@@ -93,7 +93,7 @@ mod tests {
         let rules = own_rules([any], Action::Join, &here);
         let networks: Vec<String> = rules.iter().map(|rule| rule.network.to_string()).collect();
         assert_eq!(networks, ["127.0.0.1/32", "192.0.2.7/32"]);
-        // Every network namespace has the first.
+        // Every network namespace has the loopback address.
         let actions: Vec<Action> = rules.iter().map(|rule| rule.action).collect();
         assert_eq!(actions, [Action::JoinAtHome, Action::Join]);
         let one: SocketAddr = "192.0.2.9:8131".parse().unwrap();

@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    /// What a process that answers `bytes` is taken for.
+    /// The result for a process that answers `bytes`.
     fn asked(bytes: &'static [u8]) -> Result<String, AskError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");

@@ -260,7 +260,7 @@ pub(crate) mod tests {
     };
     use super::*;
 
-    /// With the longest of everything.
+    /// A status with the longest values.
     pub(crate) fn status() -> Status {
         let link = LinkStatus {
             link: Some(7),

@@ -259,7 +259,7 @@ mod tests {
         ] {
             let lines = picture(order).all(width);
             assert_eq!(lines[1].contains("TENANT"), rows > 0, "{}", lines[1]);
-            // The third one's is a long name.
+            // The third row's tenant has a long name.
             let told = lines.iter().filter(|line| line.starts_with("tenant-"));
             assert_eq!(told.count(), rows, "{order:?} at {width}: {lines:?}");
         }

@@ -337,7 +337,7 @@ mod tests {
         View::new(TopSort::Age, Sampler::default().take(seen, Instant::now()))
     }
 
-    /// Lines on a terminal of 80 x 24.
+    /// The drawn lines of a terminal of 80 x 24.
     fn drawn(view: &mut View) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
@@ -361,7 +361,7 @@ mod tests {
         assert!(lines[1].starts_with("AGENT "), "{}", lines[1]);
         assert!(lines[2].contains("10.0.0.1:443") && lines[22].contains("10.0.0.21:443"));
         assert!(lines[23].starts_with("q quit  s sort"), "{}", lines[23]);
-        // Smaller ones draw what fits, and nothing breaks.
+        // Smaller terminals draw the part that fits, without a panic.
         for (width, height) in [(1, 1), (20, 2), (79, 3)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
             terminal.draw(|frame| view(90).draw(frame)).unwrap();

@@ -200,7 +200,7 @@ pub(super) mod tests {
         assert_eq!(rates(&seen), [(10, 20)]);
     }
 
-    /// As that of a container, which is process 1 each time.
+    /// A container's process is process 1 after each restart.
     #[test]
     fn a_restarted_process_of_the_same_number_starts_anew() {
         let (mut sampler, start) = (Sampler::default(), Instant::now());

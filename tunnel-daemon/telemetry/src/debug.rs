@@ -148,7 +148,7 @@ mod tests {
     use crate::log::subscriber;
     use crate::log::tests::Captured;
 
-    /// The log of this thread by these options, while the guard is held, and what it wrote.
+    /// A log of this thread with these options while the guard is held, and its output.
     fn log(options: LogOptions) -> (DebugLog, Captured, tracing::subscriber::DefaultGuard) {
         let captured = Captured::default();
         let writer = captured.clone();

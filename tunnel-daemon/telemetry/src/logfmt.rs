@@ -116,7 +116,7 @@ mod tests {
     use crate::log::tests::logged;
     use crate::log::{LogFormat, LogOptions};
 
-    /// Reads a line as go-logfmt does: pairs, values plain or in quotes.
+    /// Parses a line like go-logfmt: pairs with plain or quoted values.
     fn read(line: &str) -> Vec<(String, String)> {
         let (mut pairs, mut rest) = (Vec::new(), line);
         while !rest.is_empty() {

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::log::tests::Captured;
 
-    /// A destination that takes nothing until it is let.
+    /// A destination that blocks until it is opened.
     struct Gate {
         entered: Sender<()>,
         open: Receiver<()>,
@@ -260,7 +260,7 @@ mod tests {
     impl Write for Gate {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
             let _nobody_waits = self.entered.try_send(());
-            // Blocks while the gate is shut; an error means it stands open for good.
+            // Blocks while the gate is shut; an error means that the gate is open for good.
             let _opened = self.open.recv();
             self.behind.write(line)
         }

@@ -1,4 +1,4 @@
-//! Scrapes of fresh and used metric sets, compared with what upstream's programs export.
+//! Tests of scrapes of fresh and used metric sets, compared with the metrics that upstream's programs export.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, Tunnel
 const SERVER: &str = "konnectivity_network_proxy_server_";
 const AGENT: &str = "konnectivity_network_proxy_agent_";
 
-/// Samples by series as written, and types by family: what upstream's test harness extracts.
+/// Samples by series and types by family, the data that upstream's test harness extracts.
 fn parse(scrape: &Scrape) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
     let mut samples = BTreeMap::new();
     let mut types = BTreeMap::new();
@@ -59,7 +59,7 @@ fn upstream_series(scrape: &Scrape, prefix: &str) -> Vec<(String, f64)> {
     parse(scrape).0.into_iter().filter_map(strip).collect()
 }
 
-/// Upper bounds of a family's buckets in order, as written.
+/// Upper bounds of a family's buckets, in order and as written.
 fn bounds(scrape: &Scrape, family: &str) -> Vec<String> {
     let prefix = format!("{family}_bucket{{");
     let text = scrape.text();
@@ -350,7 +350,7 @@ fn own_families_start_at_zero_and_count() {
     assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
 }
 
-/// Failures since its start are counters, its open tunnels a gauge of its event engine.
+/// Failures are counters since the start of the relay; open tunnels are a gauge with the relay's driver.
 #[test]
 fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
     let metrics = ServerMetrics::new(&[]);
@@ -390,7 +390,7 @@ fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
         drop(open);
         assert_eq!(read("open_rtt_seconds"), None);
     }
-    // Those of ends count ends alone.
+    // The histogram counts ended connections only.
     assert_eq!(read("rtt_seconds_count"), Some(0.0));
     let (_, types) = parse(&metrics.scrape());
     assert_eq!(types["adit_ebpf_open_rtt_seconds"], "gauge");

@@ -53,7 +53,7 @@ impl LinksByVersion {
 mod tests {
     use super::*;
 
-    /// A hostile peer that names another release each time makes no series without end.
+    /// A hostile peer with a new release in each link must not create unlimited series.
     #[test]
     fn a_link_is_counted_by_its_release_and_there_is_an_end_to_releases() {
         let registry = prometheus::Registry::new();

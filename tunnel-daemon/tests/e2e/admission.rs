@@ -1,4 +1,4 @@
-//! Whom the API server vouches for, and whom it does not.
+//! Which agents are admitted: the server asks the API server about their tokens.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
             own.sign(&claims(&uid, 1, -100)),
             "service account jwt not valid",
         ),
-        // Upstream's words end in those of the API server.
+        // Upstream's text ends in that of the API server.
         (
             "another-cluster",
             other.sign(&claims(&uid, 2, 600)),
@@ -63,7 +63,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
         let args = cluster.agent_args("127.0.0.1", server.agents, &file);
         let adit = std::path::Path::new(env!("CARGO_BIN_EXE_adit"));
         let _agent = Process::service(name, adit, &args, cluster.dir.path());
-        // Without the escapes of logfmt.
+        // Removes the escapes of logfmt.
         let log = || {
             let log = std::fs::read_to_string(cluster.path(&format!("{name}.log"))).ok()?;
             Some(log.replace("\\\"", "\""))
@@ -77,7 +77,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
         );
     }
     server.links(0.0);
-    // And the right one is, also where the cluster's own key has signed it beforehand.
+    // The right token is accepted, also when the cluster's own key signed it outside of the API server.
     let file = cluster.token_file("right", &own.sign(&claims(&uid, 4, 600)));
     let args = cluster.agent_args("127.0.0.1", server.agents, &file);
     let adit = std::path::Path::new(env!("CARGO_BIN_EXE_adit"));
@@ -85,7 +85,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
     server.links(1.0);
 }
 
-/// Agents of a thousand nodes that come back after a server's restart: within 30 s, and with a review each at most.
+/// Agents of a thousand nodes reconnect within 30 s after a server's restart, with at most one token review each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_agents_come_back_within_half_a_minute() {
     const AGENTS: u16 = 1000;
@@ -104,7 +104,7 @@ async fn a_thousand_agents_come_back_within_half_a_minute() {
         let mut args = vec!["adit".to_owned()];
         args.extend(cluster.agent_args("127.0.0.1", port, &file));
         args.extend([format!("--agent-id=agent-{n}"), "--lanes=0".to_owned()]);
-        // Upstream's pauses, which agents in the field have.
+        // Removes the short intervals of tests, so that agents use upstream's defaults as in production.
         args.retain(|arg| !arg.starts_with("--sync-"));
         let parsed =
             parse(args.into_iter().map(Into::into), &|_name| None).expect("flags are right");

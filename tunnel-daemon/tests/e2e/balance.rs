@@ -1,11 +1,11 @@
-//! A load balancer before the agent ports of servers.
+//! A load balancer in front of the agent ports of servers.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
-/// Listens on all addresses, at this port or any, and hands each connection to the next of these ports that takes it. Ends
-/// with the test.
+/// Listens on all addresses at port `at` (0: any), and distributes connections round-robin over the ports that accept them.
+/// Runs until the test ends.
 pub(crate) fn balance(at: u16, ports: Vec<u16>) -> u16 {
     let listener = TcpListener::bind(("0.0.0.0", at)).expect("a port");
     let port = listener.local_addr().expect("an address").port();

@@ -1,4 +1,4 @@
-//! In which order the parts of a cluster come up on some platforms, and nodes that reach their control plane by the tunnel alone.
+//! Start order of a cluster's parts on some platforms, and nodes that reach their control plane only through the tunnel.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::process::Process;
 use crate::server::{Server, ask};
 use crate::wait::{secs, until};
 
-/// Of a node that has nothing else yet.
+/// The credential of a node that has no certificate yet.
 const BOOTSTRAP_TOKEN: [&str; 2] = ["abcdef", "0123456789abcdef"];
 const PORT_OF_TARGET: u16 = 6443;
 
@@ -24,8 +24,8 @@ fn measured(what: &str, since: Instant) {
     println!("MEASURED {what}: {:.1} s", since.elapsed().as_secs_f64());
 }
 
-/// With KKP the server is a sidecar of its API server, and both are behind one Service: nobody reaches the server before the
-/// API server is ready, and the server can ask nobody about a token before either.
+/// With KKP the server is a sidecar of its API server, and both are behind one Service. Until the API server is ready,
+/// agents cannot reach the server, and the server cannot review tokens.
 #[test]
 fn a_server_that_is_hidden_until_its_api_server_is_ready_as_with_kkp() {
     let Some(programs) = programs("KKP") else {
@@ -37,7 +37,7 @@ fn a_server_that_is_hidden_until_its_api_server_is_ready_as_with_kkp() {
     let mut args = cluster.plain_agent_args(&node.host.to_string(), service);
     args.extend(cluster.proof_args(&node, Proof::Token));
     cluster.stop_api_server();
-    // It starts, and is alive, without the API server that it asks.
+    // The server starts and is live without the API server.
     let server = cluster.server("proxy-server", &[]);
     let agent = cluster.run_agent(&node, "agent", &args);
     let log = cluster.path(&format!("agent-{}.log", node.address));
@@ -59,7 +59,7 @@ fn a_server_that_is_hidden_until_its_api_server_is_ready_as_with_kkp() {
     drop(agent);
 }
 
-/// With k0s all servers have one virtual address, and agents may be there before any of them.
+/// With k0s all servers share one virtual address, and agents may start before the servers.
 #[test]
 fn one_address_before_all_servers_as_with_k0s() {
     let Some(programs) = programs("k0s") else {
@@ -89,7 +89,7 @@ fn one_address_before_all_servers_as_with_k0s() {
     }
 }
 
-/// With HyperShift an aggregated API server lives beside kube-apiserver, in a network that has an agent of its own.
+/// With HyperShift an aggregated API server runs beside kube-apiserver, in a network with its own agent.
 #[test]
 fn an_agent_of_the_control_plane_takes_what_it_names_as_with_hypershift() {
     let Some(programs) = programs("HyperShift") else {
@@ -125,7 +125,7 @@ fn an_agent_of_the_control_plane_takes_what_it_names_as_with_hypershift() {
     assert_eq!(server.value(ready), Some(2.0));
 }
 
-/// What lets a node ask for a certificate: a token, and the rights that its group has by default.
+/// What a node needs to request a certificate: a bootstrap token, and the default rights of its group.
 fn allow_bootstrap(cluster: &Cluster) {
     let [id, secret] = BOOTSTRAP_TOKEN;
     let objects = [
@@ -148,7 +148,7 @@ fn allow_bootstrap(cluster: &Cluster) {
     cluster.kubectl(&["create", "-f", "-"], Some(&list));
 }
 
-/// A request for a kubelet's certificate.
+/// A certificate signing request of a kubelet.
 fn request(name: &str) -> Value {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new([]).expect("no names");
@@ -172,8 +172,8 @@ fn request(name: &str) -> Value {
     })
 }
 
-/// A kubelet-like client in the node's network: it makes a request for a certificate, and watches such requests, again and
-/// again if need be.
+/// A client in the node's network acts as a kubelet: it creates a certificate signing request, and watches such requests. It
+/// retries both.
 fn a_node_boots(
     test: &str,
     address: &str,

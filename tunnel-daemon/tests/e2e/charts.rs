@@ -1,5 +1,5 @@
-//! The Helm chart, installed by Helm below a real API server with combinations of values of `deploy/chart/ci`, and by the commands of
-//! the install page. Its pods run as `pods` says, and `kubectl logs` goes through them.
+//! The Helm chart, installed by Helm into a real API server: with combinations of values of `deploy/chart/ci`, and by the
+//! commands of the install page. Pods run as described in `pods`, and `kubectl logs` uses their tunnel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,30 +17,30 @@ use crate::pods::{Pod, get};
 use crate::process::Process;
 use crate::wait::{poll, secs};
 
-/// Set in the process that has a file system and a network of its own: the name of what it installs.
+/// Names the installation. Set in the process with its own file system and network.
 const INSIDE: &str = "ADIT_TEST_CHART_INSIDE";
-/// The install page, by this name.
+/// Value of [`INSIDE`] for the install page.
 const PAGE: &str = "page";
-/// Of the server's socket, in the chart's values.
+/// Path of the server's socket in the chart's values.
 const SOCKET: &str = "/run/konnectivity/konnectivity-server.socket";
-/// A name of servers in values and on the page.
+/// A host name of servers in values and on the page.
 const SERVERS: &str = "konnectivity.example.org";
-/// What agents present, in the chart's values.
+/// Name of the agents' account in the chart's values.
 const AGENT: &str = "konnectivity-agent";
 
-/// The repository's folder, from which commands name the chart.
+/// The repository's folder. Commands name the chart relative to it.
 pub(crate) const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// One release or two, which make a server and an agent.
+/// One or two releases that install a server and an agent.
 struct Installation {
     name: &'static str,
     mode: Mode,
-    /// Where the API server reaches the server by TLS; else it does by the socket.
+    /// Address at which the API server reaches the server by TLS. Without one it uses the socket.
     frontend: Option<&'static str>,
     releases: &'static [Release],
-    /// Names of the server, for its API server and its agents.
+    /// Host names of the server for its API server and its agents.
     hosts: &'static [&'static str],
-    /// What releases find in the cluster.
+    /// Secrets that exist before the releases are installed.
     secrets: &'static [Secret],
     /// A folder of the node with `apiserver.crt` and `apiserver.key` of a server.
     node_files: Option<&'static str>,
@@ -48,10 +48,10 @@ struct Installation {
 
 /// A release that Helm installs.
 struct Release {
-    /// A file of `deploy/chart/ci`, without its ending.
+    /// A file of `deploy/chart/ci`, without its extension.
     values: &'static str,
     namespace: &'static str,
-    /// Values in place of examples in the file.
+    /// Values that replace examples in the file.
     set: &'static [&'static str],
 }
 
@@ -59,11 +59,11 @@ struct Release {
 type Secret = (&'static str, &'static str, Content);
 
 enum Content {
-    /// Certificate and key of a server with the hosts of the installation, and the authority.
+    /// Certificate and key of a server with the installation's hosts, and the CA certificate.
     Server,
-    /// Certificate and key of agents, and the authority.
+    /// Certificate and key of agents, and the CA certificate.
     Agent,
-    /// The authority, in the place of a certificate, too.
+    /// The CA certificate, also in place of a certificate.
     Authority,
     /// A kubeconfig of the server's user.
     Kubeconfig,
@@ -99,7 +99,7 @@ const INSTALLATIONS: &[Installation] = &[
             Release {
                 values: "agent-deployment-token-leases",
                 namespace: "kube-system",
-                // The network of the test's nodes.
+                // Network of the test's nodes.
                 set: &["agent.allowTargets={10.77.0.0/16}"],
             },
         ],
@@ -143,7 +143,7 @@ const INSTALLATIONS: &[Installation] = &[
         releases: &[Release {
             values: "compat-http-connect-mtls",
             namespace: "hosted",
-            // The kernel tests have it.
+            // The kernel tests cover accounting.
             set: &["server.account.enabled=false"],
         }],
         hosts: &["adit-server.hosted.svc", "adit-server-agents.hosted.svc"],
@@ -178,7 +178,7 @@ impl Installation {
             }
         }
         cluster.define_kinds();
-        // As kube-controller-manager makes it.
+        // kube-controller-manager creates this object in a real cluster.
         let object = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -236,7 +236,7 @@ fn create_secret(cluster: &Cluster, namespace: &str, name: &str, data: &Value) {
     cluster.kubectl(&["create", "-f", "-"], Some(&object));
 }
 
-/// In place of cert-manager: makes the Secret of each Certificate.
+/// Replaces cert-manager: creates the Secret of each Certificate.
 fn issue_certificates(cluster: &Cluster) {
     let certificates = get(cluster, &["certificates", "-A"]);
     for certificate in certificates["items"].as_array().expect("a list") {
@@ -264,7 +264,7 @@ fn issue_certificates(cluster: &Cluster) {
     }
 }
 
-/// Starts the pods of server and agent. They end with what this returns.
+/// Starts the pods of server and agent. Dropping the processes ends them.
 pub(crate) fn run_pods(cluster: &Cluster, node: &Node) -> [Process; 2] {
     let server = Pod::of_component(cluster, "server");
     let server_process = server.start(None);
@@ -276,7 +276,7 @@ pub(crate) fn run_pods(cluster: &Cluster, node: &Node) -> [Process; 2] {
     [server_process, agent_process]
 }
 
-/// No test but in the process that is inside.
+/// Does nothing unless [`INSIDE`] is set: `inside_of` starts it in another process.
 #[test]
 fn inside() {
     let Some(name) = std::env::var_os(INSIDE) else {
@@ -303,7 +303,7 @@ fn inside() {
     for [kind, name] in PREPARED {
         cluster.kubectl(&["delete", kind, name, "-n", "kube-system"], None);
     }
-    // The chart makes it.
+    // The chart creates this account itself.
     cluster.kubectl(
         &["delete", "serviceaccount", AGENT, "-n", "kube-system"],
         None,

@@ -1,6 +1,8 @@
-//! A client of the server that is no kube-apiserver: upstream's client library by gRPC over mutual TLS, as OCM's own programs use it.
+//! A client of the server other than kube-apiserver: upstream's client library over gRPC and mutual TLS, as OCM's programs
+//! use it.
 //!
-//! The interop tests' Go client speaks gRPC to a unix socket; `openssl` carries each of its connections to the server's port.
+//! The interop tests' Go client speaks gRPC to a unix socket. `openssl` forwards each of its connections to the server's
+//! port.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,7 +20,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// One of the server at this port.
+    /// A client of the server at this port.
     pub(crate) fn start(cluster: &Cluster, port: u16) -> Self {
         let socket = cluster.path("client.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
@@ -44,7 +46,7 @@ impl Client {
         Self { socket }
     }
 
-    /// The answer of a pod to an HTTP request, through a tunnel to this target.
+    /// Answer of a pod to an HTTP request through a tunnel to `target`.
     pub(crate) fn get(&self, target: &str) -> Option<String> {
         let output = Command::new(go::binary(Program::Peer))
             .args([
@@ -65,7 +67,7 @@ impl Client {
     }
 }
 
-/// Carries one connection until the server closes it.
+/// Forwards a connection until the server closes it.
 fn carry(stream: UnixStream, words: &[String]) {
     let copy = stream.try_clone().expect("a copy");
     let started = Command::new("openssl")

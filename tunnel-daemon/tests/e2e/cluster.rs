@@ -14,11 +14,11 @@ use crate::ports;
 use crate::process::Process;
 use crate::wait::{secs, until};
 
-/// Where `cargo xtask e2e` has put the programs.
+/// Environment variable with the programs' folder. `cargo xtask e2e` sets it.
 const PROGRAMS: &str = "ADIT_E2E_PROGRAMS";
-/// The address of the API server's own Service.
+/// Address of the API server's Service.
 pub(crate) const SERVICE: &str = "10.96.0.1";
-/// The name of aggregated API server and webhooks in certificates.
+/// Host name of aggregated API server and webhooks in certificates.
 const EXTENSIONS: &str = "extensions.default.svc";
 const ADMIN_TOKEN: &str = "admin-of-the-test";
 const SERVER_TOKEN: &str = "server-of-the-test";
@@ -27,14 +27,14 @@ pub(crate) const AUDIENCE: &str = "system:konnectivity-server";
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc";
 pub(crate) const AGENT: &str = "konnectivity-agent";
 
-/// How the API server and our server talk.
+/// Protocol between API server and our server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     Grpc,
     HttpConnect,
 }
 
-/// Whose program it is.
+/// Origin of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MadeBy {
     Adit,
@@ -43,11 +43,11 @@ pub(crate) enum MadeBy {
 
 /// How the API server reaches our server.
 pub(crate) enum Egress {
-    /// By a unix socket of this path.
+    /// Over a unix socket with this path.
     Socket(String),
-    /// By TLS, with a certificate of its own, at this host and port.
+    /// Over TLS with a client certificate, at this host and port.
     Tcp(String),
-    /// Not at all: it connects to nodes itself.
+    /// Without the server: it connects to nodes directly.
     Direct,
 }
 
@@ -86,7 +86,7 @@ impl Egress {
     }
 }
 
-/// How agents prove who they are.
+/// How agents authenticate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Proof {
     Token,
@@ -94,17 +94,17 @@ pub(crate) enum Proof {
     Both,
 }
 
-/// Nodes for which there are certificates, addresses and cables.
+/// Number of nodes with certificates, addresses and veth pairs.
 pub(crate) const NODES: usize = 3;
 
-/// Both ends of a cable, on a network that no other test has: one of those for benchmarks (RFC 2544), by a port that no other
-/// test is given.
+/// Addresses of both ends of a veth pair. The network is unique among tests: it lies in the range for benchmarks (RFC 2544),
+/// and a reserved port selects it.
 fn cable() -> [Ipv4Addr; 2] {
     let network = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + 4 * u32::from(ports::free());
     [1, 2].map(|end| Ipv4Addr::from(network + end))
 }
 
-/// The programs' folder; without it the test is skipped.
+/// The programs' folder. Without it the test prints that it is skipped.
 pub(crate) fn programs(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os(PROGRAMS).map(PathBuf::from);
     if folder.is_none() {
@@ -114,13 +114,13 @@ pub(crate) fn programs(test: &str) -> Option<PathBuf> {
 }
 
 pub(crate) struct Cluster {
-    // Before the folder, in which their logs are.
+    // First: the processes end before their log folder is removed.
     api: Process,
     api_args: Vec<String>,
     _etcd: Process,
     pub(crate) dir: TempDir,
     pub(crate) files: ThrowawayFiles,
-    /// Of this host and of each node.
+    /// Addresses of this host and of the node, for each node.
     pub(crate) cables: [[Ipv4Addr; 2]; NODES],
     programs: PathBuf,
     pub(crate) api_port: u16,
@@ -128,12 +128,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts one whose connections into the cluster go through `egress.sock` of its folder.
+    /// Starts a cluster whose API server connects through `egress.sock` in its folder.
     pub(crate) fn start(programs: PathBuf, mode: Mode) -> Self {
         Self::start_with(programs, mode, None)
     }
 
-    /// Starts one whose connections into the cluster go this way.
+    /// Starts a cluster whose API server connects by `egress`.
     pub(crate) fn start_with(programs: PathBuf, mode: Mode, egress: Option<Egress>) -> Self {
         let dir = TempDir::new().expect("a folder");
         let cables = [(); NODES].map(|()| cable());
@@ -147,7 +147,7 @@ impl Cluster {
             .collect();
         names.push(EXTENSIONS.to_owned());
         for (name, usage, names) in [
-            // Of service account tokens.
+            // Signs service account tokens.
             ("accounts", Usage::Server, &[][..]),
             ("node", Usage::Server, &names),
             ("kube-apiserver", Usage::Client, &[]),
@@ -260,7 +260,7 @@ impl Cluster {
                 .to_string();
             std::fs::write(cluster.kubeconfig(name), access).expect("a file");
         }
-        // On the first node, from which the API server has another address.
+        // On the first node the API server has another address.
         let access = cluster.access_at(&format!("{}:{api_port}", cables[0][0]), AGENT_TOKEN);
         std::fs::write(cluster.kubeconfig("node"), access.to_string()).expect("a file");
         cluster.until_ready();
@@ -275,7 +275,7 @@ impl Cluster {
         });
     }
 
-    /// Stops the API server in order, and starts it again.
+    /// Stops the API server gracefully, and starts it again.
     pub(crate) fn restart_api_server(&mut self) {
         self.stop_api_server();
         self.start_api_server();
@@ -286,15 +286,14 @@ impl Cluster {
         self.api.wait(secs(60));
     }
 
-    /// Starts it again, and waits until it is ready.
+    /// Starts the API server again, and waits until it is ready.
     pub(crate) fn start_api_server(&mut self) {
         let program = self.program("kube-apiserver");
         self.api = Process::service("kube-apiserver", &program, &self.api_args, self.dir.path());
         self.until_ready();
     }
 
-    /// Another API server of the same objects, at this port. Its connections into the cluster go as those of the first one, or
-    /// directly.
+    /// Another API server on the same etcd, at this port. It connects into the cluster as the first one does, or directly.
     pub(crate) fn another_api_server(&self, port: u16, by_egress: bool) -> Process {
         let is_taken = |arg: &&String| by_egress || !arg.starts_with("--egress-selector-config");
         let args: Vec<String> = self
@@ -310,7 +309,7 @@ impl Cluster {
         Process::service("another-kube-apiserver", &program, &args, self.dir.path())
     }
 
-    /// A kubeconfig of the administrator at the API server of this port.
+    /// A kubeconfig of the administrator for the API server at this port.
     pub(crate) fn administrator_at(&self, port: u16) -> PathBuf {
         let file = self.path(&format!("admin-{port}.kubeconfig"));
         let access = self.access_at(&format!("127.0.0.1:{port}"), ADMIN_TOKEN);
@@ -322,33 +321,32 @@ impl Cluster {
         self.dir.path().join(name)
     }
 
-    /// A program that was built for these tests.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.programs.join(name)
     }
 
-    /// Where a file for each container that runs, of the name of its pod, has the process's id.
+    /// Folder with a file for each running container. The file has the pod's name and contains the process id.
     pub(crate) fn containers(&self) -> PathBuf {
         self.path("containers")
     }
 
-    /// The folder with all renderings of the chart.
+    /// Folder with all renderings of the chart.
     pub(crate) fn renderings(&self) -> PathBuf {
         self.program("rendered")
     }
 
-    /// Of the node of this number, from 0.
+    /// Address of node `number`, counted from 0.
     pub(crate) fn node_address(number: usize) -> Ipv4Addr {
         let last = u8::try_from(number + 1).expect("few nodes");
         Ipv4Addr::new(10, 77, 0, last)
     }
 
-    /// The file of a user: `admin`, `server` or `agent`; `node` is the agent on the first node.
+    /// Kubeconfig of a user: `admin`, `server` or `agent`. `node` is for the agent on the first node.
     pub(crate) fn kubeconfig(&self, user: &str) -> PathBuf {
         self.path(&format!("{user}.kubeconfig"))
     }
 
-    /// A way into the API server at this address with its port, as a kubeconfig.
+    /// A kubeconfig for the API server at `address`, which includes the port.
     pub(crate) fn access_at(&self, address: &str, token: &str) -> Value {
         json!({
             "apiVersion": "v1",
@@ -369,10 +367,10 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("kubectl {args:?}: {error}"))
     }
 
-    /// The same.
+    /// As [`Cluster::kubectl`], without a panic.
     ///
     /// # Errors
-    /// What it has said.
+    /// The error output of kubectl.
     pub(crate) fn try_kubectl(
         &self,
         args: &[&str],
@@ -402,7 +400,7 @@ impl Cluster {
         }
     }
 
-    /// kubectl as the administrator, not yet started.
+    /// A kubectl command as the administrator.
     pub(crate) fn kubectl_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("kubectl"));
         command
@@ -413,7 +411,7 @@ impl Cluster {
         command
     }
 
-    /// A token of an account, as the API server issues it.
+    /// A token of an account, issued by the API server.
     pub(crate) fn token(&self, namespace: &str, account: &str, more: &[&str]) -> String {
         let own = [
             "create",

@@ -1,4 +1,4 @@
-//! Proofs of agents that end, while their links live and when they come again.
+//! Credentials of agents that become invalid, while links are open and when agents reconnect.
 
 use std::fs;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::server::Server;
 use crate::wait::{secs, until};
 
-/// A server at ports that stay, and an agent whose token is in a file.
+/// A server at fixed ports, and an agent that reads its token from a file.
 struct Admitted {
     agent: Process,
     server: Server,
@@ -40,7 +40,7 @@ impl Admitted {
         }
     }
 
-    /// A server that knows nothing of what was admitted before.
+    /// Restarts the server, which forgets all admitted agents.
     fn restart_server(&mut self, cluster: &Cluster) {
         self.server.process.kill();
         self.server = cluster.server_at(MadeBy::Adit, self.ports, &[]);
@@ -63,10 +63,10 @@ impl Admitted {
     }
 }
 
-/// As upstream's, a server asks about a token once for each link.
+/// As upstream's server, ours reviews a token once for each link.
 #[test]
 fn a_token_that_expires_ends_no_link_and_lets_none_in() {
-    // Of its validity, beyond which the API server lets a minute pass.
+    // Seconds of validity. The API server accepts a token for a minute after its expiry, so 15 s are left.
     const LEFT: i64 = 15 - 60;
     let Some(programs) = programs("an expiring token") else {
         return;
@@ -97,7 +97,7 @@ fn a_token_of_a_pod_that_is_gone_lets_nobody_in() {
     let of_pod = |pod: &str| {
         let name = format!("--bound-object-name={pod}");
         let bound = ["--audience", AUDIENCE, "--bound-object-kind=Pod", &name];
-        // Pods have tokens of accounts of their own namespace.
+        // A pod's token belongs to an account of the pod's namespace.
         cluster.token("kube-system", AGENT, &bound)
     };
     for pod in ["agent-1", "agent-2"] {
@@ -158,7 +158,7 @@ fn a_deny_list_ends_the_link_of_a_node() {
     server.links(1.0);
 }
 
-/// The authority of agents' certificates is replaced as installations do: both, then the new one alone.
+/// The CA of agents' certificates is rotated as installations do it: first both CAs, then only the new one.
 #[test]
 fn an_authority_is_rotated() {
     let Some(programs) = programs("a rotated authority") else {
@@ -194,7 +194,7 @@ fn an_authority_is_rotated() {
         began.elapsed().as_secs_f64()
     );
     fs::write(&bundle, &new).expect("a file");
-    // Those that come again are refused; the new one stays.
+    // New links with the old CA are refused. The new agent keeps its link.
     drop(agent("late", &cluster.files));
     until("the new agent serves", secs(30), || {
         let raw = "/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/";

@@ -1,4 +1,4 @@
-//! Many streams at once, requests with a deadline, and readers that pause beside them.
+//! Many concurrent streams, requests with a deadline, and paused readers.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use crate::wait::{secs, until};
 const EXECS: usize = 200;
 const WEBHOOKS_A_SECOND: u32 = 50;
 const WEBHOOKS: usize = 500;
-/// How long readers pause: longer than the API server's own library has patience with one.
+/// How long readers pause: longer than the API server's client library waits for a reader.
 const PAUSED: Duration = Duration::from_secs(15);
 
 struct World {
@@ -42,7 +42,7 @@ fn world(mode: Mode, test: &str) -> Option<World> {
     })
 }
 
-/// Opens so many execs and holds all of them open; panics unless each has answered. Returns the slowest answer's seconds.
+/// Opens `count` execs at the same time, and panics unless each has answered. Returns the slowest answer's seconds.
 fn execs(cluster: &Cluster, count: usize) -> f64 {
     let output = Command::new(cluster.program("execs"))
         .arg(format!(
@@ -76,7 +76,7 @@ fn two_hundred_execs_at_once_by_http_connect() {
     two_hundred_execs_at_once(Mode::HttpConnect, "200 execs");
 }
 
-/// Makes an object by a unix socket that leads to the API server; the status it answers with.
+/// Creates an object through a unix socket that leads to the API server. Returns the status line.
 fn make(socket: &Path, path: &str, object: &Value) -> std::io::Result<String> {
     let body = object.to_string();
     let mut stream = UnixStream::connect(socket)?;
@@ -91,7 +91,7 @@ fn make(socket: &Path, path: &str, object: &Value) -> std::io::Result<String> {
     Ok(answer.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Objects are made at this rate, each of which asks a webhook that has a second to answer.
+/// Creates objects at a fixed rate. Each creation calls a webhook that must answer within a second.
 fn webhooks_have_a_second(mode: Mode, test: &str) {
     let Some(world) = world(mode, test) else {
         return;
@@ -154,7 +154,7 @@ fn webhooks_have_a_second_at_50_requests_a_second_by_http_connect() {
     webhooks_have_a_second(Mode::HttpConnect, "webhooks");
 }
 
-/// A log and an exec that nobody reads, beside everything else. Returns whether each of them was cut.
+/// Pauses the readers of a log and of an exec while other requests run. Returns whether each of the two was cut.
 fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
     let world = world(mode, test)?;
     let cluster = &world.cluster;
@@ -180,7 +180,7 @@ fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
     }
     execs(cluster, 20);
     std::thread::sleep(PAUSED.saturating_sub(paused.elapsed()));
-    // Both go on where they stopped, line by line, for longer than anything on the way may have kept.
+    // Both continue where they stopped, line by line. They send more than any buffer on the path holds.
     let starts = [("line", 2), ("number", 1)];
     let cut = std::array::from_fn(|which| {
         let (word, first) = starts[which];
@@ -191,7 +191,7 @@ fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
                 Some(Ok(line)) => line,
                 Some(Err(_)) | None => return true,
             };
-            // The last one, as far as it came.
+            // The last line may be cut off.
             assert!(expected.starts_with(&line), "{line} for {expected}");
             assert!(readers[which].next().is_none(), "more behind {line}");
             return true;
@@ -201,7 +201,8 @@ fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
     Some(cut)
 }
 
-/// The API server's library cuts a reader of gRPC itself that takes nothing for ten seconds; the others are not touched.
+/// The API server's client library closes a gRPC tunnel whose reader takes no bytes for ten seconds. Other tunnels are
+/// unaffected.
 #[test]
 fn a_paused_log_and_a_paused_exec_harm_nobody_by_grpc() {
     if let Some(cut) = paused_readers(Mode::Grpc, "paused readers") {

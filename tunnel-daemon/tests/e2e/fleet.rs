@@ -1,4 +1,4 @@
-//! Three servers with leases and three agents behind a load balancer: restarts one by one, and mixed with upstream's programs.
+//! Three servers with leases and three agents behind a load balancer: rolling restarts, and fleets with upstream's programs.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::server::Server;
 use crate::wait::{secs, until};
 
 const SERVERS: usize = 3;
-/// Of dials, that may fail during a restart.
+/// Share of dials that may fail during a restart.
 const ONE_IN_A_HUNDRED: f64 = 0.01;
 
-/// Of a pod; thirty seconds in the field.
+/// Grace period of a pod. In production it is 30 s.
 const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
-/// Where a server is, and what it is.
+/// Origin, ports and flags of a server.
 struct ServerPlan {
     made_by: MadeBy,
     ports: [u16; 3],
@@ -40,7 +40,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Servers, then agents, made by these; each agent has a link to each server.
+    /// Starts servers, then agents, of these origins, and waits until each agent has a link to each server.
     fn start(
         test: &str,
         servers: [MadeBy; SERVERS],
@@ -76,7 +76,7 @@ impl Fleet {
         let balancer = balance(0, plans.iter().map(|plan| plan.ports[0]).collect());
         let node = Node::start(&cluster, 0);
         let proof = cluster.proof_args(&node, Proof::Token).into_iter();
-        // As upstream calls it.
+        // Uses upstream's flag name.
         let proof = proof.map(|flag| flag.replace("--token-path", "--service-account-token-path"));
         let proof: Vec<String> = proof.collect();
         let agent_args = (0..SERVERS).map(|number| {
@@ -157,7 +157,7 @@ impl Fleet {
     }
 
     fn restart_agent(&mut self, number: usize) {
-        // As upstream's, an agent called by its name drains until it is killed at the end of its pod's grace period.
+        // Like upstream's agent, ours drains in compat mode until the pod's grace period ends and it is killed.
         self.agents[number].signal(Signal::TERM);
         std::thread::sleep(GRACE_PERIOD);
         self.agents[number].kill();
@@ -165,7 +165,7 @@ impl Fleet {
         self.until_linked();
     }
 
-    /// Each server has an agent that it reaches the pod by.
+    /// Checks that each server has an agent that reaches the pod.
     fn assert_serves(&self) {
         for plan in &self.plans {
             let answer = crate::load::connect(&plan.frontend.socket, self.node.address);
@@ -221,7 +221,7 @@ fn a_restart_of_the_api_server_fails_no_dial() {
     fleet.until_linked();
 }
 
-/// A server of upstream among ours, with leases at all of them.
+/// One of upstream's servers among ours. All of them have leases.
 #[test]
 fn a_server_of_upstream_among_ours_has_all_agents() {
     let servers = [MadeBy::Adit, MadeBy::Upstream, MadeBy::Adit];
@@ -238,7 +238,7 @@ fn agents_of_upstream_among_ours_are_linked_to_all_servers() {
     }
 }
 
-/// Agents that know nothing of leases go by the number that servers tell.
+/// Agents that ignore leases use the count that servers report.
 #[test]
 fn leases_at_servers_alone_do_no_harm() {
     let flags = [LEASES, "--server-count=3"];
@@ -247,7 +247,8 @@ fn leases_at_servers_alone_do_no_harm() {
     }
 }
 
-/// Agents that count leases where there are none go by the number that servers tell, if they are told to.
+/// Agents that count leases, in a cluster without leases, use the count that servers report with
+/// `--server-count-source=max`.
 #[test]
 fn leases_at_agents_alone_do_no_harm_with_the_larger_count() {
     let flags = [COUNTED, "--server-count-source=max"];

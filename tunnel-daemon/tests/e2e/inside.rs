@@ -1,4 +1,4 @@
-//! A file system and a network of a test's own: it runs in a process that is started for it.
+//! A separate file system and network for a test, which runs in a process of its own.
 
 use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::namespace::Node;
 
-/// Runs the test of this name, which is one only where the variable is set, with mounts, a network and process ids of its own. Returns
-/// what it has said.
+/// Runs the test of this name with its own mounts, network and PID namespace. The test runs only if the variable is set.
+/// Returns its output.
 pub(crate) fn inside_of(test: &str, variable: &str, value: &str) -> String {
     let output = Command::new("unshare")
         .args([
@@ -32,7 +32,7 @@ pub(crate) fn inside_of(test: &str, variable: &str, value: &str) -> String {
     said
 }
 
-/// Folders of this process alone, in which installations have their files; the rest of the host is seen as it is.
+/// Mounts overlays for folders in which installations have their files. The rest of the host stays visible.
 pub(crate) fn own_folders() {
     run("ip", &["link", "set", "lo", "up"]);
     run("mount", &["-t", "tmpfs", "tmpfs", "/mnt"]);
@@ -46,7 +46,7 @@ pub(crate) fn own_folders() {
     }
 }
 
-/// Writes a file that everybody may read, and the folders to it.
+/// Writes a world-readable file, and creates its parent folders.
 pub(crate) fn put(path: &str, content: &[u8]) {
     let folder = Path::new(path).parent().expect("it is absolute");
     fs::create_dir_all(folder).expect("a folder");
@@ -54,7 +54,7 @@ pub(crate) fn put(path: &str, content: &[u8]) {
     fs::set_permissions(path, Permissions::from_mode(0o644)).expect("it is ours");
 }
 
-/// Gives a name its address, for every program here.
+/// Maps a host name to an address for all programs here.
 pub(crate) fn add_host(address: Ipv4Addr, name: &str) {
     let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
     put(
@@ -63,7 +63,7 @@ pub(crate) fn add_host(address: Ipv4Addr, name: &str) {
     );
 }
 
-/// Adds an address to this host, to which the node has a route.
+/// Adds an address to this host, and a route to it on the node.
 pub(crate) fn add_address(address: &str, node: &Node) {
     run(
         "ip",

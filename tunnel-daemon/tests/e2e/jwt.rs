@@ -1,4 +1,4 @@
-//! Tokens as the API server signs them (RFC 7519, ES256), for what it would not issue.
+//! Tokens signed as the API server signs them (RFC 7519, ES256), with claims that it would not issue.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::cluster::{AGENT, AUDIENCE, ISSUER};
 pub(crate) struct Signer(EcdsaKeyPair);
 
 impl Signer {
-    /// With the key in a file.
+    /// Reads the key from a file.
     pub(crate) fn new(key: &Path) -> Self {
         let der = PrivateKeyDer::from_pem_file(key).expect("a key");
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_der());
@@ -34,7 +34,7 @@ impl Signer {
     }
 }
 
-/// The claims of an agent's token: `uid` is that of its account, `id` that of the token, `left` its seconds.
+/// Claims of an agent's token: `uid` of its account, `id` of the token, and `left` seconds of validity.
 pub(crate) fn claims(uid: &str, id: usize, left: i64) -> Value {
     #[expect(clippy::disallowed_methods, reason = "tokens end by the time of day")]
     let now = std::time::SystemTime::now();

@@ -1,4 +1,4 @@
-//! What kubectl does through the tunnel, by both protocols of the API server and with each proof of an agent.
+//! kubectl commands through the tunnel, with both protocols of the API server and each kind of agent credentials.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Stdio};
@@ -12,21 +12,22 @@ use crate::ports;
 use crate::wait::{secs, until};
 
 const MIB: usize = 1 << 20;
-/// What goes through an exec, and is copied.
+/// Bytes through an exec, and of a copied file.
 const BULK: usize = 64 * MIB;
 
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// To a kubelet, a pod, a Service, an aggregated API and a webhook, and one more of each that was made at once.
+/// Connections that the API server may keep: two each to a kubelet, a pod, a Service, an aggregated API and a webhook. The
+/// second of each comes from concurrent requests.
 const KEPT: f64 = 10.0;
 
-/// Runs a step and says how long it took.
+/// Runs a step and prints its duration.
 fn step(what: &str, work: impl FnOnce()) {
     let began = Instant::now();
     work();
     println!("MEASURED {what}: {:.2} s", began.elapsed().as_secs_f64());
 }
 
-/// Ends a child with the test.
+/// Kills the child when dropped.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -47,7 +48,7 @@ pub(crate) fn begin(cluster: &Cluster, args: &[&str]) -> Running {
     Running(child.expect("kubectl starts"))
 }
 
-/// Runs kubectl to its end with this input; its output as it is.
+/// Runs kubectl with this input, and returns its raw output.
 fn feed(cluster: &Cluster, args: &[&str], input: &[u8]) -> Vec<u8> {
     let mut running = begin(cluster, args);
     let mut stdin = running.0.stdin.take().expect("it has one");
@@ -69,7 +70,7 @@ fn logs(cluster: &Cluster) {
     assert!(log.ends_with("line 1000"), "{log}");
 }
 
-/// Lines arrive while they are written.
+/// Lines arrive as soon as they are written.
 fn followed_logs(cluster: &Cluster) {
     let mut running = begin(cluster, &["logs", "-f", "--tail=1", "pod-1", "-c", "main"]);
     let mut lines = BufReader::new(running.0.stdout.take().expect("it has one")).lines();
@@ -85,7 +86,7 @@ fn exec(cluster: &Cluster) {
         String::from_utf8(feed(cluster, &all, input.as_bytes())).expect("text")
     };
     assert_eq!(run(&["cat"], "a line\n"), "a line\n");
-    // It is the node's network, and no other.
+    // The pod uses the node's network.
     let addresses = run(&["ip", "-brief", "address"], "");
     assert!(addresses.contains("10.77.0.1/32"), "{addresses}");
     let failed = cluster
@@ -97,7 +98,7 @@ fn exec(cluster: &Cluster) {
     assert!(failed.contains("exit code 7"), "{failed}");
 }
 
-/// On a terminal: `script` gives kubectl one.
+/// `script` provides the terminal.
 fn exec_on_a_terminal(cluster: &Cluster) {
     let kubectl = cluster.kubectl_command(&[
         "exec",
@@ -108,7 +109,7 @@ fn exec_on_a_terminal(cluster: &Cluster) {
         "--",
         "sh",
         "-c",
-        // kubectl sends the size beside the start of the program, and it may come later.
+        // kubectl sends the terminal size concurrently with the start, so it may arrive later.
         "tty; n=0; while [ \"$(stty size)\" = \"0 0\" ] && [ $n -lt 2000 ]; do n=$((n + 1)); done; stty size",
     ]);
     let words: Vec<String> = std::iter::once(kubectl.get_program())
@@ -126,12 +127,12 @@ fn exec_on_a_terminal(cluster: &Cluster) {
     assert!(text.contains("33 77"), "{text}");
 }
 
-/// So many that one that is lost, or comes twice, is seen.
+/// A pattern that shows lost or duplicated bytes.
 fn bytes(period: u8) -> Vec<u8> {
     (0..period).cycle().take(BULK).collect()
 }
 
-/// There and back.
+/// Sends bulk data through `cat` and compares the output.
 fn bulk(cluster: &Cluster) {
     let input = bytes(251);
     let output = feed(
@@ -175,7 +176,7 @@ fn attach(cluster: &Cluster) {
     let mut stdin = running.0.stdin.take().expect("it has one");
     let mut lines = BufReader::new(running.0.stdout.take().expect("it has one")).lines();
     let mut next = || lines.next().expect("a line").expect("a line");
-    // Behind what kubectl may say itself.
+    // Skips messages of kubectl itself.
     while next() != "attached" {}
     stdin.write_all(b"hello\n").expect("it reads");
     assert_eq!(next(), "hello");
@@ -207,16 +208,15 @@ fn webhook(cluster: &Cluster) {
     let labelled = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubectl", "labels": {"asks": "kubectl"}}});
     cluster.kubectl(&["create", "-f", "-"], Some(&labelled));
     let one = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "namespace": "kubectl"}});
-    // The API server learns of a webhook within a second.
+    // The API server takes up to a second to notice a new webhook.
     until("an object that the webhook allows", secs(20), || {
         cluster.try_kubectl(&["create", "-f", "-"], Some(&one)).ok()
     });
 }
 
-/// What is done, and how.
+/// Name of a step, and its function.
 pub(crate) type Step = (&'static str, fn(&Cluster));
 
-/// All there is.
 pub(crate) fn steps() -> [Step; 11] {
     [
         ("logs", logs),
@@ -245,7 +245,7 @@ fn kubectl_works(mode: Mode, proof: Proof, test: &str) {
     for (what, work) in steps() {
         step(&format!("{mode:?}, {proof:?}: {what}"), || work(&cluster));
     }
-    // The API server keeps some connections for its next requests.
+    // The API server keeps some connections for later requests.
     until("streams leave no tunnels behind", secs(20), || {
         (server.value(TUNNELS)? <= KEPT).then_some(())
     });

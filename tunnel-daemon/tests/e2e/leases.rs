@@ -1,4 +1,4 @@
-//! Agents that find all servers of a fleet whose size changes, by leases or by the count that servers have in a flag.
+//! Agents connect to all servers of a fleet whose size changes. They learn its size from leases, or from the servers' flag.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn published(cluster: &Cluster, count: usize) {
     });
 }
 
-/// 3 -> 1 -> 3, each server at an address of its own.
+/// Three servers become one and then three again, each at its own address.
 ///
 /// Upstream (configuration): Agents follow the leases of their servers from one to three servers and back.
 #[test]
@@ -79,7 +79,7 @@ fn an_agent_follows_the_leases_of_servers() {
         gone.process.signal(Signal::TERM);
         gone.process.wait(secs(20));
     }
-    // Withdrawn, and not just expired.
+    // The servers have deleted their leases, instead of letting them expire.
     published(&cluster, 1);
     servers[0].links(1.0);
     for (n, port) in ports.iter().enumerate().skip(1) {
@@ -103,7 +103,7 @@ fn an_agent_follows_the_leases_of_servers() {
     for server in &servers {
         server.links(1.0);
     }
-    // One that is killed leaves a lease behind, which the others collect.
+    // A killed server leaves its lease behind, and the other servers delete it.
     let mut killed = servers.pop().expect("a server");
     killed.process.kill();
     until("the collection of an expired lease", secs(90), || {
@@ -111,7 +111,7 @@ fn an_agent_follows_the_leases_of_servers() {
     });
 }
 
-/// Two servers and two agents become four and four: servers are started anew with the new count, as platforms do it.
+/// Two servers and two agents become four of each. Servers restart with the new count, as platforms do it.
 ///
 /// Upstream (configuration): Agents follow a static server count.
 #[test]

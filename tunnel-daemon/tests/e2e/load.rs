@@ -1,4 +1,4 @@
-//! Dials at a steady rate, and what became of them.
+//! Dials at a steady rate, and their results.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Ipv4Addr;
@@ -14,20 +14,20 @@ use crate::server::ask;
 use crate::wait::until;
 
 const A_SECOND: u32 = 50;
-/// Most time of one dial and its answer.
+/// Timeout of a dial and its answer.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A way in: the socket of a server, and the port of its health.
+/// A server's socket for clients, and its health port.
 #[derive(Clone)]
 pub(crate) struct Frontend {
     pub(crate) socket: PathBuf,
     pub(crate) health: u16,
 }
 
-/// How long it took, and what went wrong.
+/// Duration, and the error if the dial failed.
 type Dial = (Duration, Result<(), String>);
 
-/// Dials that go on until [`Self::stop`].
+/// Dials that continue until [`Self::stop`].
 pub(crate) struct Load {
     stopping: Arc<AtomicBool>,
     results: Arc<Mutex<Vec<Dial>>>,
@@ -35,7 +35,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// CONNECTs to the pod at this address, by the frontends in turn. As a load balancer it leaves out those that are not ready.
+    /// Sends CONNECTs for the pod at this address, to the frontends in turn. As a load balancer, it skips servers that are
+    /// not ready.
     pub(crate) fn start(frontends: Vec<Frontend>, address: Ipv4Addr) -> Self {
         let stopping = Arc::new(AtomicBool::new(false));
         let results = Arc::new(Mutex::new(Vec::new()));
@@ -70,7 +71,7 @@ impl Load {
         }
     }
 
-    /// Waits for two seconds' worth of further dials.
+    /// Waits for two seconds' worth of additional dials.
     pub(crate) fn go_on(&self) {
         let count = || self.results.lock().expect("no panic").len();
         let before = count();
@@ -79,7 +80,7 @@ impl Load {
         });
     }
 
-    /// Ends it. Prints how many dials there were, how many failed and how, and the slowest; panics if more than this share has failed.
+    /// Ends the dials. Prints their number, the failures and the slowest. Panics if more than this share failed.
     pub(crate) fn stop(self, what: &str, share: f64) {
         self.stopping.store(true, Relaxed);
         self.pacer.join().expect("no panic");
@@ -116,7 +117,7 @@ fn through(frontends: &[Frontend], turn: usize, address: Ipv4Addr) -> Result<(),
     }
 }
 
-/// Asks the pod behind a tunnel; its answer, or that to CONNECT.
+/// Sends a request to the pod through a tunnel. Returns its answer, or the answer to a failed CONNECT.
 pub(crate) fn connect(socket: &Path, address: Ipv4Addr) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(LIMIT))?;

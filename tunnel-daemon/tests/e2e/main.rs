@@ -1,8 +1,8 @@
-//! End-to-end tier: a real control plane (etcd, kube-apiserver, kubectl) whose egress is our server, with agents that it knows
-//! by its own tokens.
+//! End-to-end tier: a real control plane (etcd, kube-apiserver, kubectl) that uses our server for egress, with agents that
+//! authenticate by its tokens.
 //!
-//! `cargo xtask e2e` builds the programs and runs these tests; without it each is skipped. They need root, for an endpoint
-//! in a network that only the tunnel reaches.
+//! `cargo xtask e2e` builds the programs and runs these tests; without it each test is skipped. They need root for network
+//! namespaces that only the tunnel reaches.
 
 mod admission;
 mod balance;

@@ -1,5 +1,5 @@
-//! The manifests below `deploy/manifests`, and all other renderings of the chart: the API server accepts each of them, and they grant
-//! the rights that programs need and no others.
+//! The manifests below `deploy/manifests`, and all other renderings of the chart. The API server accepts each of them, and
+//! they grant exactly the rights that the programs need.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, Mode, programs};
 
-/// Where the manifests are. Renderings of the chart are a folder of the tests' programs.
+/// Folder of the manifests. The renderings of the chart are in the tests' programs folder.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests");
 /// A patch of the Deployment `kube-apiserver`.
 const PATCH: &str = "sidecar.yaml";
@@ -15,13 +15,13 @@ const PATCH: &str = "sidecar.yaml";
 const HOSTED: &str = "cluster-example";
 /// Namespaces of other renderings.
 const NAMESPACES: [&str; 2] = [HOSTED, "hosted"];
-/// Grants of `Cluster::prepare` to the server's user, which the manifests grant as well.
+/// Bindings that `Cluster::prepare` creates for the server's user, and that the manifests create, too.
 pub(crate) const PREPARED: [[&str; 2]; 2] = [
     ["clusterrolebinding", "konnectivity-server"],
     ["rolebinding", "konnectivity-server"],
 ];
 
-/// The server's user, the server's account and the agents' account.
+/// The server's user, the server's account, and the agents' account.
 const USER: &str = "konnectivity-server";
 const SERVER: &str = "system:serviceaccount:kube-system:adit-server";
 const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
@@ -32,14 +32,14 @@ const LEASES: &str = "leases.coordination.k8s.io";
 /// Subject, verb, resource, namespace.
 type Right = (&'static str, &'static str, &'static str, &'static str);
 
-/// A rendering with the rights that it grants, and others that it must not grant.
+/// A rendering, the rights that it grants, and rights that it must not grant.
 struct Grants {
     manifest: &'static str,
     granted: &'static [Right],
     refused: &'static [Right],
 }
 
-/// One after the other: their ClusterRoleBindings have the same name.
+/// Checked one after another, because their ClusterRoleBindings have the same name.
 const GRANTS: [Grants; 5] = [
     Grants {
         manifest: "agent-deployment-token-leases.yaml",
@@ -123,7 +123,7 @@ const GRANTS: [Grants; 5] = [
     },
 ];
 
-/// All manifests of a folder, in order of their names.
+/// All manifests of a folder, sorted by name.
 fn manifests(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder of manifests");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -137,7 +137,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// Applies a manifest. Unknown fields and warnings are errors.
+/// Applies a manifest. Unknown fields and warnings fail.
 fn apply(cluster: &Cluster, manifest: &Path, more: &[&str]) -> String {
     let own = [
         "apply",
@@ -150,7 +150,8 @@ fn apply(cluster: &Cluster, manifest: &Path, more: &[&str]) -> String {
     cluster.kubectl(&[&own, more].concat(), None)
 }
 
-/// Patches the Deployment `kube-apiserver` without effect. `kubectl patch` has no `--validate`: an unknown field is a warning.
+/// Patches the Deployment `kube-apiserver` as a dry run. `kubectl patch` has no `--validate`, so an unknown field is a
+/// warning.
 fn patch(cluster: &Cluster, patch: &str) -> Result<String, String> {
     let args = [
         "patch",
@@ -165,7 +166,7 @@ fn patch(cluster: &Cluster, patch: &str) -> Result<String, String> {
     cluster.try_kubectl(&args, None)
 }
 
-/// The answer of the API server, by impersonation.
+/// Asks the API server with impersonation whether the subject has the right.
 fn is_allowed(cluster: &Cluster, (subject, verb, resource, namespace): Right) -> bool {
     let mut kubectl = cluster.kubectl_command(&["auth", "can-i", verb]);
     match resource.split_once('/') {

@@ -1,4 +1,4 @@
-//! A node: a network with a kubelet and a pod in it that only a tunnel reaches.
+//! A node: a network namespace with a kubelet and a pod, which only a tunnel reaches.
 
 use std::io::Read as _;
 use std::net::Ipv4Addr;
@@ -9,21 +9,21 @@ use crate::cluster::Cluster;
 use crate::process::Process;
 use crate::wait::{secs, until};
 
-/// How the answer of each pod begins.
+/// Start of each pod's answer.
 pub(crate) const BODY: &str = "through the tunnel to ";
 
-/// It goes with the process that holds it.
+/// A node. Its namespace ends with the holder process.
 pub(crate) struct Node {
     holder: Child,
-    /// Of its kubelet and its pods; no route leads there from here.
+    /// Address of its kubelet and pods. This host has no route to it.
     pub(crate) address: Ipv4Addr,
-    /// What agents in it reach this host at.
+    /// Address at which its agents reach this host.
     pub(crate) host: Ipv4Addr,
     _programs: Process,
 }
 
 impl Node {
-    /// The node of this number, from 0, with a cable to this host.
+    /// Starts node `number`, counted from 0, with a veth pair to this host.
     pub(crate) fn start(cluster: &Cluster, number: usize) -> Self {
         let address = Cluster::node_address(number);
         let [here, there] = cluster.cables[number];
@@ -77,7 +77,7 @@ impl Node {
         }
     }
 
-    /// Runs a program in it.
+    /// Runs a program on the node.
     pub(crate) fn run(&self, name: &str, program: &Path, args: &[String], dir: &Path) -> Process {
         let mut all = vec![
             format!("--net=/proc/{}/ns/net", self.holder.id()),
@@ -87,20 +87,20 @@ impl Node {
         Process::service(name, Path::new("nsenter"), &all, dir)
     }
 
-    /// The program of the host's that enters it, to begin a command with.
+    /// An `nsenter` command for the node's network, to which a program is appended.
     pub(crate) fn entering(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.holder.id()));
         command
     }
 
-    /// Runs a command of the host in it.
+    /// Runs a host command in the node's network.
     pub(crate) fn command(&self, words: &[&str]) {
         let status = self.entering().args(words).status();
         assert!(status.is_ok_and(|status| status.success()), "{words:?}");
     }
 
-    /// Runs our program in it.
+    /// Runs our program on the node.
     pub(crate) fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
         self.run(name, Path::new(env!("CARGO_BIN_EXE_adit")), args, dir)
     }

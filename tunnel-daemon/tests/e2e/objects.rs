@@ -1,4 +1,4 @@
-//! Objects of the cluster: accounts, rights, nodes and pods, and what is served on the first node.
+//! Objects of the cluster: accounts, rights, nodes and pods, and the Services on the first node.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -8,7 +8,7 @@ use crate::cluster::{AGENT, AUDIENCE, Cluster, NODES};
 use crate::wait::{secs, until};
 
 impl Cluster {
-    /// Accounts, rights, and a pod that is the endpoint.
+    /// Creates accounts, rights, nodes and pods.
     pub(crate) fn prepare(&self) {
         let subject = |name: &str| json!([{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]);
         let binding = |kind: &str, name: &str, of: &str, role: &str, user: &str| {
@@ -34,7 +34,7 @@ impl Cluster {
             account("kube-system", "system-konnectivity-agent"),
             account("kube-system", "other"),
             account("default", AGENT),
-            // What docs/guides says they need, and no more.
+            // Exactly the rights that docs/guides names.
             binding(
                 "ClusterRoleBinding",
                 "konnectivity-server",
@@ -83,7 +83,7 @@ impl Cluster {
         }));
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         self.kubectl(&["create", "-f", "-"], Some(&list));
-        // As kubelets would.
+        // Kubelets would write this status.
         for number in 0..NODES {
             let address = Self::node_address(number);
             let number = number + 1;
@@ -105,7 +105,7 @@ impl Cluster {
         }
     }
 
-    /// Defines the kinds of others that the chart makes objects of.
+    /// Defines the custom resources that the chart uses.
     pub(crate) fn define_kinds(&self) {
         let folder = self.program("crds").display().to_string();
         self.kubectl(&["apply", "--server-side", "-f", &folder], None);
@@ -113,7 +113,7 @@ impl Cluster {
         self.kubectl(&established, None);
     }
 
-    /// A webhook in namespaces with the label `asks=NAME`: it is asked before an object is made, and has a second to answer.
+    /// A validating webhook for namespaces with the label `asks=NAME`. It must answer within a second.
     pub(crate) fn webhook(&self, name: &str) -> Value {
         let webhook = json!({
             "name": format!("{name}.adit.invalid"),
@@ -136,7 +136,7 @@ impl Cluster {
         })
     }
 
-    /// The authority of all certificates, in base64.
+    /// The CA certificate of all certificates, in base64.
     pub(crate) fn authority(&self) -> String {
         Self::base64(&std::fs::read(self.files.ca_file()).expect("a file"))
     }
@@ -145,7 +145,7 @@ impl Cluster {
         BASE64.encode(bytes)
     }
 
-    /// The uid of the agents' account, which their tokens name.
+    /// The uid of the agents' account, which appears in their tokens.
     pub(crate) fn account_uid(&self) -> String {
         let output = "jsonpath={.metadata.uid}";
         self.kubectl(
@@ -162,8 +162,8 @@ impl Cluster {
         )
     }
 
-    /// Waits until the API server takes a token for no one's any more. It knows one by heart for ten seconds, and is a minute late
-    /// to call one expired, for clocks that differ.
+    /// Waits until the API server rejects a token. It caches a review for ten seconds, and accepts an expired token for
+    /// another minute of clock skew.
     pub(crate) fn until_void(&self, token: &str) {
         let review = json!({
             "apiVersion": "authentication.k8s.io/v1",
@@ -177,7 +177,7 @@ impl Cluster {
         });
     }
 
-    /// A pod that tokens of agents may be bound to.
+    /// A pod to which tokens of agents can be bound.
     pub(crate) fn agent_pod(name: &str) -> Value {
         json!({
             "apiVersion": "v1",
@@ -188,7 +188,7 @@ impl Cluster {
     }
 }
 
-/// A node, and a pod on it with what runs in it as containers.
+/// A node, and its pod with the containers.
 fn node_and_pod(number: usize) -> [Value; 2] {
     let containers: Vec<Value> = ["main", "flood"]
         .iter()
@@ -223,7 +223,7 @@ fn service(name: &str, port: u16, there: u16) -> [Value; 3] {
             "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
             "ports": [{"name": "main", "port": there}],
         }),
-        // What the proxy to Services goes by.
+        // The Service proxy of the API server uses Endpoints.
         json!({
             "apiVersion": "v1",
             "kind": "Endpoints",

@@ -1,9 +1,9 @@
-//! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back,
-//! by the commands of the platform's page where it has one.
+//! Each platform's own command lines with a real API server. One end after the other changes from upstream's program to
+//! ours, and back. The commands come from the platform's page if it has one.
 //!
-//! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532, without
-//! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through
-//! each pair. docs/reference/platforms.md has the table of this run.
+//! Files have the platform's paths, in a separate file system and network. The programs run as user 65532 without
+//! capabilities. Their root is read-only, except for the volumes of socket and log. `kubectl logs` works with each pair.
+//! docs/reference/platforms.md contains the table of this run.
 
 use std::fs::{self, Permissions};
 use std::net::IpAddr;
@@ -29,19 +29,19 @@ mod rows;
 
 use self::rows::{End, PLATFORMS, Platform};
 
-/// Set in the process that has a file system and a network of its own: the platform's name.
+/// Names the platform. Set in the process with its own file system and network.
 const INSIDE: &str = "ADIT_TEST_PLATFORM_INSIDE";
-/// Where the docs have the table.
+/// The page with the table.
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../docs/reference/platforms.md"
 );
-/// In which the programs are, for their user to run.
+/// Folder of the programs, which their user can execute.
 const PROGRAMS: &str = "/mnt/programs";
 const SECRETS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// As in upstream's images.
+/// User id of upstream's images.
 const USER: u32 = 65532;
-/// Makes all read-only but the folders it is told, makes sure of it, and starts the rest of its arguments.
+/// Script that makes mounts read-only, except for `$WRITABLE`, verifies that, and runs its arguments.
 const READ_ONLY: &str = r#"
 for folder in $WRITABLE; do mount --bind "$folder" "$folder" || exit 97; done
 for mount in / /etc /var /run /mnt; do mount -o remount,bind,ro "$mount" || exit 97; done
@@ -50,11 +50,11 @@ for folder in / /etc /tmp /var /run; do
 done
 exec "$@"
 "#;
-/// The managed cluster of OCM, which its agent's identifiers name.
+/// Name of OCM's managed cluster, which is an identifier of its agent.
 const MANAGED: &str = "cluster1";
-/// Flags that only older releases of upstream's agent had.
+/// Flag that only older releases of upstream's agent have.
 const RETIRED: &str = "--apiserver-port-mapping";
-/// Of a server for agents whose platform runs its own.
+/// A server for agents of platforms that provide the server.
 const OTHERS: End = End {
     called: "proxy-server",
     health: 8134,
@@ -69,7 +69,7 @@ const OTHERS: End = End {
     ],
 };
 
-/// The value of a flag of it.
+/// Value of a flag of `end`.
 fn value<'a>(end: &'a End, name: &str) -> Option<&'a str> {
     end.flags.iter().find_map(|flag| {
         let (flag, value) = flag.split_once('=')?;
@@ -77,7 +77,7 @@ fn value<'a>(end: &'a End, name: &str) -> Option<&'a str> {
     })
 }
 
-/// Both ends as they are started in the end.
+/// Final command lines of both ends.
 struct Ends {
     server: Vec<String>,
     agent: Vec<String>,
@@ -122,7 +122,7 @@ impl Ends {
         match (self.mode(), Self::flag(&self.server, "--uds-name")) {
             (_, Some(path)) => Egress::Socket(path),
             (Mode::HttpConnect, None) => Egress::Tcp(format!("127.0.0.1:{}", self.server_port())),
-            // No kube-apiserver speaks gRPC over TCP: the platform has clients of its own.
+            // No kube-apiserver speaks gRPC over TCP, so the platform has its own clients.
             (Mode::Grpc, None) => Egress::Direct,
         }
     }
@@ -139,7 +139,7 @@ impl Ends {
     }
 }
 
-/// Copies of the programs, which any user may start.
+/// Copies the programs to a folder where any user can execute them.
 fn prepare_programs() {
     fs::create_dir(PROGRAMS).expect("a folder");
     let adit = Path::new(env!("CARGO_BIN_EXE_adit")).to_owned();
@@ -158,7 +158,7 @@ fn prepare_programs() {
     }
 }
 
-/// What the flags name.
+/// Writes the files that the flags name.
 fn put_files(cluster: &Cluster, flags: &[String]) {
     let of = |path: PathBuf| fs::read(path).expect("a file");
     let files = &cluster.files;
@@ -191,7 +191,7 @@ fn put_files(cluster: &Cluster, flags: &[String]) {
     }
 }
 
-/// A token of the account in the file's name, which is KKP's or everybody's.
+/// A token for the account that the file's name implies: KKP's, or the usual account.
 fn token(cluster: &Cluster, flags: &[String]) -> String {
     let path = Ends::flag(flags, "--service-account-token-path").expect("it has one");
     let account = if path.contains("system-konnectivity-agent") {
@@ -202,7 +202,7 @@ fn token(cluster: &Cluster, flags: &[String]) -> String {
     cluster.token("kube-system", account, &["--audience", AUDIENCE])
 }
 
-/// Starts a program as upstream's images do, in a container whose root is read-only.
+/// Starts a program in a container with a read-only root, as upstream's images do.
 fn start(
     node: Option<&Node>,
     cluster: &Cluster,
@@ -235,7 +235,7 @@ fn start(
     ]
     .map(str::to_owned)
     .to_vec();
-    // As in a pod.
+    // Variables that Kubernetes sets in a pod.
     words.push(format!("KUBERNETES_SERVICE_HOST={}", cluster.cables[0][0]));
     words.push(format!("KUBERNETES_SERVICE_PORT={}", cluster.api_port));
     words.push(format!("{PROGRAMS}/{program}"));
@@ -247,12 +247,12 @@ fn start(
     }
 }
 
-/// A platform's installation: its command lines below the API server of the test.
+/// A platform's installation with the test's API server.
 pub(crate) struct Installation<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) node: &'a Node,
     ends: &'a Ends,
-    /// Where the server's client is no kube-apiserver.
+    /// Set if the server's client is not kube-apiserver.
     client: Option<&'a Client>,
 }
 
@@ -262,7 +262,7 @@ impl Installation<'_> {
             MadeBy::Adit => self.ends.server_name,
             MadeBy::Upstream => "upstream-server",
         };
-        // A socket of the one before is in the way of an upstream server that is not told to remove it; pods begin without.
+        // Upstream's server fails if an old socket exists, unless a flag removes it. A new pod starts without one.
         if let Egress::Socket(path) = self.ends.egress() {
             fs::remove_file(path).ok();
         }
@@ -295,7 +295,7 @@ impl Installation<'_> {
         )
     }
 
-    /// `kubectl logs` through what runs now, or what the platform's own client asks for.
+    /// Runs `kubectl logs` through the running programs, or a request of the platform's own client.
     pub(crate) fn assert_logs(&self, what: &str) {
         let began = Instant::now();
         if let Some(client) = self.client {
@@ -313,7 +313,7 @@ impl Installation<'_> {
         println!("MEASURED {what}: kubectl logs after {took:.1} s");
     }
 
-    /// From upstream's programs to ours and back as the platform's page says, then the pairs that the page left out.
+    /// Changes from upstream's programs to ours and back by the platform's page, then runs the pairs that the page left out.
     fn by_its_page(&self, page: &pages::Page) {
         let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
         let ran = page.follow(self);
@@ -332,7 +332,7 @@ impl Installation<'_> {
         }
     }
 
-    /// The same, where the platform has no way to take another image.
+    /// As [`Installation::by_its_page`], for a platform that has no setting for another image.
     fn by_hand(&self) {
         let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
         let mut server = self.server(go);
@@ -358,8 +358,8 @@ impl Installation<'_> {
     }
 }
 
-/// Gives a managed cluster's name its pod, and the API server a route there, which is also the managed cluster's own. Clients
-/// of the tunnel know neither.
+/// Maps the managed cluster's name to its pod, and adds a route for the API server, which also serves the managed cluster.
+/// Clients of the tunnel use neither.
 fn join_networks(cluster: &Cluster, node: &Node) {
     add_host(node.address, MANAGED);
     let address = node.address.to_string();
@@ -367,7 +367,7 @@ fn join_networks(cluster: &Cluster, node: &Node) {
     run("ip", &["route", "add", &address, "via", &there]);
 }
 
-/// The platform's name in the table, and its row.
+/// Row of the table, beginning with the platform's name.
 fn row(platform: &Platform, ends: &Ends) -> String {
     let by = match (ends.mode(), ends.egress()) {
         _ if platform.server.is_none() => "theirs to run",
@@ -380,7 +380,7 @@ fn row(platform: &Platform, ends: &Ends) -> String {
     format!("| {name} | {proof} | {by} | yes | yes | yes |")
 }
 
-/// No test but in the process that is inside.
+/// Does nothing unless [`INSIDE`] is set: `inside_of` starts it in another process.
 #[test]
 fn inside() {
     let Some(name) = std::env::var_os(INSIDE) else {
@@ -407,7 +407,7 @@ fn inside() {
     } else {
         add_host(node.host, &host);
     }
-    // What is before the agent port in the field: a load balancer, or a front that routes by name.
+    // Stands for a load balancer, or a proxy that routes by host name, in front of the agent port.
     let outside = Ends::flag(&ends.agent, "--proxy-server-port")
         .map_or(8091, |port| port.parse().expect("a port"));
     if outside != ends.agent_port {
@@ -446,7 +446,7 @@ fn platform(name: &str) {
     if programs(name).is_none() {
         return;
     }
-    // Built before the folders change, in which the toolchain may keep things.
+    // Built before folders are mounted over, because the toolchain may keep files in them.
     for program in [
         Program::Server(Release::V0360),
         Program::Agent(Release::V0360),

@@ -1,5 +1,6 @@
-//! Pods of the chart's workloads, in place of controllers, scheduler and kubelet: the API server takes each pod as its workload has
-//! it, its volumes are what the API server has, and its container starts as the security context says, but for seccomp and SELinux.
+//! Pods of the chart's workloads, without controllers, scheduler and kubelet. The API server accepts each pod as its
+//! workload's template describes it. Volumes have the API server's data. The container starts with its security context,
+//! except for seccomp and SELinux.
 
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,13 +18,13 @@ use crate::process::Process;
 use crate::server::ask_at;
 use crate::wait::{secs, until};
 
-/// Where pods have their volumes, and containers their files.
+/// Folder of volumes and container files.
 const PODS: &str = "/mnt/pods";
 /// The node of all pods.
 const NODE: &str = "node-1";
-/// Where a container has the token of its pod's account, if it is to have one.
+/// Folder of the pod's account token in a container.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The longest until a container is ready.
+/// Longest time until a container is ready, in seconds.
 const READY: u64 = 60;
 
 fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
@@ -41,7 +42,7 @@ fn number(value: &Value, pointer: &str) -> Option<u32> {
     Some(u32::try_from(number).expect("a small number"))
 }
 
-/// A folder or file of this host, at a path of a container.
+/// A folder or file of this host that is mounted at a path of a container.
 struct Mount {
     from: PathBuf,
     at: String,
@@ -55,7 +56,7 @@ pub(crate) struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    /// Makes a pod of the only workload of this component that the chart has made.
+    /// Creates a pod of the component's only workload.
     pub(crate) fn of_component(cluster: &'a Cluster, component: &str) -> Self {
         let label = format!("app.kubernetes.io/component={component}");
         let all = ["daemonsets,deployments", "-A", "-l", &label];
@@ -104,7 +105,7 @@ impl<'a> Pod<'a> {
         &self.object["spec"]["containers"][0]
     }
 
-    /// A setting of the container's security context, or else the pod's.
+    /// A setting of the container's security context, with the pod's as the default.
     fn security(&self, name: &str) -> u32 {
         let pointer = format!("/securityContext/{name}");
         let own = number(self.container(), &pointer);
@@ -112,7 +113,7 @@ impl<'a> Pod<'a> {
         setting.unwrap_or_else(|| panic!("no {name}"))
     }
 
-    /// Starts its container, on the node or beside the API server.
+    /// Starts its container, on a node or beside the API server.
     pub(crate) fn start(&self, node: Option<&Node>) -> Process {
         let root = PathBuf::from(format!("{PODS}/{}/root", self.name()));
         let mounts = self.mounts();
@@ -156,14 +157,14 @@ impl<'a> Pod<'a> {
             Some(node) => node.run(self.name(), Path::new("unshare"), &words, dir),
             None => Process::service(self.name(), Path::new("unshare"), &words, dir),
         };
-        // For the kubelet's exec.
+        // The kubelet's exec reads this file.
         let file = self.cluster.containers().join(self.name());
         fs::create_dir_all(self.cluster.containers()).expect("a folder");
         fs::write(file, process.id().to_string()).expect("a file");
         process
     }
 
-    /// Waits until its readiness probe succeeds. The container listens at this address, unless the probe has one of its own.
+    /// Waits until its readiness probe succeeds. The probe uses `address` unless it has its own host.
     pub(crate) fn until_ready(&self, address: Ipv4Addr) {
         let probe = &self.container()["readinessProbe"]["httpGet"];
         let host = match probe["host"].as_str() {
@@ -179,7 +180,7 @@ impl<'a> Pod<'a> {
         });
     }
 
-    /// `--bounding-set` of `setpriv`.
+    /// The argument `--bounding-set` of `setpriv`.
     fn bounding_set(&self) -> String {
         let mut set = "--bounding-set=-all".to_owned();
         let capabilities = &self.container()["securityContext"]["capabilities"];
@@ -214,13 +215,13 @@ impl<'a> Pod<'a> {
         variables
     }
 
-    /// Makes the container's root, and what gives it the mounts before it starts the rest of its arguments there.
+    /// Creates the container's root. Returns a script that mounts everything and then starts its arguments there.
     fn script(&self, root: &Path, mounts: &[Mount]) -> String {
         let at = |path: &str| root.join(path.trim_start_matches('/'));
         for folder in ["usr", "dev", "proc", "sys"] {
             fs::create_dir_all(at(folder)).expect("a folder");
         }
-        // A test's `adit` is linked with libraries of this host, and `setpriv` is the host's.
+        // The test build of `adit` uses shared libraries of this host, and `setpriv` is the host's.
         for folder in ["bin", "lib", "lib64", "sbin"] {
             symlink(format!("usr/{folder}"), at(folder)).expect("a link");
         }
@@ -254,7 +255,7 @@ impl<'a> Pod<'a> {
         script
     }
 
-    /// The image, and the container's volumes.
+    /// Mounts of the image and of the container's volumes.
     fn mounts(&self) -> Vec<Mount> {
         let mut mounts = vec![Mount {
             from: env!("CARGO_BIN_EXE_adit").into(),
@@ -299,7 +300,7 @@ impl<'a> Pod<'a> {
         folder
     }
 
-    /// Where a volume is on this host.
+    /// Path of a volume on this host.
     fn volume(&self, volume: &Value) -> PathBuf {
         if let Some(host) = volume.get("hostPath") {
             let path = PathBuf::from(text(host, "/path"));
@@ -356,7 +357,7 @@ impl<'a> Pod<'a> {
         self.cluster.token(self.namespace(), account, &more)
     }
 
-    /// Writes the data of a volume, all of it or what its items name, with the volume's mode for the pod's group.
+    /// Writes the data of a volume, or only its listed items, with the volume's mode and the pod's group.
     fn write(
         &self,
         folder: &Path,
@@ -387,7 +388,7 @@ impl<'a> Pod<'a> {
     }
 }
 
-/// What kubectl gets.
+/// Output of `kubectl get` as JSON.
 pub(crate) fn get(cluster: &Cluster, what: &[&str]) -> Value {
     let object = cluster.kubectl(&[&["get", "-o", "json"], what].concat(), None);
     serde_json::from_str(&object).expect("JSON")

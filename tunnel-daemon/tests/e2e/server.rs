@@ -12,13 +12,12 @@ use crate::process::Process;
 use crate::wait::{secs, until};
 
 impl Cluster {
-    /// Our server, called as an installation of upstream calls it, with its usual flags.
+    /// Our server under one of upstream's program names, with the usual flags.
     pub(crate) fn server(&self, called: &str, flags: &[&str]) -> Server {
         self.server_with(called, Proof::Token, flags)
     }
 
-    /// The same, with agents that prove themselves like this. Both proofs at once are asked for in the flags of Adit, as
-    /// upstream has none for it.
+    /// As [`Cluster::server`], for agents that authenticate by `proof`. Only native flags can require both proofs.
     pub(crate) fn server_with(&self, called: &str, proof: Proof, flags: &[&str]) -> Server {
         let ports = [(); 3].map(|()| ports::free());
         let mut args = match proof {
@@ -45,7 +44,7 @@ impl Cluster {
         self.run_server(called, &program, &args, ports)
     }
 
-    /// A server of either implementation at these ports (of agents, health and administration), with tokens.
+    /// A server of either origin with tokens, at these ports (agents, health, administration).
     pub(crate) fn server_at(&self, made_by: MadeBy, ports: [u16; 3], flags: &[String]) -> Server {
         let mut args = self.server_args(ports);
         args.extend(self.token_args());
@@ -60,7 +59,7 @@ impl Cluster {
         self.run_server(called, &program, &args, ports)
     }
 
-    /// Our server at these ports, with its own flags and tokens.
+    /// Our server with native flags and tokens, at these ports.
     pub(crate) fn native_server_at(&self, ports: [u16; 3], flags: &[String]) -> Server {
         let mut args = self.native_server_args(ports);
         args.extend(self.token_args());
@@ -69,7 +68,7 @@ impl Cluster {
         self.run_server("adit-server", adit, &args, ports)
     }
 
-    /// Our program by another name.
+    /// A symlink to our program under another name.
     pub(crate) fn adit_as(&self, name: &str) -> PathBuf {
         let link = self.path(name);
         if !link.exists() {
@@ -145,7 +144,7 @@ impl Cluster {
         ]
     }
 
-    /// The flags of our agent of a server at this address, without a proof.
+    /// Flags of our agent for a server at this address, without credentials.
     pub(crate) fn plain_agent_args(&self, host: &str, port: u16) -> Vec<String> {
         vec![
             "agent".to_owned(),
@@ -158,14 +157,14 @@ impl Cluster {
         ]
     }
 
-    /// The same with a token in a file.
+    /// As [`Cluster::plain_agent_args`], with a token file.
     pub(crate) fn agent_args(&self, host: &str, port: u16, token: &Path) -> Vec<String> {
         let mut args = self.plain_agent_args(host, port);
         args.push(format!("--token-path={}", token.display()));
         args
     }
 
-    /// Our agent on a node, with a proof of its own.
+    /// Our agent on a node, with its own credentials.
     pub(crate) fn agent_on(&self, node: &Node, server: &Server, proof: Proof) -> Process {
         let mut args = self.plain_agent_args(&node.host.to_string(), server.agents);
         args.extend(self.proof_args(node, proof));
@@ -178,7 +177,7 @@ impl Cluster {
         node.adit(&name, args, self.dir.path())
     }
 
-    /// What an agent on this node shows, as flags that both programs have.
+    /// Credentials of an agent on this node, as flags that both programs have.
     pub(crate) fn proof_args(&self, node: &Node, proof: Proof) -> Vec<String> {
         let mut args = Vec::new();
         if proof != Proof::Certificate {
@@ -206,7 +205,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A sample of its metrics.
+    /// A sample of its metrics; `None` if the series is missing.
     pub(crate) fn value(&self, series: &str) -> Option<f64> {
         let text = ask(self.health, "/metrics").ok()?;
         let line = text.lines().find(|line| {
@@ -232,12 +231,12 @@ impl Server {
     }
 }
 
-/// The body of a GET of this host.
+/// Body of a GET to a port of this host.
 pub(crate) fn ask(port: u16, path: &str) -> Result<String, String> {
     ask_at(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), path)
 }
 
-/// The body of a GET.
+/// Body of a GET.
 pub(crate) fn ask_at(address: SocketAddr, path: &str) -> Result<String, String> {
     use std::io::Read as _;
     let failed = |error: std::io::Error| error.to_string();

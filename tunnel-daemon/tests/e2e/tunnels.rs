@@ -1,10 +1,10 @@
-//! Requests that the API server makes into the cluster go through the tunnel.
+//! Requests of the API server into the cluster use the tunnel.
 
 use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
 use crate::namespace::{BODY, Node};
 use crate::wait::{secs, until};
 
-/// `kubectl get --raw` of a pod that only the agent reaches, which the API server knows by its token alone.
+/// `kubectl get --raw` of a pod that only the agent reaches. The agent authenticates by its token.
 fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
     let Some(programs) = programs(test) else {
         return;
@@ -64,7 +64,7 @@ fn a_pod_of_the_cluster_is_reached_by_grpc() {
     a_pod_of_the_cluster_is_reached(Mode::Grpc, "proxy-server", "grpc");
 }
 
-/// As k0s calls the program.
+/// Uses the program name of k0s.
 #[test]
 fn a_pod_of_the_cluster_is_reached_by_http_connect() {
     a_pod_of_the_cluster_is_reached(Mode::HttpConnect, "konnectivity-server", "http-connect");

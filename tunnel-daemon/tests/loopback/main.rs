@@ -1,6 +1,7 @@
-//! Loopback tier: the whole server and its agents in one process, on real sockets, through every frontend.
+//! Loopback tier: servers and agents in this process or as processes, on real sockets, through every frontend.
 //!
-//! Each test is named after what it proves. Nothing sleeps: tests wait for conditions, each with a limit and a name.
+//! Each test is named after what it proves. Tests wait for conditions, each with a limit and a name. They sleep only where time
+//! is the subject.
 
 mod cases;
 mod support;

@@ -22,12 +22,12 @@ impl Files {
         self.0.dir().join(name).display().to_string()
     }
 
-    /// A check of a server with this certificate and key, as JSON, and its exit code.
+    /// Checks a server with this certificate and key. Returns the JSON report and the exit code.
     fn check(&self, cert: &Path, key: &Path) -> (Value, Option<i32>) {
         self.check_with(cert, key, &[])
     }
 
-    /// With more flags.
+    /// As [`Files::check`], with additional flags.
     fn check_with(&self, cert: &Path, key: &Path, flags: &[String]) -> (Value, Option<i32>) {
         let output = Command::new(env!("CARGO_BIN_EXE_adit"))
             .args([
@@ -54,7 +54,7 @@ impl Files {
     }
 }
 
-/// The lines of a name, as (verdict, text).
+/// Lines with this name, as (verdict, text).
 fn lines_of(json: &Value, name: &str) -> Vec<(String, String)> {
     let lines = json["lines"].as_array().expect("lines");
     lines
@@ -73,7 +73,7 @@ fn has(json: &Value, name: &str, verdict: &str, part: &str) -> bool {
         .any(|(found, text)| found == verdict && text.contains(part))
 }
 
-/// Valid from `days.0` to `days.1`, counted from now, signed by itself.
+/// A self-signed certificate, valid from `days.0` to `days.1` relative to now.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
     let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
@@ -104,7 +104,7 @@ fn check_finds_what_is_wrong_with_certificates() {
         has(&json, "agent-listener", "ok", "certificate, key and CA fit"),
         "{json}"
     );
-    // Throw-away certificates last for days only.
+    // Throw-away certificates are valid for one day only.
     assert!(
         has(&json, "agent-listener", "degraded", "expires in"),
         "{json}"
@@ -172,7 +172,7 @@ fn check_finds_what_is_wrong_with_certificates() {
     assert_eq!(code, Some(2));
 }
 
-/// Signed by itself, as `openssl req -x509` makes it; returns its files.
+/// A self-signed CA certificate as `openssl req -x509` makes it. Returns the paths of certificate and key.
 fn ca_as_a_server(files: &Files) -> (PathBuf, PathBuf) {
     let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -213,7 +213,7 @@ fn a_ca_as_server_certificate_is_found_by_the_check_and_said_at_the_start() {
     let mut server = server.spawn().expect("the binary runs");
     let mut lines = BufReader::new(server.stderr.take().expect("piped"));
     let mut said = String::new();
-    // The start goes on: agents in Go accept such a certificate.
+    // The server starts anyway: agents in Go accept such a certificate.
     while !said.contains("server is up") {
         let read = lines.read_line(&mut said).expect("a line");
         assert_ne!(read, 0, "ended:\n{said}");
@@ -257,7 +257,7 @@ fn check_says_what_redirect_and_accounting_would_meet() {
     ] {
         assert!(has(&json, name, verdict, part), "{name}: {json}");
     }
-    // What they say is the host's matter.
+    // Their verdict depends on the host.
     for name in ["redirect", "account"] {
         assert_eq!(lines_of(&json, name).len(), 1, "{name}: {json}");
     }
@@ -344,7 +344,7 @@ fn check_of_the_host_alone_prints_lines_and_a_code_for_scripts() {
         let judged = verdict(name);
         assert!(judged.is_some_and(|it| it != "info"), "{name} in\n{lines}");
     }
-    // No flag asks for these, so an ordinary host is as good as any.
+    // No flag requires these features, so an ordinary host counts as well.
     for name in [
         "kernel",
         "btf",

@@ -1,4 +1,4 @@
-//! Output that nobody reads, of any command.
+//! Output to a closed pipe, for any command.
 
 use std::process::{Command, Stdio};
 
@@ -18,7 +18,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert!(matches!(output.status.code(), Some(0..=2)), "{output:?}");
 }
 
-/// A pipe whose reader has gone.
+/// A pipe without a reader.
 fn unread() -> std::io::PipeWriter {
     let (_gone, writer) = std::io::pipe().expect("a pipe");
     writer

@@ -1,4 +1,4 @@
-//! What these tests stand on: the built binary, and a demo that runs beside it.
+//! Shared by these tests: the built binary, and a demo that runs beside it.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -11,23 +11,23 @@ pub(crate) fn adit(args: &[&str]) -> Output {
     output.expect("the binary runs")
 }
 
-/// What it printed.
+/// Converts output to text.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
 
-/// A demo that drives tunnels until dropped.
+/// A demo that drives tunnels until it is dropped.
 pub(crate) struct Demo {
     child: Child,
-    /// Read no further; open as long as the demo writes.
+    /// Not read any further, but kept open while the demo writes.
     _lines: BufReader<ChildStdout>,
-    /// Where its sockets and certificates are.
+    /// Folder of its sockets and certificates.
     pub(crate) dir: PathBuf,
     _outer: tempfile::TempDir,
 }
 
 impl Demo {
-    /// Starts one; both agents are linked when this returns.
+    /// Starts a demo, and waits until both agents are linked.
     pub(crate) fn start() -> Self {
         let outer = tempfile::Builder::new()
             .prefix("adit-")
@@ -63,7 +63,7 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both calls fail if the demo has ended already.
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }

@@ -83,7 +83,7 @@ fn top_without_a_terminal_says_what_to_add() {
     assert!(text(&refused.stderr).contains("rate, bytes, age"));
 }
 
-/// Runs `adit top` on a terminal of its own and tells it to end, in one of two ways; what the terminal got.
+/// Runs `adit top` on its own terminal, ends it by a key or a signal, and returns its output.
 fn on_terminal(wrap: &str, server: &str, typed: Stdio) -> String {
     let program = env!("CARGO_BIN_EXE_adit");
     let command = format!(
@@ -103,18 +103,18 @@ fn on_terminal(wrap: &str, server: &str, typed: Stdio) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether there are terminals for tests; says so if not.
+/// Whether script(1) can provide a terminal; prints a skip if not.
 fn has_script() -> bool {
     let has_it = Command::new("script").arg("--version").output().is_ok();
     if !has_it {
         assert!(std::env::var_os("CI").is_none(), "CI has script(1)");
-        // Past the harness, which keeps what tests print.
+        // Writes to the real standard error, because the harness captures the output of tests.
         writeln!(std::io::stderr(), "SKIPPED a terminal: no script(1)").ok();
     }
     has_it
 }
 
-/// As when an SSH session breaks. Nobody sends it a signal: the shell leads the session, and goes on.
+/// This happens when an SSH session breaks. `top` gets no SIGHUP, because the shell leads the session and survives.
 #[test]
 fn top_ends_with_its_terminal() {
     if !has_script() {
@@ -164,7 +164,7 @@ fn the_terminal_is_put_back_after_a_signal() {
             before.contains("\x1b[?1049h") && before.contains("DESTINATION"),
             "{before:?}"
         );
-        // What stty says then: lines are edited and echoed again.
+        // `stty` shows that line editing and echo are on again.
         for setting in [" icanon ", " echo ", " iexten "] {
             assert!(after.contains(setting), "{signal}: {setting} in {after:?}");
         }

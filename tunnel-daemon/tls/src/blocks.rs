@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(append(&mut near, &mut bytes).await.ok(), Some(0));
     }
 
-    /// Each of many could keep a block otherwise, a few bytes of it in use.
+    /// Otherwise each of many reads could keep a whole block for a few bytes.
     #[tokio::test]
     async fn a_small_read_that_ends_bulk_keeps_no_block() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
@@ -371,14 +371,14 @@ mod tests {
         assert!(fill.capacity() < 2 * BULK_BYTES, "{}", fill.capacity());
     }
 
-    /// Also when there is nothing more to read, and only a part of a record is left.
+    /// This holds even if nothing more can be read and only a partial record is left.
     ///
     /// Limit (memory): Buffer of an incomplete TLS record on a lane | the bytes of the record received so far
     #[tokio::test]
     async fn a_part_of_a_record_that_waits_keeps_no_block() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
         let mut fill = Fill::default();
-        // The second one is read into a block, with a part of a record behind it.
+        // The second read uses a block and ends with a partial record.
         for length in [BULK_BYTES, BULK_BYTES + 5] {
             let sent = vec![b'x'; length];
             far.write_all(&sent).await.expect("the stream is open");
@@ -392,7 +392,7 @@ mod tests {
         assert!(fill.capacity() < 1000, "{}", fill.capacity());
     }
 
-    /// Records of the read before are in use, whose allocation was much larger.
+    /// Records of the previous read are in use and share its much larger allocation.
     ///
     /// Limit (memory): Buffer of an incomplete TLS record on a lane
     #[tokio::test]
@@ -474,7 +474,7 @@ mod tests {
         let of_one: Vec<BytesMut> = (0..2).map(|_| one.take(&room)).collect();
         let of_other: Vec<BytesMut> = (0..BLOCKS_MAX).map(|_| other.take(&room)).collect();
         assert_eq!((one.handles.len(), other.handles.len()), (2, 1));
-        // The newest of them is the one that is used again.
+        // The newest block is reused first.
         let newest = of_other.last().map(|block| block.as_ptr());
         drop((of_one, of_other));
         assert_eq!(Some(other.take(&room).as_ptr()), newest);

@@ -236,7 +236,7 @@ mod tests {
     use proptest::prelude::*;
     use std::{collections::VecDeque, task::Waker};
 
-    /// Answers reads from a script: a chunk, or `Pending` once.
+    /// Answers each read with the next step of a script: a chunk, or `Pending` once.
     struct Scripted {
         steps: VecDeque<Option<Vec<u8>>>,
         reads: usize,
@@ -271,7 +271,7 @@ mod tests {
         })
     }
 
-    /// One read of at most `size` bytes: the bytes, or `None` when it would wait.
+    /// One read of at most `size` bytes: the bytes, or `None` if it would wait.
     fn read(stream: &mut ReadBuffered<Scripted>, size: usize) -> Option<Vec<u8>> {
         let mut space = vec![0; size];
         let mut out = ReadBuf::new(&mut space);

@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Of version 1, valid for a hundred years.
+    /// An X.509 version 1 certificate, valid for a hundred years.
     const OLD: &str = "-----BEGIN CERTIFICATE-----
 MIIBGDCBvwIUMo0mYdfhQT8NqbSniYs5UjC9FjswCgYIKoZIzj0EAwIwDjEMMAoG
 A1UEAwwDb2xkMCAXDTI2MTEyNjIxMTMzNFoYDzIxMjYxMTAyMjExMzM0WjAOMQww

@@ -408,7 +408,7 @@ mod tests {
         all.remove(0)
     }
 
-    /// The limits that rule 52 sets: two authorities, path length 0, keys for their owner alone.
+    /// The limits of rule 52: two authorities, path length 0, keys readable by their owner only.
     #[test]
     fn authorities_sign_end_entities_only_and_keys_are_private() {
         let dir = tempfile::tempdir().unwrap();
@@ -500,7 +500,7 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read(dir.path().join("agents-ca.key")).unwrap(), before);
-        // A link to nowhere is a file, too.
+        // A dangling symbolic link counts as an existing file.
         std::os::unix::fs::symlink("/nowhere", dir.path().join("b.crt")).unwrap();
         let error = issue(dir.path(), 5, &[agent("a"), agent("b")]).unwrap_err();
         assert!(matches!(error, PkiError::Exists { path } if path.ends_with("b.crt")));

@@ -273,7 +273,7 @@ mod tests {
             holder("agent-1", &["a.example", "10.0.0.1"]),
             "CN=agent-1 names=dns:a.example,ip:10.0.0.1"
         );
-        // A common name that looks like names, or like a hash, is escaped.
+        // A common name that looks like a list of names or like a hash is escaped.
         assert_eq!(holder("a names=dns:b", &[]), "CN=a names\\=dns:b");
         assert_eq!(holder("a sha256=00", &[]), "CN=a sha256\\=00");
         let uri = |uri: &str| {
@@ -296,7 +296,7 @@ mod tests {
         assert_ne!(old.holder(), principal(&ca, "b", &["x"]).holder());
     }
 
-    /// Of a certificate without a subject, with another key each time.
+    /// The holder of a certificate without a subject; each call uses a new key.
     fn holder(names: Vec<SanType>) -> String {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();

@@ -465,7 +465,7 @@ mod tests {
     use super::*;
     use crate::DirtyList;
 
-    /// The peer decides what is around them, and a budget counts only their own bytes.
+    /// The peer chooses the size of the read buffer, and a budget counts only the chunks' own bytes.
     ///
     /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
@@ -482,7 +482,7 @@ mod tests {
         assert!(block.is_unique());
     }
 
-    /// The endpoint had so much at once that it was not asked again, which would have told it whom to wake.
+    /// The endpoint returned a full batch, so it was not polled again and did not register a waker.
     #[tokio::test(start_paused = true)]
     async fn a_socket_that_takes_nothing_hides_no_reset_of_its_tunnel() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
@@ -499,7 +499,7 @@ mod tests {
         assert!(matches!(end, CopyEnd::Tunnel(_)), "{end:?}");
     }
 
-    /// As when its task is cut off, or its process is killed: then the kernel goes by this option.
+    /// As when the task is aborted or the process killed: the kernel then applies SO_LINGER.
     #[tokio::test]
     async fn a_socket_whose_pump_is_dropped_is_reset_unless_it_was_told_all() {
         for said_all in [false, true] {

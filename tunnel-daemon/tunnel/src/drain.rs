@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// More than a peer may have left to read, and less than its kernel takes.
+    /// More than a peer may leave unread, and less than its kernel takes.
     const BYTES: usize = 40_000;
 
     async fn flush(lane: &mut Lane) {
@@ -133,7 +133,8 @@ mod tests {
         flushed.unwrap();
     }
 
-    /// A lane whose tunnel both ends have ended, and its peer, which has not read the last bytes. Its kernel has them.
+    /// A lane whose tunnel both ends have ended, and its peer, which has not read the last bytes. The peer's kernel has
+    /// received them.
     async fn unread() -> (Lane, Lane) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let dialed = TcpStream::connect(listener.local_addr().unwrap());
@@ -163,8 +164,8 @@ mod tests {
         (lane, peer)
     }
 
-    /// Settles a lane. Until its peer's kernel has what asks for an answer, paused time stands still: the task never rests,
-    /// for the kernel has a clock of its own.
+    /// Drains a lane. The kernel's clock is real, so paused time must not advance until the peer's kernel has received
+    /// the request. This task yields until then and is never idle.
     async fn drained(lane: &mut Lane) -> Result<(), DrainError> {
         let socket = lane.tcp().unwrap().as_fd().try_clone_to_owned().unwrap();
         let mut draining = pin!(drain(lane));
@@ -182,11 +183,11 @@ mod tests {
         let since = Instant::now();
         let outcome = drained(&mut lane).await;
         assert!(matches!(outcome, Err(DrainError::Unread)), "{outcome:?}");
-        // Before that, half a minute until it is asked who has them.
+        // The first 30 s pass before the agent is asked to confirm.
         assert_eq!(since.elapsed().as_secs(), 30 + 300);
     }
 
-    /// An answer that is missing proves nothing while bytes in front of it may be read yet.
+    /// A missing answer proves nothing while bytes queued before it may still be read.
     ///
     /// Limit (times): Bytes in the agent's kernel after a close
     #[tokio::test(start_paused = true)]
@@ -194,7 +195,7 @@ mod tests {
         let (mut lane, mut peer) = unread().await;
         let reading = async {
             tokio::time::sleep(Duration::from_secs(300)).await;
-            // From here on this task never rests, either: the answer arrives before time goes on.
+            // From here on this task is never idle either, so the answer arrives before paused time advances.
             loop {
                 let event = std::future::poll_fn(|cx| Poll::Ready(peer.poll_event(cx))).await;
                 if let Poll::Ready(Err(failure)) = event {

@@ -411,7 +411,7 @@ mod tests {
     use super::*;
     use adit_telemetry::tunnels::{OpenTunnels, TunnelFacts, TunnelSide};
 
-    /// A turn may move a mebibyte, and be followed by the next.
+    /// One poll may move a MiB, and another may follow at once.
     #[tokio::test]
     async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
@@ -479,7 +479,7 @@ mod tests {
         endpoint.send(Bytes::from_static(b"more"));
         let sent = channel.take_up().expect("queued").len();
         channel.release_up(sent, 1);
-        // The link's to count until its stream has it.
+        // Queued bytes are the link's to count until its stream has taken them.
         assert_eq!(budget.queued_bytes(), 16 * 1024 + 4);
         budget.dequeue(sent as u64);
         endpoint.stalled(1000);
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(budget.used_bytes(), 0, "all is given back");
     }
 
-    /// A byte in a piece of its own takes as much memory as seventy.
+    /// A chunk of one byte takes as much memory as 70 bytes.
     ///
     /// Limit (memory): Bytes queued from an endpoint towards its link or lane
     #[tokio::test]
@@ -511,7 +511,7 @@ mod tests {
         assert!(ready.is_ready(), "what the link sent makes room");
     }
 
-    /// From the first write that waits until one does not, whatever happens in between.
+    /// The time runs from the first write that waits until a write that does not, whatever happens in between.
     #[tokio::test(start_paused = true)]
     async fn the_time_a_client_takes_nothing_is_known() {
         let (mut endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));

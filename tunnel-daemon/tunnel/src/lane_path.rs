@@ -446,7 +446,7 @@ mod tests {
 
     use super::*;
 
-    /// An owner that keeps the one lane.
+    /// An owner that keeps a single lane.
     struct Nowhere {
         gone: CancellationToken,
         watch: LaneWatch,
@@ -478,7 +478,7 @@ mod tests {
         fn lost(&self, _failure: &LaneFailure) {}
     }
 
-    /// A byte in a frame of its own takes as much memory as seventy.
+    /// A frame of one byte takes as much memory as 70 bytes.
     ///
     /// Limit (memory): Bytes queued from an endpoint towards its link or lane | 256 KiB in at most 4,096 chunks
     /// Limit (memory): Bytes queued of a client or target that has closed
@@ -517,7 +517,7 @@ mod tests {
         let waits = path.lane.as_ref().unwrap().queued_bytes() as u64;
         path.close("");
         drop(path);
-        // The close is one more.
+        // The close adds one more frame.
         assert!(owner.budget.queued_bytes() >= waits && waits > 0);
         *owner.back.lock().unwrap() = None;
         assert_eq!(owner.budget.queued_bytes(), 0);

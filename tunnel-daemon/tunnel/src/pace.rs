@@ -119,7 +119,7 @@ mod tests {
                     window: 0,
                 });
             }
-            // The first look has nothing to compare with.
+            // The first check has no earlier sample.
             assert!(!rig.holds());
             rig
         }
@@ -129,7 +129,7 @@ mod tests {
             while self.link.poll_action().is_some() {}
         }
 
-        /// The agent sends so much for tunnel `at`.
+        /// The agent sends `bytes` bytes for tunnel `at`.
         fn fill(&mut self, at: usize, bytes: u64) {
             self.receive(Packet::Data {
                 conn: ConnId(i64::try_from(at).unwrap() + 1),
@@ -137,7 +137,7 @@ mod tests {
             });
         }
 
-        /// The client of tunnel `at` takes so much.
+        /// The client of tunnel `at` takes `bytes` bytes.
         fn take(&mut self, at: usize, bytes: u64) {
             self.drained[at] += bytes;
             self.link
@@ -152,7 +152,7 @@ mod tests {
             self.pace.holds(&self.link, self.now)
         }
 
-        /// Nearly full, and past the moments in which nothing is known of the readers.
+        /// A nearly full link after the time in which the drain rates are unknown.
         fn full_for_long() -> Self {
             let mut rig = Self::new(false);
             rig.fill(0, 25 * MIB);
@@ -163,7 +163,7 @@ mod tests {
             rig
         }
 
-        /// Half a second in which each reader takes so much and the agent sends as much again.
+        /// Half a second in which each reader takes that many bytes and the agent sends as many again.
         fn half_second(&mut self, taken: [u64; 2]) {
             for (at, bytes) in taken.into_iter().enumerate() {
                 self.take(at, bytes);
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn a_link_with_credit_is_never_held() {
         let mut rig = Rig::new(true);
-        // Two windows are all that a peer with credit may send; more is an offence of that tunnel.
+        // Two windows are all that a peer with credit may send; more is a violation by that tunnel.
         rig.fill(0, 256 << 10);
         rig.fill(1, 256 << 10);
         assert!(rig.link.held_bytes() > 0 && !rig.holds());
@@ -215,7 +215,8 @@ mod tests {
         let mut rig = Rig::full_for_long();
         rig.take(0, 10 * MIB);
         rig.pass(2_000);
-        // Judged over two seconds, 10 MiB are fast; a look without room forgets when the link was full.
+        // 10 MiB in two seconds count as fast. The link has room again, so the check forgets since when the link was
+        // full.
         assert!(!rig.holds());
         rig.pass(20_000);
         assert!(!rig.holds());
@@ -228,7 +229,7 @@ mod tests {
         assert!(!rig.holds());
     }
 
-    /// A download beside stalled readers must not have their link left unread for as long as they stall.
+    /// A download beside stalled readers must not be delayed for as long as they stall.
     #[test]
     fn a_link_held_by_those_who_do_not_read_is_read_on_beside_one_who_does() {
         for (stalled, waited_for) in [(36, false), (35, true)] {
@@ -256,7 +257,7 @@ mod tests {
         ] {
             let mut rig = Rig::full_for_long();
             rig.half_second(taken);
-            // The sample that began with the last look but one may hold less than the whole: judge a clean one.
+            // The running sample may cover less than this half second, so the next, complete sample is judged.
             rig.holds();
             rig.half_second(taken);
             assert_eq!(rig.holds(), waited_for, "{taken:?}");

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::DirtyList;
 
-    /// What an agent keeps for each tunnel for as long as it lives, beside the lane.
+    /// State that an agent keeps for each tunnel while it lives, in addition to the lane.
     #[tokio::test]
     async fn the_state_of_a_tunnel_at_its_target_stays_small() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -164,7 +164,7 @@ mod tests {
         assert!(bytes <= 384, "{bytes} bytes");
     }
 
-    /// As when an agent leaves whose grace is over: half of an upload must not look like the whole of it.
+    /// As when an agent shuts down after its grace period: a truncated upload must not look complete.
     #[tokio::test]
     async fn a_target_whose_task_is_dropped_is_reset() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

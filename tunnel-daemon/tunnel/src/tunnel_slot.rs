@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::{DirtyList, Endpoint, Incoming};
 
-    /// What a link has for an endpoint, and where the endpoint reports.
+    /// A link's slot for an endpoint, the endpoint, and the dirty list to which it reports.
     fn slot() -> (TunnelSlot, Endpoint, Arc<DirtyList>) {
         let dirty_list = Arc::new(DirtyList::default());
         let (endpoint, channel) = Endpoint::new(&dirty_list);
@@ -109,7 +109,7 @@ mod tests {
         (TunnelSlot::new(key, channel, None), endpoint, dirty_list)
     }
 
-    /// What waits for the endpoint, piece by piece, and what comes behind.
+    /// Data queued for the endpoint, chunk by chunk, and the event after it.
     async fn taken(endpoint: &mut Endpoint) -> (Vec<Bytes>, Option<Incoming>) {
         let mut pieces = Vec::new();
         loop {
@@ -148,11 +148,11 @@ mod tests {
         assert_eq!(taken(&mut endpoint).await, (vec![one], None));
     }
 
-    /// Between the look at what an endpoint has and the word that there is more, it may take all of it and wait.
+    /// After the link has checked the queue, the endpoint may take all of it and wait before the link announces more.
     #[tokio::test]
     async fn an_endpoint_that_waits_already_asks_for_what_is_kept_back() {
         let (slot, mut endpoint, dirty_list) = slot();
-        // Polls the endpoint only when somebody has woken it.
+        // Polls the endpoint only when it has been woken.
         let mut waiting = FuturesUnordered::from_iter([endpoint.recv()]);
         assert!(poll!(waiting.next()).is_pending());
         assert!(dirty_list.take().is_none());

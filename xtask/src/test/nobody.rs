@@ -105,7 +105,7 @@ mod tests {
             .output()
             .unwrap();
         assert_eq!(String::from_utf8_lossy(&read.stdout), "65534\nof it");
-        // Outside it is as it was.
+        // Outside the mount namespace the mode is unchanged.
         assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
     }
 }

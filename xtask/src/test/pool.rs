@@ -256,7 +256,7 @@ mod tests {
     fn a_test_beyond_its_limit_is_killed_with_what_it_started() {
         let folder = tempfile::tempdir().unwrap();
         let told = folder.path().join("child");
-        // In a session of its own: no process group has both.
+        // The child starts its own session, so no process group contains both processes.
         let text = format!("setsid sleep 600 & echo $! > {}; wait", told.display());
         let report = report(
             &text,
@@ -266,7 +266,8 @@ mod tests {
         assert_eq!(report.failed, ["script hangs"]);
         let child = std::fs::read_to_string(&told).unwrap();
         let left = PathBuf::from(format!("/proc/{}/stat", child.trim()));
-        // Gone, or a zombie that its new parent has not asked for. Who is killed may be busy dying for a moment.
+        // The process is gone, or a zombie that its new parent has not reaped. A killed process may need a moment to
+        // exit.
         let (end, mut state) = (Instant::now() + Duration::from_secs(30), String::new());
         while Instant::now() < end {
             state = std::fs::read_to_string(&left).unwrap_or_default();
@@ -282,7 +283,7 @@ mod tests {
     fn nothing_runs_beside_a_test_that_runs_alone() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display();
-        // `mkdir` fails where the folder is there: another one is running.
+        // `mkdir` fails if the folder exists, that is, if another such test is running.
         let text = format!(
             "case $1 in a*) mkdir {place}/busy || exit 1; sleep 0.1; rmdir {place}/busy || exit 1;; esac\n{OK}"
         );

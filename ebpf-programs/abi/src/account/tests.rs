@@ -1,4 +1,4 @@
-//! Which of the kernel's numbers are payload, and the way of values through maps.
+//! Tests of the conversion of kernel counts to payload, and of the encoding of map values.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn payload(flags: u32, reading: &Reading) -> (u64, u64) {
 fn handshake_and_ends_are_no_payload() {
     let connected = FLAG_ESTABLISHED | FLAG_CONNECTED;
     for (flags, state, acked, received, expected) in [
-        // Open: only the SYN of whoever connected.
+        // Open: only the SYN of the side that connected counts.
         (connected, ESTABLISHED, 101, 200, (100, 200)),
         (FLAG_ESTABLISHED, ESTABLISHED, 100, 200, (100, 200)),
         // The peer closed first, then we did.
@@ -41,9 +41,9 @@ fn handshake_and_ends_are_no_payload() {
         (connected, TCP_FIN_WAIT2, 102, 202, (100, 201)),
         // We closed first and the peer sent only its FIN.
         (connected, TCP_FIN_WAIT2, 102, 201, (100, 200)),
-        // We closed, and the kernel let go of the socket before the peer's FIN.
+        // We closed, and the kernel freed the socket before the peer's FIN.
         (connected, TCP_FIN_WAIT2, 102, 200, (100, 200)),
-        // Both at once.
+        // Both closed at once.
         (FLAG_ESTABLISHED, TCP_CLOSING, 101, 201, (100, 200)),
         // The peer closed, then the connection was reset.
         (FLAG_ESTABLISHED, TCP_CLOSE_WAIT, 100, 201, (100, 200)),
@@ -109,16 +109,16 @@ fn bytes_of_maps_lead_back_to_the_values() {
 #[test]
 fn a_connection_is_looked_at_ten_times_a_second_and_the_first_time() {
     const MS: u64 = 1_000_000;
-    // Numbers of sockets begin at 1, and the clock has run for a while.
+    // Cookies start at 1, and the clock does not start at 0.
     let first = look(0, 7, 5_000 * MS).expect("the first");
     assert_eq!(look(first, 7, 5_001 * MS), None);
     assert_eq!(look(first, 7, 5_099 * MS), None);
     let second = look(first, 7, 5_102 * MS).expect("later");
     assert_eq!(look(second, 7, 5_110 * MS), None);
-    // The place of one that is gone, or that is shared, keeps nobody from being looked at.
+    // An entry of an ended or colliding connection does not suppress the update of this one.
     assert_eq!(look_place(7 + u64::from(LOOKS)), look_place(7));
     assert!(look(second, 7 + u64::from(LOOKS), 5_110 * MS).is_some());
-    // The clock of the place begins again after some weeks.
+    // The entry's clock wraps after some weeks.
     let late = look(0, 7, u64::from(u32::MAX) << 20).expect("the first");
     assert_eq!(look(late, 7, (u64::from(u32::MAX) + 2) << 20), None);
     assert!(look(late, 7, (u64::from(u32::MAX) + 200) << 20).is_some());

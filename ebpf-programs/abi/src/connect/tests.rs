@@ -1,4 +1,4 @@
-//! One row for each thing that may be there or not.
+//! Tests of the decision, one row per combination of state.
 
 extern crate std;
 
@@ -11,10 +11,10 @@ use crate::tables::{ACTION_JOIN, ACTION_LEAVE, FLAG_HOME, SCOPE_BITS};
 const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
 const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
 
-/// What the listener's sockets bear.
+/// `SO_MARK` of the listener's sockets.
 const MARK: u32 = 7;
 
-/// The kernel as tables.
+/// The kernel's state as tables.
 struct Tables {
     exempt: core::cell::Cell<bool>,
     bound: bool,
@@ -180,15 +180,15 @@ fn without_a_listener_of_its_namespace_a_call_goes_to_the_nodes_address() {
         v6: Endpoint::NONE,
         mark: 0,
     });
-    // Its own comes first.
+    // The listener in the caller's namespace comes first.
     assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
     around.listener = None;
-    // It cannot be seen from the caller's namespace.
+    // The node's listener cannot be looked up from the caller's namespace.
     around.listens = false;
     assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(NODE));
     let flags: Vec<u32> = around.stored.borrow().iter().map(|o| o.flags).collect();
     assert_eq!(flags, [0, ORIGIN_TO_NODE]);
-    // A family that the node's address does not have.
+    // The node listener has no address of this family.
     around.rules = std::vec![rule(Endpoint::v6([0; 16], 0), 0, ACTION_REDIRECT, 0)];
     assert_eq!(
         decide(&call(Endpoint::v6([0x20; 16], 80)), &around),
@@ -230,7 +230,7 @@ fn a_rule_that_denies_denies_only_what_it_would_have_redirected() {
         decide(&elsewhere, &gone),
         Decision::Leave(CallOutcome::NoRule)
     );
-    // Its own sockets go on, or the tunnel could never come back.
+    // Calls of the daemon's own sockets pass, or the tunnel could never reconnect.
     gone.exempt.set(true);
     assert_eq!(
         decide(&call(INSIDE), &gone),
@@ -265,7 +265,7 @@ fn the_longest_prefix_wins_and_then_the_port() {
             ],
             redirect,
         ),
-        // The longer one wins, also when the shorter one names the port.
+        // The longer prefix wins, even if the shorter one names the port.
         (
             std::vec![
                 rule(with_port(ten), 8, ACTION_REDIRECT, 0),
@@ -280,7 +280,7 @@ fn the_longest_prefix_wins_and_then_the_port() {
             ],
             redirect,
         ),
-        // Of two that are as long, the one with the port.
+        // Of two rules with equal prefixes, the rule with the port wins.
         (
             std::vec![
                 rule(with_port(ten), 8, ACTION_REDIRECT, 0),
@@ -345,7 +345,7 @@ fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
         decide(&call(server), &around),
         Decision::Leave(CallOutcome::Excluded)
     );
-    // What it dials for others never comes back to us.
+    // Calls that the joined process makes for clients are never redirected.
     assert_eq!(
         decide(&call(INSIDE), &around),
         Decision::Leave(CallOutcome::Exempt)

@@ -1,4 +1,4 @@
-//! The binary in its roles, as the harness starts it: real processes, real sockets.
+//! Tests of the load tool in its roles, as the harness starts them: real processes, real sockets.
 #![expect(
     clippy::unwrap_used,
     reason = "a test: a panic is its way to fail, helpers included"
@@ -19,12 +19,12 @@ use adit_config::parse;
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
-/// Nothing here takes as long.
+/// No step of these tests takes as long.
 const LIMIT: Duration = Duration::from_secs(30);
 
 type Addresses = BTreeMap<String, String>;
 
-/// A role that serves until its input closes.
+/// A role process that serves until its input closes.
 struct Serving {
     child: Child,
     addresses: Addresses,
@@ -55,7 +55,7 @@ fn serve(args: &[String]) -> Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // An error means that it has ended already.
+        // An error means that the process has already ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -108,7 +108,8 @@ fn every_measurement_of_a_plan_gives_its_numbers() {
     assert_eq!(values["isolation_completed"], 1.0);
 }
 
-/// A server in this process, with an HTTP CONNECT frontend at `s.sock` in `folder`; agents prove themselves as these flags say.
+/// A server in this process, with an HTTP CONNECT frontend at `s.sock` in `folder`; `proof` holds the flags for agent
+/// authentication.
 fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
     let at = |name: &str| folder.join(name).display().to_string();
     let args = [
@@ -176,7 +177,7 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
             assert!(values.contains_key(&name), "{name} in {values:?}");
         }
     }
-    // The server knows no other agents.
+    // The server has no agents except those of the load tool.
     assert!(values[&format!("agents_{AGENTS}_dial_p50_us")] > 0.0);
     let text = server.metrics.scrape().text();
     let lanes: f64 = text
@@ -248,7 +249,7 @@ fn agents_without_a_port_are_an_error() {
     );
 }
 
-/// An echo target that counts: connections, and bytes of questions.
+/// An echo target that counts connections and request bytes.
 struct Counting {
     address: String,
     counts: Arc<[AtomicU64; 2]>,
@@ -276,7 +277,7 @@ impl Counting {
         Self { address, counts }
     }
 
-    /// Since this was last asked.
+    /// Counts since the previous call.
     fn take(&self) -> [u64; 2] {
         self.counts.each_ref().map(|count| count.swap(0, SeqCst))
     }
@@ -305,7 +306,7 @@ fn operations_are_done_as_often_as_the_plan_says() {
         assert_eq!(values["counted_times"], f64::from(times), "{operation}");
         assert_eq!(echo.take(), at_echo, "{operation}");
     }
-    // Uploads alone end here: twice a MiB, and not a byte of the line that announces them.
+    // Only uploads end at this target: two of 1 MiB, without the line that announces them.
     let mut sink = BufReader::new(TcpStream::connect(control).unwrap());
     sink.get_mut().write_all(b"received\n").unwrap();
     let mut received = String::new();
@@ -317,12 +318,12 @@ fn operations_are_done_as_often_as_the_plan_says() {
 fn bare_relay_leads_to_the_targets_in_both_directions() {
     let target = serve(&["target".to_owned()]);
     let targets = serde_json::to_string(&target.addresses).unwrap();
-    // The ring's own engines need a ring, which not every place allows.
+    // The io_uring engines need a kernel and sandbox that allow io_uring.
     let has_ring = adit_relay::probe(adit_relay::Preference::IoUring).is_ok();
     if !has_ring {
         let must = std::env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
         assert!(!must, "no io_uring here");
-        // Past the harness, which keeps what tests print.
+        // Written to stderr directly, because the test harness captures `eprintln!`.
         let skipped = "SKIPPED tokio-uring and ring-splice: no io_uring here";
         writeln!(std::io::stderr(), "{skipped}").ok();
     }
@@ -349,7 +350,7 @@ fn bare_relay_leads_to_the_targets_in_both_directions() {
 #[test]
 fn upload_that_nobody_receives_is_an_error_not_a_number() {
     let [target, other] = [(); 2].map(|()| serve(&["target".to_owned()]));
-    // The count is asked of targets that get nothing.
+    // The count is requested from a target that receives nothing.
     let output = load()
         .args(["run", "--way=tcp", "--control", &other.addresses["control"]])
         .args([
@@ -396,7 +397,7 @@ fn tied_program_is_gone_once_its_parent_is() {
     parent.wait().unwrap();
     let path = format!("/proc/{}/cmdline", line.trim());
     until("the tied program ends", || {
-        // A zombie that nobody has waited for yet has no command line any more.
+        // A zombie that has not been reaped has an empty command line.
         std::fs::read(Path::new(&path)).is_ok_and(|text| text.is_empty())
             || !Path::new(&path).exists()
     });

@@ -1,4 +1,4 @@
-//! The way to a server with several addresses, of which some lead nowhere; names, proxies and their exceptions.
+//! Tests of connecting to a server with several addresses, some of them unreachable; names, proxies and their exceptions.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -19,11 +19,11 @@ use adit_tls::selfsigned::ThrowawayFiles;
 use adit_tls::tls::{Alpn, ClientTls, ServerTls};
 
 const SERVER: &str = "server.test";
-/// Far below what a caller gives for all addresses, and far above what a good one takes.
+/// Far below the caller's timeout for all addresses, and far above the time of a successful connect.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Every name has these addresses, in this order, and every service a record for each of these ports, of a greater priority
-/// number than the one before it; or of equal ones, and far less weight.
+/// Every name has these addresses, in this order. Every service has an SRV record for each port, each of lower priority
+/// than the one before; with `equal`, of equal priority and far lower weight.
 struct Book {
     ips: Vec<IpAddr>,
     ports: Vec<u16>,
@@ -69,12 +69,12 @@ fn connector(files: &ThrowawayFiles, book: Book) -> ServerConnector {
     }
 }
 
-/// A service whose records lead to 127.0.0.1 and these ports, in this order.
+/// Connects to a service whose records lead to 127.0.0.1 and these ports, in this order.
 async fn connect(files: &ThrowawayFiles, ports: &[u16]) -> Result<Connected, ConnectorError> {
     connect_to(files, ports, false).await
 }
 
-/// `equal`: the records are of one priority.
+/// `equal`: all records have the same priority.
 async fn connect_to(
     files: &ThrowawayFiles,
     ports: &[u16],
@@ -91,7 +91,6 @@ async fn connect_to(
     connector(files, book).connect(&service).await
 }
 
-/// The port of the server that was reached.
 fn port_of(reached: &Connected) -> u16 {
     let PeerAddr::Tcp(address) = reached.stream.peer() else {
         panic!("it came by TCP");
@@ -99,7 +98,8 @@ fn port_of(reached: &Connected) -> u16 {
     address.port()
 }
 
-/// What connects is shown these certificates, and keeps its connection until it closes it. Counts handshakes that failed.
+/// A TLS server with these certificates. It holds each connection until the client closes it, and counts failed
+/// handshakes.
 struct TlsServer {
     address: SocketAddr,
     refused: Arc<Semaphore>,
@@ -153,7 +153,7 @@ impl TlsServer {
     }
 }
 
-/// A port that nobody listens on, and nobody else gets.
+/// A port without a listener, reserved by a bound socket.
 fn closed() -> (u16, socket2::Socket) {
     let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -162,7 +162,7 @@ fn closed() -> (u16, socket2::Socket) {
     (address.port(), socket)
 }
 
-/// A listener whose queue is full: the kernel drops what comes, and a connect waits.
+/// A listener with a full accept queue: the kernel drops further SYNs, and a connect waits.
 fn black_hole() -> (u16, (socket2::Socket, Vec<std::net::TcpStream>)) {
     let (port, socket) = closed();
     socket.listen(0).unwrap();
@@ -176,7 +176,7 @@ fn black_hole() -> (u16, (socket2::Socket, Vec<std::net::TcpStream>)) {
     (port, (socket, queued))
 }
 
-/// A server that answers whatever comes with words that are no TLS.
+/// A server that answers every connection with plaintext.
 async fn clear_text() -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -201,13 +201,14 @@ async fn an_address_that_takes_no_connection_hardly_delays_the_next_one() {
     let ports = [first, second, server.port()];
     let reached = timeout(SOON, connect_to(&files, &ports, true)).await;
     assert_eq!(port_of(&reached.unwrap().unwrap()), server.port());
-    // Where priorities differ, each has its share of the time before.
+    // With different priorities, each earlier priority has its share of the time.
     let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, connect(&files, &ports));
     let reached = connecting.await.unwrap();
     assert_eq!(port_of(&reached.unwrap()), server.port());
 }
 
-/// RFC 2782: the first one's queue is full when it is called, and it takes the call when the kernel asks again, a second later.
+/// RFC 2782: the accept queue of the first server is full at first. It accepts when the kernel retransmits the SYN, one
+/// second later.
 ///
 /// Limit (times): SRV records of one name | tried by priority; each priority has its share of 15 s
 /// Limit (isolation): Several servers behind one name | the agent tries the least recently tried one first
@@ -263,7 +264,7 @@ async fn a_refused_certificate_is_told_whatever_else_is_wrong() {
     );
 }
 
-/// Time stands still until the certificate was refused, and then runs as soon as nothing else happens.
+/// Time is paused once the certificate has been refused; then it advances whenever all tasks are idle.
 #[tokio::test]
 async fn a_refused_certificate_is_told_before_the_callers_time_is_over() {
     let (files, foreign) = (certificates(), certificates());
@@ -311,11 +312,11 @@ async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
     let (first, again) = reached_servers.split_at(servers.len());
     let different: HashSet<&String> = first.iter().collect();
     assert_eq!(different.len(), servers.len(), "{reached_servers:?}");
-    // The one reached longest ago comes first: so does one that was away.
+    // The least recently tried server comes first, so the order repeats.
     assert_eq!(first, again);
 }
 
-/// A listener at each address, all on a port that is free at all of them.
+/// A listener at each address, all on one port that is free at all of them.
 async fn on_one_port<const N: usize>(ips: [Ipv4Addr; N]) -> [TcpListener; N] {
     for _ in 0..50 {
         let mut listeners = Vec::new();
@@ -411,7 +412,7 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
         };
         let through = way.through(&address, "server.test:8091", Purpose::Link);
         let both = async { tokio::join!(through, proxy) };
-        // The proxy's end stays open.
+        // The proxy's socket stays open, so EOF cannot mark the end of the answer.
         let both = timeout(SOON, both).await;
         let (through, _open) = both.expect("it knows where the answer ends");
         assert_eq!(through.is_ok(), taken, "{answer:?}: {through:?}");

@@ -112,7 +112,7 @@ mod tests {
                 backoff.stray(wanted);
             }
             assert!(!backoff.lasts(), "{wanted} wanted");
-            // The balancer leads here now and then.
+            // The balancer routes an attempt to this server from time to time.
             backoff.gain();
             for _stray in 1..3 * wanted.max(1) {
                 backoff.stray(wanted);
@@ -120,7 +120,7 @@ mod tests {
             assert!(!backoff.lasts(), "{wanted} wanted");
             backoff.stray(wanted);
             assert!(backoff.lasts(), "{wanted} wanted");
-            // They say nothing of how many may be tried at once.
+            // Strays do not limit the number of concurrent attempts.
             assert_eq!(backoff.at_once(4), 4);
             tokio::time::advance(PAUSE_MAX * 2).await;
         }

@@ -1,4 +1,4 @@
-//! Lanes that were bound, needed or not, and servers that have no room for more.
+//! Tests of bound lanes, needed or not, and of servers that refuse further lanes.
 
 use std::future::pending;
 
@@ -39,7 +39,7 @@ async fn pair() -> (Lane, Lane) {
     )
 }
 
-/// As many lanes as the keeper may have: their ends at the agent, and at the server.
+/// As many lanes as the keeper may have: their agent ends and their server ends.
 async fn pairs(keeper: &LaneKeeper) -> (Vec<Lane>, Vec<Lane>) {
     let (mut lanes, mut servers) = (Vec::new(), Vec::new());
     for _lane in 0..keeper.lanes_max() {
@@ -50,7 +50,7 @@ async fn pairs(keeper: &LaneKeeper) -> (Vec<Lane>, Vec<Lane>) {
     (lanes, servers)
 }
 
-/// Binds the next of these lanes, if there is one left, and counts the attempts.
+/// Binds the next of these lanes, if one is left, and counts the attempts.
 async fn next_of(
     keeper: &LaneKeeper,
     lanes: &Mutex<Vec<Lane>>,
@@ -64,7 +64,7 @@ async fn next_of(
     }
 }
 
-/// A lane is counted from when it is bound, and not from when its task has begun to wait.
+/// A lane counts from its binding, not from the first poll of its task.
 #[tokio::test]
 async fn no_more_lanes_are_opened_than_are_wanted() {
     let context = context(10);
@@ -84,7 +84,7 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
     assert_eq!(opened.load(Relaxed), ours.wanted());
 }
 
-/// A server may open a tunnel on a lane as soon as it is bound: it must not turn out then that there is no room for it.
+/// A server may open a tunnel on a lane as soon as the lane is bound, so its slot must be reserved before that.
 #[tokio::test]
 async fn a_lane_has_its_room_before_it_is_opened() {
     let mut context = context(10);
@@ -97,7 +97,7 @@ async fn a_lane_has_its_room_before_it_is_opened() {
         while opened.load(Relaxed) == 0 {
             tokio::task::yield_now().await;
         }
-        // The second one looks, too.
+        // The second keeper checks for room as well.
         second.missed();
         for _look in 0..100 {
             tokio::task::yield_now().await;
@@ -109,11 +109,11 @@ async fn a_lane_has_its_room_before_it_is_opened() {
         () = second.clone().run(|| next_of(&second, &nothing, &opened)) => panic!("it keeps lanes"),
     }
     assert_eq!(opened.load(Relaxed), 1);
-    // What is being opened is not taken for a busy lane.
+    // A lane that is being opened does not count as busy.
     assert_eq!(first.count().busy, 0);
 }
 
-/// The slot that it was opened with is its own: it is not in the way of itself.
+/// The lane already holds the last slot, so its own slot must not block it.
 #[tokio::test]
 async fn a_lane_of_another_link_is_kept_where_it_takes_the_last_room() {
     let mut context = context(10);
@@ -131,7 +131,8 @@ async fn a_lane_of_another_link_is_kept_where_it_takes_the_last_room() {
     assert!(kept.is_ok(), "{:?} of theirs", theirs.count());
 }
 
-/// Until there are so many lanes and all of them wait. Paused time stands still meanwhile: the task never rests.
+/// Waits until exactly `idle` lanes exist and all are idle. Paused time does not advance meanwhile, because the task is
+/// never idle.
 async fn all_idle(keeper: &LaneKeeper, idle: usize) {
     let wanted = Lanes {
         idle,
@@ -142,7 +143,7 @@ async fn all_idle(keeper: &LaneKeeper, idle: usize) {
     }
 }
 
-/// What a burst has made it open is closed again, down to the lanes that are always kept.
+/// Lanes opened for a burst are closed again, down to the lanes that are always kept.
 ///
 /// Limit (peers): Idle lanes of an agent
 #[tokio::test(start_paused = true)]
@@ -151,7 +152,7 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
     let context = context(10);
     let ours = keeper("ours", &context);
     let (lanes, servers) = pairs(&ours).await;
-    // As a server does: it closes a lane that its agent wants no tunnel on.
+    // A server closes a lane on DRAIN; these ends do the same.
     let closing = servers
         .into_iter()
         .map(|mut lane| async move { matches!(lane.event().await, Ok(LaneEvent::Draining)) });
@@ -171,7 +172,7 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
         let shrunk = tokio::time::timeout(DAY, shrunk).await;
         shrunk.expect("it wants fewer at last");
         let unused = moment().since(since);
-        // What is said on lanes goes through the kernel, which knows no paused time.
+        // DRAIN passes through the kernel, which does not follow paused time.
         tokio::time::resume();
         for _lane in 0..4 {
             assert_eq!(closing.next().await, Some(true));
@@ -186,18 +187,19 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
         unused = shrinks => unused,
         () = ours.clone().run(open) => panic!("it keeps lanes"),
     };
-    // In the window of a minute in which they came there were fewer for a while; the next one is over when somebody looks.
+    // The first one-minute window includes the time with fewer lanes; the next window is evaluated only at the following
+    // check.
     assert!((60..150).contains(&unused.as_secs()), "{unused:?}");
     assert_eq!((opened.load(Relaxed), ours.wanted()), (8, 4));
 }
 
-/// It takes no tunnel any more, however long its server keeps it: another comes in its place.
+/// A draining lane takes no more tunnels, however long the server keeps it, so the agent opens a replacement.
 #[tokio::test]
 async fn a_lane_that_its_server_gives_up_is_not_idle() {
     let context = context(10);
     let ours = keeper("ours", &context);
     let (lanes, mut servers) = pairs(&ours).await;
-    // The first that is opened.
+    // The lane that is opened first.
     let mut leaving = servers.pop().unwrap();
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
     let open = || next_of(&ours, &lanes, &opened);
@@ -210,7 +212,7 @@ async fn a_lane_that_its_server_gives_up_is_not_idle() {
             opening: 0,
         };
         while ours.count() != wanted {
-            // It says so, and does not close the lane.
+            // Polling sends DRAIN; the agent does not close the lane.
             assert!(leaving.event().now_or_never().is_none());
             tokio::task::yield_now().await;
         }
@@ -223,7 +225,7 @@ async fn a_lane_that_its_server_gives_up_is_not_idle() {
     assert_eq!(opened.load(Relaxed), 5);
 }
 
-/// Attempts within ten minutes at a server that has room for one lane, on which a tunnel is opened now and then.
+/// Attempts within ten minutes at a server with room for one lane. Tunnels on that lane succeed at the given interval.
 async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
     let context = context(10);
     let ours = keeper("ours", &context);
@@ -250,28 +252,29 @@ async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
     attempts.load(Relaxed)
 }
 
-/// One lane that is there does not make a server that refuses the others worth asking every second.
+/// One bound lane does not end the backoff towards a server that refuses further lanes.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
     let attempts = attempts_beside_one_lane(None).await;
-    // Four at once, then one after each pause, which doubles to a minute.
+    // Four concurrent attempts, then one after each backoff, which doubles up to a minute.
     assert!((10..25).contains(&attempts), "{attempts}");
 }
 
-/// Nor do the tunnels that this lane carries.
+/// Successful tunnels on the bound lane do not end the backoff either.
 #[tokio::test(start_paused = true)]
 async fn tunnels_on_the_lanes_there_are_end_no_pause() {
     let attempts = attempts_beside_one_lane(Some(Duration::from_millis(100))).await;
     assert!((4..25).contains(&attempts), "{attempts}");
 }
 
-/// Behind a balancer of many servers most attempts lead elsewhere. Time stands still here: a pause would not end.
+/// Behind a balancer of many servers most attempts reach other servers. Time does not advance here, so a backoff would
+/// never end.
 ///
 /// Limit (times): Backoff of lanes after three failures in a row
 #[tokio::test(start_paused = true)]
 async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_without_a_pause() {
     const SERVERS: usize = 5;
-    /// Far more than it takes, and over in a second or so.
+    /// Far more attempts than needed, yet finished within about a second.
     const TURNS: usize = 1_000_000;
     let context = context(100);
     let (ours, other) = (keeper("ours", &context), keeper_of("other", 1000, &context));
@@ -307,7 +310,8 @@ async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_with
     assert!(attempts.load(Relaxed) >= SERVERS * Growth::WARM);
 }
 
-/// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.
+/// Behind a balancer a lane may reach a server that has enough lanes. The server may open a tunnel before the agent sends
+/// DRAIN.
 ///
 /// Limit (isolation): A dial on a lane that its agent is about to close | served
 #[tokio::test]

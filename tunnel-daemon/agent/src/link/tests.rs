@@ -1,4 +1,5 @@
-//! A server that takes the call and says nothing, on paused time, and one that asks for more than this agent has room for.
+//! Tests of links on paused time: a server that never answers the call, and a server whose dials exceed the limit of
+//! targets.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -55,7 +56,7 @@ async fn response_headers_are_waited_for_ten_seconds() {
     let silent = async {
         let mut connection = h2::server::handshake(theirs).await.unwrap();
         let (_request, _respond) = connection.accept().await.unwrap().unwrap();
-        // Pings and windows are answered; the call is not.
+        // The HTTP/2 connection is served; the call gets no answer.
         while connection.accept().await.is_some() {}
     };
     let identity = identity();
@@ -69,7 +70,7 @@ async fn response_headers_are_waited_for_ten_seconds() {
     assert_eq!(started.elapsed(), Duration::from_secs(10));
 }
 
-/// An agent that has room for this many targets.
+/// The context of an agent with room for this many targets.
 pub(crate) fn context(targets: usize) -> LinkContext {
     let resolver = Arc::new(SystemResolver::new().unwrap());
     let five_seconds = Duration::from_secs(5);
@@ -88,7 +89,7 @@ pub(crate) fn context(targets: usize) -> LinkContext {
     }
 }
 
-/// Reads until so many dials are refused, each of them once.
+/// Reads until `count` dials are refused, each exactly once.
 async fn refusals(mut answers: RecvStream, count: usize) {
     let (mut decoder, mut refused) = (Decoder::default(), HashSet::new());
     while refused.len() < count {
@@ -108,7 +109,7 @@ async fn refusals(mut answers: RecvStream, count: usize) {
     }
 }
 
-/// The server answers and is gone before the agent looks.
+/// The server answers and closes before the agent polls the connection.
 #[tokio::test]
 async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
     let (ours, theirs) = duplex(1 << 16);
@@ -138,14 +139,14 @@ async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
     assert!(matches!(over, LinkExit::Transport(_)), "{over}");
 }
 
-/// One look at the stream brings more dials than a queue of commands would hold answers.
+/// One poll of the stream yields more dials than a command queue could hold answers for.
 ///
 /// Limit (peers): Tasks of dials and targets in an agent | 200,000, then dials are refused
 #[tokio::test]
 async fn each_dial_of_a_burst_is_refused_when_there_is_no_room_for_targets() {
     let (ours, theirs) = duplex(1 << 20);
     let server = async {
-        // As wide as a server's: many small frames in a narrow window look like an attack to h2.
+        // As large as a server's window: h2 takes many small frames in a small window for an attack.
         let mut wide = h2::server::Builder::new();
         wide.initial_window_size(1 << 24)
             .initial_connection_window_size(1 << 24);

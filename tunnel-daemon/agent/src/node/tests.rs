@@ -1,4 +1,4 @@
-//! Connections of a listener, as many as there may be and more. There is no server, so those that have a place wait.
+//! Tests of the connection limits of node listeners. No server exists, so accepted connections wait.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use adit_tls::tls::{Alpn, ClientTls};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Of an agent that knows of no server.
+/// The proxy of an agent without a server.
 fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
     let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
@@ -85,7 +85,7 @@ fn source() -> Arc<dyn DestinationSource> {
     Arc::new(Fixed("10.96.0.1:443".into()))
 }
 
-/// Its client, and what was accepted.
+/// A connection: the client's end and the accepted end.
 async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, accepted) = tokio::join!(client, listener.accept());
@@ -93,7 +93,7 @@ async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
     (client.unwrap(), ByteStream::Tcp(socket, peer))
 }
 
-/// One that has its place, for as long as what is returned lives, and waits for a server.
+/// A connection that holds a slot while the returned values live, and waits for a server.
 async fn waits(
     node: &NodeListener,
     listener: &TcpListener,
@@ -104,7 +104,7 @@ async fn waits(
     (client, served)
 }
 
-/// One that has none.
+/// A connection without a slot.
 async fn is_reset(node: &NodeListener, listener: &TcpListener) {
     let (mut client, stream) = connection(listener).await;
     Box::pin(node.clone().serve(stream)).await;
@@ -126,7 +126,7 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
     let refused = "adit_node_refusals_total{reason=\"limit\"} 1\n";
     assert!(metrics.scrape().text().contains(refused));
 
-    // Another listener has places of its own, and so has this one when one is over.
+    // Another listener has its own slots, and a slot is free again once its connection ends.
     let _other = waits(&NodeListener::with_max(&proxy, source(), 2), &listener).await;
     drop(first);
     let _third = waits(&node, &listener).await;

@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// As many turns as there are at the moment.
+    /// All permits that are available now.
     fn all<'a>(limit: &'a ConcurrencyLimit, share: &'a Share, servers: usize) -> Vec<Permit<'a>> {
         std::iter::from_fn(|| limit.take(share, servers).now_or_never()).collect()
     }

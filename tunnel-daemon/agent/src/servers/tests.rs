@@ -1,4 +1,4 @@
-//! Ways to a server that never answer, on paused time: each attempt has one deadline for all its stages.
+//! Tests of servers that never answer, on paused time: each attempt has one deadline for all its stages.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -24,7 +24,7 @@ use adit_tls::selfsigned::ThrowawayFiles;
 use adit_tls::tls::{Alpn, ClientTls};
 use adit_tunnel::lane::LaneRoom;
 
-/// Every name is this machine; without one no answer comes.
+/// Every name resolves to this address; with `None` a lookup never ends.
 struct Names(Option<Ipv4Addr>);
 
 impl Resolve for Names {
@@ -42,7 +42,7 @@ impl Resolve for Names {
     }
 }
 
-/// An agent that looks for a server at that port.
+/// An agent that connects to a server at this address.
 fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, AgentMetrics, Tasks) {
     let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
@@ -107,7 +107,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
     (servers, metrics, tasks)
 }
 
-/// How long the first attempt takes until it is counted as failed.
+/// Time until the first attempt counts as failed.
 async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) -> Duration {
     let started = Instant::now();
     let (servers, metrics, _tasks) = agent(names, server, proxy);
@@ -124,7 +124,7 @@ async fn fault() -> LinkExit {
     panic!("planted fault of a test")
 }
 
-/// The task of a link ends alone, and a server that it leaves behind as held would never be tried again.
+/// A panic ends only the link's task. If the server stayed held, it would never be tried again.
 #[tokio::test]
 async fn a_server_whose_link_panics_is_held_no_more() {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
@@ -157,7 +157,7 @@ async fn a_server_whose_link_panics_is_held_no_more() {
     assert_eq!(locked(&shared.state).held(), 0);
 }
 
-/// A server that does not hear of it goes on asking an agent that is about to leave.
+/// Without a DRAIN the server would keep sending dials to an agent that is shutting down.
 #[tokio::test]
 async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
     let (commands, mut queue) = mpsc::channel(1);
@@ -180,13 +180,13 @@ async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
     assert!(queue.recv().await.is_none(), "once");
 }
 
-/// The deadline, and what the test needs to notice it.
+/// The deadline of 20 s, plus the polling interval of the test.
 fn assert_twenty_seconds(took: Duration) {
     let seconds = took.as_secs_f64();
     assert!((20.0..20.1).contains(&seconds), "gave up after {took:?}");
 }
 
-/// A listener whose queue is full: the kernel drops what comes, and a connect waits.
+/// A listener with a full accept queue: the kernel drops further SYNs, and a connect waits.
 async fn black_hole() -> (SocketAddr, Vec<std::net::TcpStream>, socket2::Socket) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket
@@ -232,7 +232,7 @@ async fn a_forward_proxy_that_never_answers_is_given_up_after_twenty_seconds() {
         https_proxy: Some(format!("http://{address}")),
         no_proxy: None,
     };
-    // The kernel takes the connection; nobody reads the request.
+    // The kernel accepts the connection, and the request is never read.
     let took = first_failure(Names(None), address, proxy);
     assert_twenty_seconds(took.await);
 }

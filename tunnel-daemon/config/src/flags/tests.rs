@@ -1,4 +1,4 @@
-//! Native command lines through the public door.
+//! Native command lines, parsed through the public API.
 
 mod commands;
 mod given;
@@ -22,7 +22,7 @@ fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
     parse(argv, &|_name| None)
 }
 
-/// A file that exists, to name in flags.
+/// An existing file, to name in flags.
 fn file() -> (TempDir, String) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("pem");
@@ -264,7 +264,7 @@ fn contradictions_are_refused_with_the_flags_named() {
     }
 }
 
-/// Whoever proves itself by a token is on a network that is not trusted.
+/// An agent that authenticates by token is on an untrusted network, so its lanes must be encrypted.
 #[test]
 fn lanes_in_clear_text_and_a_token_exclude_each_other() {
     let token = "--service-account-token-path=PEM";

@@ -1,4 +1,4 @@
-//! Heads as clients send them, as they should not, and every response.
+//! Tests of CONNECT heads: valid heads, malformed heads, and every response.
 
 use proptest::prelude::*;
 
@@ -86,7 +86,7 @@ fn destinations_are_handed_on_verbatim() {
     }
 }
 
-/// RFC 6874: the percent sign of a zone is escaped in a request, and plain where an address is dialled.
+/// RFC 6874: a request escapes the percent sign of an IPv6 zone; the dialled address has it unescaped.
 #[test]
 fn the_zone_of_an_ipv6_address_is_handed_on_decoded() {
     for (text, expected) in [

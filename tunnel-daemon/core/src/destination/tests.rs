@@ -21,7 +21,7 @@ fn no_list_allows_all_but_metadata_addresses() {
         "[::1]:1",
         "[fd00:ec2::253]:53",
         "8.8.8.8:53",
-        // Of networks that pods may have, or with more than metadata.
+        // Not guarded: pods may use these addresses, or they serve more than metadata.
         "100.100.100.200:80",
         "168.63.129.16:53",
         "[64:ff9b::a00:1]:80",
@@ -46,7 +46,7 @@ fn no_list_allows_all_but_metadata_addresses() {
     }
 }
 
-/// 169.254.169.254 behind prefixes of 96, 64, 56 and 48 bits.
+/// The addresses hold 169.254.169.254 behind NAT64 prefixes of 96, 64, 56 and 48 bits.
 #[test]
 fn metadata_addresses_behind_a_translator_of_a_networks_own_are_guarded() {
     let list = targets(&[]);
@@ -270,7 +270,7 @@ fn the_class_of_a_destination_is_the_entry_that_covers_it() {
     assert_eq!(open.class("10.1.2.3:80".parse().unwrap(), None), None);
 }
 
-/// Patterns are for those who ask for names; whoever dials checks addresses.
+/// Name patterns are for the end that requests a name; the end that dials checks addresses.
 #[test]
 fn lists_of_ends_that_dial_have_no_patterns() {
     for entry in ["*", "*:443", "*.example"] {

@@ -1,4 +1,4 @@
-//! The rules of retries, hedges and failover, one by one.
+//! Tests of the rules for retries, hedges and failover.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn denied() -> DialFailure {
     target(&Denied::name("h", 1, Why::NotListed).to_string())
 }
 
-/// One agent was asked at 0 and may be hedged after 2 s.
+/// One dial: the first agent was asked at 0 ms and may be hedged after 2 s.
 struct Rig {
     attempts: Attempts,
     silent: Vec<LinkId>,
@@ -42,7 +42,7 @@ impl Rig {
         Self { attempts, silent }
     }
 
-    /// A second one was asked after 2 s.
+    /// A rig whose dial asked a second agent after 2 s.
     fn hedged() -> Self {
         let mut rig = Self::new();
         rig.attempts.begin(SECOND, Reason::Slow, at(2000));
@@ -119,7 +119,7 @@ fn an_agent_that_was_not_sent_the_dial_is_replaced() {
     assert_eq!(none, Step::Fail(DialFailure::LinkBusy));
 }
 
-/// Its link ended in order, so it may have dialled: no other agent is asked.
+/// The link ended without silence, so its agent may have dialled: no other agent is asked.
 #[test]
 fn a_dial_of_a_link_that_ended_fails_at_once() {
     let mut rig = Rig::new();
@@ -217,7 +217,7 @@ fn a_hedge_is_due_after_ten_medians_within_bounds() {
 fn time_counts_from_the_first_dial_that_is_unanswered() {
     let times = AnswerTimes::default();
     times.asked(at(1000));
-    // Its client gave up. This one has little time itself.
+    // The dial at 1000 stays unanswered, so the dial at 2900 waits only the minimum of 200 ms.
     times.asked(at(2900));
     assert_eq!(times.hedge_at(at(2900)), at(3100));
     times.asked(at(2000));

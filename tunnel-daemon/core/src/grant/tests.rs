@@ -1,4 +1,4 @@
-//! Tests of grants: who they name, what they cover, what is none.
+//! Tests of grants: whom they name, what they cover, and which entries are refused.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn grants(entries: &[&str]) -> Grants {
     Grants::parse(entries).unwrap()
 }
 
-/// `names` are `cn:NAME` first, then alternative names.
+/// `names`: the common name as `cn:NAME` first, then alternative names.
 fn check(grants: &Grants, names: &[&str], id: &str, identifiers: &str) -> Result<(), String> {
     let alternative: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let holder = Names {
@@ -68,7 +68,7 @@ fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to
     assert_eq!(nobody, Err(NotGranted::Stranger));
 }
 
-/// Strategies take both spellings for one name, so grants do, too.
+/// Strategies treat a name with and without its final dot as one name; grants must do the same.
 #[test]
 fn a_granted_host_is_the_same_with_and_without_its_final_dot() {
     let grants = grants(&["cn=a,id=a,host=plain.example,host=dotted.example."]);
@@ -100,7 +100,7 @@ fn without_grants_every_claim_is_believed() {
     );
 }
 
-/// The registry reads `ipv4=name` and `host=1.2.3.4` for what they are, so the grants must, too.
+/// The registry reads `ipv4=name` as a name and `host=1.2.3.4` as an address; grants must do the same.
 #[test]
 fn an_address_needs_an_address_granted_and_a_name_a_host_under_whatever_kind() {
     let names = grants(&["cn=a,id=*,host=*"]);
@@ -166,7 +166,7 @@ fn one_grant_binds_each_certificate_to_the_id_it_names() {
         check(&grants, &["cn:system:node:"], "", "").is_err(),
         "* is not empty"
     );
-    // A certificate whose name holds a star is bound to that very text.
+    // A certificate whose name contains `*` is granted that literal text only.
     assert!(check(&grants, &["cn:system:node:*"], "b", "").is_err());
     assert!(check(&grants, &["cn:system:node:*"], "*", "").is_ok());
 }
@@ -242,7 +242,7 @@ fn what_is_no_grant_is_refused_with_the_entry_and_the_remedy() {
 
 const ACCOUNT: &str = "kube-system/konnectivity-agent";
 
-/// As the agent of a token that is bound to a node, if that has a name.
+/// Checks the claim of an agent with a service-account token, bound to `node` unless that is empty.
 fn check_token(
     grants: &Grants,
     account: &str,
@@ -263,7 +263,7 @@ fn check_token(
         .map_err(|refusal| refusal.to_string())
 }
 
-/// One stolen token must not take every node's id.
+/// One stolen token must not grant the ids of all nodes.
 #[test]
 fn an_account_is_granted_what_belongs_to_its_tokens_node() {
     for entry in [
@@ -301,7 +301,7 @@ fn an_account_is_granted_what_belongs_to_its_tokens_node() {
             .is_err()
         );
     }
-    // A name with the signs of a grant in it is only a name.
+    // A node name with grant syntax in it is literal text.
     let odd = grants(&["serviceaccount=kube-system/konnectivity-agent,id={node}"]);
     assert!(check_token(&odd, ACCOUNT, "{*}", "anything", "").is_err());
     assert!(check_token(&odd, ACCOUNT, "*", "anything", "").is_err());
@@ -319,7 +319,7 @@ fn nodes_are_named_by_themselves_and_with_a_star() {
     assert!(check_token(&grants, ACCOUNT, "", "agent-7", "").is_err());
 }
 
-/// What is granted to a certificate and what to a token does not add up.
+/// Grants to the certificate and grants to the token are not combined.
 #[test]
 fn an_agent_with_both_proofs_is_judged_as_one_of_them() {
     let grants = grants(&["cn=a,id=a", "serviceaccount=n/s,id=b,default-route=true"]);

@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// The parser this module predicts.
+    /// The parser whose verdict this module predicts.
     fn http_accepts(value: &[u8]) -> bool {
         http::uri::Authority::try_from(value).is_ok()
     }

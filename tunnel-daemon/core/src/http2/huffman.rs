@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn published_codes_come_out_of_the_lengths() {
-        // RFC 7541, appendix B: first and last code of a few lengths.
+        // RFC 7541, appendix B: first and last code of several lengths.
         for (octet, code) in [
             (b'0', (0x0, 5)),
             (b't', (0x9, 5)),

@@ -1,4 +1,5 @@
-//! The filter against streams made by an encoder of its own and read back by a decoder of somebody else.
+//! Tests of the authority rewriter: its input comes from the encoder here, its output goes through an independent
+//! decoder.
 
 mod encoder;
 
@@ -17,7 +18,7 @@ const DATA: u8 = 0x0;
 const PATH: &str = "/run/konnectivity/server.sock";
 const ENCODED_PATH: &str = "%2Frun%2Fkonnectivity%2Fserver.sock";
 
-/// One whole stream of bytes through a fresh filter, in pieces of the given lengths, then the rest.
+/// Runs a whole stream through a fresh rewriter: in pieces of the given lengths, then the rest.
 fn run(stream: &[u8], pieces: &[usize]) -> (Result<BytesMut, RewriteError>, Option<HandOver>) {
     let mut rewriter = AuthorityRewriter::default();
     let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
@@ -47,7 +48,7 @@ fn field(name: &str, value: &str) -> Field {
     (name.as_bytes().to_vec(), value.as_bytes().to_vec())
 }
 
-/// A connection of three requests that uses everything a gRPC client might, with DATA between them.
+/// A connection of three requests that uses every feature a gRPC client may use, with DATA frames between them.
 fn sample() -> BytesMut {
     let mut encoder = Encoder::new();
     let mut out = BytesMut::from(PREFACE);
@@ -153,7 +154,7 @@ fn payload_of_other_frames_passes_without_leaving_the_chunk() {
 
 #[test]
 fn a_block_that_outgrows_a_frame_is_cut_again() {
-    // A slash takes six bits as Huffman code, eight as it is written here.
+    // A slash takes six bits in Huffman code, and eight bits in the rewritten block.
     let mut block = BytesMut::new();
     let authority = ("/".repeat(20_000)).into_bytes();
     let how = Choice {
@@ -204,7 +205,7 @@ fn endless_empty_continuations_are_an_error() {
     ));
 }
 
-/// Writes the frames that cannot be followed, and why they cannot.
+/// Writer of frames that the rewriter cannot follow, and the reason it reports.
 type Row<'a> = (&'a dyn Fn(&mut BytesMut), HandOver);
 
 #[test]
@@ -326,7 +327,7 @@ fn any_request() -> impl Strategy<Value = Request> {
             cuts,
         });
     let resizes = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0..=4096_usize, 1..3)];
-    // At least one: the decoder that reads back refuses a block of nothing but a table update.
+    // At least one field: the independent decoder refuses a block that holds only a table size update.
     let fields = prop::collection::vec((any_field(), any_choice()), 1..10);
     let data = prop::collection::vec(any::<u8>(), 0..60);
     (resizes, fields, framing, data).prop_map(|(resizes, fields, framing, data)| Request {

@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(growth.missing(idle(wanted)), 0);
             assert_eq!(growth.wanted(), wanted);
         }
-        // Busy ones count against the limit.
+        // Busy lanes count against the limit.
         let lanes = Lanes {
             idle: 2,
             busy: 15,

@@ -50,7 +50,7 @@ impl World {
         self.0.set_draining(LinkId(link));
     }
 
-    /// Every link that some draw leads to.
+    /// Every link that at least one draw returns.
     fn choices(&self, address: &str) -> Vec<u64> {
         self.choices_without(address, &[])
     }
@@ -264,14 +264,14 @@ fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
     world.drain(1);
     assert_eq!(world.choices("h:1"), [2]);
     world.drain(2);
-    // As upstream, the next strategy is not asked.
+    // As upstream, the next strategy is not tried.
     assert_eq!(world.choices("h:1"), [1, 2]);
     assert_eq!(world.choices("other:1"), [3]);
     world.drain(3);
     assert_eq!(world.choices("other:1"), [1, 2, 3]);
 }
 
-/// The same address may be another machine behind an agent of the next strategy.
+/// The same address may name another machine behind an agent of the next strategy.
 ///
 /// Limit (times): A silent agent | PING after 3 s; avoided after 4 s while another agent of its key answers
 #[test]
@@ -313,7 +313,7 @@ fn a_dead_link_gets_no_dials_counts_still_and_keeps_its_key() {
     assert_eq!(world.choices("h:1"), [], "the next strategy is not asked");
     let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
     assert!(world.0.is_silent(&scope, Moment::default()));
-    // In compat mode an unready server would lock its agents out.
+    // In compat mode a server that reports unready would reject its own agents.
     assert!(world.0.is_ready() && !world.0.is_heard());
     assert_eq!(world.0.keys(Strategy::DestHost), 1);
     assert_eq!(world.0.silent_links(), 2);
@@ -433,7 +433,7 @@ fn a_shadowed_link_that_drained_inherits_as_draining() {
     assert_eq!(world.choices("x:1"), [2]);
 }
 
-/// It takes no part in any choice, and is back in its old place.
+/// A retired link is never chosen; after its revival it is back in its old place.
 ///
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
@@ -518,7 +518,7 @@ fn adding_a_link_twice_changes_nothing() {
     );
 }
 
-/// As every worker of HyperShift: upstream's gauge reads 1 where none answers to a host of its own.
+/// HyperShift runs its workers this way; upstream's gauge reads 1 there, because no worker has a host identifier.
 #[test]
 fn agents_are_counted_once_whatever_strategy_holds_them() {
     let mut world = World::new("destHost,defaultRoute");
@@ -527,7 +527,7 @@ fn agents_are_counted_once_whatever_strategy_holds_them() {
     world.add(2, "a", "default-route=1&host=h&host=i");
     world.add(3, "b", "host=h");
     assert_eq!(world.0.agents(), 2);
-    // Nobody asks for what these have.
+    // No configured strategy uses the identifiers of these agents.
     world.add(4, "c", "cidr=10.0.0.0/8");
     world.add(5, "d", "");
     assert_eq!(world.0.agents(), 2);

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_client_that_only_fills_its_queue_stays_small() {
         let mut sizer = PacketSizer::default();
-        // The queue and the transport swallow the first packets at once, then 20 KB/s.
+        // The queue and the transport take the first packets at once, then 20 KB/s.
         for _packet in 0..14 {
             sizer.took(CLIENT_PACKET_MIN_BYTES, at(1));
         }

@@ -1,4 +1,4 @@
-//! Messages of the handshake in records of all cuts, and each thing that a peer may not send.
+//! Tests of post-handshake messages, split over records in every way, and of each message that a peer may not send.
 
 use super::*;
 
@@ -10,12 +10,12 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind], &length[1..], body].concat()
 }
 
-/// With a ticket of some bytes.
+/// A NEW_SESSION_TICKET message whose ticket has `bytes` bytes.
 fn ticket(bytes: usize) -> Vec<u8> {
     let mut body = vec![0, 0, 1, 0, 9, 9, 9, 9, 2, 7, 7];
     body.extend(u16::try_from(bytes).unwrap().to_be_bytes());
     body.extend(std::iter::repeat_n(5, bytes));
-    // early_data.
+    // The early_data extension.
     body.extend([0, 8, 0, 42, 0, 4, 0, 0, 1, 0]);
     message(NEW_SESSION_TICKET, &body)
 }

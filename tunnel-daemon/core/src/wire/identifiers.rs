@@ -312,7 +312,7 @@ mod tests {
             let text = refused.to_string();
             assert!(text.contains(kind) && text.contains("255"), "{text}");
         }
-        // Of what an escape stands for, not of the escape.
+        // The limit applies to the decoded text, not to its escapes.
         let escaped = format!("host={}", "%78".repeat(IDENTIFIER_LEN_MAX));
         assert!(Identifiers::parse(&escaped).is_ok());
     }

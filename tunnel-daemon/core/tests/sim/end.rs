@@ -1,4 +1,4 @@
-//! One end of one link with its endpoints, driven the way the documented contract asks.
+//! One end of one link with its endpoints, driven as the API contract requires.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::pipe::Pipe;
 use crate::record::{Record, Who};
 use crate::rng::Rng;
 
-/// A dial under way at an agent.
+/// A dial in progress at an agent.
 #[derive(Debug)]
 struct Dialing {
     key: TunnelKey,
     uid: u64,
-    /// `None`: never.
+    /// `None`: the dial never ends.
     ends_at: Option<Moment>,
     refused: bool,
 }
 
-/// What the ends of a world share while one of them has its turn.
+/// State that the ends of a world share during one turn.
 pub(crate) struct Turn<'a> {
     pub(crate) now: Moment,
     pub(crate) records: &'a mut Vec<Record>,
     pub(crate) rng: &'a mut Rng,
-    /// Endpoints may miss a turn; not when turns are seconds apart, or readers would look stalled.
+    /// Endpoints may skip a turn. Not allowed when turns are seconds apart, or readers would look stalled.
     pub(crate) lazy: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct End {
     decoder: Decoder,
     endpoints: BTreeMap<(u32, u32), Endpoint>,
     dialing: Vec<Dialing>,
-    /// Server: dials not yet on the wire; agent: answers. No data may leave before them.
+    /// Server: dials not yet on the wire. Agent: answers not yet on the wire. Data follows them.
     unwritten: BTreeSet<u64>,
     unanswered: usize,
 }
@@ -80,11 +80,10 @@ impl End {
         }
     }
 
-    /// A client asks for a tunnel.
     pub(crate) fn dial(&mut self, turn: &mut Turn<'_>) {
         let uid = turn.records.len() as u64;
         let mut record = Record::new(uid, self.config.credit);
-        // Never used again: an answer that crossed a cancel would belong to the wrong dial.
+        // Ids are never reused: an answer that crossed a cancellation would belong to the wrong dial.
         let dial = DialId(i64::try_from(uid).unwrap());
         let request = DialRequest {
             dial,
@@ -99,7 +98,7 @@ impl End {
                 self.unwritten.insert(uid);
             }
             Err(failure) => {
-                // Busy is a link that is retired until its stream takes packets again.
+                // `LinkBusy`: the link is retired until its stream takes packets again.
                 assert!(
                     matches!(
                         failure,
@@ -114,7 +113,7 @@ impl End {
         self.apply(turn);
     }
 
-    /// Reads, lets endpoints and dials act, minds the time, writes: in that order, as the driver does.
+    /// Reads, lets endpoints and dials act, checks deadlines, writes: the order of the driver.
     pub(crate) fn step(
         &mut self,
         turn: &mut Turn<'_>,
@@ -144,7 +143,7 @@ impl End {
     }
 
     fn read(&mut self, turn: &mut Turn<'_>, pipe: &mut Pipe) {
-        // Much more than a turn writes: a wire that is 30 s deep is a stalled link, not a slow endpoint.
+        // Far more than one turn writes: a wire with 30 s of backlog is a stalled link, not a slow endpoint.
         let mut pieces = turn.rng.within(0..=400);
         while pieces > 0 {
             pieces -= 1;
@@ -315,12 +314,12 @@ impl End {
         });
     }
 
-    /// Only where the server has a limit of its own may a dial hang for ever.
+    /// A dial may hang forever only if the server has a dial timeout.
     fn never_answers(&self, rng: &mut Rng) -> bool {
         rng.once_in(10) && self.config.dial_timeout.is_some()
     }
 
-    /// The link is gone for this end. Half of the time its endpoints outlive it for a while, as the driver's do.
+    /// The link is lost for this end. Half of the time its endpoints outlive the link for a while, as in the driver.
     pub(crate) fn lost(&mut self, turn: &mut Turn<'_>) {
         for endpoint in self.endpoints.values() {
             record_of(turn.records, endpoint.uid)
@@ -349,7 +348,7 @@ impl End {
         self.endpoints.values_mut().for_each(Endpoint::wind_down);
     }
 
-    /// Grows or shrinks with whatever happens here.
+    /// Number of endpoints and of dials in progress.
     pub(crate) fn endpoints(&self) -> usize {
         self.endpoints.len() + self.dialing.len()
     }
@@ -361,15 +360,15 @@ impl End {
             && !self.link.wants_transmit()
     }
 
-    /// The next moment at which this end has something to do by itself.
+    /// The next moment at which an endpoint or a dial of this end acts.
     pub(crate) fn wakes_at(&self, now: Moment) -> Option<Moment> {
         let endpoints = self.endpoints.values().map(Endpoint::wakes_at);
         let dials = self.dialing.iter().filter_map(|dial| dial.ends_at);
-        // The link's own deadlines are far apart and may be served late; endpoints may not.
+        // The link's own deadlines are far apart and may be served late; deadlines of endpoints may not.
         endpoints.chain(dials).filter(|at| *at > now).min()
     }
 
-    /// Nothing of any tunnel is left on this link.
+    /// Asserts that nothing of any tunnel is left on this link.
     pub(crate) fn check_empty(&mut self, now: Moment) {
         assert_eq!(self.link.tunnels(), 0, "tunnels left: {:?}", self.link);
         assert_eq!(self.link.pending_dials(), 0, "dials left");

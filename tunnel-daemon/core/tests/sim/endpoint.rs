@@ -1,4 +1,4 @@
-//! An endpoint: a client or a target that reads and writes at its own pace and leaves in its own way.
+//! An endpoint: a client or a target that reads and writes at its own pace and has its own kind of exit.
 
 use std::time::Duration;
 
@@ -8,31 +8,31 @@ use adit_core::session::{Link, Moment, TunnelEnd};
 use crate::record::{Record, Who, is_stream, stream_bytes};
 use crate::rng::Rng;
 
-/// Bytes an endpoint may have queued towards its peer, as the driver's conduit limits it.
+/// Bytes that an endpoint may have queued towards its peer, the limit of the driver's channel.
 const QUEUED_MAX: usize = 64 << 10;
 
-/// Turns an endpoint waits for a peer that takes nothing.
+/// Turns that an endpoint waits for a peer that takes nothing.
 const PATIENCE_TURNS: u32 = 300;
 
 /// How an endpoint reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pace {
     Brisk,
-    /// A little, then a pause of seconds: slow, but always within the linger time.
+    /// Reads a little, then pauses for seconds: slow, but always within the linger time.
     Napping,
-    /// Pauses of minutes.
+    /// Pauses for minutes.
     Sleeping,
     Dead,
 }
 
-/// What an endpoint does when it has written everything.
+/// What an endpoint does after it has written everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Exit {
     Fin,
     Close,
     CloseAndGo,
     Vanish,
-    /// Waits for the other side.
+    /// Waits for the peer to close.
     Stay,
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct Endpoint {
     pace: Pace,
     exit: Exit,
     exited: bool,
-    /// Written when the dial is still pending.
+    /// The endpoint writes while its dial is still pending.
     early: bool,
     cancels: bool,
     asleep_until: Moment,
-    /// Long pauses still to come; afterwards a sleeper is brisk.
+    /// Long pauses left; afterwards a sleeping endpoint reads briskly.
     naps_left: u32,
     winding_down: bool,
-    /// Turns in which its peer took nothing; an endpoint does not wait for ever.
+    /// Turns in which the peer took nothing; an endpoint does not wait forever.
     blocked: u32,
 }
 
@@ -149,7 +149,7 @@ impl Endpoint {
         self.queued -= bytes;
     }
 
-    /// The world winds down: whoever would wait for the other side closes.
+    /// The world winds down: an endpoint that would wait for the peer closes instead.
     pub(crate) fn wind_down(&mut self) {
         self.winding_down = true;
         if self.exit == Exit::Stay && self.who == Who::Client {
@@ -164,7 +164,7 @@ impl Endpoint {
         self.asleep_until
     }
 
-    /// One turn. Returns whether the endpoint has gone.
+    /// One turn. Returns whether the endpoint has left.
     pub(crate) fn act(
         &mut self,
         link: &mut Link,
@@ -227,7 +227,7 @@ impl Endpoint {
         self.asleep_until = now.after(Duration::from_millis(nap));
     }
 
-    /// Returns whether the endpoint goes at once.
+    /// Returns whether the endpoint leaves at once.
     fn write(&mut self, link: &mut Link, record: &mut Record, now: Moment, rng: &mut Rng) -> bool {
         if self.exited {
             return false;
@@ -249,7 +249,7 @@ impl Endpoint {
                     self.queued += length;
                     record.seen(self.who).sent += length as u64;
                 } else {
-                    // Only a tunnel that is closing refuses bytes; the end is on its way.
+                    // Only a closing tunnel refuses bytes; its end arrives soon.
                     self.exited = true;
                 }
             }

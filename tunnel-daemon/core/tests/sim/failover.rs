@@ -1,5 +1,5 @@
-//! Several agents of one key behind one server: they fall silent, answer late, end and come back, while dials are retried, hedged
-//! and called off.
+//! Several agents of one key behind one server: they fall silent, answer late, end and return, while dials are retried,
+//! hedged and cancelled.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,15 +20,16 @@ use adit_core::wire::packet::{Packet, Received};
 use crate::rng::Rng;
 
 const TICK: Duration = Duration::from_millis(20);
-/// A tick in which nothing new happens.
+/// Tick length of the rest phase, in which no new event starts.
 const REST_TICK: Duration = Duration::from_millis(100);
-/// Ticks in which clients dial and agents fall silent: a minute.
+/// Ticks of the busy phase, one minute: clients dial, agents fall silent.
 const BUSY_TICKS: u64 = 3_000;
-/// Ticks of rest until nothing may be left: longer than any timeout, those of closes and of dials included.
+/// Ticks of the rest phase, after which nothing may be left: longer than any timeout, including those of closes and
+/// dials.
 const REST_TICKS: u64 = 1_200;
 const DEAD_AFTER: Duration = Duration::from_secs(8);
 
-/// What all seeds together have shown.
+/// Totals over all seeds.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     opened: u64,
@@ -42,7 +43,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Nothing that this simulation is for stays untried.
+    /// Asserts that every case this simulation exists for has occurred.
     pub(crate) fn check(&self) {
         let Self {
             opened,
@@ -68,7 +69,7 @@ impl Shown {
     }
 }
 
-/// A packet and when it arrives.
+/// Packets in flight and their arrival times.
 type Wire = VecDeque<(Moment, Packet)>;
 
 struct SimLink {
@@ -77,13 +78,13 @@ struct SimLink {
     agent_end: Link,
     to_agent: Wire,
     to_server: Wire,
-    /// Until then nothing arrives on either side.
+    /// Until this moment nothing arrives on either side.
     silent_until: Option<Moment>,
     silent_since: Moment,
     answers: AnswerTimes,
-    /// Dials at the agent's target, and when they are answered.
+    /// Dials at the agent's target, and when each is answered.
     targets: Vec<(Moment, TunnelKey, bool)>,
-    /// The dials of the server's tunnels.
+    /// The dial that each tunnel of the server belongs to.
     dials: HashMap<TunnelKey, usize>,
 }
 
@@ -94,7 +95,7 @@ struct SimDial {
     running: Vec<(LinkId, TunnelKey)>,
     tried: Vec<LinkId>,
     deadline: Moment,
-    /// Outcomes: one at the end.
+    /// Number of outcomes: exactly one at the end.
     outcomes: u32,
     open: Option<(LinkId, TunnelKey, Moment)>,
 }
@@ -106,12 +107,12 @@ pub(crate) struct FailoverWorld {
     registry: Registry,
     hedges: HedgeBudget,
     links: BTreeMap<LinkId, SimLink>,
-    /// Silent agents, so that a link that ended in silence is known for one.
+    /// Links that ended in silence.
     dead: Vec<LinkId>,
     next_link: u64,
     agents: usize,
     dials: Vec<SimDial>,
-    /// Those that wait for an outcome, or have an open tunnel.
+    /// Dials that wait for an outcome or have an open tunnel.
     active: Vec<usize>,
 }
 
@@ -147,7 +148,7 @@ impl FailoverWorld {
         }
     }
 
-    /// Busy, then healed and at rest, then judged.
+    /// Runs the busy phase, ends all silence, runs the rest phase, then checks.
     pub(crate) fn live(&mut self, shown: &mut Shown) {
         for _tick in 0..BUSY_TICKS {
             self.fate();
@@ -174,7 +175,6 @@ impl FailoverWorld {
         );
     }
 
-    /// How long it has lived.
     pub(crate) fn simulated(&self) -> Duration {
         self.now.0
     }
@@ -231,7 +231,7 @@ impl FailoverWorld {
         self.links.insert(id, link);
     }
 
-    /// The link ends, by its silence if it is silent.
+    /// Ends the link; counts as silent if it is silent now.
     fn lose(&mut self, id: LinkId) {
         let mut link = self.links.remove(&id).unwrap();
         let silence = link
@@ -319,7 +319,7 @@ impl FailoverWorld {
         self.links.insert(id, link);
     }
 
-    /// Does what both ends ask for; says how many answers were late.
+    /// Performs the actions of both ends; returns how many answers were late.
     fn act(&mut self, id: LinkId, link: &mut SimLink) -> u64 {
         let (now, mut late) = (self.now, 0);
         while let Some(action) = link.agent_end.poll_action() {
@@ -341,7 +341,8 @@ impl FailoverWorld {
                     let dial = &mut self.dials[at];
                     dial.running.retain(|running| *running != (id, key));
                     if dial.outcomes > 0 {
-                        // It crossed another answer, or the client's end: as if its future were dropped.
+                        // The success crossed another answer or the client's cancellation: the attempt ends as a dropped
+                        // future would.
                         link.server_end.endpoint_gone(key, now);
                         continue;
                     }
@@ -393,7 +394,7 @@ impl FailoverWorld {
         let now = self.now;
         let dial = &mut self.dials[at];
         if dial.outcomes > 0 {
-            // What lost is called off, and the tunnel is closed after a while.
+            // The losing attempts are cancelled, and the tunnel is closed after 500 ms.
             self.call_off(at);
             let dial = &mut self.dials[at];
             if let Some((id, key, since)) = dial.open
@@ -422,7 +423,7 @@ impl FailoverWorld {
                     return self.call_off(at);
                 }
                 Step::Ask(reason) => self.ask(at, reason, shown),
-                // Looked at again with each tick, which is as good as a change of the links.
+                // Checked again with each tick, which replaces the notification of a link change.
                 Step::Wait(_) | Step::WaitForLink(_) => {
                     let links = &self.links;
                     let state = |id, asked| {
@@ -495,7 +496,7 @@ impl FailoverWorld {
             address: String::from("h:1"),
         };
         match link.server_end.dial(request, now) {
-            // As where a queue is full: seldom, and before anything is sent.
+            // A full queue: rare, and before anything is sent.
             Ok(key) if self.rng.once_in(40) => {
                 link.server_end.endpoint_gone(key, now);
                 let unsent = CancelledDial {
@@ -534,7 +535,7 @@ fn transmit(end: &mut Link, wire: &mut Wire, now: Moment, delay: Duration) {
         let Transmit::Control(packet) = transmit else {
             panic!("no tunnel carries data here");
         };
-        // In order: no packet overtakes another.
+        // No packet overtakes another.
         let at = wire.back().map_or(now, |(at, _)| *at).max(now.after(delay));
         wire.push_back((at, packet));
     }

@@ -1,4 +1,4 @@
-//! Credit as an onlooker on the wire counts it, independent of both machines.
+//! Credit counted on the wire, independent of both machines.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use adit_core::ids::{ConnId, DialId};
 use adit_core::session::{Role, Transmit, WINDOW_MAX_BYTES, WINDOW_MIN_BYTES};
 use adit_core::wire::packet::Packet;
 
-/// What one connection's two directions may still carry.
+/// Bytes that each direction of one connection may still carry.
 #[derive(Debug, Default)]
 struct Account {
     to_agent: u64,
@@ -15,7 +15,7 @@ struct Account {
     agent_done: bool,
 }
 
-/// The books of one link, from its first packet on.
+/// The ledger of one link, from its first packet on.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     credit: bool,
@@ -34,7 +34,7 @@ impl Ledger {
         }
     }
 
-    /// A packet leaves this end. Counted when it leaves: stricter for data than when it arrives.
+    /// A packet leaves this end. Counting data when it leaves is stricter than counting it when it arrives.
     pub(crate) fn transmitted(&mut self, by: Role, transmit: &Transmit) {
         self.packets += 1;
         match transmit {
@@ -112,7 +112,7 @@ impl Ledger {
 }
 
 impl Account {
-    /// Whether this sender has ended its direction, and what it may still send.
+    /// Whether this sender has ended its direction, and the bytes it may still send.
     fn sender(&mut self, by: Role) -> (&mut bool, &mut u64) {
         match by {
             Role::Server => (&mut self.server_done, &mut self.to_agent),

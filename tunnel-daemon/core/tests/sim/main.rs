@@ -1,6 +1,6 @@
-//! Simulation of links and of lanes: servers, agents, endpoints and faults in one thread, without a clock.
+//! Simulation of links and lanes: servers, agents, endpoints and faults in one thread, with simulated time.
 //!
-//! A seed is a whole world. `ADIT_SIM_SEED=n` replays one, `ADIT_SIM_SEEDS=n` runs that many.
+//! A seed determines a whole world. `ADIT_SIM_SEED=n` replays one seed, `ADIT_SIM_SEEDS=n` runs `n` seeds.
 #![expect(
     clippy::unwrap_used,
     reason = "a test: a panic is its way to fail, helpers included"
@@ -27,10 +27,10 @@ use world::World;
 const SEEDS: u64 = 3_000;
 const LANE_SEEDS: u64 = 1_000;
 const FAILOVER_SEEDS: u64 = 120;
-/// Time that the worlds of all seeds together live through, at least.
+/// Minimum of the simulated time of all seeds together.
 const SIMULATED_LEAST: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Names the seed of a world that failed.
+/// Prints the seed of a world that failed.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -46,7 +46,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("the variable holds a number"))
 }
 
-/// The seeds to run, and whether they are enough to show everything.
+/// The seeds to run, and whether there are enough of them for the coverage checks.
 fn seeds(count: u64) -> (Range<u64>, bool) {
     let seeds = match number("ADIT_SIM_SEED") {
         Some(seed) => seed..seed + 1,

@@ -1,4 +1,4 @@
-//! One direction of a link's stream: ordered bytes with a capacity, a delay, and a way to break.
+//! One direction of a link's stream: ordered bytes with a capacity and a delay, until the stream breaks.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 
 use crate::rng::Rng;
 
-/// Bytes under way, oldest first.
+/// Bytes in flight, oldest first.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     queue: VecDeque<(Moment, Bytes)>,
@@ -21,7 +21,7 @@ pub(crate) struct Pipe {
 
 impl Pipe {
     pub(crate) fn new(rng: &mut Rng) -> Self {
-        // One message per delay must not be all a wire carries: 30 s without progress would be its fault.
+        // A wire must carry more than one message per delay, or it would itself cause 30 s without progress.
         let (capacity, delays): (usize, &[u64]) = if rng.once_in(2) {
             (rng.pick(&[1, 300]), &[0, 0, 1])
         } else {
@@ -37,7 +37,7 @@ impl Pipe {
         }
     }
 
-    /// Whether the writer may send one more message, as HTTP/2 capacity would say.
+    /// Whether the writer may send one more message, as HTTP/2 flow control would decide.
     pub(crate) fn has_room(&self) -> bool {
         self.broken || self.bytes < self.capacity
     }
@@ -51,7 +51,7 @@ impl Pipe {
         }
     }
 
-    /// The next piece that has arrived, cut anywhere.
+    /// The next piece that has arrived, of at most `max` bytes.
     pub(crate) fn receive(&mut self, max: usize, now: Moment) -> Option<Bytes> {
         if now < self.jammed_until {
             return None;
@@ -68,19 +68,18 @@ impl Pipe {
         Some(piece)
     }
 
-    /// When the next piece arrives.
     pub(crate) fn next_arrival(&self) -> Option<Moment> {
         self.queue
             .front()
             .map(|(at, _)| (*at).max(self.jammed_until))
     }
 
-    /// Nothing arrives for a while.
+    /// Nothing arrives until then.
     pub(crate) fn jam(&mut self, until: Moment) {
         self.jammed_until = self.jammed_until.max(until);
     }
 
-    /// What is under way is lost, and so is what comes later.
+    /// Bytes in flight are lost, and so are all later ones.
     pub(crate) fn cut(&mut self) {
         self.broken = true;
         self.queue.clear();

@@ -1,4 +1,4 @@
-//! What the world knows about every tunnel, whoever carries it: the referee's notebook.
+//! Records of every tunnel, whichever link carries it, and counts of every event.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use crate::rng::{Rng, mix};
 
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// Which endpoint of a tunnel.
+/// An endpoint of a tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
     Client,
@@ -22,14 +22,14 @@ pub(crate) enum Who {
 pub(crate) struct Seen {
     /// Bytes the link took from this endpoint.
     pub(crate) sent: u64,
-    /// Bytes delivered to this endpoint that left it.
+    /// Bytes that were delivered to this endpoint and consumed by it.
     pub(crate) taken: u64,
     pub(crate) fin: bool,
     pub(crate) closed: bool,
     pub(crate) end: Option<TunnelEnd>,
 }
 
-/// How often each thing happened: a world in which nothing happens proves nothing.
+/// Count of each event: without events the simulation proves nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(BTreeMap<String, u64>);
 
@@ -38,7 +38,7 @@ impl Tally {
         *self.0.entry(what).or_default() += 1;
     }
 
-    /// Every kind of end, excuse and whole delivery has been seen.
+    /// Asserts that every kind of end, excuse and whole delivery has occurred.
     pub(crate) fn check(&self) {
         for what in [
             "whole to the target",
@@ -62,11 +62,11 @@ impl Tally {
 pub(crate) struct Record {
     pub(crate) uid: u64,
     pub(crate) credit: bool,
-    /// `DialDone`, `DialFailed` or a refusal by `dial`; a client that left first counts as none.
+    /// Number of `DialDone`, `DialFailed` and refusals by `dial`; none if the client left first.
     pub(crate) outcomes: u32,
     pub(crate) left_first: bool,
     pub(crate) opened: bool,
-    /// Why this tunnel need not be whole.
+    /// Why some bytes of this tunnel need not arrive.
     pub(crate) excuse: Option<&'static str>,
     pub(crate) client: Seen,
     pub(crate) target: Seen,
@@ -93,7 +93,7 @@ impl Record {
         }
     }
 
-    /// An endpoint was told the end.
+    /// Records the end that an endpoint received.
     pub(crate) fn note_end(&mut self, who: Who, end: TunnelEnd) {
         match &end {
             TunnelEnd::CreditViolation
@@ -103,7 +103,7 @@ impl Record {
             | TunnelEnd::Shutdown => {
                 panic!("tunnel {}: honest ends, yet {who:?} got {end:?}", self.uid)
             }
-            // Of a client that went without a close, or had its tunnel ended by a rule.
+            // The client left without a close, or a rule ended its tunnel.
             TunnelEnd::Reset { .. } => {
                 assert!(
                     who == Who::Target && self.credit && self.excuse.is_some(),
@@ -135,7 +135,7 @@ impl Record {
         seen.end = Some(end);
     }
 
-    /// Everything that must hold once nothing moves any more. Notes what this tunnel has shown.
+    /// Checks all invariants once nothing moves any more. Counts the events of this tunnel.
     pub(crate) fn check(&self, tally: &mut Tally) {
         let expected = u32::from(!self.left_first);
         assert_eq!(self.outcomes, expected, "outcomes of one dial: {self:?}");
@@ -185,13 +185,13 @@ fn place(uid: u64, from: Who, offset: u64) -> usize {
     usize::try_from(start.wrapping_add(offset) % PATTERN_BYTES as u64).unwrap()
 }
 
-/// At most `max` of the bytes this endpoint sends from `offset` on: no two tunnels send the same.
+/// At most `max` of the bytes this endpoint sends from `offset` on; each tunnel has its own stream.
 pub(crate) fn stream_bytes(uid: u64, from: Who, offset: u64, max: usize) -> Bytes {
     let at = place(uid, from, offset);
     pattern().slice(at..PATTERN_BYTES.min(at + max))
 }
 
-/// Whether these are exactly the bytes that endpoint sends from `offset` on.
+/// Whether `bytes` are exactly the bytes that this endpoint sends from `offset` on.
 pub(crate) fn is_stream(uid: u64, from: Who, offset: u64, bytes: &[u8]) -> bool {
     let mut done = 0;
     while done < bytes.len() {

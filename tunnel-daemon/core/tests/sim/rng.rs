@@ -1,8 +1,8 @@
-//! The one source of chance: splitmix64, so a seed is a whole world.
+//! The only source of randomness: splitmix64, so a seed determines a whole world.
 
 use std::ops::RangeInclusive;
 
-/// A small generator; every draw of a world comes from one of these.
+/// A small generator; every random draw of a world uses one.
 #[derive(Debug)]
 pub(crate) struct Rng(u64);
 
@@ -16,17 +16,16 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number in the range; small bias does not matter here.
+    /// A number in the range; the small bias does not matter here.
     pub(crate) fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.next() % (range.end() - range.start() + 1)
     }
 
-    /// The same for lengths.
     pub(crate) fn length(&mut self, range: RangeInclusive<usize>) -> usize {
         usize::try_from(self.within(*range.start() as u64..=*range.end() as u64)).unwrap()
     }
 
-    /// True once in `times`.
+    /// True with probability 1 in `times`.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.next().is_multiple_of(times)
     }

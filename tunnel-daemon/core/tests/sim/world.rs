@@ -1,4 +1,4 @@
-//! Processes, links between them, time, and the faults that befall them.
+//! Processes, links between them, time, and faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::pipe::Pipe;
 use crate::record::{Record, Tally};
 use crate::rng::Rng;
 
-/// Turns of a world in which clients dial and links break.
+/// Turns in which clients dial and links break.
 const BUSY_TURNS: u64 = 250;
-/// Turns after which a world that has not come to rest never will.
+/// A world that still moves after this many turns never comes to rest.
 const IDLE_TURNS_MAX: u64 = 10_000;
-/// Turns in which nothing moved before time makes longer steps: nobody who could act is left.
+/// Turns without movement before time advances in larger steps: every remaining actor waits for the clock.
 const QUIET_TURNS: u32 = 12;
 
-/// One link between one server and one agent, re-made after each loss.
+/// One link between one server and one agent, reconnected after each loss.
 #[derive(Debug)]
 struct Wire {
     server: usize,
@@ -30,7 +30,7 @@ struct Wire {
 #[derive(Debug)]
 struct Ends {
     config: LinkConfig,
-    /// `None`: this side has noticed that the link is gone.
+    /// `None`: this side has detected the loss of the link.
     server: Option<End>,
     agent: Option<End>,
     up: Pipe,
@@ -49,7 +49,7 @@ pub(crate) struct World {
     wires: Vec<Wire>,
     records: Vec<Record>,
     dials_left: u64,
-    /// How often links break: once in so many turns. 0: never.
+    /// Links break once in this many turns. 0: never.
     break_once_in: u64,
     /// Turns since anything moved.
     quiet: u32,
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// The whole life of a world: busy, then winding down, then at rest, then judged.
+    /// Runs a world: busy, winding down, at rest, then all checks.
     pub(crate) fn live(&mut self, tally: &mut Tally) {
         for turn in 0..BUSY_TURNS {
             let step = match self.rng.within(0..=99) {
@@ -112,7 +112,6 @@ impl World {
         self.judge(tally);
     }
 
-    /// How long it has lived.
     pub(crate) fn simulated(&self) -> Duration {
         self.now.0
     }
@@ -193,7 +192,7 @@ impl World {
         if !breaks {
             return;
         }
-        // One link, or all links of one agent: a restart.
+        // One link breaks, or all links of one agent, as in a restart.
         let victim = self.rng.length(0..=self.wires.len() - 1);
         let restart = self.rng.once_in(3).then(|| self.wires[victim].agent);
         for at in 0..self.wires.len() {
@@ -206,7 +205,7 @@ impl World {
         }
     }
 
-    /// Every end has its turn; ends of broken links notice sooner or later.
+    /// Gives every end a turn; ends of broken links detect the loss after a random delay.
     fn step(&mut self) {
         for wire in &mut self.wires {
             let Some(ends) = &mut wire.ends else { continue };
@@ -224,7 +223,7 @@ impl World {
         }
     }
 
-    /// The sum granted stays under each process's cap; only the smallest windows go beyond it.
+    /// The sum of granted credit stays within each process's cap; only the smallest windows may exceed it.
     fn check_credit(&self) {
         for (budgets, is_server) in [(&self.servers, true), (&self.agents, false)] {
             for (index, budget) in budgets.iter().enumerate() {
@@ -266,7 +265,7 @@ impl World {
             })
     }
 
-    /// Runs until nothing moves; endpoints that wait for the clock get it in steps they can keep up with.
+    /// Runs until nothing moves; while endpoints wait for the clock, time advances in steps that they can follow.
     fn settle(&mut self) {
         for _turn in 0..IDLE_TURNS_MAX {
             if self.is_idle() {
@@ -290,7 +289,7 @@ impl World {
         panic!("still busy after {IDLE_TURNS_MAX} turns: {self:#?}");
     }
 
-    /// A number that changes when anything does.
+    /// A number that changes with every movement.
     fn movement(&mut self) -> u64 {
         let bytes: u64 = self
             .records
@@ -306,7 +305,7 @@ impl World {
         bytes * 1_000_000 + packets + self.ends().map(|end| end.endpoints() as u64).sum::<u64>()
     }
 
-    /// When an arrival, a sleeper or a deadline comes next.
+    /// The next arrival, end of a pause, or deadline.
     fn next_wake(&mut self) -> Option<Moment> {
         let now = self.now;
         let arrivals: Vec<_> = self

@@ -153,7 +153,7 @@ mod tests {
         assert!(!valid(Some(100), None, Some(30), 130));
         assert!(valid(None, Some(100), Some(30), 129));
         assert!(!valid(None, None, Some(30), 0));
-        // Upstream dies of that.
+        // Upstream crashes on these leases.
         assert!(!valid(Some(100), None, None, 100));
         assert!(!valid(Some(100), None, Some(-1), 100));
         assert!(!is_valid(&Lease::default(), at(0)));

@@ -345,7 +345,7 @@ mod tests {
             view.apply(lease(&format!("l{number}"), &format!("h{number}")));
         }
         assert_eq!(view.leases.len(), LEASES_MAX);
-        // One that is kept may change, and does not keep a holder that is too long.
+        // A kept lease may change, but is dropped when its new holder is too long.
         view.apply(lease("l0", &holder(NAME_BYTES_MAX)));
         view.apply(lease("l1", &holder(NAME_BYTES_MAX + 1)));
         assert_eq!(view.leases.len(), LEASES_MAX - 1);

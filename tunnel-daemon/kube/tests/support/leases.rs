@@ -1,4 +1,4 @@
-//! Leases as the fake API server keeps them.
+//! Leases of the fake API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -14,14 +14,14 @@ use tokio::sync::broadcast;
 
 use super::{Answer, State};
 
-/// By name.
+/// Leases by name.
 pub(crate) struct Leases {
     pub(crate) all: BTreeMap<String, Value>,
     version: u64,
     changes: broadcast::Sender<Value>,
-    /// An API server that knows no streaming lists.
+    /// The API server supports no streaming lists.
     pub(crate) is_old: bool,
-    /// Names of those that nobody may delete.
+    /// Names of leases that cannot be deleted.
     pub(crate) kept: BTreeSet<String>,
     /// Requests so far, by method.
     pub(crate) requests: BTreeMap<String, usize>,
@@ -41,7 +41,7 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// Writes a lease, whoever asks.
+    /// Writes a lease without access checks.
     pub(crate) fn put(&mut self, name: &str, mut lease: Value) -> Value {
         self.version += 1;
         lease["metadata"]["name"] = json!(name);
@@ -67,7 +67,6 @@ impl Leases {
         Some(lease)
     }
 
-    /// Ends all watches.
     pub(crate) fn end_watches(&mut self) {
         self.changes = broadcast::channel(64).0;
     }

@@ -1,4 +1,4 @@
-//! An API server that answers as a test wants, the tokens that it knows, and the leases that it keeps.
+//! A fake API server with scripted answers, issued tokens and leases.
 
 #![allow(dead_code, reason = "not every test has a use for all of it")]
 
@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 /// The body of an answer.
 pub(crate) type Answer = UnsyncBoxBody<Bytes, Infallible>;
 
-/// What is answered in place of a review.
+/// The answer instead of a review.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// This status and body.
@@ -38,38 +38,35 @@ pub(crate) enum Fault {
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// Extra facts of tokens that are authenticated, by the token's text.
+    /// Extra fields of authenticated tokens, by the token's text.
     pub(crate) accounts: HashMap<String, Value>,
     pub(crate) fault: Option<Fault>,
-    /// Time that a review takes.
+    /// Duration of a review.
     pub(crate) takes: Duration,
-    /// Requests so far.
     pub(crate) requests: usize,
-    /// Reviews so far.
     pub(crate) reviews: usize,
-    /// Those under way, and their largest number.
+    /// Reviews in progress, and their maximum.
     pub(crate) at_once: (usize, usize),
-    /// Leases that it keeps.
     pub(crate) leases: leases::Leases,
-    /// The last request as it came: its path, headers and body.
+    /// Path, headers and body of the last request.
     pub(crate) last: Option<(String, http::HeaderMap, Value)>,
 }
 
-/// An API server in clear text on a port of its own.
+/// A plaintext API server on its own port.
 #[derive(Clone)]
 pub(crate) struct FakeApi {
-    /// Ends with the last clone.
+    /// Serving ends when the last clone is dropped.
     _serving: Arc<JoinSet<()>>,
     pub(crate) address: SocketAddr,
     pub(crate) state: Arc<Mutex<State>>,
 }
 
-/// A token that says this of itself. Nobody has signed it.
+/// A token with these claims and an invalid signature.
 pub(crate) fn token(payload: &Value) -> String {
     format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()))
 }
 
-/// Seconds since 1970, so much from now.
+/// Seconds since 1970, `seconds` from now.
 pub(crate) fn in_seconds(seconds: u64) -> u64 {
     #[expect(clippy::disallowed_methods, reason = "tokens end by the time of day")]
     let now = SystemTime::now();
@@ -101,7 +98,6 @@ impl FakeApi {
         }
     }
 
-    /// A kubeconfig for it.
     pub(crate) fn kubeconfig(&self) -> String {
         json!({
             "apiVersion": "v1",
@@ -114,12 +110,11 @@ impl FakeApi {
         .to_string()
     }
 
-    /// The same in a file.
     pub(crate) fn write_kubeconfig(&self, path: &Path) {
         std::fs::write(path, self.kubeconfig()).expect("a file");
     }
 
-    /// Issues a token of an account for an audience, bound to a node if that has a name.
+    /// Issues a token of an account for an audience, bound to a node unless `node` is empty.
     pub(crate) fn issue(&self, account: &str, audience: &str, node: &str) -> String {
         let issued = self.state.lock().expect("the state").accounts.len();
         let text = token(&json!({
@@ -144,12 +139,12 @@ impl FakeApi {
         text
     }
 
-    /// Answers so from now on.
+    /// Sets the answer to all further reviews.
     pub(crate) fn set_fault(&self, fault: Option<Fault>) {
         self.state.lock().expect("the state").fault = fault;
     }
 
-    /// Requests of any kind.
+    /// Number of requests of any kind.
     pub(crate) fn requests(&self) -> usize {
         self.state.lock().expect("the state").requests
     }

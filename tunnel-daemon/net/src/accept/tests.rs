@@ -1,4 +1,4 @@
-//! The accept loop over scripts and over real listeners.
+//! Tests of the accept loop with scripts and with real listeners.
 
 mod handshakes;
 
@@ -19,14 +19,14 @@ use tokio::{
     sync::{Notify, mpsc},
 };
 
-/// Fails as scripted, then delivers its connections, then waits for ever.
+/// Fails as scripted, then delivers its connections, then waits forever.
 struct Script {
     errors: VecDeque<i32>,
     connections: VecDeque<UnixStream>,
 }
 
 impl Script {
-    /// So many connections, and their other ends.
+    /// A script with that many connections, and their client ends.
     fn of(errors: Vec<i32>, connections: usize) -> (Vec<UnixStream>, Self) {
         let pairs = (0..connections).map(|_| UnixStream::pair().unwrap());
         let (theirs, ours): (_, VecDeque<_>) = pairs.unzip();
@@ -92,7 +92,7 @@ impl AcceptEvents for Counts {
     }
 }
 
-/// Runs a script to its connection; how long that took and how often it backed off.
+/// Runs a script until its connection arrives; returns the time that took, and the number of backoffs.
 async fn run_script(errors: Vec<i32>) -> (Duration, usize) {
     let (_theirs, script) = Script::of(errors, 1);
     let (tasks, counts) = (Tasks::new(4), Arc::new(Counts::default()));
@@ -140,7 +140,7 @@ async fn endless_passing_errors_back_off_as_well() {
     assert_eq!((elapsed, failed), (Duration::from_millis(5 + 10), 2));
 }
 
-/// Room for nobody until told.
+/// Has no room until `there` is set.
 #[derive(Default)]
 struct Room {
     asked: AtomicUsize,

@@ -1,4 +1,4 @@
-//! The filtered socket under the real `h2` server, fed by hand-made client bytes.
+//! Tests of the authority rewriter under the real `h2` server, with hand-made client bytes.
 
 use bytes::{BufMut, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -10,7 +10,7 @@ const HEADERS: u8 = 0x1;
 const RST_STREAM: u8 = 0x3;
 const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
-/// Payload of one request: below a window of 64 KiB for all three together.
+/// Payload of one request; all three together fit a window of 64 KiB.
 const BODY_LEN: usize = 20_000;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8], out: &mut BytesMut) {
@@ -33,13 +33,13 @@ fn body(stream: u32) -> Vec<u8> {
         .collect()
 }
 
-/// Three requests: authorities by static name index, by dynamic entry, and by dynamic name index.
+/// Three requests with authorities by static name index, by dynamic entry, and by dynamic name index.
 fn client_bytes(first: &str, second: &str) -> BytesMut {
     let mut literal = BytesMut::from(&[0x83, 0x86][..]);
     text(&[0x44], "/ProxyService/Proxy", &mut literal);
     text(&[0x41], first, &mut literal);
     text(&[0x40, 3, b'x', b'-', b'n'], "1", &mut literal);
-    // The table now is: 62 x-n, 63 :authority, 64 :path.
+    // The dynamic table now holds: 62 x-n, 63 :authority, 64 :path.
     let referring = [0x83, 0x86, 0xc0, 0xbf, 0xbe];
     let mut by_name = BytesMut::from(&[0x83, 0x86, 0xc0][..]);
     text(&[0x7f, 0x00], second, &mut by_name);
@@ -56,7 +56,7 @@ fn client_bytes(first: &str, second: &str) -> BytesMut {
     out
 }
 
-/// Serves one connection to its end; authority and body of each request that arrived.
+/// Serves one connection to its end; returns authority and body of each request.
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> Vec<(String, Vec<u8>)> {
     let mut seen = Vec::new();
     let Ok(mut connection) = h2::server::handshake(io).await else {
@@ -84,8 +84,8 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> Vec<(String, Vec<u8>
     seen
 }
 
-/// Sends `bytes` and ends its side once all three requests are answered or refused. Not earlier: h2 drops
-/// requests that it has read together with the end of the stream.
+/// Sends `bytes` and sends EOF once all three requests are answered or refused. An earlier EOF would fail: h2 drops
+/// requests that it has read together with EOF.
 async fn send(mut client: DuplexStream, bytes: &[u8]) {
     let (mut reader, mut writer) = tokio::io::split(&mut client);
     let answers = async {

@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// A server reads the reason of an agent's failure out of its text: both ends log and count the same.
+    /// The server derives the reason from the agent's text, so that both ends log and count the same reason.
     #[test]
     fn a_server_finds_the_reason_of_an_agent_in_its_text() {
         let network = Network::Tcp;

@@ -1,4 +1,4 @@
-//! Tests of the dialler: texts, the race, the allow-list, the deadline.
+//! Tests of the dialler: error texts, the race of addresses, the allow-list, the deadline.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::resolve::{Answer, SrvRecord};
 
-/// Answers from a list; the name `slow` never answers.
+/// A resolver that answers from a list; the name `slow` never answers.
 #[derive(Default)]
 struct Book(HashMap<&'static str, Result<Vec<IpAddr>, ResolveError>>);
 
@@ -51,7 +51,7 @@ impl Resolve for Book {
     }
 }
 
-/// What one address does, after how many milliseconds.
+/// Behaviour of one address after that many milliseconds.
 #[derive(Clone, Copy)]
 enum Does {
     Accepts(u64),
@@ -59,7 +59,7 @@ enum Does {
     Nothing,
 }
 
-/// A network on paper: addresses not in it are black holes. Notes each start with its time.
+/// A simulated network: addresses not in it never answer. Records each attempt with its start time.
 struct Paper {
     does: HashMap<SocketAddr, Does>,
     started: Mutex<Vec<(SocketAddr, u128)>>,
@@ -82,7 +82,7 @@ impl Paper {
 
     fn starts(&self) -> Vec<String> {
         let started = self.started.lock().unwrap();
-        // Timers round up by up to 1 ms; the tests' steps are tens of milliseconds.
+        // Timers round up by up to 1 ms; steps of the tests are tens of milliseconds.
         started
             .iter()
             .map(|(addr, at)| format!("{addr}@{}", at / 10 * 10))
@@ -90,7 +90,7 @@ impl Paper {
     }
 }
 
-/// Counts an attempt down however it ends.
+/// Decrements the count of attempts on drop, however the attempt ends.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -165,7 +165,7 @@ async fn a_listener_is_reached_by_address_and_by_name_with_socket_options() {
 
 #[tokio::test]
 async fn a_closed_port_is_refused_in_the_words_of_go() {
-    // Bound but not listening, so no other test can take the port meanwhile.
+    // Bound without a listener, so no other test gets the port meanwhile.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let addr = socket.local_addr().unwrap();
@@ -358,7 +358,7 @@ async fn tcp4_and_tcp6_use_one_family() {
     assert!(dialer.dial("tcp6", "h:80").await.unwrap().is_ipv6());
 }
 
-/// By number, or by the name of an interface; a zone that is neither is left out, as in Go.
+/// A zone is a number or the name of an interface; any other zone is dropped, as in Go.
 #[tokio::test(start_paused = true)]
 async fn the_zone_of_an_address_is_dialled() {
     let paper = Paper::new(&[
@@ -383,7 +383,7 @@ async fn the_zone_of_an_address_is_dialled() {
     assert!(denied.is_denied(), "{denied}");
 }
 
-/// A name of both families, on a host that has no IPv6.
+/// A name with addresses of both families, on a host without IPv6.
 #[tokio::test(start_paused = true)]
 async fn a_timeout_names_an_address_that_has_not_failed() {
     let paper = Paper::new(&[("[fd00::1]:80", Does::Fails(0, Errno::NETUNREACH))]);

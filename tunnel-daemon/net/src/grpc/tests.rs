@@ -1,4 +1,4 @@
-//! Connections over pipes in memory, in a time of their own.
+//! Tests of HTTP/2 connections over in-memory pipes, mostly on paused time.
 
 use super::*;
 
@@ -10,10 +10,10 @@ const WINDOWS: Windows = Windows {
     send_buffer_bytes: 65_535,
 };
 
-/// A frame that asks for no answer.
+/// A frame that requires no answer.
 const WINDOW_UPDATE: &[u8] = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
 
-/// A connection behind the client's preface, and the client's end of it.
+/// A connection after the client's preface, and the client's end.
 async fn greeted() -> (Box<ServerConnection<DuplexStream>>, DuplexStream) {
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let (near, mut far) = tokio::io::duplex(1 << 16);
@@ -42,7 +42,7 @@ async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
     const EVERY: Duration = Duration::from_secs(60);
-    /// Between two frames of the peer, which answers no ping.
+    /// Interval between two frames of the peer, which answers no PING.
     const SPEAKS: Duration = Duration::from_secs(10);
     let (connection, mut far) = greeted().await;
     let serving = connection.serve(EVERY, CancellationToken::new(), |_request, _respond| None);
@@ -89,7 +89,7 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
     assert!(silent.elapsed() <= EVERY + PING_TIMEOUT + ASK_AFTER + ANSWER_WITHIN);
 }
 
-/// As a server in Go, which ends a connection that brings more than one PING in 30 s.
+/// A Go server ends a connection that sends more than one PING in 30 s.
 ///
 /// Limit (times): A silent server
 #[tokio::test(start_paused = true)]
@@ -127,7 +127,7 @@ async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_susp
     assert!(start.elapsed() <= EVERY + PING_TIMEOUT + ANSWER_WITHIN);
 }
 
-/// With answers that have nothing to leave with, too.
+/// This includes acknowledgements that no other frame can share a write with.
 ///
 /// Limit (times): Delay of an HTTP/2 PING or SETTINGS acknowledgement to share a write
 #[tokio::test(start_paused = true)]
@@ -142,18 +142,18 @@ async fn a_ping_is_answered_where_nothing_else_is_said() {
     }
 }
 
-/// Calls that are cancelled at once, from this number on, each with the least of headers.
+/// Calls that are cancelled at once, with these numbers and minimal headers.
 fn cancelled_calls(numbers: std::ops::Range<u32>) -> Vec<u8> {
     let call = |number: u32| {
         let stream = (2 * number + 1).to_be_bytes();
-        // HEADERS with POST, "http", "/" and "a"; RST_STREAM with CANCEL.
+        // HEADERS with POST, "http", "/" and authority "a"; RST_STREAM with CANCEL.
         let headers = [&b"\0\0\x06\x01\x05"[..], &stream, b"\x83\x86\x84\x41\x01a"].concat();
         [&headers[..], b"\0\0\x04\x03\0", &stream, b"\0\0\0\x08"].concat()
     };
     numbers.flat_map(call).collect()
 }
 
-/// Sends a PING and reads to its answer.
+/// Sends a PING and reads until its acknowledgement.
 async fn pinged(far: &mut DuplexStream) {
     let ping = b"\0\0\x08\x06\0\0\0\0\0a number";
     let answer = b"\0\0\x08\x06\x01\0\0\0\0a number";
@@ -165,7 +165,7 @@ async fn pinged(far: &mut DuplexStream) {
     }
 }
 
-/// Those that come together are more than HTTP/2 keeps by itself before it ends the connection (1,024).
+/// A burst of more cancelled calls than h2 keeps by default before it ends the connection (1,024).
 ///
 /// Limit (peers): Calls cancelled before the server accepted them | 4,096, then the connection is read at 1,000 of them
 /// per second
@@ -208,7 +208,7 @@ async fn a_flood_of_cancelled_calls_is_read_at_a_thousand_a_second_and_ends_no_c
         for first in (0..CALLS).step_by(1000) {
             let some = cancelled_calls(first..first + 1000);
             far.write_all(&some).await.expect("it is open");
-            // What waits in the pipe, and what is read at once.
+            // Bytes buffered in the pipe, and bytes of one read.
             let most = 4096 + start.elapsed().as_millis() + 2 * (1 << 16) / 22;
             assert!(
                 calls.get() <= most,
@@ -256,12 +256,12 @@ async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
     }
 }
 
-/// Each waits with an entry of its own, which flow control does not count.
+/// Each frame occupies a queue entry that flow control does not count.
 ///
 /// Limit (peers): Small DATA frames queued in one HTTP/2 connection | 65,536, then the connection ends
 #[tokio::test(start_paused = true)]
 async fn small_frames_that_wait_without_end_end_the_connection() {
-    /// A window that all of them fit into.
+    /// A window that all frames fit into.
     const WINDOW_BYTES: u32 = 1 << 20;
     let windows = Windows {
         stream_bytes: WINDOW_BYTES,
@@ -271,7 +271,7 @@ async fn small_frames_that_wait_without_end_end_the_connection() {
     let server = async {
         let connection = accept(&server_builder(windows), near).await;
         let connection = connection.expect("HTTP/2");
-        // Calls are not read.
+        // The bodies of calls are not read.
         let mut unread = Vec::new();
         let never = CancellationToken::new();
         let every = Duration::from_secs(3600);
@@ -293,7 +293,7 @@ async fn small_frames_that_wait_without_end_end_the_connection() {
         for frame in 0..2 * DATA_FRAME_BUDGET_BYTES / 256 {
             let sent = stream.send_data(bytes::Bytes::from_static(b"x"), false);
             sent.expect("the connection is open");
-            // So that frames leave before their number is great.
+            // Lets frames leave before too many are queued.
             if frame % 1024 == 0
                 && let Ok(end) = timeout(Duration::from_millis(1), connection.as_mut()).await
             {

@@ -1,4 +1,4 @@
-//! Turns of connections that speak when a test wants. Time is paused.
+//! Tests of handshake slots with scripted connections, on paused time.
 
 use super::*;
 use futures_util::FutureExt as _;
@@ -10,7 +10,7 @@ use std::{
 const DEADLINE: Duration = Duration::from_secs(10);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// A connection whose peer has spoken; its place, once it has a slot.
+/// A connection whose peer has sent its first byte; yields its place once it has a slot.
 type Speaker = Pin<Box<dyn Future<Output = Result<Place, NoTurn>>>>;
 
 fn bounded(handshakes_max: usize, silent_max: usize, waiting_max: usize) -> Arc<Handshakes> {
@@ -26,19 +26,19 @@ fn at(last: u8) -> PeerAddr {
     PeerAddr::Tcp(([10, 0, 0, last], 1000).into())
 }
 
-/// In line from the first look on.
+/// Joins the queue at its first poll.
 fn speaker(handshakes: &Arc<Handshakes>, last: u8) -> Speaker {
     let mut place = handshakes.enter(at(last));
     let until = Instant::now() + DEADLINE;
     Box::pin(async move { place.turn(ready(true), until).await.map(|()| place) })
 }
 
-/// So many of one address.
+/// Connections from one address.
 fn speakers(handshakes: &Arc<Handshakes>, last: u8, count: usize) -> Vec<Speaker> {
     (0..count).map(|_| speaker(handshakes, last)).collect()
 }
 
-/// Looks at each; those whose turn it is leave the list.
+/// Polls each; connections with a slot leave the list.
 fn called(speakers: &mut Vec<Speaker>) -> Vec<Place> {
     let mut places = Vec::new();
     speakers.retain_mut(|speaker| match speaker.as_mut().now_or_never() {
@@ -51,7 +51,7 @@ fn called(speakers: &mut Vec<Speaker>) -> Vec<Place> {
     places
 }
 
-/// A handshake that waits for its peer; the connection's number, once its slot is for another.
+/// A handshake that waits for its peer; yields the connection's number once its slot is taken away.
 type Stalled = Pin<Box<dyn Future<Output = u64>>>;
 
 fn stalls(place: Place) -> Stalled {
@@ -61,7 +61,7 @@ fn stalls(place: Place) -> Stalled {
     })
 }
 
-/// Looks at each; the numbers of those that have lost their slot, which leave the list.
+/// Polls each; returns the numbers of handshakes that have lost their slots, and removes these from the list.
 fn ended(stalled: &mut Vec<Stalled>) -> Vec<u64> {
     let mut numbers = Vec::new();
     stalled.retain_mut(|stalls| {
@@ -90,7 +90,7 @@ async fn for_one_more_silent_connection_the_oldest_is_closed() {
     }
     let crowded: Option<Result<(), NoTurn>> = Some(Err(NoTurn::CrowdedOut));
     assert_eq!(ends, [crowded, crowded, None, None, None]);
-    // Its first byte came too late for this one, and in time for the next.
+    // The first byte came too late for this connection, and in time for the next one.
     assert_eq!(
         places[1].turn(ready(true), until).await,
         Err(NoTurn::CrowdedOut)
@@ -175,12 +175,12 @@ async fn stalled_handshakes_of_several_addresses_make_room_for_others_one_by_one
     assert_eq!(ended(&mut stalled), [0], "one for the one that waits");
     let mut held = called(&mut other);
     assert_eq!(held.len(), 1);
-    // Later ones need not wait.
+    // Later connections need not wait.
     other = speakers(&handshakes, 3, 1);
     held.extend(called(&mut other));
     assert_eq!(held.len(), 2);
     assert_eq!(ended(&mut stalled), [2], "of the address with most");
-    // It has its half, and the others have fewer.
+    // The third address holds half of the slots, and the others hold fewer.
     other = speakers(&handshakes, 3, 1);
     assert!(called(&mut other).is_empty() && ended(&mut stalled).is_empty());
     drop((stalled, held));
@@ -199,7 +199,7 @@ async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobo
     let mut stalled: Vec<_> = of_other.into_iter().map(stalls).collect();
     assert!(ended(&mut stalled).is_empty());
     tokio::time::advance(ANSWERS_WITHIN).await;
-    // The fleet has its half, so that this slot would be of no use to it.
+    // The first address holds half of the slots, so it could not use this slot.
     assert!(ended(&mut stalled).is_empty() && called(&mut fleet).is_empty());
     stalled.push(stalls(of_fleet.remove(0)));
     assert!(ended(&mut stalled).is_empty());
@@ -256,9 +256,9 @@ async fn whoever_gives_up_leaves_nothing_behind() {
     let mut waiting = speakers(&handshakes, 1, 3);
     let mut held = called(&mut waiting);
     assert_eq!((held.len(), waiting.len()), (1, 2));
-    // Cut off while it waits.
+    // Disconnected while it waits.
     waiting.pop();
-    // Called, and cut off before it knew.
+    // Got its slot, and disconnected before it noticed.
     held.clear();
     assert_eq!(handshakes.lock().holding, 1);
     waiting.clear();

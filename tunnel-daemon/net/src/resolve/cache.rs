@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// One address, which may be reused for ten seconds.
+    /// One address that may be reused for ten seconds.
     fn found(last: u8) -> Result<Found, ResolveError> {
         Ok(Found {
             ips: ips(last),

@@ -117,7 +117,8 @@ mod tests {
 
     type Ended = Result<&'static str, ResolveError>;
 
-    /// Starts a lookup of so many seconds, or for ever. It returns its name, its result and its end in milliseconds.
+    /// Starts a lookup that takes that many seconds, or forever. It yields its name, its result and its end in
+    /// milliseconds.
     fn start(
         limit: &Arc<ConcurrencyLimit>,
         lookups: &mut JoinSet<(&'static str, Ended, u128)>,

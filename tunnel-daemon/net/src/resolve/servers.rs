@@ -245,7 +245,7 @@ mod tests {
         );
     }
 
-    /// Where no draw changes anything the resolver's order is left; drawing 0 each time turns it.
+    /// Drawing `u64::MAX` keeps the resolver's order; drawing 0 changes it.
     #[tokio::test]
     async fn addresses_of_a_name_are_drawn_within_a_family_and_families_take_turns() {
         let hosts = |list: Vec<String>, port: u16| -> Vec<String> {
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// All 24 ways to draw, each of which must give another order.
+    /// All 24 sequences of draws; each must give a different order.
     #[test]
     fn each_order_of_a_shuffle_has_the_same_chance() {
         let mut orders = HashSet::new();

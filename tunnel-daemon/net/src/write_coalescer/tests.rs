@@ -1,4 +1,4 @@
-//! What HTTP/2 writes, against what reaches a stream that takes what a script says.
+//! Tests of the bytes that HTTP/2 writes against the bytes that reach a scripted stream.
 
 use std::collections::BTreeSet;
 use std::task::Waker;
@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use super::*;
 use adit_tls::buffered::READ_BUFFER_BYTES;
 
-/// Takes as many bytes as its script says, or `Pending` once for a 0; without a script all of them.
+/// Takes as many bytes per write as its script says, or returns `Pending` once for a 0; without a script it takes all
+/// bytes.
 #[derive(Default)]
 struct Sink {
     taken: Vec<u8>,
@@ -51,7 +52,8 @@ fn noop() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-/// Writes and flushes as HTTP/2 does after each frame. How many bytes were taken, until one call waits.
+/// Writes and flushes as HTTP/2 does after each frame. Returns how many bytes were taken before a call returned
+/// `Pending`.
 fn frame(io: &mut WriteCoalescer<Sink>, bytes: &[u8]) -> usize {
     let mut written = 0;
     while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
@@ -84,7 +86,7 @@ fn small_frames_are_written_and_flushed_at_once() {
     assert_eq!(frame(&mut io, b"ping"), 4);
     assert_eq!(lock(&io.0).inner.taken, b"ping");
     assert_eq!(lock(&io.0).inner.flushes, 1);
-    // Behind bulk it takes everything along.
+    // A small frame after bulk data is written together with it.
     frame(&mut io, &[1; 20_000]);
     frame(&mut io, b"pong");
     assert_eq!(lock(&io.0).inner.taken.len(), 4 + 20_000 + 4);
@@ -136,7 +138,7 @@ async fn an_answer_leaves_with_the_next_frame_in_one_write() {
     frame(&mut io, b"reply");
     assert_eq!(lock(&io.0).inner.taken, [&PONG[..], b"reply"].concat());
     assert_eq!(lock(&io.0).inner.writes, 1);
-    // Nothing is left for later.
+    // No write is left for the timer.
     sleep(2 * ANSWER_DELAY).await;
     assert!(flusher.poll_flush(&mut noop()).is_ready());
     assert_eq!(lock(&io.0).inner.writes, 1);
@@ -157,7 +159,7 @@ async fn an_answer_leaves_alone_when_nothing_follows() {
             Poll::Pending
         }
     });
-    // Woken by its own timer.
+    // Woken by the timer.
     left.await;
     assert!(begun.elapsed() >= ANSWER_DELAY && begun.elapsed() <= 2 * ANSWER_DELAY);
     assert_eq!(lock(&io.0).inner.writes, 1);
@@ -200,7 +202,7 @@ fn only_answers_wait() {
 #[tokio::test(start_paused = true)]
 async fn answers_are_bounded_and_do_not_end_a_batch() {
     let (mut io, mut flusher) = gather(Sink::default());
-    // As many as there is room for, then all of them at once.
+    // As many acknowledgements as fit, then one write of all of them.
     for _answer in 0..4 {
         frame(&mut io, &PONG);
     }
@@ -212,7 +214,7 @@ async fn answers_are_bounded_and_do_not_end_a_batch() {
     assert!(flusher.poll_flush(&mut noop()).is_ready());
     assert_eq!(lock(&io.0).inner.writes, 2);
     assert_eq!(lock(&io.0).inner.taken.len(), 5 * PONG.len() + 40_000);
-    // The last words, too.
+    // Shutdown writes the last frames as well.
     frame(&mut io, &PONG);
     assert!(Pin::new(&mut io).poll_shutdown(&mut noop()).is_ready());
     assert_eq!(lock(&io.0).inner.taken.len(), 6 * PONG.len() + 40_000);
@@ -224,7 +226,7 @@ proptest! {
         frames in proptest::collection::vec((prop_oneof![Just(0), 1_usize..60_000], any::<bool>()), 0..12),
         script in proptest::collection::vec(prop_oneof![Just(0), 1_usize..90_000], 0..24),
     ) {
-        // Answers need a timer.
+        // Delayed acknowledgements need a timer.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let _entered = runtime.enter();
         let (mut io, mut flusher) = gather(Sink { script, ..Sink::default() });

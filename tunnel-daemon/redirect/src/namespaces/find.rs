@@ -172,7 +172,8 @@ mod tests {
         assert!(missing.namespaces.is_empty() && missing.failed.is_empty());
     }
 
-    /// Its listener would close, and calls from there would go direct, for want of patience.
+    /// Otherwise its listener would close, and calls from the namespace would not be redirected, only because a search
+    /// was cut short.
     #[test]
     fn a_namespace_that_a_look_did_not_get_to_is_not_taken_for_gone() {
         let dir = tempfile::TempDir::new().unwrap();
@@ -196,7 +197,8 @@ mod tests {
         }
     }
 
-    /// Those that a look did not get to stay, and take the room of others: that these are left out has to be known.
+    /// Namespaces that a search did not reach stay, and use up room for others. The number of namespaces left out must be
+    /// known.
     ///
     /// Limit (redirect): Captured network namespaces besides the own one
     #[test]
@@ -238,7 +240,7 @@ mod tests {
 
     #[test]
     fn processes_below_a_cgroup_count() {
-        // A folder that looks like one.
+        // A folder that looks like a cgroup.
         let dir = tempfile::TempDir::new().unwrap();
         fs::create_dir(dir.path().join("pod")).unwrap();
         fs::write(dir.path().join("cgroup.procs"), "0\n").unwrap();

@@ -1,4 +1,4 @@
-//! One direction against a source, a sink and pools made of plain memory.
+//! Tests of one direction with in-memory source, sink and pools.
 
 mod movers;
 
@@ -17,12 +17,12 @@ use crate::{
 
 const PIPE: usize = 1024;
 
-/// A world that does what it is told.
+/// Scripted source, sink and pools.
 #[derive(Default)]
 struct World {
     source: VecDeque<u8>,
     source_ended: bool,
-    /// As many bytes lie in front of an urgent one.
+    /// Number of bytes before the urgent byte.
     urgent_after: Option<usize>,
     source_error: Option<Errno>,
     sink: Vec<u8>,
@@ -85,7 +85,7 @@ impl Io for World {
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.reads += 1;
-        // A read that begins there skips it.
+        // A read that begins at the urgent byte skips it.
         self.urgent_after.take_if(|after| *after == 0);
         let bytes = self.take_source(into.len())?;
         into[..bytes.len()].copy_from_slice(&bytes);
@@ -233,7 +233,7 @@ fn short_read_proves_nothing_once_the_source_has_said_it_ends() {
     assert!(matches!(direction.run(&mut world, &rules), Step::Done));
 }
 
-/// And a paused direction whose source says nothing of an end has none, however its reads end.
+/// Until an event reports the end of the source, a paused direction has none, whatever its reads return.
 #[test]
 fn end_is_known_while_bytes_before_it_wait_for_the_sink() {
     for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
@@ -265,7 +265,7 @@ fn short_read_proves_nothing_where_a_read_ends_with_a_record() {
     assert_eq!(world.reads, 2);
 }
 
-/// Also where the event that tells of it comes after the splice that met it.
+/// This holds even if the urgent event arrives after the splice that stopped at the urgent byte.
 #[test]
 fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
     for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
@@ -287,7 +287,7 @@ fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
     }
 }
 
-/// A ring does not tell of it; the next event shows it.
+/// io_uring does not report urgent data; the next event reveals it.
 #[test]
 fn splice_goes_on_behind_an_urgent_byte_that_nobody_told_of() {
     let rules = Thresholds::splice_at_once();
@@ -386,7 +386,7 @@ fn release_gives_back_what_a_failed_pair_holds() {
     }
 }
 
-/// An interpreter is some hundred times slower.
+/// Miri is some hundred times slower.
 const CASES: u32 = if cfg!(miri) { 4 } else { 256 };
 
 proptest! {

@@ -158,7 +158,7 @@ mod tests {
         }
         let end = tcp_state(&writer).unwrap();
         assert!(end.silent_for < Duration::from_secs(10));
-        // It connected, so its SYN is among them.
+        // This socket connected, so the count includes its SYN.
         assert_eq!(end.bytes_acked, written as u64 + 1);
         assert_eq!(tcp_state(&reader).unwrap().bytes_received, written as u64);
     }

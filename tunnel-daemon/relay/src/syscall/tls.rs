@@ -194,7 +194,7 @@ mod tests {
     fn an_end_of_stream_is_no_record_and_a_record_of_another_type_needs_kernel_tls() {
         let (one, other) = UnixStream::pair().unwrap();
         let refused = send(&one, 21, &[1, 0]);
-        // A unix socket knows no such control message; what came of it would be bytes without a type.
+        // A Unix socket does not know this control message; if it sends the bytes, they have no record type.
         drop(one);
         let mut buffer = [0; 8];
         let got = receive(&other, &mut buffer).unwrap();

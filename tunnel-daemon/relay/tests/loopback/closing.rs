@@ -1,4 +1,4 @@
-//! Ends of streams, resets, and peers that go first.
+//! Tests of EOF, resets, and peers that close first.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -39,7 +39,7 @@ pub(crate) fn end_without_a_byte_is_passed_on(setup: &Setup) {
     world.until_empty();
 }
 
-/// `first` sends more than the sockets hold and ends; only then does the other side begin to read and to answer.
+/// `first` sends more than the sockets hold, then FIN; only then does the other side start to read and to answer.
 fn half_close(tunnel: &Tunnel, first: &Socket, second: &Socket) {
     let request = Pattern::new(4).bytes(12 << 20);
     let answer = Pattern::new(5).bytes(12 << 20);
@@ -47,7 +47,7 @@ fn half_close(tunnel: &Tunnel, first: &Socket, second: &Socket) {
         scope.spawn(|| send_all(first, &request, 100_000, 1));
         scope.spawn(|| send_all(second, &answer, 100_000, 2));
         assert!(receive_all(second, 200_000, 3).unwrap() == request);
-        // The first side has ended by now, and the answer is still on its way.
+        // The first side has sent FIN by now, and the answer is still in flight.
         assert!(receive_all(first, 200_000, 4).unwrap() == answer);
     });
     let outcome = tunnel.outcome();
@@ -80,7 +80,7 @@ pub(crate) fn ended_direction_leaves_the_other_open(setup: &Setup) {
     assert!(matches!(tunnel.outcome().end, PairEnd::Finished));
 }
 
-/// Writes until both ways are full: the tunnel is paused.
+/// Writes until the path is full: the tunnel is paused.
 fn fill(socket: &Socket) -> u64 {
     socket.set_nonblocking(true).unwrap();
     let chunk = vec![7; 1 << 16];
@@ -110,7 +110,7 @@ fn failed_side(tunnel: &Tunnel) -> Side {
     }
 }
 
-/// A reset arrives as one; unix sockets have none, and report an end or an error.
+/// A reset arrives as a reset; Unix sockets have none, and report EOF or an error.
 pub(crate) fn assert_reset(setup: &Setup, mut socket: &Socket) {
     let mut buffer = vec![0; 1 << 16];
     let error = loop {
@@ -149,10 +149,10 @@ pub(crate) fn reset_by_either_side_while_bytes_flow_names_it(setup: &Setup) {
     }
 }
 
-/// Aborts a connection without giving up the descriptor, which another thread borrows.
+/// Resets a connection without closing the descriptor, which another thread borrows.
 fn abort(setup: &Setup, socket: &Socket) {
     match setup.transport {
-        // Dissolving the association sends the reset that closing with zero linger would.
+        // Dissolving the association sends RST, as closing with zero linger would.
         Transport::Tcp | Transport::KernelTls => rustix::net::connect_unspec(socket).unwrap(),
         Transport::Unix => socket.shutdown(Shutdown::Both).unwrap(),
     }
@@ -160,7 +160,7 @@ fn abort(setup: &Setup, socket: &Socket) {
 
 pub(crate) fn reset_of_a_paused_source_is_noticed(setup: &Setup) {
     if setup.transport == Transport::Unix {
-        return; // A unix peer that closes has delivered its bytes: they are drained, not dropped.
+        return; // A Unix peer that closes has delivered its bytes: they are drained, not dropped.
     }
     let world = setup.start();
     let tunnel = world.open();
@@ -199,7 +199,7 @@ pub(crate) fn reset_of_a_paused_sink_is_noticed(setup: &Setup) {
 
 fn reset_of_an_idle_side_reaches_the_other(setup: &Setup) {
     if setup.transport == Transport::Unix {
-        return; // An idle unix peer that goes is an end of stream, as in the next test.
+        return; // An idle Unix peer that closes causes EOF, as in the next test.
     }
     let world = setup.start();
     let tunnel = world.open();
@@ -224,7 +224,7 @@ fn sink_that_closes_first_ends_the_pair(setup: &Setup) {
     (&tunnel.client).write_all(b"hello").unwrap();
     receive_exactly(&tunnel.target, 5);
     drop(tunnel.target);
-    // The end of the target's stream arrives; what is written after it has nowhere to go.
+    // EOF of the target arrives; bytes written after it cannot be delivered.
     assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), b"");
     while (&tunnel.client).write_all(&[1; 4096]).is_ok() {}
     let outcome = tunnel

@@ -1,4 +1,4 @@
-//! Threads whose kernel lets them wait for no events any more, by a real seccomp filter on that thread alone.
+//! Tests of relay threads whose kernel refuses to wait for events, by a real seccomp filter on that thread only.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -22,7 +22,7 @@ const ALL: &[i64] = &[
     libc::SYS_epoll_wait,
 ];
 
-/// From here on these fail on this thread.
+/// From here on these system calls fail on this thread.
 fn forbid(calls: &[i64]) {
     let rules: BTreeMap<_, _> = calls.iter().map(|call| (*call, Vec::new())).collect();
     let filter = SeccompFilter::new(
@@ -36,7 +36,7 @@ fn forbid(calls: &[i64]) {
     seccompiler::apply_filter(&program).unwrap();
 }
 
-/// Lets the thread that gets the next pair forbid itself to wait: a pair cancelled at once, whose owner does it.
+/// Breaks the thread that gets the next pair: the pair is cancelled at once, and its callback installs the filter.
 fn break_a_thread(world: &World, calls: &'static [i64]) {
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
     let done = Box::new(move |_outcome: Outcome| forbid(calls));
@@ -103,7 +103,7 @@ fn thread_without_events_leaves_the_others_alone(setup: &Setup) {
     let mut config = setup.config();
     config.threads = 2;
     let world = setup.start_with(&config);
-    // Each goes to the thread that has the fewest.
+    // Each pair goes to the thread with the fewest pairs.
     let tunnels = [world.open(), world.open()];
     tunnels.iter().for_each(echo);
     break_a_thread(&world, ALL);
@@ -123,7 +123,7 @@ fn thread_without_events_leaves_the_others_alone(setup: &Setup) {
     assert_failed(&ended);
     world.until("suspended", |stats| stats.suspended_threads == 1);
     echo(other);
-    // The thread that failed has the fewest, and gets none.
+    // The failed thread has the fewest pairs, and gets none.
     for _ in 0..3 {
         echo(&world.open());
     }

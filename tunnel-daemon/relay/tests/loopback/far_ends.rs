@@ -1,5 +1,5 @@
-//! The peers at one side of many pairs, in a process of their own: a relay's process has two descriptors for each pair, and
-//! with its peers it would have four.
+//! The peers at one side of many pairs, in a separate process. A relay needs two descriptors per pair; with its peers in
+//! the same process it would need four.
 
 use std::{
     io::{Read, Write},
@@ -12,21 +12,21 @@ use socket2::{SockRef, Socket};
 
 use crate::support::{PATIENCE, raise_limit, receive_exactly, test_again};
 
-/// Asks this program to be peers: the port where their relay listens, and how many they are.
+/// Makes this program play the peers. The value holds the relay's port and the number of peers.
 const ROLE: &str = "ADIT_RELAY_TEST_FAR_ENDS";
 
-/// Connections made between two looks at the relay's side: fewer than a listener keeps waiting.
+/// Connections made between two accept rounds of the relay's side: fewer than the listen backlog holds.
 const BATCH: usize = 64;
 
-/// What the peers are asked to do; they answer with the same once it is done. A batch of them connects, and each says its
-/// number.
+/// Orders to the peers, which reply with the same byte when done. `CONNECT`: a batch of peers connects, and each sends
+/// its number.
 const CONNECT: u8 = b'c';
-/// Each sends its number.
+/// Each peer sends its number.
 const SEND: u8 = b's';
-/// Each receives its number.
+/// Each peer receives its number.
 const RECEIVE: u8 = b'r';
 
-/// The peers, from the relay's process. When they are dropped their process is killed, which resets what is open.
+/// Handle to the peers' process. Dropping it kills that process, which resets all open connections.
 pub(crate) struct FarEnds {
     process: Child,
     listener: TcpListener,
@@ -44,7 +44,7 @@ impl FarEnds {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // Waiting for a connection has the limit of reading from one.
+        // The read timeout also limits `accept`.
         SockRef::from(&listener)
             .set_read_timeout(Some(PATIENCE))
             .unwrap();
@@ -58,7 +58,7 @@ impl FarEnds {
         }
     }
 
-    /// The relay's ends, each at the place of its peer's number.
+    /// The relay's ends, each at the index of its peer's number.
     pub(crate) fn connect(&mut self) -> Vec<Socket> {
         let mut ours: Vec<Option<Socket>> = (0..self.count).map(|_| None).collect();
         for first in (0..self.count).step_by(BATCH) {
@@ -115,7 +115,7 @@ fn number_from(socket: &Socket) -> usize {
         .unwrap()
 }
 
-/// The part of the peers: does nothing unless asked to. Ends with the one who asked.
+/// The peers' process: returns at once unless started with [`ROLE`]. Ends when the order connection closes.
 #[test]
 fn far_ends_do_as_they_are_told() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -136,7 +136,7 @@ fn far_ends_do_as_they_are_told() {
             [CONNECT] => {
                 for number in sockets.len()..count.min(sockets.len() + BATCH) {
                     let socket = Socket::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-                    // So many that linger in the kernel would be in the way of the next test's.
+                    // Close with RST: so many sockets in TIME_WAIT would use up the ports of the next test.
                     socket.set_linger(Some(Duration::ZERO)).unwrap();
                     socket.set_read_timeout(Some(PATIENCE)).unwrap();
                     say(&socket, number);

@@ -1,4 +1,4 @@
-//! A host that forbids io_uring, by a real seccomp filter in a process of its own.
+//! Tests of a host that forbids io_uring, by a real seccomp filter in a separate process.
 
 use std::{collections::BTreeMap, io::Write};
 

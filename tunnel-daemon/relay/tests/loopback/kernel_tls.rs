@@ -1,5 +1,5 @@
-//! Pairs whose side b is on kernel TLS: what holds for plain sockets holds for two such pairs behind each other, and what
-//! TLS adds to it. Skipped where the kernel has none; `cargo xtask vm` runs it on kernels that do.
+//! Tests of pairs whose side b uses kernel TLS: the tests of plain sockets for two such pairs in series, and tests
+//! specific to TLS. Skipped if the kernel lacks kernel TLS; `cargo xtask vm` runs them on kernels that have it.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -21,7 +21,7 @@ use crate::{
     transfer, wake_ups,
 };
 
-/// Each named function for both drivers and both movers, over kernel TLS.
+/// Runs each named function for both drivers and both movers, over kernel TLS.
 macro_rules! over_kernel_tls {
     ($($of:ident::$name:ident),+ $(,)?) => {
         over_kernel_tls!(@module tls_epoll_copy, Epoll, Copy, $($of::$name)+);
@@ -69,11 +69,11 @@ over_kernel_tls!(
     wake_ups::lasting_conditions_wake_no_thread,
 );
 
-/// What only TLS has.
+/// Tests specific to TLS.
 mod own {
     use super::*;
 
-    /// One pair, its client, and the other end of its kernel TLS. `sealed`: records that the pair's keys have sealed.
+    /// One pair, its client, and the peer of its kernel TLS. `sealed`: records already sealed with the pair's keys.
     struct Half {
         client: Socket,
         peer: Socket,
@@ -87,7 +87,7 @@ mod own {
         sending.records = sealed;
         let tls = start_tls(&b, &sending, &keys(2));
         if peer_has_tls {
-            // Nothing of it is needed but that the kernel seals what is written, and opens what is read.
+            // The peer only needs the kernel to seal and open records.
             start_tls(&peer, &keys(2), &keys(1));
         }
         let (done, outcome) = promise();
@@ -149,7 +149,7 @@ mod own {
     pub(super) fn used_up_keys_cut_the_pair_and_say_so(setup: &Setup) {
         let world = setup.start();
         let half = half(&world, (1 << 24) - 2, true);
-        // Each is a record of its own, since the next is sent once it has arrived.
+        // Each byte is a separate record, since the next byte is sent only after the previous one has arrived.
         let mut buffer = [0; 8];
         let mut arrived = 0;
         while (&half.client).write_all(b"x").is_ok()
@@ -169,7 +169,8 @@ mod own {
         world.until_empty();
     }
 
-    /// Sinks of small buffers and a slow reader: what the kernel has sealed and not sent must not be lost behind the end.
+    /// Small socket buffers and a slow reader: records that the kernel has sealed but not sent must not be lost at the
+    /// close.
     pub(super) fn a_full_sink_takes_its_last_bytes_and_the_good_bye_later(setup: &Setup) {
         let mut world = setup.start();
         world.socket_bytes = Some(64 * 1024);
@@ -190,7 +191,7 @@ mod own {
         world.until_empty();
     }
 
-    /// Whoever hands keys over must know whether it can go on with them itself.
+    /// The caller must know whether it can still use the keys itself.
     pub(super) fn keys_that_the_kernel_takes_in_part_are_told_from_those_it_leaves(setup: &Setup) {
         let world = setup.start();
         let (peer, socket) = world.sockets();
@@ -201,11 +202,11 @@ mod own {
             matches!(refused, Err(KernelTlsError::Untouched(_))),
             "{refused:?}"
         );
-        // It still speaks in clear text.
+        // The socket still sends plaintext.
         attach_kernel_tls(&socket).unwrap();
         (&socket).write_all(b"clear").unwrap();
         assert_eq!(receive_exactly(&peer, 5), b"clear");
-        // Both directions have to be of one cipher, which shows with the second of them.
+        // Both directions must use the same cipher, which the kernel checks with the second direction.
         short.key.truncate(16);
         let refused = KernelTls::start(&socket, &keys(1), &short);
         assert!(

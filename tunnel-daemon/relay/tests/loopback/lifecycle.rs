@@ -1,4 +1,4 @@
-//! Cancel, stop, refusal, panic: each pair hears its end once, and nothing is left.
+//! Tests of cancel, stop, refusal and panic: each pair receives its outcome once, and no resource is left.
 
 use std::{
     io::Write,
@@ -58,7 +58,7 @@ fn cancel_of_an_ended_pair_changes_nothing(setup: &Setup) {
     first.target.shutdown(std::net::Shutdown::Both).unwrap();
     let _end = first.outcome();
     world.until_empty();
-    let second = world.open(); // Takes the slot of the first.
+    let second = world.open(); // Takes the slot of the first pair.
     (&second.client).write_all(b"a").unwrap();
     receive_exactly(&second.target, 1);
     first.submitted.cancel();
@@ -117,7 +117,7 @@ fn dropped_relay_tells_every_owner(setup: &Setup) {
     }
 }
 
-/// The thread is busy with a callback, and might be gone, or its process killed, before it comes to the next pair.
+/// The thread is busy in a callback. It could exit, or its process be killed, before it serves the next pair.
 fn pair_that_waits_for_its_thread_is_armed_for_a_reset(setup: &Setup) {
     let world = setup.start();
     let ((client, a), (target, b)) = (world.sockets(), world.sockets());
@@ -125,7 +125,7 @@ fn pair_that_waits_for_its_thread_is_armed_for_a_reset(setup: &Setup) {
     let (go_on, held) = mpsc::channel::<()>();
     let done = Box::new(move |_outcome| {
         tell.send(()).unwrap();
-        // Until the other end is dropped.
+        // Blocks until the other end is dropped.
         let _looked_at = held.recv_timeout(PATIENCE);
     });
     let pair = Pair::new(a.into(), b.into());
@@ -199,13 +199,13 @@ fn panic_takes_its_own_pairs_and_the_thread_goes_on(setup: &Setup) {
     world.until("counted", |stats| stats.thread_panics == 1);
     world.until_empty();
     let next = world.open();
-    // A cancel meant for a pair from before the panic does not hit one of the same key.
+    // A cancellation of a pair from before the panic does not affect a new pair with the same key.
     tunnels[0].submitted.cancel();
     (&next.client).write_all(b"again").unwrap();
     assert_eq!(receive_exactly(&next.target, 5), b"again");
 }
 
-/// A pair that is cancelled at once, and whose owner panics when it hears of it.
+/// A pair that is cancelled at once, and whose callback panics.
 fn panic_in_a_callback(world: &World) {
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
     let pair = Pair::new(a.into(), b.into());
@@ -234,7 +234,7 @@ fn panic_of_a_thread_leaves_pairs_of_the_others_alone(setup: &Setup) {
         (&tunnel.target).write_all(b"back").unwrap();
         assert_eq!(receive_exactly(&tunnel.client, 4), b"back");
     };
-    // Each goes to the thread that has the fewest.
+    // Each pair goes to the thread with the fewest pairs.
     let tunnels = [world.open(), world.open()];
     tunnels.iter().for_each(echo);
     panic_in_a_callback(&world);
@@ -253,7 +253,7 @@ fn panic_of_a_thread_leaves_pairs_of_the_others_alone(setup: &Setup) {
     };
     assert!(matches!(ended.end, PairEnd::Panicked), "{ended:?}");
     echo(other);
-    // The thread that failed has the fewest now.
+    // The failed thread now has the fewest pairs.
     echo(&world.open());
     echo(other);
     assert!(other.outcome.try_recv().is_err());
@@ -293,7 +293,7 @@ fn submitting_from_many_threads_while_stopping_loses_no_callback(setup: &Setup) 
             || told.try_iter().count() > 0,
             String::new,
         );
-        // What was taken off above is counted below as it came.
+        // Outcomes received above are missing from the count below.
         world.stop(Duration::ZERO);
         submitters.into_iter().map(|one| one.join().unwrap()).sum()
     });
@@ -357,7 +357,7 @@ fn owner_sees_a_half_close_and_the_way_to_each_peer(setup: &Setup) {
     );
 }
 
-/// What is not delivered holds the end back for as long as the sink likes, but not the news of it.
+/// Undelivered bytes delay EOF for as long as the sink does not read, but the half-close is reported at once.
 fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
     let world = setup.start();
     let (client, a) = world.sockets();
@@ -371,11 +371,11 @@ fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
     let pair = Pair::new(a.into(), b.into());
     let submitted = world.handle.submit(pair, done).unwrap();
     let state = || format!("{submitted:?}");
-    // Some kernels take pages that are spliced beyond what a full unix socket takes by write.
+    // Some kernels splice pages into a Unix socket that is full for `write`.
     client.set_nonblocking(true).unwrap();
     let mut sent = 0;
     let wait = || {
-        // No more than is taken: behind a full receive buffer no end would arrive.
+        // Sends only when all earlier bytes are taken: FIN cannot arrive behind a full receive buffer.
         if submitted.progress().to_b == sent as u64 {
             sent += (&client).write(&[2; 5000]).unwrap_or(0);
         }
@@ -388,7 +388,7 @@ fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
     let is_half_closed = || submitted.progress().is_half_closed;
     until("the half-close is seen", is_half_closed, state);
     assert!(submitted.progress().to_b < sent as u64);
-    // A target that goes on gets all of it, and the end.
+    // A target that reads again receives all bytes and EOF.
     target.shutdown(std::net::Shutdown::Write).unwrap();
     target.set_read_timeout(Some(PATIENCE)).unwrap();
     let heard = receive_all(&target, 65_536, 1).unwrap();
@@ -398,7 +398,7 @@ fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
     assert!(!submitted.progress().is_half_closed);
 }
 
-/// The last owner of a relay may be what a callback holds.
+/// A callback may hold the last owner of a relay.
 fn relay_dropped_by_a_callback_ends_without_it(setup: &Setup) {
     let relay = Relay::start(&setup.config()).unwrap();
     let handle = relay.handle();
@@ -419,7 +419,7 @@ fn relay_dropped_by_a_callback_ends_without_it(setup: &Setup) {
     );
 }
 
-/// Idle, half-closed and paused pairs cost no CPU: in a second nobody looks for events.
+/// Idle, half-closed and paused pairs cost no CPU: no thread polls for events within a second.
 ///
 /// Limit (isolation): Wake-ups of a relay thread without events | none in 1 s
 fn relay_without_events_sleeps(setup: &Setup) {

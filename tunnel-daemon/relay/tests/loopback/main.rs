@@ -1,5 +1,5 @@
-//! The relay with real sockets: each test for both drivers and both movers, over TCP and over unix sockets. Tests that
-//! count descriptors or memory run alone, in a process of their own. `ADIT_NIGHTLY=1` runs more of some.
+//! Tests of the relay with real sockets: each test for both drivers and both movers, over TCP and over Unix sockets.
+//! Tests that count descriptors or memory run alone, in a separate process. `ADIT_NIGHTLY=1` runs more of some.
 #![expect(
     clippy::unwrap_used,
     reason = "a test: a panic is its way to fail, helpers included"

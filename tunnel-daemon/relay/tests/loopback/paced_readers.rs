@@ -1,4 +1,4 @@
-//! Readers with a pace of their own, beside each other: they wait, that is all.
+//! Tests with paced readers, in parallel: the readers mostly sleep.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     support::{Moves, Setup, Transport, each_alone, is_allowed, is_nightly},
 };
 
-/// At both drivers and both movers at the same time, at night for a minute.
+/// For both drivers and both movers at the same time; nightly for a minute.
 ///
 /// Limit (memory): Relay buffers
 /// Limit (isolation): Memory of 20 readers of 20 KB/s at one relay | 256 KiB or one pipe each, 16 MiB more in the

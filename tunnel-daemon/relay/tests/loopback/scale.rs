@@ -1,4 +1,5 @@
-//! Many pairs, slow readers, and what they may cost. Each test alone in its process, since it counts all of it.
+//! Tests of many pairs and of slow readers, and of their cost. Each test runs alone in its process, since it counts all
+//! of the process.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -21,17 +22,17 @@ matrix_alone!(
     bulk_pair_does_not_starve_an_echo,
 );
 
-/// Idle pairs, where a process may have as many descriptors: two for each. With 20,000 of them there are 9,968.
+/// Idle pairs, if the descriptor limit allows two for each. A limit of 20,000 allows 9,968 pairs.
 const IDLE: usize = 10_000;
-/// Descriptors of that process for everything else.
+/// Descriptors of the process for all other purposes.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Pairs opened and closed at night over each, and else fewer: most of them over unix sockets, which leave nothing in the kernel
-/// that would be in the way of the next ones.
+/// Pairs opened and closed nightly over each transport; fewer otherwise. Most then use Unix sockets, which leave no
+/// TIME_WAIT sockets for later connections.
 const OPENED: usize = 100_000;
 /// Pairs of these that are open at the same time.
 const OPEN_AT_ONCE: usize = 50;
-/// What memory may grow by from the first ones to the last, which are ten times as many: 84 bytes for each.
+/// Largest growth of memory over the rounds with Unix sockets; at most 84 bytes per pair in nightly runs.
 const GROWTH_MAX_BYTES: usize = 8 << 20;
 
 /// Limit (isolation): 10,000 idle pairs of a relay | less than 4 KiB each, no buffer, no pipe
@@ -39,7 +40,7 @@ fn idle_pairs_cost_little_and_all_still_work(setup: &Setup) {
     let room = raise_limit().saturating_sub(OTHER_DESCRIPTORS) / 2;
     let pairs = IDLE.min(usize::try_from(room).unwrap_or(usize::MAX));
     let mut config = setup.config();
-    // They are handed over faster than a thread takes them.
+    // Pairs are submitted faster than a thread takes them.
     config.queue_pairs = pairs;
     let world = setup.start_with(&config);
     let (mut clients, mut targets) = (FarEnds::start(pairs), FarEnds::start(pairs));
@@ -81,7 +82,7 @@ fn idle_pairs_cost_little_and_all_still_work(setup: &Setup) {
     world.until_empty();
 }
 
-/// Opens and closes so many, some at a time, in all the ways one can end; each hears its end.
+/// Opens and closes that many pairs, some at a time, in all possible ways; each receives its outcome.
 fn open_and_close(world: &World, rounds: usize) {
     for first in (0..rounds).step_by(OPEN_AT_ONCE) {
         let rounds = first..rounds.min(first + OPEN_AT_ONCE);
@@ -133,14 +134,14 @@ fn opened_and_closed_pairs_leave_nothing_behind(setup: &Setup) {
     assert!(grown < GROWTH_MAX_BYTES, "{grown} bytes more, {stats:?}");
 }
 
-/// A rate of reading, and for how long.
+/// A rate of reading, and its duration.
 pub(crate) struct Reading {
     pub(crate) length: Duration,
-    /// Between one look at what has come, at most 512 bytes of it, and the next.
+    /// Pause between two reads of at most 512 bytes.
     pub(crate) pace: Duration,
 }
 
-/// Over kernel TLS a tunnel is two pairs behind each other, and other tests run in the same process.
+/// Over kernel TLS a tunnel consists of two pairs in series, and other tests run in the same process.
 pub(crate) fn slow_readers_hold_bounded_memory(setup: &Setup) {
     let length = Duration::from_secs(if is_nightly() { 60 } else { 2 });
     let pace = Duration::from_millis(1);
@@ -178,9 +179,9 @@ pub(crate) fn slow_readers(setup: &Setup, reading: &Reading) {
         most_pipes = stats.pipes_in_use.max(most_pipes);
         most_resident = resident_bytes().max(most_resident);
         syscalls = stats.syscalls;
-        thread::sleep(reading.pace); // The reader is slow, that is all.
+        thread::sleep(reading.pace);
     }
-    // Kernel memory: the buffers of four sockets, which the kernel doubles, and one buffer or one pipe of ours.
+    // Kernel memory: the buffers of four sockets, which the kernel doubles, and one buffer or pipe of the relay.
     let held = (sent - received) / readers;
     let most = pairs * (4 * 2 * 128 + 256) * 1024;
     assert!(held <= most, "{held} bytes on their way in each tunnel");
@@ -196,7 +197,7 @@ pub(crate) fn slow_readers(setup: &Setup, reading: &Reading) {
     if setup.moves == Moves::Splice && pairs == 1 {
         assert_eq!(most_buffers, 0);
     }
-    // Paused pairs wait for room; they do not ask for it over and over.
+    // Paused pairs wait for room; they do not poll for it.
     let most_calls = pairs * (2000 + 4 * received / 512);
     assert!(
         syscalls < most_calls + pairs * sent / 512,
@@ -214,7 +215,7 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
     config.pipe_budget_bytes = 4 * config.pipe_bytes;
     let world = setup.start_with(&config);
     let tunnels: Vec<_> = (0..10).map(|_| world.open()).collect();
-    // Nobody reads, so every pipe stays in use.
+    // No client reads, so every pipe stays in use.
     for tunnel in &tunnels {
         tunnel.client.set_nonblocking(true).unwrap();
         let (mut full, mut sent) = (0, 0);
@@ -231,7 +232,7 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
     }
     let splices = setup.moves == Moves::Splice;
     world.until("pipes in use are capped", |stats| {
-        // A relay that had no turn meanwhile has made room since.
+        // A relay thread that ran late has made room since.
         for tunnel in &tunnels {
             while (&tunnel.client).write(&[1; 1 << 16]).is_ok() {}
         }
@@ -258,7 +259,7 @@ fn bulk_pair_does_not_starve_an_echo(setup: &Setup) {
             let mut buffer = vec![0; 1 << 18];
             while (&*target).read(&mut buffer).is_ok_and(|count| count > 0) {}
         });
-        // Also where an echo fails: the threads above are waited for.
+        // This must also run if an echo fails: the threads above are joined.
         let bulk = Cancelled(&bulk);
         let mut echoes = [(); 300].map(|()| {
             let start = Instant::now();
@@ -267,7 +268,7 @@ fn bulk_pair_does_not_starve_an_echo(setup: &Setup) {
             start.elapsed()
         });
         drop(bulk);
-        // Of two thirds: this process, too, may be without a turn now and then.
+        // The bound holds for two thirds of the echoes: this process may lose its CPU now and then.
         echoes.sort();
         let (most, mean) = (echoes[200], echoes.iter().sum::<Duration>() / 300);
         assert!(
@@ -277,7 +278,7 @@ fn bulk_pair_does_not_starve_an_echo(setup: &Setup) {
     });
 }
 
-/// A tunnel that ends with it.
+/// Cancels its tunnel when dropped.
 struct Cancelled<'a>(&'a Tunnel);
 
 impl Drop for Cancelled<'_> {

@@ -1,4 +1,4 @@
-//! Relays, socket pairs, byte patterns, and the table of setups.
+//! Relays, socket pairs, byte patterns, and the matrix of setups.
 
 mod pattern;
 
@@ -25,14 +25,14 @@ use bytes::Bytes;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
-/// Longer than anything here takes; shorter than a CI job.
+/// Longer than any step of these tests takes; shorter than a CI job.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
     Unix,
-    /// Two pairs, one behind the other, and kernel TLS between them.
+    /// Two pairs in series, with kernel TLS between them.
     KernelTls,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Moves {
     Splice,
 }
 
-/// One row of the table.
+/// One row of the matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) engine: Engine,
@@ -113,7 +113,7 @@ macro_rules! matrix {
 }
 pub(crate) use matrix;
 
-/// As [`matrix`], each test in a process of its own and over TCP.
+/// Like [`matrix`], but each test runs in a separate process and over TCP.
 macro_rules! matrix_alone {
     ($($name:ident),+ $(,)?) => {
         crate::support::matrix_alone!(@module alone_epoll_copy, Epoll, Copy, $($name)+);
@@ -140,7 +140,7 @@ macro_rules! matrix_alone {
 }
 pub(crate) use matrix_alone;
 
-/// Whether this host allows the driver. If not, `test` is skipped loudly, and fails as root where `CI` is set.
+/// Whether this host allows the driver. If not, `test` is skipped with a message, and fails as root if `CI` is set.
 pub(crate) fn is_allowed(engine: Engine, test: &str) -> bool {
     if engine == Engine::Epoll {
         return true;
@@ -148,7 +148,7 @@ pub(crate) fn is_allowed(engine: Engine, test: &str) -> bool {
     let must = std::env::var_os("CI").is_some() && geteuid().is_root();
     if !must && let Some(limit) = short_locked_memory() {
         static SAID: Once = Once::new();
-        // Not for each of so many: the reason is one and the same.
+        // One message for all tests: the reason is the same.
         SAID.call_once(|| {
             let why = format!(
                 "this user may lock {limit} bytes of memory, which tests at the same time use up"
@@ -165,8 +165,8 @@ pub(crate) fn is_allowed(engine: Engine, test: &str) -> bool {
     false
 }
 
-/// How much memory this user may lock, if it is less than the rings of tests that run at the same time, and of those just
-/// before them, may take. What has CAP_IPC_LOCK has no limit.
+/// The locked-memory limit of this user, if it is lower than concurrent tests and tests just before them may need for
+/// their rings. With CAP_IPC_LOCK there is no limit.
 fn short_locked_memory() -> Option<u64> {
     const ENOUGH: u64 = 64 << 20;
     const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -182,7 +182,7 @@ fn short_locked_memory() -> Option<u64> {
 
 const CHILD: &str = "ADIT_RELAY_TEST_ALONE";
 
-/// Runs the test with this path again in a child of this process, where `body` is executed.
+/// Runs the test with this path again in a child process, which executes `body`.
 pub(crate) fn alone(path: &str, body: impl FnOnce()) {
     let test = path.split_once("::").unwrap().1;
     if std::env::var(CHILD).is_ok_and(|child| child == test) {
@@ -191,7 +191,7 @@ pub(crate) fn alone(path: &str, body: impl FnOnce()) {
     run_as(test, test);
 }
 
-/// As [`alone`], a child for each setup, all at the same time: for what waits more than it computes.
+/// Like [`alone`], with one child for each setup, all at the same time: for tests that wait more than they compute.
 pub(crate) fn each_alone(path: &str, setups: &[Setup], body: impl FnOnce(&Setup)) {
     let test = path.split_once("::").unwrap().1;
     let name = |setup: &Setup| format!("{test} {setup:?}");
@@ -207,7 +207,7 @@ pub(crate) fn each_alone(path: &str, setups: &[Setup], body: impl FnOnce(&Setup)
     });
 }
 
-/// Runs a test of this program in a child that is told what it is: in this it fails as the test does.
+/// Runs a test of this program in a child with this name, and fails if the child fails.
 fn run_as(test: &str, child: &str) {
     let output = test_again(test).env(CHILD, child).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -218,24 +218,24 @@ fn run_as(test: &str, child: &str) {
     );
 }
 
-/// This program, to run only that test.
+/// A command that runs only that test of this program.
 pub(crate) fn test_again(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// A relay and a way to make connections through it.
+/// A relay, and constructors for connections through it.
 pub(crate) struct World {
     relay: Option<Relay>,
     pub(crate) handle: RelayHandle,
     setup: Setup,
-    /// Fixed kernel buffers for each socket made from now on; else the kernel lets them grow to many MiB.
+    /// Fixed kernel buffers for each new socket; otherwise the kernel lets them grow to many MiB.
     pub(crate) socket_bytes: Option<usize>,
     listener: Mutex<TcpListener>,
 }
 
-/// One connection through the relay, seen from both peers.
+/// One connection through the relay, as both peers see it.
 pub(crate) struct Tunnel {
     pub(crate) client: Socket,
     pub(crate) target: Socket,
@@ -244,12 +244,12 @@ pub(crate) struct Tunnel {
 }
 
 impl World {
-    /// Sockets made from now on are of this kind.
+    /// Creates further sockets with this transport.
     pub(crate) fn switch_to(&mut self, transport: Transport) {
         self.setup.transport = transport;
     }
 
-    /// Two connected sockets: ours, the relay's.
+    /// Two connected sockets: the test's end and the relay's end.
     pub(crate) fn sockets(&self) -> (Socket, Socket) {
         let (ours, relays) = match self.setup.transport {
             Transport::Tcp | Transport::KernelTls => {
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// A tunnel through two pairs, as between a server and an agent. The first one's outcome counts.
+    /// A tunnel through two pairs, as between a server and an agent. The outcome is that of the first pair.
     fn open_two(&self, to_a: &[u8], to_b: &[u8]) -> Tunnel {
         let (client, a) = self.sockets();
         let (target, c) = self.sockets();
@@ -333,7 +333,7 @@ impl World {
         self.handle.stats()
     }
 
-    /// Waits until the relay's own counts say so.
+    /// Waits until the relay's statistics satisfy `holds`.
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut(&Stats) -> bool) {
         until(
             what,
@@ -346,7 +346,7 @@ impl World {
         self.relay.take().unwrap().stop(deadline);
     }
 
-    /// Nothing is left of any pair.
+    /// Waits until no resource of any pair is left.
     pub(crate) fn until_empty(&self) {
         self.until("nothing is left", |stats| {
             stats.active_pairs == 0
@@ -357,7 +357,7 @@ impl World {
     }
 }
 
-/// Keys that both ends can make for themselves, for AES-256; the probe tries those for AES-128.
+/// Deterministic keys for AES-256; the probe uses keys for AES-128.
 pub(crate) fn keys(seed: u8) -> TrafficKeys {
     TrafficKeys {
         key: vec![seed; 32],
@@ -376,7 +376,7 @@ pub(crate) fn start_tls(
     KernelTls::start(socket, sending, receiving).unwrap()
 }
 
-/// Whether this host has kernel TLS. If not, `test` is skipped loudly, and fails where `ADIT_NEEDS_KTLS` is set.
+/// Whether this host has kernel TLS. If not, `test` is skipped with a message, and fails if `ADIT_NEEDS_KTLS` is set.
 pub(crate) fn has_kernel_tls(test: &str) -> bool {
     let Err(error) = probe_kernel_tls() else {
         return true;
@@ -411,18 +411,18 @@ impl Tunnel {
     }
 }
 
-/// Closes with a reset where the transport has one.
+/// Closes with RST if the transport has one.
 pub(crate) fn reset(socket: Socket) {
     socket.set_linger(Some(Duration::ZERO)).unwrap();
     drop(socket);
 }
 
 pub(crate) fn open_descriptors() -> usize {
-    // The listing itself holds one.
+    // The listing itself holds one descriptor.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// As many descriptors as this process may have, which are so many.
+/// Raises the descriptor limit to its maximum, and returns it.
 pub(crate) fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -440,7 +440,7 @@ pub(crate) fn resident_bytes() -> usize {
     kib * 1024
 }
 
-/// Full lengths instead of those for each change.
+/// Whether tests run at full length.
 pub(crate) fn is_nightly() -> bool {
     std::env::var_os("ADIT_NIGHTLY").is_some()
 }

@@ -1,4 +1,4 @@
-//! Bytes arrive once, in order and counted, whatever their sizes and whoever moves them.
+//! Tests that bytes arrive once, in order and counted, for all sizes and movers.
 
 use std::{io::Write, net::Shutdown, thread};
 
@@ -19,8 +19,8 @@ matrix!(
     many_pairs_at_once_do_not_mix,
 );
 
-/// The urgent byte itself belongs to no stream. Unix sockets have none everywhere. A ring does not tell of it, so bytes behind
-/// one may wait for the next ones, or for the end.
+/// The urgent byte itself is not part of the stream. Unix sockets do not support urgent data everywhere. io_uring does
+/// not report urgent data, so later bytes may wait for further bytes or for EOF.
 fn bytes_behind_an_urgent_one_arrive(setup: &Setup) {
     if setup.transport == Transport::Unix {
         return;
@@ -53,7 +53,7 @@ fn bytes_behind_an_urgent_one_arrive(setup: &Setup) {
     }
 }
 
-/// Sends both ways at once and checks both ends.
+/// Sends in both directions at once and checks both ends.
 fn exchange(world: &World, up: &[u8], down: &[u8], chunk_max: usize, seed: u64) {
     let tunnel = world.open();
     let (client, target) = (&tunnel.client, &tunnel.target);
@@ -93,7 +93,7 @@ pub(crate) fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: 
     world.until_empty();
 }
 
-/// More than memory should hold: checked as it comes.
+/// Too much to keep in memory: checked while it arrives.
 pub(crate) fn a_gibibyte_is_byte_exact_in_chunks_of_random_size(setup: &Setup) {
     const BYTES: usize = 1 << 30;
     let (world, endless) = (setup.start(), Endless::new(77));
@@ -123,7 +123,7 @@ pub(crate) fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
         receive_exactly(&tunnel.client, down);
         expected.to_b += up as u64;
         expected.to_a += down as u64;
-        // The peer may have the bytes a moment before the thread has counted them.
+        // The peer may receive bytes slightly before the relay thread counts them.
         crate::support::until(
             "the counters agree while the pair is open",
             || tunnel.submitted.progress() == expected,
@@ -149,7 +149,7 @@ pub(crate) fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
 
 pub(crate) fn bytes_handed_over_come_first_in_both_directions(setup: &Setup) {
     let world = setup.start();
-    // More than socket buffers take at once, so that the rest waits for room.
+    // More than the socket buffers take at once, so that the rest waits for room.
     let early = Pattern::new(3).bytes(6 << 20);
     let tunnel = world.open_with(b"for the client ", &early);
     let (client, target) = (&tunnel.client, &tunnel.target);
@@ -196,7 +196,7 @@ fn many_pairs_at_once_do_not_mix(setup: &Setup) {
     world.until_empty();
 }
 
-/// A relay that splices behind so many bytes of a direction.
+/// A relay that splices after that many bytes of a direction.
 fn splicing_behind(offset: u64, engine: Engine, transport: Transport) -> World {
     let setup = Setup {
         engine,
@@ -206,15 +206,15 @@ fn splicing_behind(offset: u64, engine: Engine, transport: Transport) -> World {
     let mut config = setup.config();
     config.thresholds = Thresholds {
         splice_after_bytes: offset,
-        // One read for each turn, so that the threshold is looked at often.
+        // One read per turn, so that the threshold is checked often.
         turn_reads: 1,
         ..Thresholds::splice_at_once()
     };
     setup.start_with(&config)
 }
 
-/// The switch happens between any two bytes, and at either end; none is lost, doubled or overtaken. Every offset has its turn at
-/// night.
+/// The switch happens between any two bytes, and at either end; no byte is lost, duplicated or reordered. Nightly runs
+/// test every offset.
 fn switch_at_every_offset(engine: Engine, transport: Transport) {
     const BYTES: usize = 4000;
     let bytes = Pattern::new(9).bytes(BYTES);
@@ -223,7 +223,7 @@ fn switch_at_every_offset(engine: Engine, transport: Transport) {
         let world = splicing_behind(offset as u64, engine, transport);
         let tunnel = world.open();
         let (copied, spliced) = bytes.split_at(offset);
-        // They have arrived before there are others, so a read ends exactly here.
+        // These bytes have arrived before others are sent, so a read ends exactly here.
         (&tunnel.client).write_all(copied).unwrap();
         assert_eq!(receive_exactly(&tunnel.target, offset), copied);
         (&tunnel.client).write_all(spliced).unwrap();
@@ -235,13 +235,13 @@ fn switch_at_every_offset(engine: Engine, transport: Transport) {
         tunnel.target.shutdown(Shutdown::Write).unwrap();
         let moved = tunnel.outcome().to_b;
         assert_eq!(moved.bytes, BYTES as u64);
-        // With a ring, what looks like an empty socket is asked by reading a byte, which may just have come.
+        // With io_uring an apparently empty socket is checked by reading a byte, which may have just arrived.
         let not_spliced = moved.bytes - moved.spliced_bytes - offset as u64;
         assert!(not_spliced <= 1, "{not_spliced} bytes behind {offset}");
     }
 }
 
-/// As [`switch_at_every_offset`], with bytes in the socket that the switch has to leave in order, and across buffer sizes.
+/// Like [`switch_at_every_offset`], with bytes in the socket that the switch must keep in order, and across buffer sizes.
 fn switch_in_a_stream(engine: Engine, transport: Transport) {
     const LARGE: [u64; 7] = [1023, 4096, 16_383, 16_384, 16_385, 32_768, 39_999];
     let bytes = Pattern::new(9).bytes(40_000);
@@ -289,7 +289,7 @@ fn switch_to_splice_is_exact_at_every_offset_with_the_ring() {
     }
 }
 
-/// What a seed's script does to a connection, and what came of it: bytes each way and the end.
+/// Runs the script of a seed on a connection; returns the bytes of each direction and the end.
 fn play(setup: &Setup, seed: u64) -> (Vec<u8>, Vec<u8>, String) {
     let world = setup.start();
     let mut random = Pattern::new(seed);

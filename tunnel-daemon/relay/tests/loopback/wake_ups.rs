@@ -1,4 +1,4 @@
-//! A relay thread sleeps while nothing changes, whatever its sockets have to report for as long as that lasts.
+//! Tests that a relay thread sleeps while nothing changes, whatever conditions its sockets keep reporting.
 
 use std::{
     io::Write as _,
@@ -13,10 +13,10 @@ use crate::support::{Setup, Tunnel, matrix};
 
 matrix!(lasting_conditions_wake_no_thread);
 
-/// Wake-ups of a second at most, of all tunnels together. Some are the kernel's own, such as a late acknowledgement; a poll that
-/// completes as often as it is made causes tens of thousands.
+/// Most wake-ups per second, of all tunnels together. Some come from the kernel, such as a late ACK. A poll that
+/// completes immediately each time causes tens of thousands.
 const WAKE_UPS_MAX: u64 = 100;
-/// Seconds in which there must be one that is quiet.
+/// At least one of so many seconds must be quiet.
 const SECONDS_MAX: usize = 15;
 
 /// What a peer of a tunnel has done.
@@ -26,11 +26,11 @@ enum Sends {
     More,
     /// It has half-closed.
     NoMore,
-    /// It has closed both directions, which a unix socket shows at once and a TCP socket when something is written to it.
+    /// It has closed both directions. A Unix socket reports that at once, a TCP socket at the next write.
     NorReads,
 }
 
-/// A peer, and whether it reads nothing while the other end has sent more than fits on the way.
+/// A peer, and whether it stops reading while the other end has sent more than the path holds.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     sends: Sends,
@@ -73,8 +73,8 @@ pub(crate) fn lasting_conditions_wake_no_thread(setup: &Setup) {
     panic!("{setup:?}: wake-ups of each second: {counted:?}");
 }
 
-/// Fills both peers that are to be full, and ends before or behind that what ends. A peer that fills the other one ends behind
-/// what it sends in any case.
+/// Fills both peers that are to be full, and closes peers before or after that. A peer that fills the other peer always
+/// closes after its bytes.
 fn bring_about(tunnel: &Tunnel, peers: [Peer; 2], ends_first: bool) {
     let sockets = [&tunnel.client, &tunnel.target];
     for sends in [false, true] {
@@ -97,7 +97,7 @@ fn bring_about(tunnel: &Tunnel, peers: [Peer; 2], ends_first: bool) {
 }
 
 fn end(socket: &Socket, sends: Sends) {
-    // Fails on a tunnel that is over already.
+    // Fails on a tunnel that is already over.
     let _over = match sends {
         Sends::More => Ok(()),
         Sends::NoMore => socket.shutdown(Shutdown::Write),
@@ -105,7 +105,8 @@ fn end(socket: &Socket, sends: Sends) {
     };
 }
 
-/// Sends until nothing is taken for a while. What is not full by then goes on later, and makes a second less quiet.
+/// Sends until no byte is taken for a while. If the path is not yet full, sending continues later and makes a second less
+/// quiet.
 fn fill(mut socket: &Socket) {
     socket.set_nonblocking(true).unwrap();
     let mut refused = 0;

@@ -301,7 +301,7 @@ mod tests {
         assert_empty(&unbound);
     }
 
-    /// Agents with tokens have no certificate to be told by.
+    /// Agents with tokens have no certificate that could identify them.
     #[test]
     fn half_of_the_places_are_kept_for_addresses_with_a_link() {
         let unbound = Unbound::default();

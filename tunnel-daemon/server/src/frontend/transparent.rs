@@ -116,7 +116,7 @@ mod tests {
     use adit_telemetry::{AccessLog, ServerMetrics};
     use adit_tls::agent_identity::AgentIdentity;
 
-    /// Where all connections wanted to go.
+    /// The original destination of all connections.
     struct To(SocketAddr);
 
     impl OriginSource for To {
@@ -182,13 +182,13 @@ mod tests {
         let mut waiting = waiting().await;
         waiting.client.shutdown(Shutdown::Write).unwrap();
         let start = Instant::now();
-        // An end counts as a byte.
+        // FIN counts as one byte.
         while unacknowledged_bytes(&waiting.client).unwrap() > 0 {
             assert!(start.elapsed() < Duration::from_secs(30), "never delivered");
             tokio::task::yield_now().await;
         }
         for _turn in 0..3 {
-            // The runtime hears of it, and the frontend reads it.
+            // Lets the runtime report the FIN, and lets the frontend read it.
             tokio::task::yield_now().await;
             assert!(futures_util::poll!(&mut waiting.serving).is_pending());
         }
@@ -201,7 +201,8 @@ mod tests {
         assert_eq!(waiting.router.pending_dials(), 0);
     }
 
-    /// As when a server leaves whose grace is over: no target has closed that nobody has reached yet.
+    /// As when a server shuts down after its grace period. A FIN would look like a target that closed, but no target was
+    /// reached.
     #[tokio::test]
     async fn a_client_whose_dial_is_cut_off_is_reset() {
         let mut waiting = waiting().await;

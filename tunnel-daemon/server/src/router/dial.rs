@@ -577,10 +577,10 @@ mod tests {
         asked.conclude(Some(&DialFailure::NoAgent));
         assert_eq!(asked.decisive(), None, "no agent was asked");
         let rows = [
-            // Its own failure, though another agent was asked later.
+            // The agent's own failure, though another agent was asked later.
             (target.clone(), "a1", Path::Lane),
             (DialFailure::LinkLost, "a2", Path::Link),
-            // The agent that was still to answer.
+            // The agent that had not answered yet.
             (DialFailure::TimedOut, "a3", Path::Link),
         ];
         for (failure, agent, path) in rows {

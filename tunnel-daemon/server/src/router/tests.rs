@@ -1,4 +1,4 @@
-//! Both ends of a link over an in-memory HTTP/2 connection: bytes, half-close, pauses, loss.
+//! Tests of both ends of a link over an in-memory HTTP/2 connection: bytes, half-close, pauses, loss.
 
 mod lingering;
 mod paused;
@@ -27,7 +27,7 @@ const WINDOWS: Windows = Windows {
     send_buffer_bytes: 128 * 1024,
 };
 
-/// A target as the test holds it: what the agent would have dialled.
+/// The test's ends of the connections that the agent would dial.
 type Targets = mpsc::Receiver<DuplexStream>;
 
 struct AgentHooks {
@@ -117,7 +117,7 @@ struct World {
     targets: Targets,
     agent: mpsc::Sender<Command>,
     budget: Arc<ProcessBudget>,
-    /// The server's, of the link.
+    /// The dirty list of the server's end of the link.
     dirty_list: Weak<DirtyList>,
 }
 
@@ -373,7 +373,7 @@ async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
         assert_eq!(read_data(&mut endpoint, 4).await, round.to_be_bytes());
     }
     assert!(world.budget.held_bytes() <= adit_core::session::WINDOW_START_BYTES + 4 * 200);
-    // When it reads again, everything is there in order.
+    // Once it reads again, all bytes arrive in order.
     assert!(
         read_data(&mut paused, 5_000_000)
             .await
@@ -472,7 +472,7 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
     let mut world = world(true, Isolation::default()).await;
     let (mut endpoint, mut target) = world.open().await;
     let (ours, mut client) = duplex(8 * 1024);
-    // As TLS does: takes bytes in, hands on what is over its capacity, and the rest when flushed.
+    // Buffers like a TLS stream: it forwards bytes beyond its capacity, and the rest when flushed.
     let mut ours = tokio::io::BufWriter::with_capacity(32 * 1024, ours);
     spawn(async move {
         let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
@@ -489,7 +489,7 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
     assert_eq!(got, sent);
 }
 
-/// A stream that was cut is not told, nor counted, as one that came to its end.
+/// A truncated stream is neither reported nor counted as a clean end.
 #[tokio::test(start_paused = true)]
 async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
     let mut world = world(false, Isolation::default()).await;

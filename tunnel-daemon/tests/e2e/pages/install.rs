@@ -1,4 +1,4 @@
-//! The install page of Helm, followed from top to end below a real API server. Its chart's pods run as `pods` says.
+//! Follows the Helm install page from top to end with a real API server. The chart's pods run as described in `pods`.
 
 use std::os::unix::fs::symlink;
 
@@ -12,12 +12,12 @@ use crate::pods::get;
 use crate::wait::secs;
 
 const PAGE: &str = include_str!("../../../../docs/install/kubernetes.md");
-/// The section behind whose commands the chart is installed.
+/// The section whose commands install the chart.
 const INSTALL: &str = "One cluster, whose control plane nodes you run";
-/// The section that looks at what runs.
+/// The section that inspects the running programs.
 const LOOK: &str = "Look";
 
-/// Follows the page.
+/// Runs the commands of the page.
 pub(crate) fn follow(cluster: &Cluster, node: &Node) {
     cluster.adit_as("adit");
     let path = format!("{}:{}", cluster.dir.path().display(), path_with(cluster));
@@ -47,7 +47,7 @@ pub(crate) fn follow(cluster: &Cluster, node: &Node) {
                     panic!("{title} has {} blocks", blocks.len());
                 };
                 let said = reader.run_block(title, block, REPEATED);
-                // Of each command: a pod of the agents, its status, and its log.
+                // Output of each command: a pod of the agents, its status, and its log.
                 for part in ["adit-agent-0", "ready        yes", "line 1000"] {
                     assert!(said.contains(part), "{part} is not in what it says: {said}");
                 }
@@ -58,7 +58,7 @@ pub(crate) fn follow(cluster: &Cluster, node: &Node) {
     assert!(running.is_some(), "the page has no section {INSTALL:?}");
 }
 
-/// The objects have what the page gives them.
+/// Checks that the objects have the values of the page.
 fn check(cluster: &Cluster) {
     let field = |what: &str, pointer: &str| -> Value {
         let object = get(cluster, &[what, "-n", "kube-system"]);

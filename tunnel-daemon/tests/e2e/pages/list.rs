@@ -1,16 +1,16 @@
-//! The pages, and what their platforms have of an image: kinds, names and labels as in the platforms' own sources (autumn 2026).
+//! The pages, and their platforms' workloads: kinds, names and labels as in the platforms' sources (autumn 2026).
 
 use serde_json::Value;
 
 use super::Page;
 use super::operator::{Custom, End, Place, Workload, Writer, upstream};
 
-/// The cluster, control plane or configuration that pages name by `$NAME` or `$ID`.
+/// The cluster, control plane or configuration that pages call `$NAME` or `$ID`.
 const NAME: &str = "demo";
 const AGENT: &str = "konnectivity-agent";
 const SERVER: &str = "konnectivity-server";
 const COMPONENT_OF_OCM: &str = "proxy.open-cluster-management.io/component-name";
-/// Label of agents, but on platforms that have their own.
+/// Label of agents, except on platforms with their own labels.
 const APP: Labels = &[("k8s-app", AGENT)];
 type Labels = &'static [(&'static str, &'static str)];
 
@@ -276,12 +276,12 @@ pub(super) const PAGES: &[Page] = &[
     },
 ];
 
-/// Agents, which nearly every platform calls the same.
+/// An agent end under the name that most platforms use.
 const fn agent(kind: &'static str, labels: Labels, writer: Writer) -> End {
     agent_in(AGENT, kind, labels, &[AGENT], writer)
 }
 
-/// The same in a container of another name, which is the only one of its pod.
+/// An agent end whose only container has another name.
 const fn agent_in(
     container: &'static str,
     kind: &'static str,
@@ -306,13 +306,13 @@ fn field(object: &Value, pointer: &str) -> Option<String> {
     object.pointer(pointer)?.as_str().map(str::to_owned)
 }
 
-/// KKP's own image, which is fixed in its code, unless the cluster is paused.
+/// KKP's image is fixed in its code. `None` while the cluster is paused.
 fn unless_paused(cluster: &Value, end: usize) -> Option<String> {
     let is_paused = cluster.pointer("/spec/pause") == Some(&Value::Bool(true));
     (!is_paused).then(|| upstream(end))
 }
 
-/// The fields `image` and `version` there; of the release where they are missing.
+/// The image from the fields `image` and `version` at `pointer`. Missing fields take the release's values.
 fn image_and_version(object: &Value, pointer: &str, end: usize) -> Option<String> {
     let own = upstream(end);
     let (image, version) = own.rsplit_once(':')?;
@@ -326,7 +326,7 @@ fn image_and_version(object: &Value, pointer: &str, end: usize) -> Option<String
     ))
 }
 
-/// The fields `registry`, `repository` and `tag` there; of the release where they are missing.
+/// The image from the fields `registry`, `repository` and `tag` at `pointer`. Missing fields take the release's values.
 fn in_parts(object: &Value, pointer: &str, end: usize) -> Option<String> {
     let own = upstream(end);
     let (image, tag) = own.rsplit_once(':')?;
@@ -343,7 +343,7 @@ fn in_parts(object: &Value, pointer: &str, end: usize) -> Option<String> {
     Some(format!("{registry}/{repository}:{tag}"))
 }
 
-/// HyperShift's image, of server and agents alike: of the release, or what overrides it.
+/// HyperShift's image of server and agents: the override, or the release's image.
 fn of_release(hosted: &Value, end: usize) -> String {
     let overrides = field(
         hosted,

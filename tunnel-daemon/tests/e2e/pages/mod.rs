@@ -1,8 +1,8 @@
-//! The pages of docs/migration, each followed from top to end below a real API server with the platform's own command lines.
+//! Follows the pages of docs/migration from top to end with a real API server and the platform's command lines.
 //!
-//! A page has sections with blocks of commands: agents, servers, and back. The first block of a section makes its change and has to
-//! succeed at once. The other blocks show that the change holds: a reader repeats them until they succeed, and so does this
-//! module. Which programs run then, and that `kubectl logs` goes through, is looked at at the end of each section.
+//! A page has sections with command blocks: agents, servers, and back. The first block of a section makes the change and
+//! must succeed at once. The other blocks verify the change: a reader repeats them until they succeed, and so does this
+//! module. At the end of each section the module checks which programs run, and that `kubectl logs` works.
 
 pub(crate) mod install;
 mod list;
@@ -26,39 +26,39 @@ use crate::cluster::{Cluster, MadeBy};
 use crate::platforms::Installation;
 use crate::wait::{poll, secs};
 
-/// The most words of prose on a page.
+/// Most words of prose on a page.
 const WORDS_MAX: usize = 300;
-/// The longest that a reader repeats a block.
+/// Longest time for which a reader repeats a block.
 const REPEATED: Duration = Duration::from_secs(90);
-/// The longest that a platform takes to start what an image names.
+/// Longest time that a platform takes to start a changed image.
 const STARTED: Duration = Duration::from_secs(30);
 /// Pages without commands.
 const WITHOUT_COMMANDS: &[&str] = &["gardener"];
 
-/// Whose programs run: the server's and the agent's.
+/// Origin of the server and of the agent.
 pub(crate) type Pair = [MadeBy; 2];
 
-/// A page, and what its platform has.
+/// A page, and its platform's objects.
 pub(crate) struct Page {
     /// The page is docs/migration/NAME.md.
     name: &'static str,
-    /// How the names of its platforms begin in the table of command lines.
+    /// Prefixes of its platforms' names in the table of command lines.
     platforms: &'static [&'static str],
-    /// Of the environment; the value of one that names a kubeconfig is empty.
+    /// Environment variables. An empty value stands for a kubeconfig.
     variables: &'static [(&'static str, &'static str)],
     custom: Option<Custom>,
-    /// Without one the platform has no way to take another server.
+    /// `None` if the platform cannot run another server.
     server: Option<End>,
     agent: End,
 }
 
-/// The page of a platform, if it has one.
+/// The page of a platform.
 pub(crate) fn of(platform: &str) -> Option<&'static Page> {
     let is_its = |page: &&Page| page.platforms.iter().any(|name| platform.starts_with(name));
     PAGES.iter().find(is_its)
 }
 
-/// One who follows a page.
+/// Follows a page while its operator runs.
 struct Follower<'a> {
     installation: &'a Installation<'a>,
     page: &'a Page,
@@ -67,7 +67,7 @@ struct Follower<'a> {
 }
 
 impl Page {
-    /// Follows it, and says what ran.
+    /// Follows the page, and returns the pairs of programs that ran.
     pub(crate) fn follow(&self, installation: &Installation<'_>) -> Vec<Pair> {
         let cluster = installation.cluster;
         if let Some(custom) = &self.custom {
@@ -87,7 +87,7 @@ impl Page {
     }
 }
 
-/// Follows a page while its operator works, who ends whatever becomes of the page.
+/// Follows a page while its operator runs. The operator ends even if following the page panics.
 fn beside<T>(over: &AtomicBool, operate: impl FnOnce() + Send, follow: impl FnOnce() -> T) -> T {
     scope(|scope| {
         scope.spawn(operate);
@@ -150,7 +150,7 @@ impl Follower<'_> {
         ran
     }
 
-    /// These programs run, and stay, and `kubectl logs` goes through.
+    /// Checks that these programs run, that `kubectl logs` works, and that they still run afterwards.
     fn assert_runs(&self, pair: Pair, when: &str) {
         let when = format!("{}, {when}", self.page.name);
         let runs = || *self.runs.lock().expect("no holder panics");
@@ -161,7 +161,7 @@ impl Follower<'_> {
     }
 }
 
-/// Runs the blocks of a page.
+/// Runs the command blocks of a page.
 struct Reader<'a> {
     cluster: &'a Cluster,
     page: &'static str,
@@ -176,12 +176,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Repeats a block until it succeeds or the limit has passed. Returns what it has said.
+    /// Repeats a block until it succeeds or the limit has passed. Returns its output.
     fn run_block(&self, title: &str, block: &str, limit: Duration) -> String {
         let dir = self.cluster.dir.path();
         let mut said = String::new();
         let done = poll(limit, || {
-            // A rollout that does not end is an answer, too.
+            // A rollout that never completes fails after this time.
             let output = Command::new("timeout")
                 .args([&*REPEATED.as_secs().to_string(), "sh", "-euc", block])
                 .current_dir(dir)
@@ -204,7 +204,7 @@ impl Reader<'_> {
     }
 }
 
-/// The search path, with kubectl in it.
+/// Search path that includes kubectl.
 fn path_with(cluster: &Cluster) -> String {
     let own = cluster.program("kubectl");
     let folder = own.parent().expect("it is absolute").display();

@@ -1,6 +1,6 @@
-//! KKP's way from OpenVPN to Konnectivity and back, followed below two API servers: the seed's, and that of the user cluster.
+//! Follows KKP's migration from OpenVPN to Konnectivity and back, with two API servers: the seed's and the user cluster's.
 //!
-//! A route to the node stands for the VPN. With Konnectivity the route is gone, so only a tunnel reaches the node.
+//! A route to the node stands for the VPN. Konnectivity removes the route, so only a tunnel reaches the node.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -18,7 +18,6 @@ use crate::ports;
 use crate::process::Process;
 use crate::wait::{poll, secs, until};
 
-/// The page.
 pub(super) const PAGE: &str = "kkp-openvpn";
 /// The id of the user cluster.
 const ID: &str = "old";
@@ -54,7 +53,7 @@ const AGENT: Workload = workload(
     &[("app", "konnectivity-agent")],
 );
 
-/// A Deployment that is called as its only container.
+/// A Deployment with a single container of the same name.
 const fn workload(
     namespace: &'static str,
     containers: &'static [&'static str; 1],
@@ -79,7 +78,7 @@ enum NodePath {
 
 struct Follower<'a> {
     installation: &'a Installation<'a>,
-    /// Of the user cluster's API server.
+    /// Port of the user cluster's API server.
     port: u16,
     kubeconfig: PathBuf,
     path: Mutex<Option<NodePath>>,
@@ -103,7 +102,7 @@ pub(crate) fn follow(installation: &Installation<'_>) {
         over: AtomicBool::new(false),
     };
     beside(&follower.over, || follower.operate(), || follower.follow());
-    // The platform's other page makes its own.
+    // The platform's other page creates its own objects.
     API_SERVER.delete(cluster);
     for workload in [VPN_SERVER, VPN_CLIENT] {
         delete(cluster, &workload);
@@ -134,7 +133,7 @@ impl Follower<'_> {
         *self.path.lock().expect("no holder panics")
     }
 
-    /// Does what KKP does until the page is followed.
+    /// Acts as KKP's operator while the page is followed.
     fn operate(&self) {
         let cluster = self.installation.cluster;
         let output = "jsonpath={.spec.clusterNetwork.konnectivityEnabled}";
@@ -156,7 +155,7 @@ impl Follower<'_> {
         self.route(false);
     }
 
-    /// Makes this the path, and returns what runs then.
+    /// Switches to this path, and returns the processes that then run.
     fn change(&self, path: NodePath) -> Vec<Process> {
         let (cluster, by_tunnel) = (self.installation.cluster, path == NodePath::Tunnel);
         let is_first = self.path().is_none();
@@ -209,7 +208,7 @@ impl Follower<'_> {
         self.installation.cluster.kubectl(&words, None);
     }
 
-    /// Lays the VPN's route, or takes it away.
+    /// Adds or removes the VPN's route.
     fn route(&self, is_there: bool) {
         let (cluster, node) = (self.installation.cluster, self.installation.node);
         let [_here, there] = cluster.cables[0].map(|end| end.to_string());
@@ -218,7 +217,7 @@ impl Follower<'_> {
         let status = std::process::Command::new("ip")
             .args(["route", change, &address, "via", &there])
             .status();
-        // There is none to take away if the page failed with Konnectivity.
+        // The route may be missing if the page failed with Konnectivity.
         assert!(
             !is_there || status.is_ok_and(|status| status.success()),
             "a route"
@@ -262,7 +261,7 @@ impl Follower<'_> {
         }
     }
 
-    /// This is the path, and `kubectl logs` goes through it.
+    /// Checks that this is the path, and that `kubectl logs` works on it.
     fn assert_path(&self, path: NodePath, when: &str) {
         let when = format!("{PAGE}, {when}");
         poll(STARTED, || (self.path() == Some(path)).then_some(()));

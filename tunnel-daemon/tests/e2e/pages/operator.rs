@@ -1,7 +1,7 @@
-//! What a platform does about a changed image: its operator writes the workload, and the program that the image names is started.
+//! What a platform does after an image change: its operator updates the workload, and the program of the image starts.
 //!
-//! Neither kubelets nor controllers run below the API server of these tests. This module takes the place of both: it starts
-//! upstream's program or ours with the platform's own command line, and then says that the rollout is over.
+//! Neither kubelets nor controllers run with the API server of these tests. This module replaces both: it starts upstream's
+//! program or ours with the platform's command line, and then reports a complete rollout.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -16,72 +16,72 @@ use crate::inside::put;
 use crate::process::Process;
 use crate::wait::{secs, until};
 
-/// How our images are called on the pages.
+/// Name of our images on the pages.
 const OURS: &str = "registry.example.org/adit";
-/// How often the operator looks at what the page has changed.
+/// Interval at which the operator checks for changes of the page.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(300);
-/// The programs of the ends, in their order.
+/// Upstream's program names for the server's and the agent's end.
 const PROGRAMS: [&str; 2] = ["proxy-server", "proxy-agent"];
 
-/// A kind that the platform brings along, and the one object of it.
+/// A custom resource of the platform, and its single object.
 pub(super) struct Custom {
     pub(super) kind: &'static str,
     pub(super) group: &'static str,
     pub(super) version: &'static str,
     pub(super) plural: &'static str,
-    /// Without one the kind has no namespaces.
+    /// `None` if the resource is not namespaced.
     pub(super) namespace: Option<&'static str>,
     pub(super) name: &'static str,
-    /// In JSON.
+    /// JSON text.
     pub(super) spec: &'static str,
 }
 
-/// What runs the pods of one end.
+/// The workload that runs the pods of one end.
 pub(super) struct Workload {
     pub(super) kind: &'static str,
     pub(super) namespace: &'static str,
     pub(super) name: &'static str,
-    /// Of the workload and its pods.
+    /// Labels of the workload and its pods.
     pub(super) labels: &'static [(&'static str, &'static str)],
     pub(super) containers: &'static [&'static str],
     pub(super) writer: Writer,
 }
 
-/// Who writes the image of a workload.
+/// What sets the image of a workload.
 pub(super) enum Writer {
-    /// Nobody but its administrator.
+    /// The administrator only.
     Administrator,
-    /// The operator, by the platform's object; `None` while it leaves the workload alone.
+    /// The operator, from the platform's object; `None` while it leaves the workload alone.
     Operator(fn(&Value) -> Option<String>),
-    /// The operator, by a manifest of which it applies each state.
+    /// The operator, which applies a manifest after each change.
     Addon(&'static str),
 }
 
-/// Where one end of the platform runs.
+/// The place in which one end of the platform runs.
 pub(super) enum Place {
     Workload(Workload),
-    /// A static pod, by its manifest in the kubelet's folder.
+    /// A static pod, by the path of its manifest in the kubelet's folder.
     Manifest(&'static str),
 }
 
-/// One end of the platform.
+/// One end of the platform: server or agent.
 pub(super) struct End {
-    /// Of the others of its pod only the names matter.
+    /// Name of the end's container. Of other containers in its pod only the names matter.
     pub(super) container: &'static str,
     pub(super) place: Place,
 }
 
-/// What the operator knows of one end.
+/// The operator's state for one end.
 #[derive(Default)]
 pub(super) struct EndState {
     running: Option<(String, Process)>,
-    /// The manifest as it was applied.
+    /// The manifest as last applied.
     applied: String,
-    /// The generation whose rollout is over.
+    /// The last generation that was reported as rolled out.
     reported: Option<u64>,
 }
 
-/// The image at the beginning.
+/// Upstream's image of an end, which runs at the beginning.
 pub(super) fn upstream(end: usize) -> String {
     format!(
         "registry.k8s.io/kas-network-proxy/{}:v0.36.0",
@@ -89,7 +89,7 @@ pub(super) fn upstream(end: usize) -> String {
     )
 }
 
-/// Whose program the image stands for. Where each end has an image of its own, that of the other end starts nothing.
+/// The origin of an image's program. If each end has its own image, the other end's image starts nothing.
 fn made_by(end: usize, image: &str) -> MadeBy {
     let [server, agent] = ["adit-server:0.1.0", "adit-agent:0.1.0"];
     let other = [agent, server][end];
@@ -104,7 +104,6 @@ fn made_by(end: usize, image: &str) -> MadeBy {
     MadeBy::Upstream
 }
 
-/// The image in a manifest.
 fn image_in(manifest: &str) -> Option<&str> {
     manifest
         .lines()
@@ -152,7 +151,7 @@ impl Custom {
                 }],
             },
         });
-        // Two pages of one platform have the same kind.
+        // Two pages of one platform define the same resource.
         create_unless_there(cluster, &definition);
         if let Some(namespace) = self.namespace {
             create_namespace(cluster, namespace);
@@ -166,7 +165,7 @@ impl Custom {
     }
 }
 
-/// Makes an object, which may be there.
+/// Creates an object, which may exist already.
 fn create_unless_there(cluster: &Cluster, object: &Value) {
     let made = cluster.try_kubectl(&["create", "-f", "-"], Some(object));
     if let Err(error) = made {
@@ -188,7 +187,7 @@ impl Workload {
         })
     }
 
-    /// Pods of it.
+    /// Pod template of the workload.
     fn template(&self, container: &str, image: &str) -> Value {
         let labels: serde_json::Map<String, Value> = self
             .labels
@@ -213,7 +212,7 @@ impl Workload {
         let labels = &template["metadata"]["labels"];
         workload["metadata"]["labels"] = labels.clone();
         if let Writer::Addon(path) = self.writer {
-            // JSON is YAML; the image has a line of its own.
+            // JSON is valid YAML. The image needs its own line.
             let manifest = format!(
                 "apiVersion: apps/v1\nkind: {}\nmetadata: {}\nspec:\n  selector: {}\n  template:\n    metadata: {}\n    spec:\n      \
                  containers:\n      - name: {container}\n        image: {image}\n        \
@@ -231,7 +230,7 @@ impl Workload {
         cluster.kubectl(&["create", "-f", "-"], Some(&workload));
     }
 
-    /// A pod of it on the first node, at this address.
+    /// Creates a pod of the workload on the first node, at this address.
     pub(super) fn create_pod(
         &self,
         cluster: &Cluster,
@@ -293,7 +292,7 @@ impl Workload {
         cluster.kubectl(&words, None);
     }
 
-    /// Says that the rollout of this generation is over.
+    /// Reports that the rollout of this generation is complete.
     pub(super) fn report(&self, cluster: &Cluster, generation: u64) {
         let status = match self.kind {
             "Deployment" => json!({
@@ -329,7 +328,7 @@ impl Workload {
 }
 
 impl End {
-    /// Makes it as the platform has it, with pods at this address.
+    /// Creates the end as the platform has it, with pods at this address.
     pub(super) fn create(&self, cluster: &Cluster, end: usize, address: Ipv4Addr) {
         let (container, image) = (self.container, upstream(end));
         match &self.place {
@@ -349,7 +348,7 @@ impl End {
 }
 
 impl Follower<'_> {
-    /// Does what the platform does until the page is followed.
+    /// Acts as the platform while the page is followed.
     pub(super) fn operate(&self) {
         let mut ends: [EndState; 2] = Default::default();
         let references = json!({"apiVersion": "v1", "kind": "List", "items": self.references()});
@@ -362,7 +361,7 @@ impl Follower<'_> {
         }
     }
 
-    /// The objects that it watches.
+    /// References to the watched objects.
     fn references(&self) -> Vec<Value> {
         let workloads = self
             .ends()
@@ -376,7 +375,7 @@ impl Follower<'_> {
         workloads.chain(own).collect()
     }
 
-    /// Their present state.
+    /// Current state of the watched objects.
     fn objects(&self, references: &Value) -> Vec<Value> {
         let cluster = self.installation.cluster;
         let got = cluster.kubectl(&["get", "-f", "-", "-o", "json"], Some(references));
@@ -387,7 +386,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Brings one end to the state that its image asks for.
+    /// Brings one end to the state that its image demands.
     fn care(&self, number: usize, objects: &[Value], state: &mut EndState) {
         let cluster = self.installation.cluster;
         let find = |kind: &str, name: &str| {
@@ -396,14 +395,14 @@ impl Follower<'_> {
             });
             found.unwrap_or_else(|| panic!("no {kind} {name}"))
         };
-        // Without an end of its own in the page the platform keeps its program.
+        // If the page has no such end, the platform keeps upstream's program.
         let Some(end) = self.ends()[number] else {
             return self.run(number, &upstream(number), state);
         };
         let workload = match &end.place {
             Place::Workload(workload) => workload,
             Place::Manifest(path) => {
-                // Between two states a manifest may be missing.
+                // The manifest may be missing while it is replaced.
                 let manifest = fs::read_to_string(path).unwrap_or_default();
                 if let Some(image) = image_in(&manifest) {
                     self.run(number, image, state);
@@ -449,7 +448,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Starts the program of this image, unless it runs.
+    /// Starts the program of this image, unless it runs already.
     fn run(&self, end: usize, image: &str, state: &mut EndState) {
         if state
             .running

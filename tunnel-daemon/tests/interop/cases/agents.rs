@@ -1,4 +1,4 @@
-//! Agents that drain, stop, come back, double, and find several servers.
+//! Agents that drain, stop, reconnect, share an id, or connect to several servers.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -99,7 +99,7 @@ fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
 }
 rows!(request_in_flight_survives_a_second_agent_with_the_same_id: both);
 
-/// A TCP balancer that gives each new connection to the next of its backends.
+/// A TCP load balancer that distributes connections round-robin.
 struct Balancer {
     port: u16,
     backends: Arc<Mutex<Vec<u16>>>,
@@ -134,7 +134,7 @@ impl Balancer {
         }
     }
 
-    /// Connections so far.
+    /// Number of accepted connections.
     fn taken(&self) -> usize {
         self.taken.load(Relaxed)
     }
@@ -144,7 +144,7 @@ impl Balancer {
     }
 }
 
-/// Copies one direction in a thread; its end closes both sockets, so that a killed server is noticed.
+/// Copies one direction in a thread. At EOF it closes both sockets, so that the peer notices a killed server.
 fn splice(from: &TcpStream, to: &TcpStream) {
     let (mut from, mut to) = (
         from.try_clone().expect("sockets clone"),
@@ -157,7 +157,7 @@ fn splice(from: &TcpStream, to: &TcpStream) {
     });
 }
 
-/// A request through the server of that name.
+/// Sends a request through the server called `name`.
 #[track_caller]
 fn get_through(stack: &Stack, name: &str) {
     let socket = stack.dir.path().join(format!("{name}.sock"));
@@ -169,7 +169,7 @@ fn get_through(stack: &Stack, name: &str) {
         .good();
 }
 
-/// An agent that knows only the balancer.
+/// An agent whose only server address is the balancer.
 fn agent_behind(balancer: &Balancer, combo: Combo, dir: &Path, certs: &Certs) -> Agent {
     let (name, id) = ("agent", "agent-0");
     Agent::start(combo.agent, name, id, balancer.port, dir, certs, &[])
@@ -208,13 +208,12 @@ fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
 }
 rows!(agent_finds_all_servers_behind_a_balancer: grpc);
 
-/// Behind the same balancer a Go server refuses the handshakes of lanes that are led to it. Ours has its lanes for all
-/// that; and once all new ones are led astray, tunnels ride its link, and nobody is stormed.
+/// Behind the same balancer a Go server refuses the handshakes of lanes, and our server still gets its lanes. When only the
+/// Go server is left behind the balancer, tunnels use our server's link, and retries are bounded.
 fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
-    /// Refused connections in ten seconds: four at once, once more where a lane has been of use meanwhile, then one behind
-    /// each pause.
+    /// Most refused connections in ten seconds: four at first, one more after a lane was used, then one after each backoff.
     const REFUSED_MAX: usize = 16;
-    /// More than there are lanes.
+    /// More tunnels than lanes.
     const TUNNELS: usize = 12;
     let two = ["--server-count=2"];
     let mut stack = Stack::with(combo, 0, &two);
@@ -303,7 +302,7 @@ fn custom_alpn_protocol_is_offered_and_selected(combo: Combo) {
 }
 rows!(custom_alpn_protocol_is_offered_and_selected: go_go go_adit);
 
-/// Both links of one id count their connections from 1, so a table by (id, connID) mixes them up.
+/// Both links of one agent id number their connections from 1, so a table keyed by (id, connID) would mix them up.
 ///
 /// Upstream (agents): Two links with one agent id do not mix their tunnels.
 fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
@@ -336,7 +335,7 @@ fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
 }
 rows!(two_links_of_one_id_do_not_mix_their_tunnels: go_go adit_go);
 
-/// Upstream keeps asking the oldest link, so its server is no baseline.
+/// Upstream's server keeps dialling over the oldest link, so it is no baseline.
 ///
 /// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 fn half_open_agent_is_replaced_by_its_new_link_at_once(combo: Combo) {

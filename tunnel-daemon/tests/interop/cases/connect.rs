@@ -7,7 +7,7 @@ use crate::support::combo::Combo;
 use crate::support::stack::Stack;
 use crate::support::wait::secs;
 
-/// Sends bytes to the frontend's socket as they are.
+/// Sends bytes to the frontend's socket unchanged.
 fn raw(stack: &Stack, request: &str) -> UnixStream {
     let mut stream = UnixStream::connect(stack.socket()).expect("the frontend listens");
     stream
@@ -27,7 +27,7 @@ fn read_all(mut stream: UnixStream) -> String {
     answer
 }
 
-/// Reads exactly this many bytes.
+/// Reads exactly `count` bytes.
 fn read_some(stream: &mut UnixStream, count: usize) -> String {
     let mut bytes = vec![0; count];
     stream
@@ -67,7 +67,7 @@ fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
 rows!(refused_target_is_a_502_with_the_agents_text: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
     adit_go034_connect adit_go0303_connect go034_adit_connect);
 
-/// The success line to the byte. The Host header is not the target.
+/// The success line is exact. The Host header does not determine the target.
 fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
@@ -110,7 +110,7 @@ fn other_methods_get_a_405(combo: Combo) {
 }
 rows!(other_methods_get_a_405: go_go_connect adit_go_connect);
 
-/// Without an agent it is a 500, and the body says so.
+/// Without an agent the answer is a 500 with an explanation in its body.
 fn no_agent_is_a_500(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let answer = read_all(raw(
@@ -128,7 +128,7 @@ fn no_agent_is_a_500(combo: Combo) {
 }
 rows!(no_agent_is_a_500: go_go_connect adit_go_connect);
 
-/// The header of an error of the agent.
+/// An error answer of the agent closes the connection.
 fn error_answers_close_the_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("closed");
@@ -149,7 +149,7 @@ fn error_answers_close_the_connection(combo: Combo) {
 }
 rows!(error_answers_close_the_connection: connect);
 
-/// Upstream does not promise the order, so its own server is no baseline here.
+/// Upstream does not guarantee the order, so its own server is no baseline here.
 ///
 /// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
@@ -166,7 +166,7 @@ fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
 }
 rows!(established_line_comes_before_the_targets_first_byte: adit_go_connect adit_adit_connect);
 
-/// As kube-apiserver sees it: nothing may be buffered behind the header when it is read.
+/// kube-apiserver requires it: after the header its read buffer must be empty.
 ///
 /// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
@@ -179,7 +179,7 @@ fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
 }
 rows!(nothing_is_sent_together_with_the_established_line: adit_go_connect adit_adit_connect);
 
-/// A client that goes away closes the target's side.
+/// When the client closes, the server closes the target's connection.
 fn client_that_closes_frees_the_target(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
@@ -196,12 +196,12 @@ fn client_that_closes_frees_the_target(combo: Combo) {
 rows!(client_that_closes_frees_the_target: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
     adit_go034_connect adit_go0303_connect go034_adit_connect go0303_adit_connect);
 
-/// A header without end is refused, and others go on.
+/// An endless header is refused, and other clients are served.
 fn endless_header_is_refused(combo: Combo) {
     let stack = Stack::start(combo);
     let mut stream = raw(&stack, "CONNECT 127.0.0.1:1 HTTP/1.1\r\n");
     let line = format!("X-Filler: {}\r\n", "x".repeat(8 * 1024));
-    // Two mebibytes are over every limit; the server may stop reading before the end.
+    // Two mebibytes exceed every limit. The server may stop reading earlier.
     for _ in 0..256 {
         if stream.write_all(line.as_bytes()).is_err() {
             break;

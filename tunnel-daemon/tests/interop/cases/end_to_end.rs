@@ -1,14 +1,14 @@
-//! Honest clients, from a first request to cancelled ones.
+//! Well-behaved clients, from a first request to cancelled ones.
 
 use crate::support::combo::{Combo, Mode};
 use crate::support::peer::Peer;
 use crate::support::stack::Stack;
 use crate::support::wait::{secs, until};
 
-/// Every reason of `dial_failure_count`.
+/// Counter of dial failures, with a label for the reason.
 const DIAL_FAILURES: &str = "dial_failure_count";
 
-/// In HTTP-CONNECT mode the client also refuses bytes buffered behind the 200.
+/// In HTTP-CONNECT mode the client also rejects bytes that arrive together with the 200.
 ///
 /// Upstream (tunnels): A GET through a single-use tunnel returns the body.
 /// Upstream (tunnels): CONNECT and a GET work over a unix socket, and over TCP with mutual TLS.
@@ -152,8 +152,8 @@ fn twenty_mebibytes_arrive_whole(combo: Combo) {
 }
 rows!(twenty_mebibytes_arrive_whole: skew);
 
-/// The target closes right behind its last byte. Upstream's agent up to v0.36.0 may let the
-/// close overtake data, so only rows with our agent can promise it.
+/// The target closes right after its last byte. Upstream's agent up to v0.36.0 may close before it has sent all data, so
+/// only rows with our agent run.
 ///
 /// Upstream (tunnels): 20 MiB arrive complete, up to the last bytes before the close.
 fn last_bytes_before_the_targets_close_arrive(combo: Combo) {
@@ -197,7 +197,7 @@ fn ten_downloads_at_once_complete(combo: Combo) {
 }
 rows!(ten_downloads_at_once_complete: both);
 
-/// Bytes, in both directions, each checked against its offset.
+/// Checks each byte against its offset, in both directions.
 ///
 /// Limit (memory): Drain rate above which a full link waits for its slow readers
 fn bulk_bytes_arrive_in_order_in_both_directions(combo: Combo) {
@@ -227,7 +227,7 @@ fn small_reads_split_a_message_and_never_merge_two(combo: Combo) {
         .flag("read", 10)
         .run()
         .good();
-    // A CONNECT tunnel is a stream of bytes, in which TCP may cut where it likes; the client checks what arrives.
+    // A CONNECT tunnel is a byte stream without message boundaries, so the client checks the content only.
     if combo.mode == Mode::Grpc {
         assert_eq!(report.get("reads").to_string(), "[10,10,5,10,10,5,10,10,5]");
     }
@@ -256,7 +256,7 @@ fn clean_runs_count_no_dial_failure(combo: Combo) {
 }
 rows!(clean_runs_count_no_dial_failure: both);
 
-/// What gRPC-Go derives from the path is percent-encoded; older releases sent it raw.
+/// gRPC-Go derives a percent-encoded authority from the path. Older releases sent it unescaped.
 ///
 /// Upstream (tunnels): A socket path is accepted as `:authority`, raw and percent-encoded.
 fn any_authority_is_taken_on_the_socket(combo: Combo) {
@@ -278,7 +278,7 @@ fn any_authority_is_taken_on_the_socket(combo: Combo) {
 }
 rows!(any_authority_is_taken_on_the_socket: go_go adit_go);
 
-/// A frontend nobody listens on is an error of the client, at once.
+/// If no server listens, the client fails at once.
 fn client_without_a_server_fails_by_itself(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let report = Peer::new("dial-fail", stack.dir.path())

@@ -1,4 +1,4 @@
-//! Dials while one of the agents is stopped: its kernel acknowledges, and nothing answers.
+//! Dials while one of the agents is stopped: its kernel acknowledges packets, and the process answers none.
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
@@ -16,14 +16,14 @@ use crate::support::http;
 use crate::support::stack::{Agent, Stack};
 use crate::support::wait::{is_nightly, secs, until};
 
-/// Dials of a test, one after the other begun.
+/// Number of dials in a test.
 const DIALS: usize = 50;
-/// Between them.
+/// Interval between dials.
 const EVERY: Duration = Duration::from_millis(100);
-/// Less than the time of a dial, and enough for a busy machine.
+/// Longest duration of a dial: shorter than the dial timeout, and long enough for a busy machine.
 const SLOWEST: Duration = Duration::from_secs(15);
 
-/// The first line of the answer to a CONNECT, and how long it took.
+/// Sends a CONNECT, and returns the first line of the answer with its delay.
 fn dial(socket: &str, target: &str) -> (String, Duration) {
     let began = Instant::now();
     let mut stream = UnixStream::connect(socket).expect("a server");
@@ -38,7 +38,7 @@ fn dial(socket: &str, target: &str) -> (String, Duration) {
     (line, began.elapsed())
 }
 
-/// Ten dials a second from now on; those that failed, and the slowest.
+/// Starts ten dials a second. Returns the failed ones, and the slowest delay.
 fn dials(stack: &Stack) -> (Vec<String>, Duration) {
     let (socket, target) = (stack.socket(), stack.targets.address("http"));
     thread::scope(|scope| {
@@ -60,7 +60,7 @@ fn dials(stack: &Stack) -> (Vec<String>, Duration) {
     })
 }
 
-/// Agents that were asked because another was slow or silent.
+/// Number of dials that the server retried at another agent, because the first was slow or silent.
 fn repeated(stack: &Stack) -> f64 {
     let of = |reason| {
         let labels = [("reason", reason)];
@@ -86,17 +86,18 @@ fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     until("no link is silent", secs(15), || {
         (stack.server.adit_metric("links_silent", &[]) == 0.0).then_some(())
     });
-    // Late answers are no failures of dials.
+    // A late answer to a retried dial does not count as a failure.
     assert_eq!(stack.server.metric("dial_failure_count", &[]), 0.0);
 }
 rows!(no_dial_fails_while_one_of_two_agents_is_stopped: adit_go_connect adit_go0303_connect adit_adit_connect adit_aditlink_connect);
 
-/// A user whose packets are dropped once the rule is there.
+/// User id whose packets the nftables rule drops.
 const DROPPED: &str = "4242";
-/// Names the environment of a test that runs in a network of its own already.
+/// Environment variable of a test that already runs in its own network namespace.
 const ENCLOSED: &str = "ADIT_FAILOVER_ENCLOSED";
 
-/// Whether this process is in a network of its own. If not, it runs the test again in one; without the rights to make one it says so.
+/// Whether this process is in its own network namespace. If not, it runs the test again in one, or skips it without the
+/// rights.
 fn is_enclosed(test: &str) -> bool {
     if std::env::var_os(ENCLOSED).is_some() {
         return true;
@@ -125,7 +126,7 @@ fn is_enclosed(test: &str) -> bool {
     false
 }
 
-/// The name of this test, as its program knows it.
+/// Name of this test in the harness.
 fn own_name() -> String {
     thread::current()
         .name()
@@ -133,7 +134,7 @@ fn own_name() -> String {
         .to_owned()
 }
 
-/// Nothing comes from the agent any more, and nothing is acknowledged: the server sends into a hole.
+/// The agent's packets are dropped, including acknowledgements, so the server sends into a black hole.
 fn no_dial_fails_while_one_of_two_agents_is_in_a_black_hole(combo: Combo) {
     if !is_enclosed(&own_name()) {
         return;
@@ -173,7 +174,7 @@ fn no_dial_fails_while_one_of_two_agents_is_in_a_black_hole(combo: Combo) {
 }
 rows!(no_dial_fails_while_one_of_two_agents_is_in_a_black_hole: adit_go_connect adit_adit_connect adit_aditlink_connect);
 
-/// In compat mode readiness follows registration: an unready server would hide its own service, and lock its agents out.
+/// In compat mode readiness follows registration: an unready server would drop out of its Service, and lose its agents.
 fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: Combo) {
     let stack = Stack::start(combo);
     stack.agents[0].process.signal(Signal::STOP);
@@ -189,7 +190,7 @@ fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: C
 }
 rows!(the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone: our_server);
 
-/// A server of Go may not be asked more often than every 30 s, and its kernel acknowledges.
+/// An agent may ping a Go server only every 30 s. The kernel of a stopped server still acknowledges.
 ///
 /// Limit (times): A silent server
 fn a_stopped_server_is_told_of_within_a_minute(combo: Combo) {

@@ -1,8 +1,8 @@
-//! A Go agent drops all its tunnels on a GOAWAY, so it gets none while it holds any: not under load,
-//! not for pings, not from a server that is told to stop.
+//! A Go agent closes all its tunnels on a GOAWAY. So a server sends none while the agent holds tunnels: not under load, not
+//! for pings, not when it stops.
 //!
-//! A tap between the two sees the frames. Rows with upstream's server show what it does in the same place, and so that the tap
-//! would see it.
+//! A tap between agent and server records the frames. Rows with upstream's server show that it sends a GOAWAY there, and
+//! that the tap detects it.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -13,10 +13,11 @@ use crate::support::process::Process;
 use crate::support::stack::{Agent, Stack};
 use crate::support::wait::{secs, until};
 
-/// Pings of the tap, ten a second: upstream takes one in thirty seconds, and after three too many sends a GOAWAY.
+/// Pings that the tap sends, ten a second. Upstream's server permits one in 30 s, and sends a GOAWAY after three pings too
+/// many.
 const PINGS: u32 = 50;
 
-/// What stands between an agent and its server.
+/// A proxy between agent and server that records frames.
 struct Tap {
     process: Process,
     port: u16,
@@ -40,12 +41,12 @@ impl Tap {
         Self { process, port }
     }
 
-    /// The first GOAWAY of a server.
+    /// Waits for the first GOAWAY of the server.
     fn goaway(&self) -> Value {
         self.process.named_event("goaway", secs(20))
     }
 
-    /// No GOAWAY has passed, and no connection has ended.
+    /// Checks that no GOAWAY was sent and no connection has ended.
     #[track_caller]
     fn assert_calm(&self) {
         let events = self.process.events();
@@ -57,7 +58,7 @@ impl Tap {
     }
 }
 
-/// A server and an agent that reaches it through a tap.
+/// Starts a server, and an agent that connects through a tap.
 fn tapped(combo: Combo, pings: u32, server_flags: &[&str]) -> (Stack, Tap) {
     let mut stack = Stack::with(combo, 0, server_flags);
     let tap = Tap::start(&stack, pings);
@@ -76,7 +77,7 @@ fn tapped(combo: Combo, pings: u32, server_flags: &[&str]) -> (Stack, Tap) {
     (stack, tap)
 }
 
-/// A tunnel that has served one request, and serves another when it is given a line.
+/// Opens a tunnel and completes one request. The client sends another request when it reads a line.
 fn held(stack: &Stack) -> Running {
     let mut client = stack
         .client("get", "http")
@@ -87,7 +88,7 @@ fn held(stack: &Stack) -> Running {
     client
 }
 
-/// It still serves.
+/// Checks that the tunnel still serves.
 #[track_caller]
 fn assert_held(mut client: Running) {
     client.process().line("go on");
@@ -96,7 +97,7 @@ fn assert_held(mut client: Running) {
     assert_eq!(report.number("tunnels"), 1.0);
 }
 
-/// Bytes both ways at full speed, and hundreds of tunnels that come and go, beside one that stays.
+/// Bulk data in both directions and hundreds of short tunnels, while one tunnel stays open.
 ///
 /// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn a_loaded_agent_gets_no_goaway(combo: Combo) {
@@ -127,7 +128,7 @@ fn a_loaded_agent_gets_no_goaway(combo: Combo) {
 }
 rows!(a_loaded_agent_gets_no_goaway: go_go adit_go adit_go034 adit_go0303 adit_go_connect);
 
-/// However often an agent pings, beside an open tunnel and without a byte in it, every ping is answered and nothing else comes.
+/// An agent pings often while a tunnel is open and idle. The server answers each ping and sends nothing else.
 ///
 /// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn an_agent_that_pings_ten_times_a_second_gets_no_goaway(combo: Combo) {
@@ -146,13 +147,13 @@ fn an_agent_that_pings_ten_times_a_second_gets_no_goaway(combo: Combo) {
 }
 rows!(an_agent_that_pings_ten_times_a_second_gets_no_goaway: go_go adit_go);
 
-/// Within the grace, tunnels of a Go agent finish; then the server leaves, and does not wait for the rest of it.
+/// Tunnels of a Go agent finish within the grace period. Then the server exits without waiting for the rest of it.
 ///
 /// Upstream (agents): A server sends no GOAWAY while an agent holds tunnels.
 fn a_stopping_server_sends_no_goaway_while_an_agent_holds_tunnels(combo: Combo) {
     let (mut stack, tap) = tapped(combo, 0, &["--graceful-shutdown-timeout=30s"]);
     let kept = held(&stack);
-    // Many times longer than an agent takes to look at its connection, which it does each 100 ms here.
+    // The download takes much longer than the agent's probe interval, which is 100 ms here.
     let download = stack
         .client("slow-read", "source")
         .flag("rate", 2_000_000)

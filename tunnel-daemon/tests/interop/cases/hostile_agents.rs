@@ -1,11 +1,11 @@
-//! Agents made of packets, against a server.
+//! A server against stub agents that send arbitrary packets.
 
 use crate::support::combo::Combo;
 use crate::support::process::Process;
 use crate::support::stack::Stack;
 use crate::support::wait::secs;
 
-/// Two links of a stub agent, of which only the first is chosen for `victim.test`.
+/// Starts a stub agent with two links, of which only the first serves `victim.test`.
 fn two_links(stack: &Stack, mode: &str) -> Process {
     let stub = stack
         .stub_agent(mode)
@@ -20,7 +20,7 @@ fn two_links(stack: &Stack, mode: &str) -> Process {
     stub
 }
 
-/// Upstream takes an answer from anybody.
+/// Upstream accepts an answer from any agent.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
@@ -48,7 +48,7 @@ fn another_agents_data_does_not_reach_the_tunnel(combo: Combo) {
 }
 rows!(another_agents_data_does_not_reach_the_tunnel: go_go adit_go);
 
-/// With one id for both links, where a table by (id, connID) fails.
+/// Both links have one id, so a table keyed by (id, connID) would fail.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) {
@@ -72,7 +72,7 @@ fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) 
 }
 rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 
-/// Malformed ones crash upstream's server.
+/// Malformed packets crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
@@ -82,7 +82,7 @@ fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
         .flag("messages", 100)
         .flag("gap", "20ms")
         .begin();
-    // Its tunnel is open, through the honest agent, before the other one comes.
+    // The witness has its tunnel, through the well-behaved agent, before the stub connects.
     stack.await_server_metric("established_connections", &[], 1.0);
     let stub = stack.stub_agent("malformed").start();
     stub.named_event("sent", secs(10));
@@ -94,7 +94,7 @@ fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
 }
 rows!(malformed_packets_of_an_agent_hurt_nobody_else: our_server_both);
 
-/// Upstream survives these, too.
+/// Upstream tolerates these packets, too.
 fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("harmless").start();
@@ -108,7 +108,7 @@ fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
 }
 rows!(harmless_packets_of_an_agent_have_no_effect: go_go adit_go);
 
-/// A message over the limit ends at most the link it came on.
+/// A message beyond the limit ends at most the link on which it arrived.
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
@@ -136,7 +136,7 @@ fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
 }
 rows!(oversized_packet_of_an_agent_spares_the_other_agent: go_go adit_go);
 
-/// Upstream leaves a gRPC dial waiting when its agent goes.
+/// In upstream, a gRPC dial keeps waiting after its agent has disconnected.
 ///
 /// Upstream (dials): A dial fails at once when its agent is lost.
 fn dial_fails_at_once_when_its_agent_goes(combo: Combo) {

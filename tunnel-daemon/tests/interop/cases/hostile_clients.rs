@@ -1,4 +1,4 @@
-//! Clients on the raw stub, from merely early to malicious.
+//! Raw stub clients, from merely early to malicious.
 
 use serde_json::{Value, json};
 
@@ -7,12 +7,12 @@ use crate::support::peer::Report;
 use crate::support::stack::Stack;
 use crate::support::wait::secs;
 
-/// Runs one misbehaviour against the echo target.
+/// Sends one kind of invalid packets to the echo target.
 fn misbehave(stack: &Stack, kind: &str) -> Report {
     stack.client("wrong", "echo").flag("kind", kind).run()
 }
 
-/// The packets that came back, of one type.
+/// Received packets of one type.
 fn packets(report: &Report, kind: &str) -> Vec<Value> {
     let all = report
         .get("packets")
@@ -34,8 +34,8 @@ fn dial_without_an_agent_says_so(combo: Combo) {
 }
 rows!(dial_without_an_agent_says_so: go_go adit_go);
 
-/// The dial goes to the agent as it came, and is closed when it is abandoned. DATA and CLOSE_REQ before its answer
-/// stay at our server; upstream's passes them on.
+/// The server forwards the dial unchanged, and sends a close when the client abandons it. Our server does not forward DATA
+/// and CLOSE_REQ that precede the answer; upstream's server does.
 ///
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
@@ -49,7 +49,7 @@ fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
         .flag("kind", "unanswered")
         .begin();
     let dial = stub.event("DIAL_REQ", secs(5), |event| event["type"] == "DIAL_REQ");
-    // Only now: a client that is gone before its dial was written is not dialed for at all.
+    // The client waits for the dial: if a client leaves before its dial was written, the server does not dial.
     client.process().line("the agent has the dial");
     client.report();
     stub.event("DIAL_CLS", secs(5), |event| {
@@ -125,7 +125,7 @@ fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
 }
 rows!(a_thousand_streams_on_one_connection_are_served: grpc);
 
-/// Unread streams must not stop the others of the same HTTP/2 connection.
+/// Unread streams must not block the others of the same HTTP/2 connection.
 fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let source = stack.targets.address("source");
@@ -140,7 +140,7 @@ fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
 }
 rows!(unread_streams_do_not_stop_the_others_of_their_connection: our_server);
 
-/// Upstream survives these, too.
+/// Upstream tolerates these packets, too.
 fn harmless_packets_have_no_effect(combo: Combo) {
     let stack = Stack::start(combo);
     misbehave(&stack, "harmless").good();
@@ -148,7 +148,7 @@ fn harmless_packets_have_no_effect(combo: Combo) {
 }
 rows!(harmless_packets_have_no_effect: grpc);
 
-/// They crash upstream's server.
+/// Malformed packets crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_hurt_nobody_else(combo: Combo) {
@@ -184,7 +184,7 @@ fn largest_message_passes_and_a_larger_one_hurts_only_itself(combo: Combo) {
 }
 rows!(largest_message_passes_and_a_larger_one_hurts_only_itself: grpc);
 
-/// Upstream forwards what it gets, so its server is no baseline.
+/// Upstream forwards empty packets, so its server is no baseline.
 ///
 /// Upstream (packets): No empty DATA packet is sent.
 fn data_without_bytes_is_never_passed_on(combo: Combo) {
@@ -192,7 +192,7 @@ fn data_without_bytes_is_never_passed_on(combo: Combo) {
     let stub = stack.stub_agent("echo").start();
     stub.named_event("linked", secs(10));
     stack.await_backends(1);
-    // The stub's echo carries a tag, so the client's own check fails; what the stub saw is what counts.
+    // The stub's echo carries a tag, so the client's own check fails. The test checks what the stub received.
     stack
         .client_to("wrong", "10.0.0.1:80")
         .flag("kind", "empty-data")
@@ -210,14 +210,14 @@ fn data_without_bytes_is_never_passed_on(combo: Combo) {
 }
 rows!(data_without_bytes_is_never_passed_on: adit_go);
 
-/// Dataplane notes 10: thousands of tiny messages are no attack.
+/// Dataplane notes 10: thousands of tiny messages are not treated as an attack.
 fn ten_thousand_tiny_messages_are_echoed(combo: Combo) {
     let stack = Stack::start(combo);
     misbehave(&stack, "tiny").good();
 }
 rows!(ten_thousand_tiny_messages_are_echoed: grpc);
 
-/// Upstream lets any stream write into any tunnel.
+/// In upstream, any stream can write into any tunnel.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn client_cannot_touch_tunnels_of_others(combo: Combo) {

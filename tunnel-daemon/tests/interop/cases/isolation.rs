@@ -1,4 +1,4 @@
-//! One slow party next to others, and bytes right before a close.
+//! Slow clients and targets beside fast ones, and bytes right before a close.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use crate::support::process::Process;
 use crate::support::stack::Stack;
 use crate::support::wait::{is_nightly, secs, until};
 
-/// Echo messages of one round of a measurement.
+/// Echo messages in one round of a measurement.
 const MESSAGES: u32 = 400;
-/// Rounds; the median of their ratios counts.
+/// Number of rounds. The median of their ratios counts.
 const ROUNDS: usize = 3;
 
 /// Median echo time in microseconds of one round.
@@ -25,7 +25,7 @@ fn echo_p50(stack: &Stack) -> f64 {
     report.number("p50_us")
 }
 
-/// Echo beside a disturbance against echo without, as the median ratio of several rounds in one run.
+/// Ratio of echo times with and without a disturbance: the median of several rounds.
 fn ratio_beside(stack: &Stack, mut disturb: impl FnMut() -> Process) -> f64 {
     echo_p50(stack); // the first connections of a process are slower
     let mut ratios: Vec<f64> = (0..ROUNDS)
@@ -41,7 +41,7 @@ fn ratio_beside(stack: &Stack, mut disturb: impl FnMut() -> Process) -> f64 {
     ratios[ROUNDS / 2]
 }
 
-/// Upstream stalls everybody, so its server is no baseline.
+/// In upstream, a stalled client stalls the others, so its server is no baseline.
 ///
 /// Limit (isolation): Echo p50 beside 4 stalled clients, with a Go agent | at most 3 times that without them
 /// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
@@ -52,7 +52,7 @@ fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
         stalled.named_event("stalled", secs(10));
         stalled
     });
-    // 3 is the limit promised with a Go agent; with ours it is 1.5 on a quiet machine, measured by `cargo xtask perf`.
+    // 3 is the documented limit with a Go agent. With ours it is 1.5 on an idle machine, as `cargo xtask perf` measures.
     assert!(
         ratio <= 3.0,
         "echo beside stalled clients takes {ratio:.2} times as long"
@@ -61,7 +61,7 @@ fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
 }
 rows!(four_stalled_clients_do_not_slow_an_echo: our_server_both);
 
-/// Those who do not read pay for the memory, not the download beside them, however much waits for it.
+/// The server charges queued bytes to the stalled clients, so a download beside them completes.
 fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
     let stack = Stack::start(combo);
     let stalled = stack.client("stall", "source").flag("streams", 4).start();
@@ -76,7 +76,7 @@ fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
 }
 rows!(a_download_beside_stalled_clients_arrives_whole: our_server_both);
 
-/// Targets that read nothing. With a Go agent its own loop stalls, whatever we do.
+/// The targets read nothing. A Go agent is no row, because its own loop stalls.
 ///
 /// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 fn stalled_target_does_not_slow_an_echo(combo: Combo) {
@@ -104,7 +104,7 @@ fn stalled_target_does_not_slow_an_echo(combo: Combo) {
 }
 rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect adit_aditlink adit_aditlink_connect go_adit go_adit_connect);
 
-/// Upstream's agent may lose them.
+/// Upstream's agent may lose the last bytes.
 ///
 /// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 fn upload_then_close_delivers_every_byte(combo: Combo) {
@@ -130,17 +130,18 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
 rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink
     aditprevious_adit adit_aditprevious_connect);
 
-/// The Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
+/// The Go library closes a tunnel whose packet waits ten seconds, so the server must not send larger packets to a slow
+/// reader.
 ///
 /// Limit (isolation): A client that reads 20 KB/s for 60 s | keeps its tunnel; with a Go agent while its target is at
 /// most 4 MiB ahead
 fn slow_reader_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 0);
 }
-// Without an end only where credit stops the source: bytes of a Go agent come as fast as the link takes them.
+// Only rows where credit stops an endless source: a Go agent sends as fast as the link takes bytes.
 rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect adit_aditlink);
 
-/// With an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
+/// For an agent without credit, the source stays ahead of the reader by less than the tunnel's 4 MiB.
 ///
 /// Limit (isolation): A client that reads 20 KB/s for 60 s
 fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
@@ -148,8 +149,8 @@ fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
 }
 rows!(slow_reader_of_three_mebibytes_keeps_its_tunnel: adit_go adit_go_connect);
 
-/// The same without an end: once all that an agent may have on the way waits for one reader, that one goes, with its reason,
-/// and nobody else does, however slow.
+/// The source is endless. When the bytes of one reader fill the agent's budget, the server closes that tunnel with reason
+/// `budget`. Other slow tunnels continue.
 ///
 /// Limit (isolation): A client that reads 20 KB/s from an endless target, with a Go agent | cut alone when the 64 MiB
 /// of the link are full
@@ -172,7 +173,7 @@ fn slow_reader_of_an_endless_source_is_cut_alone(combo: Combo) {
         (closed("budget") == 1.0).then_some(())
     });
     other.report().good();
-    // It still reads what was on its way to it, and may be at that to the end.
+    // The client still reads bytes that were queued, which may take until its end.
     let report = cut.report();
     assert_eq!(*report.get("intact"), true, "{report:?}");
     for (reason, cut) in [("budget", 1.0), ("stalled", 0.0), ("half_closed_idle", 0.0)] {
@@ -182,8 +183,8 @@ fn slow_reader_of_an_endless_source_is_cut_alone(combo: Combo) {
 }
 rows!(slow_reader_of_an_endless_source_is_cut_alone: adit_go adit_go_connect);
 
-/// 20 KB/s from a source of so many bytes (0: without end), and nothing is cut: at night for a minute, else for longer than the
-/// ten seconds after which the Go library gives up.
+/// Reads 20 KB/s from a source of `bytes` bytes (0: endless), and checks that no tunnel is cut. It takes a minute at night,
+/// else longer than the ten seconds after which the Go library gives up.
 fn assert_slow_reader_is_served(combo: Combo, bytes: u64) {
     const RATE: u64 = 20_000;
     let length = if is_nightly() { 60 } else { 14 };

@@ -1,24 +1,25 @@
-//! How far the server's reading of a Go agent's link may fall behind because some of its clients do not read.
+//! How much stalled clients delay the server's reading of a Go agent's link.
 //!
-//! There is no counter of it: an echo crosses the link both ways, so what it takes longer bounds what waited in there.
+//! No counter measures that delay. An echo crosses the link in both directions, so its additional time is an upper bound.
 
 use crate::support::combo::Combo;
 use crate::support::stack::Stack;
 use crate::support::wait::{secs, until};
 
-/// Rounds with stalled clients and without, in turn; medians count.
+/// Rounds, alternately without and with stalled clients. Medians count.
 const ROUNDS: usize = 5;
-/// How often it may be measured before it is too late.
+/// Number of attempts before the test fails.
 const TRIES: usize = 3;
-/// Promised.
+/// The documented limit.
 const LAG_MAX_US: f64 = 5_000.0;
-/// Loose: one echo in a hundred meets whatever else a machine of two processors does. Or this many times what it takes without.
+/// Limit of p99: this time, or [`TAIL_RATIO_MAX`] times the p99 without stalled clients. Both are loose, since other work on
+/// two processors delays one echo in a hundred.
 const TAIL_MAX_US: f64 = 50_000.0;
 const TAIL_RATIO_MAX: f64 = 10.0;
-/// What the server holds for clients that do not read, at least: the rest is with them.
+/// Least number of bytes that the server queues for stalled clients. The clients' buffers hold the rest.
 const HELD_BYTES: f64 = 8e6;
 
-/// What 400 echoes took, in microseconds.
+/// Times of 400 echoes, in microseconds.
 #[derive(Clone, Copy)]
 struct Times {
     p50: f64,
@@ -44,7 +45,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// While the agent's budget runs full of what they do not read, and they are cut for it.
+/// The bytes for stalled clients fill the agent's budget, and the server closes their tunnels.
 ///
 /// Limit (isolation): Delay of the link reader beside stalled clients, with a Go agent | p50 below 5 ms; p99 at most 50
 /// ms, or 10 times that without them
@@ -54,7 +55,7 @@ fn stalled_clients_do_not_delay_the_reading_of_their_agents_link(combo: Combo) {
 }
 rows!(stalled_clients_do_not_delay_the_reading_of_their_agents_link: adit_go adit_go_connect);
 
-/// The budget has room for all of it, so they keep their tunnels.
+/// The budget has room for all bytes, so the stalled clients keep their tunnels.
 ///
 /// Limit (isolation): Delay of the link reader beside stalled clients, with a Go agent
 /// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
@@ -70,10 +71,10 @@ fn stalled_clients_that_stay_do_not_delay_the_reading_of_their_agents_link(combo
 }
 rows!(stalled_clients_that_stay_do_not_delay_the_reading_of_their_agents_link: adit_go adit_go_connect);
 
-/// Beside four clients that read nothing, with so many bytes for each of them (0: without end).
+/// Measures beside four clients that read nothing. Each has `bytes` bytes waiting (0: endless).
 fn assert_no_lag(stack: &Stack, bytes: u64) {
     echoes(stack); // the first connections of a process are slower
-    // Other tests run beside this one: what is late because of them is not late every time.
+    // Other tests run at the same time and may delay one attempt, but not each attempt.
     let late: Vec<String> = (0..TRIES)
         .map_while(|_| judge(stack, bytes).err())
         .collect();
@@ -82,7 +83,7 @@ fn assert_no_lag(stack: &Stack, bytes: u64) {
 }
 
 /// # Errors
-/// What comes too late beside them.
+/// The limit that the echoes exceeded.
 fn judge(stack: &Stack, bytes: u64) -> Result<(), String> {
     let held = || stack.server.adit_metric("held_bytes", &[]);
     let rounds: Vec<(Times, Times)> = (0..ROUNDS)

@@ -1,4 +1,4 @@
-//! The tests, by who is put to the test.
+//! Test cases, grouped by the part under test.
 
 mod agents;
 mod connect;

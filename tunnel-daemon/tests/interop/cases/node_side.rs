@@ -1,5 +1,5 @@
-//! Node to control plane with upstream's servers, which know no lanes: what an agent's listeners are for is refused by name, and
-//! everything else goes on; a server of ours beside them serves it.
+//! Node to control plane with upstream's servers, which have no lanes. The agent refuses connections to its listeners with a
+//! reason, and tunnels work as before. A server of ours beside them serves the listeners.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -13,12 +13,13 @@ use crate::support::stack::{Agent, Stack};
 use crate::support::wait::{secs, until};
 use crate::support::{http, ports};
 
-/// What the log and the probe say of such a server.
+/// The reason in log and probe for a server without lanes.
 const WHY: &str = "no connected server takes lanes";
-/// Longest wait of a connection for a lane, where a server has some.
+/// Longest time for which a connection waits for a lane.
 const HELD_MAX_SECS: u64 = 5;
 
-/// Our agent with its own flags, as upstream's know no such listeners: one for `destination`, at the port that is returned.
+/// Starts our agent with native flags, because upstream has none for listeners. Returns the port of its listener for
+/// `destination`.
 fn add_node_agent(stack: &mut Stack, servers: &[u16], destination: &str) -> u16 {
     let [health_port, local] = [(); 2].map(|()| ports::free());
     let servers: Vec<String> = servers
@@ -54,7 +55,7 @@ fn add_node_agent(stack: &mut Stack, servers: &[u16], destination: &str) -> u16 
     local
 }
 
-/// What the agent's probe says of its listeners.
+/// The agent's readiness report, which covers its listeners.
 fn told(stack: &Stack) -> String {
     let answer = http::get(stack.agents[0].health_port, "/readyz?verbose");
     let answer = answer.expect("the agent answers");
@@ -62,7 +63,7 @@ fn told(stack: &Stack) -> String {
     answer.body
 }
 
-/// Waits until the agent has counted so many connections that were refused for want of lanes.
+/// Waits until the agent has counted `count` connections that it refused without lanes.
 fn await_refused(stack: &Stack, count: u32) {
     let want = f64::from(count);
     until(
@@ -77,10 +78,10 @@ fn await_refused(stack: &Stack, count: u32) {
     );
 }
 
-/// One connection to an agent's listener is reset, sooner than one that waits for a lane.
+/// Checks that a connection to an agent's listener is reset before the wait for a lane would end.
 fn assert_reset(port: u16) {
     let since = Instant::now();
-    // It may be reset before its connect has returned.
+    // The reset may arrive before `connect` returns.
     let outcome = TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
         stream.set_read_timeout(Some(secs(HELD_MAX_SECS)))?;
         stream.read(&mut [0; 1])
@@ -90,7 +91,7 @@ fn assert_reset(port: u16) {
     assert!(since.elapsed() < secs(HELD_MAX_SECS));
 }
 
-/// An echo over a connection to an agent's listener.
+/// Checks an echo over a connection to an agent's listener.
 fn assert_echoes(port: u16) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the agent listens");
     stream
@@ -102,7 +103,7 @@ fn assert_echoes(port: u16) {
     assert_eq!(&back, b"ping");
 }
 
-/// Told by the probe before anybody connects, by one warning and a counter when somebody does.
+/// The probe reports it before the first connection. A connection causes one warning and is counted.
 fn a_server_without_lanes_is_named_and_tunnels_from_it_go_on(combo: Combo) {
     let mut stack = Stack::with(combo, 0, &[]);
     let server = stack.server.agent_port;
@@ -117,7 +118,7 @@ fn a_server_without_lanes_is_named_and_tunnels_from_it_go_on(combo: Combo) {
     let warnings = |text: &str| {
         let log = fs::read_to_string(&log).unwrap_or_default();
         let lines = log.lines().filter(|line| line.contains("level=warn"));
-        // Of each connection there is a line of its own besides.
+        // Each failed dial has its own log line in addition.
         let lines = lines.filter(|line| !line.contains("dial failed"));
         lines.filter(|line| line.contains(text)).count()
     };
@@ -141,7 +142,7 @@ fn a_server_without_lanes_is_named_and_tunnels_from_it_go_on(combo: Combo) {
 }
 rows!(a_server_without_lanes_is_named_and_tunnels_from_it_go_on: go_adit go_adit_connect go034_adit go0303_adit aditlink_adit);
 
-/// Our server with its own flags, which allow agents this destination, at a port of its own for them.
+/// Starts our server with native flags at its own agent port. It permits agents to reach `destination`.
 fn start_our_server(stack: &Stack, destination: &str, agent_port: u16) -> Process {
     let health_port = ports::free();
     let socket = stack.dir.path().join("ours.sock");
@@ -168,7 +169,7 @@ fn start_our_server(stack: &Stack, destination: &str, agent_port: u16) -> Proces
     process
 }
 
-/// While a cluster moves from upstream's servers to ours: the listeners work as soon as one of ours is there, and as long.
+/// During a migration from upstream's servers to ours, the listeners work while one of our servers is connected.
 fn beside_a_server_without_lanes_ours_takes_the_connections(combo: Combo) {
     let mut stack = Stack::with(combo, 0, &["--server-count=2"]);
     let destination = stack.targets.address("echo");
@@ -184,7 +185,7 @@ fn beside_a_server_without_lanes_ours_takes_the_connections(combo: Combo) {
         told_first.contains("[+]node-to-control-plane a server takes lanes"),
         "{told_first}"
     );
-    // Gone: by name again, and tunnels from the other one go on.
+    // Without our server connections are refused with a reason, and the other server's tunnels work.
     server.kill();
     stack.await_agent_metric("open_server_connections", &[], 1.0);
     assert_reset(local);

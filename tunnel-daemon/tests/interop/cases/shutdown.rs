@@ -1,5 +1,5 @@
-//! A server that is told to stop leaves within its grace, whatever Go clients and agents do. Upstream's
-//! waits for its clients without limit, so it is no baseline.
+//! A server that receives SIGTERM exits within its grace period, whatever Go clients and agents do. Upstream's server waits
+//! for its clients without limit, so it is no baseline.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use crate::support::process::Process;
 use crate::support::stack::Stack;
 use crate::support::wait::secs;
 
-/// What the first test's server is given.
+/// Grace period of the first test's server.
 const GRACE: Duration = Duration::from_secs(2);
-/// For what is behind the grace, on a busy machine.
+/// Additional time on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// A client that sends for ever, and one whose tunnels are full of bytes it never reads.
+/// Starts a client that sends forever, and one that never reads its tunnels.
 fn endless_clients(stack: &Stack) -> (Running, Process) {
     let talker = stack
         .client("echo", "echo")
@@ -29,7 +29,7 @@ fn endless_clients(stack: &Stack) -> (Running, Process) {
     (talker, stalled)
 }
 
-/// Ends the server by one signal: how long it took, at most `limit`.
+/// Sends one SIGTERM, and returns how long the exit took. It may take at most `limit`.
 fn stop(stack: &mut Stack, limit: Duration) -> Duration {
     let since = Instant::now();
     stack.server.process.signal(Signal::TERM);
@@ -38,7 +38,7 @@ fn stop(stack: &mut Stack, limit: Duration) -> Duration {
     since.elapsed()
 }
 
-/// Its clients are served for all of the grace, and no longer; nothing is left at the targets.
+/// Clients are served until the end of the grace period. After it, targets have no connections left.
 ///
 /// Limit (times): SIGTERM to exit of a server, compat mode | `--graceful-shutdown-timeout`, also with connected Go
 /// clients
@@ -48,14 +48,14 @@ fn a_server_leaves_at_the_end_of_its_grace_though_clients_never_do(combo: Combo)
     let took = stop(&mut stack, GRACE + SLACK);
     assert!(took >= GRACE * 9 / 10, "it left after {took:?}");
     let report = talker.report().bad();
-    // It began before the signal, and so outlived most of the grace.
+    // The client started before the signal, so it lived through most of the grace period.
     let served = report.number("elapsed_ms");
     assert!(served >= 1_800.0, "cut after {served} ms: {report:?}");
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
 }
 rows!(a_server_leaves_at_the_end_of_its_grace_though_clients_never_do: adit_go adit_go_connect adit_adit adit_adit_connect adit_aditlink);
 
-/// Upstream's default is no grace at all.
+/// Upstream's default is no grace period.
 ///
 /// Limit (times): SIGTERM to exit of a server, compat mode
 fn a_server_without_a_grace_leaves_at_once(combo: Combo) {
@@ -67,7 +67,7 @@ fn a_server_without_a_grace_leaves_at_once(combo: Combo) {
 }
 rows!(a_server_without_a_grace_leaves_at_once: adit_go adit_go_connect adit_adit);
 
-/// Its agents stay, and serve the next one on the same port.
+/// The agents keep running, and serve the next server on the same port.
 fn agents_of_a_stopped_server_serve_the_next_one(combo: Combo) {
     let mut stack = Stack::with(combo, 1, &["--graceful-shutdown-timeout=1s"]);
     let (_talker, _stalled) = endless_clients(&stack);

@@ -1,13 +1,13 @@
-//! 22 and 41 with client libraries of older releases, as in the kube-apiserver of an older control plane.
+//! Client libraries of older releases, as in the kube-apiserver of an older control plane.
 //!
-//! Only the gRPC dialect has such a library; behind HTTP CONNECT older agents and servers are rows of the other tests.
+//! Only the gRPC dialect has such a library. Older agents and servers are rows of the other tests.
 
 use crate::support::combo::Combo;
 use crate::support::go::Release;
 use crate::support::stack::Stack;
 use crate::support::wait::secs;
 
-/// Bodies, echoes and many tunnels at once.
+/// Checks bodies, echoes and concurrent tunnels.
 fn assert_serves_clients_of(combo: Combo, release: Release) {
     let stack = Stack::start(combo);
     let report = stack
@@ -63,7 +63,7 @@ fn clients_of_v0_30_3_are_served(combo: Combo) {
 }
 rows!(clients_of_v0_30_3_are_served: go_go adit_go adit_adit adit_aditlink);
 
-/// A target that refuses, and no agent at all.
+/// Checks a target that refuses, and a server without agents.
 fn assert_tells_clients_of(combo: Combo, release: Release) {
     let mut stack = Stack::with(combo, 0, &[]);
     let report = stack
@@ -94,7 +94,7 @@ fn clients_of_v0_30_3_are_told_why_a_dial_failed(combo: Combo) {
 }
 rows!(clients_of_v0_30_3_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 
-/// Their cancel is taken, too, and leaves nothing.
+/// A cancelled dial of an older client is cancelled at the agent, too.
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 fn an_older_client_that_gives_up_is_counted_once(combo: Combo) {

@@ -1,4 +1,4 @@
-//! A server made of packets, against an agent.
+//! An agent against a stub server that sends scripted packets.
 
 use crate::support::certs::Certs;
 use crate::support::combo::Combo;
@@ -8,7 +8,7 @@ use crate::support::stack::{Agent, Targets};
 use crate::support::wait::{secs, until};
 use tempfile::TempDir;
 
-/// An agent that is told to connect to a stub.
+/// An agent that connects to a stub server.
 struct Stage {
     agent: Agent,
     stub: Process,
@@ -16,7 +16,7 @@ struct Stage {
     _dir: TempDir,
 }
 
-/// Starts a stub in a mode, with a target for its scripts, and an agent for it.
+/// Starts a stub server in a mode, a target for its script, and an agent.
 fn stage(combo: Combo, mode: &str, target: &str) -> Stage {
     let dir = TempDir::new().expect("a temporary directory can be made");
     let certs = Certs::write(dir.path());
@@ -50,7 +50,7 @@ fn stage(combo: Combo, mode: &str, target: &str) -> Stage {
 }
 
 impl Stage {
-    /// Waits for the stub's script to end well.
+    /// Waits until the stub's script has succeeded.
     fn script_passes(&self) {
         let end = self.stub.named_event("script", secs(20));
         assert_eq!(end["ok"], true, "{end}: {:?}", self.stub.events());
@@ -117,7 +117,7 @@ fn broken_stream_closes_the_targets_and_the_agent_comes_back(combo: Combo) {
 }
 rows!(broken_stream_closes_the_targets_and_the_agent_comes_back: go_go go_adit);
 
-/// Upstream v0.36.0 sends it only with the next packet, so it is no baseline.
+/// Upstream v0.36.0 announces the drain with its next packet only, so it is no baseline.
 ///
 /// Upstream (agents): An agent announces its drain at once, also on an idle link.
 fn drain_is_announced_on_an_idle_stream(combo: Combo) {
@@ -130,7 +130,7 @@ fn drain_is_announced_on_an_idle_stream(combo: Combo) {
 }
 rows!(drain_is_announced_on_an_idle_stream: go_adit);
 
-/// A bad greeting fails the attempt, and the agent tries again.
+/// An invalid handshake fails the attempt, and the agent retries.
 fn bad_greetings_are_refused_and_tried_again(combo: Combo) {
     for mode in ["no-serverid", "two-serverids", "bad-count", "refuse"] {
         let stage = stage(combo, mode, "echo");
@@ -144,7 +144,7 @@ fn bad_greetings_are_refused_and_tried_again(combo: Combo) {
 }
 rows!(bad_greetings_are_refused_and_tried_again: go_go go_adit);
 
-/// Upstream waits for ever.
+/// Upstream waits forever.
 ///
 /// Limit (times): Response headers of a link
 fn missing_greeting_is_not_waited_for_without_limit(combo: Combo) {
@@ -153,7 +153,7 @@ fn missing_greeting_is_not_waited_for_without_limit(combo: Combo) {
 }
 rows!(missing_greeting_is_not_waited_for_without_limit: go_adit);
 
-/// They crash upstream's agent.
+/// Malformed packets crash upstream's agent.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_a_server_do_not_hurt_the_agent(combo: Combo) {

@@ -1,7 +1,7 @@
 //! Upstream's own integration suite, unchanged, with the agent as an external program.
 //!
-//! Its server is always its own, in its own process. It runs in a namespace because it needs what a host may not have:
-//! an address that swallows a dial, a name server that says no, and nobody at port 8080.
+//! The suite starts its own server, in its own process. It runs in a network namespace with an address that drops dials, a
+//! name server that rejects all names, and a free port 8080.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -19,19 +19,19 @@ use crate::support::namespace;
 use crate::support::process::Process;
 use crate::support::wait::secs;
 
-/// Tests that do not pass with our agent, each with the reason. One that passes, or that upstream no longer has, fails
-/// the run, so the list says what is true.
+/// Tests that do not pass with our agent, each with the reason. A listed test that passes, or that upstream no longer has,
+/// fails the run.
 const EXCEPTIONS: &[(&str, &str)] = &[];
 
-/// A test that loses a race of its own now and then, with any agent. When it failed in one of these ways, it is run again
-/// alone, and counts as passed when one of those runs passes.
+/// A test with a race of its own, which fails sometimes with any agent. If its output ends in one of these ways, it is
+/// repeated alone. It counts as passed when one repetition passes.
 struct Race {
     test: &'static str,
     losses: &'static [&'static str],
 }
 
-/// One cancel ends the request and the tunnel below it, both in the client's process, and a moment later the target
-/// answers. The test knows one of the errors only, and the HTTP client reports what it sees first.
+/// One cancellation ends the request and the tunnel below it in the client's process, and then the target answers. The test
+/// expects only one of the errors, and the HTTP client reports the first.
 const RACES: &[Race] = &[Race {
     test: "TestProxyHandle_TunnelContextCancelled_GRPC",
     losses: &[
@@ -40,32 +40,32 @@ const RACES: &[Race] = &[Race {
     ],
 }];
 
-/// An agent answers a scrape before it has set its first gauge, and the suite, which waits for the gauge's value, gives up when
-/// there is none yet. Seen with upstream's own agent on a busy machine, in whatever test it is.
+/// An agent may answer a scrape before it has set its first gauge. The suite then gives up instead of waiting, in any test,
+/// and also with upstream's own agent on a busy machine.
 const LOST_BY_ANY: &[&str] =
     &["missing konnectivity_network_proxy_agent_open_server_connections metric"];
 
-/// Runs of such a test. It fails in one of six, so nine in a row do not happen.
+/// Repetitions of such a test. It fails about one time in six, so nine failures in a row are very unlikely.
 const RACE_RUNS: u32 = 9;
 
-/// When the suite gives up by itself and shows what hangs. It takes 85 s with any agent, 60 of them in a poll for leaked
-/// goroutines that counts one of its own until it gives up.
+/// Time after which the suite aborts and shows what hangs. It takes about 85 s with any agent. 60 s of that are a check for
+/// leaked goroutines that counts its own goroutine.
 const SUITE_LIMIT_SECS: u64 = 180;
 
-/// Lines shown of one test that did not pass.
+/// Log lines shown for each failed test.
 const LINES_SHOWN: usize = 300;
 
 /// Upstream (tunnels): All integration tests of upstream pass with our agent.
 fn every_upstream_test_passes(combo: Combo) {
     let dir = TempDir::new().expect("a temporary directory can be made");
     if let Some(why) = namespace::missing(dir.path()) {
-        // Not every user may make one.
+        // An unprivileged user may lack the right to create a namespace.
         let must = env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
         assert!(!must, "no network namespace can be made: {why}");
         go::skip_loudly("upstream_suite", &format!("no network namespace: {why}"));
         return;
     }
-    // The suite is given a path and no words before its flags, so the name is what asks for upstream's behaviour.
+    // The suite takes a path without arguments, so the program's name selects compat mode.
     let agent = dir.path().join("proxy-agent");
     symlink(combo.agent.agent().0, &agent).expect("a link can be made");
     let tests = names();
@@ -113,7 +113,7 @@ fn every_upstream_test_passes(combo: Combo) {
 }
 rows!(every_upstream_test_passes: go_go go_adit);
 
-/// The tests it is made of.
+/// Names of the suite's tests.
 fn names() -> Vec<String> {
     let output = Command::new(go::binary(Program::Suite))
         .args(["-test.list", "^Test"])
@@ -126,12 +126,12 @@ fn names() -> Vec<String> {
         .collect()
 }
 
-/// Runs it against this agent to its end: how it ended, and all that it and the agents wrote.
+/// Runs the suite against this agent. Returns its exit status, and the output of suite and agents.
 fn run(name: &str, agent: &Path, dir: &Path, flags: &[String]) -> (ExitStatus, String) {
     let mut words = vec![
         go::binary(Program::Suite).display().to_string(),
         format!("-agent-path={}", agent.display()),
-        // Marks the lines of the test runner, which shares its output with servers and agents.
+        // Marks lines of the test runner, which shares its output with servers and agents.
         "-test.v=test2json".to_owned(),
         format!("-test.timeout={SUITE_LIMIT_SECS}s"),
     ];
@@ -142,18 +142,18 @@ fn run(name: &str, agent: &Path, dir: &Path, flags: &[String]) -> (ExitStatus, S
     (status, String::from_utf8_lossy(&log).into_owned())
 }
 
-/// What one test wrote, and whether it passed, in one of its runs; a skipped one did not.
+/// Output of one run of a test, and whether it passed. A skipped test did not pass.
 #[derive(Default)]
 struct Section<'a> {
     lines: Vec<&'a str>,
     passed: bool,
 }
 
-/// Splits the log by test. They run one after the other; those inside a test count as part of it.
+/// Splits the log by test. Tests run one after another, and subtests belong to their test.
 fn sections(log: &str) -> BTreeMap<&str, Section<'_>> {
     let mut sections: BTreeMap<&str, Section<'_>> = BTreeMap::new();
     let mut current = "";
-    // The mark also stands behind output that did not end its line.
+    // The mark may also follow output that did not end its line.
     for line in log.split(['\n', '\x16']).filter(|line| !line.is_empty()) {
         if let Some(name) = line.strip_prefix("=== RUN   ") {
             current = name.split('/').next().unwrap_or(name);
@@ -167,7 +167,7 @@ fn sections(log: &str) -> BTreeMap<&str, Section<'_>> {
     sections
 }
 
-/// The tests that failed, were skipped, or have no result at all.
+/// Tests that failed, were skipped, or have no result.
 fn not_passed<'a>(tests: &'a [String], log: &str) -> Vec<&'a str> {
     let sections = sections(log);
     let passed = |test: &str| sections.get(test).is_some_and(|section| section.passed);
@@ -178,7 +178,7 @@ fn not_passed<'a>(tests: &'a [String], log: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Everything that is not as it should be, ready to be shown.
+/// All deviations from the expected results, as text.
 fn complaints(tests: &[String], log: &str, exceptions: &[(&str, &str)]) -> Vec<String> {
     let sections = sections(log);
     let mut complaints = Vec::new();
@@ -203,7 +203,7 @@ fn complaints(tests: &[String], log: &str, exceptions: &[(&str, &str)]) -> Vec<S
     complaints
 }
 
-/// Complaints about names on a list that no test has.
+/// Complaints about listed names that the suite does not have.
 fn unknown<'a>(tests: &[String], listed: impl Iterator<Item = &'a str>) -> Vec<String> {
     listed
         .filter(|name| !tests.iter().any(|test| test == name))
@@ -211,7 +211,7 @@ fn unknown<'a>(tests: &[String], listed: impl Iterator<Item = &'a str>) -> Vec<S
         .collect()
 }
 
-/// Whether a test failed in one of these ways.
+/// Whether a test's output has a line that ends with one of `losses`.
 fn lost(log: &str, test: &str, losses: &[&str]) -> bool {
     sections(log).get(test).is_some_and(|section| {
         let known = |line: &&str| losses.iter().any(|loss| line.ends_with(loss));
@@ -219,7 +219,7 @@ fn lost(log: &str, test: &str, losses: &[&str]) -> bool {
     })
 }
 
-/// A log as the suite writes it: one test with one inside, one that fails behind an unfinished line, one cut off.
+/// A log as the suite writes it: a test with a subtest, a failure after an unfinished line, and a test without result.
 const LOG: &str = "\x16=== RUN   TestA\n\x16=== RUN   TestA/grpc\nserver up\n\x16--- PASS: TestA (0.10s)\n\
     \x16    --- PASS: TestA/grpc (0.10s)\n\x16=== RUN   TestB\nno newline\x16--- FAIL: TestB (0.10s)\n\
     \x16=== RUN   TestC\n";

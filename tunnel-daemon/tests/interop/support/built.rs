@@ -1,11 +1,11 @@
-//! The Go programs, built before the tests that run them.
+//! Builds the Go programs before the tests that run them.
 
 use std::env;
 
 use super::go::{Program, Release, binary, toolchain};
 use super::wait::is_nightly;
 
-/// Whether this run has the release: all unless `ADIT_INTEROP_OLDER` names one of the older ones.
+/// Whether this run includes the release: all of them, unless `ADIT_INTEROP_OLDER` names one older release.
 fn has(release: Release) -> bool {
     let name = match release {
         Release::V0360 => return true,
@@ -15,7 +15,7 @@ fn has(release: Release) -> bool {
     env::var_os("ADIT_INTEROP_OLDER").is_none_or(|only| only == name)
 }
 
-/// `cargo xtask test` runs it before all others, so that they find what they run.
+/// `cargo xtask test` runs this first, so that other tests find the programs.
 #[test]
 fn programs_are_built() {
     if toolchain().is_none() {

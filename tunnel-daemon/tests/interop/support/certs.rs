@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// Where the PEM files are.
+/// Paths of the PEM files.
 pub(crate) struct Certs {
     pub(crate) ca: PathBuf,
     pub(crate) server_cert: PathBuf,
@@ -18,7 +18,7 @@ pub(crate) struct Certs {
 }
 
 impl Certs {
-    /// Makes them in a directory.
+    /// Creates the certificates and keys in a directory.
     pub(crate) fn write(dir: &Path) -> Self {
         let ca_key = KeyPair::generate().expect("a key can be made");
         let mut params = CertificateParams::new(Vec::new()).expect("no names, no bad name");

@@ -6,19 +6,19 @@ use std::sync::Once;
 
 use super::go::{self, Program, Release};
 
-/// Whether rows with our own binary run. `ADIT_INTEROP_OURS=1` or `=0` overrides it.
+/// Whether rows with our binary run. `ADIT_INTEROP_OURS=1` or `=0` overrides it.
 const OURS_BY_DEFAULT: bool = true;
-/// Names our binary of another commit, for rows with `aditprevious`.
+/// Environment variable with the path of our binary of another commit, for rows with `aditprevious`.
 const PREVIOUS: &str = "ADIT_PREVIOUS";
 
-/// Who made a program.
+/// Origin of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Maker {
     Upstream(Release),
     Adit,
-    /// Without lanes: everything rides the link.
+    /// Without lanes: all tunnels use the link.
     AditLink,
-    /// Our binary of another commit, as in a fleet that is being updated.
+    /// Our binary of another commit, as during a rolling update.
     AditPrevious,
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum Mode {
     HttpConnect,
 }
 
-/// One row.
+/// One row: server, agent and client dialect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Combo {
     pub(crate) server: Maker,
@@ -50,7 +50,7 @@ impl Mode {
 }
 
 impl Combo {
-    /// Parses a row name: SERVER_AGENT, with `_connect` behind it for HTTP-CONNECT.
+    /// Parses a row name: SERVER_AGENT, with the suffix `_connect` for HTTP-CONNECT.
     pub(crate) fn named(row: &str) -> Self {
         let (pair, mode) = match row.strip_suffix("_connect") {
             Some(pair) => (pair, Mode::HttpConnect),
@@ -69,7 +69,7 @@ impl Combo {
         self.server.is_ours() || self.agent.is_ours()
     }
 
-    /// Whether it needs that of another commit.
+    /// Whether the row needs our binary of another commit.
     fn needs_previous(self) -> bool {
         [self.server, self.agent].contains(&Maker::AditPrevious)
     }
@@ -134,8 +134,8 @@ fn with(program: PathBuf, args: &[&str]) -> (PathBuf, Vec<String>) {
     (program, args)
 }
 
-/// Runs a test for a row, or skips it: without Go (an error when `CI` is set), while our rows are off, or without the binary of
-/// another commit that it needs.
+/// Runs a test for a row, or skips it. Reasons are a missing Go toolchain (an error when `CI` is set), disabled rows, or a
+/// missing binary of another commit.
 pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
     let combo = Combo::named(row);
     if go::toolchain().is_none() {
@@ -158,7 +158,7 @@ pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
     }
     if combo.needs_previous() && env::var_os(PREVIOUS).is_none() {
         static SAID: Once = Once::new();
-        // Not for each of so many: the reason is one and the same.
+        // Printed once instead of for each row, because the reason is the same.
         SAID.call_once(|| {
             go::skip_loudly(
                 "all rows with aditprevious",
@@ -174,8 +174,8 @@ fn ours() -> bool {
     env::var("ADIT_INTEROP_OURS").map_or(OURS_BY_DEFAULT, |value| value != "0")
 }
 
-/// Makes one `#[test]` per row of a `fn(Combo)`. Rows are named SERVER_AGENT[_connect]; the words below are sets of them. A test in
-/// a set with `aditprevious` also judges the commit before: one for something that has just been mended is not for these sets.
+/// Makes one `#[test]` per row of a `fn(Combo)`. Rows are named SERVER_AGENT[_connect]; the words below name sets of rows.
+/// Sets with `aditprevious` also test an older commit, so a test for a recent fix cannot use them.
 macro_rules! rows {
     ($test:ident: grpc) => { rows!($test: go_go adit_go go_adit adit_adit); };
     ($test:ident: connect) => { rows!($test: go_go_connect adit_go_connect go_adit_connect adit_adit_connect); };

@@ -14,22 +14,22 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) enum Release {
     /// The reference.
     V0360,
-    /// Skew: before the server honoured DRAIN.
+    /// Older release: its server ignores DRAIN.
     V0340,
-    /// Skew: before DRAIN existed.
+    /// Older release: it has no DRAIN.
     V0303,
 }
 
-/// A program made from the Go modules beside these tests.
+/// A program of the Go modules beside these tests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Program {
     Server(Release),
     Agent(Release),
-    /// Upstream's own integration tests, which take an agent as an external program.
+    /// Upstream's integration tests, which run an agent as an external program.
     Suite,
     /// Our own clients, targets and stubs.
     Peer,
-    /// The same on the client library of this release; the rest of them is not older.
+    /// Our peer program, built with the client library of this release. Its other dependencies are unchanged.
     OldPeer(Release),
 }
 
@@ -66,7 +66,7 @@ impl Program {
         }
     }
 
-    /// What stands in for `go.mod` of its folder, as a flag of `go`.
+    /// Flag of `go` that replaces the folder's `go.mod`.
     fn modules(self) -> Option<&'static str> {
         match self {
             Self::OldPeer(Release::V0340) => Some("-modfile=client-v0.34.0.mod"),
@@ -79,7 +79,7 @@ impl Program {
         }
     }
 
-    /// The subcommand of `go` that makes it.
+    /// Subcommand of `go` that builds the program.
     fn recipe(self) -> &'static [&'static str] {
         match self {
             Self::Suite => &["test", "-c"],
@@ -102,7 +102,7 @@ pub(crate) fn toolchain() -> Option<&'static Path> {
     FOUND.get_or_init(find).as_deref()
 }
 
-/// Says on the real stderr, past the test runner's capture, that something was not run.
+/// Prints a skip to the real stderr, because the harness captures the output of tests.
 pub(crate) fn skip_loudly(what: &str, why: &str) {
     writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
 }
@@ -114,7 +114,7 @@ pub(crate) fn binary(program: Program) -> PathBuf {
         let mut built = BUILT.lock().expect("nothing panics while it holds the map");
         Arc::clone(built.entry(program).or_default())
     };
-    // The second test that wants a program waits for it here; tests that want others go on.
+    // A second test that needs the program waits here. Tests that need other programs continue.
     cell.get_or_init(|| build(program)).clone()
 }
 
@@ -125,7 +125,7 @@ fn build(program: Program) -> PathBuf {
         .expect("tmp is inside target")
         .join("interop");
     fs::create_dir_all(&root).expect("target/ is writable");
-    // Two test processes may want the same program. Whom the folder does not belong to locks, too, and finds what was built before.
+    // Two test processes may build the same program, so the folder is locked. A user who does not own it can lock it, too.
     let path = root.join(".lock");
     let lock = File::create(&path)
         .or_else(|_not_ours| File::open(&path))
@@ -175,7 +175,8 @@ fn announce(program: Program) {
     .ok();
 }
 
-/// Changes when the toolchain or what the program is built from does: for upstream's that is only the pinned modules. Not cryptographic: it only names a cached build.
+/// Changes with the toolchain or the sources; for upstream's programs only with the pinned modules. It names a cached build,
+/// so it need not be cryptographic.
 fn fingerprint(go: &Path, program: Program, folder: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     let version = Command::new(go)

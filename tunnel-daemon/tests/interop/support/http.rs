@@ -1,4 +1,4 @@
-//! A GET without a library: probes, metrics and the targets' reports, straight to a port of this host.
+//! A minimal HTTP GET to a port of this host, for probes, metrics and the targets' reports.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,13 +10,13 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Asks `127.0.0.1:port` for a path. `None` means nobody answered with HTTP within two seconds.
+/// Requests a path from `127.0.0.1:port`. `None` without an HTTP answer within two seconds.
 pub(crate) fn get(port: u16, path: &str) -> Option<Answer> {
     let limit = Duration::from_secs(2);
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
-    // HTTP/1.0, so that the answer is neither chunked nor kept alive.
+    // HTTP/1.0 prevents chunked and keep-alive answers.
     let request = format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
     let mut raw = Vec::new();

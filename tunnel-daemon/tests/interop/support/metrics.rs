@@ -1,4 +1,4 @@
-//! A reader of the Prometheus text format, enough for assertions.
+//! A parser for the Prometheus text format, sufficient for assertions.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ struct Sample {
 }
 
 impl Scrape {
-    /// Reads the text; lines it does not understand are left out.
+    /// Parses the text, and skips other lines.
     pub(crate) fn parse(text: &str) -> Self {
         Self {
             samples: text.lines().filter_map(Sample::parse).collect(),
         }
     }
 
-    /// Sum of all samples of a family whose labels include these. A family without samples counts as zero,
-    /// because a vector that was never touched has none.
+    /// Sum of all samples of a family whose labels include `labels`. A family without samples counts as zero, because unused
+    /// label sets are not exported.
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let has = |sample: &Sample| {
             labels
@@ -51,7 +51,7 @@ impl Sample {
                 value,
             });
         };
-        // Our label values are enums and ids: none holds a comma or a quote.
+        // Label values are enums and ids: they contain no comma and no quote.
         let labels = labels
             .trim_end_matches('}')
             .split(',')

@@ -1,4 +1,4 @@
-//! What the interop tests stand on: Go builds, certificates, ports, processes, and running stacks of them.
+//! Support for the interop tests: Go builds, certificates, ports, processes, and running stacks.
 
 #[macro_use]
 pub(crate) mod combo;

@@ -1,7 +1,7 @@
-//! A network of its own for a program, in which its ports are free and its surroundings known.
+//! A network namespace for a program, with free ports and known surroundings.
 //!
-//! It holds loopback, one address behind which packets vanish, and a name server that knows no name. That takes root,
-//! or the right to make user namespaces, and the commands `unshare`, `ip` and `mount`.
+//! It has loopback, an address that drops packets, and a name server that rejects all names. That takes root, or the right
+//! to create user namespaces, and the commands `unshare`, `ip` and `mount`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::process::Command;
 
 use super::go::{self, Program};
 
-/// Prepares the namespace from inside: `$1` is our peer program, `$2` a directory; the program to run follows.
+/// Prepares the namespace from inside. `$1` is our peer program, `$2` a directory; the program to run follows.
 ///
-/// A dial to the black hole gets no answer, not even an error, for as long as it lasts: its packets leave on a cable to
-/// nobody, for a neighbour that is written down and so never asked for. A route of the type `blackhole` would refuse.
+/// A dial to the black hole gets no answer, not even an error. Its packets go to a veth peer that discards them, and a
+/// static neighbour entry avoids ARP. A `blackhole` route would refuse the dial.
 const SETUP: &str = r#"
 set -e
 peer=$1 dir=$2
@@ -29,9 +29,9 @@ export TMPDIR="$dir"
 exec "$peer" offline "$@"
 "#;
 
-/// The program and arguments that run these words in a new namespace. All that they start ends with them.
+/// Program and arguments that run `words` in a new namespace. All processes in it end together.
 pub(crate) fn enclosed(words: &[String], dir: &Path) -> (PathBuf, Vec<String>) {
-    // The process namespace is what ends everything: its first process is killed with `unshare`, and takes the rest along.
+    // `--kill-child` kills the first process with `unshare`, and the end of the PID namespace kills all others.
     let mut args: Vec<String> = ["--net", "--mount", "--pid", "--fork", "--kill-child"]
         .map(str::to_owned)
         .to_vec();
@@ -45,7 +45,7 @@ pub(crate) fn enclosed(words: &[String], dir: &Path) -> (PathBuf, Vec<String>) {
     (PathBuf::from("unshare"), args)
 }
 
-/// Why this host cannot make such a namespace; `None` when it can. Tries it.
+/// Tries to create such a namespace. Returns the error, or `None` on success.
 pub(crate) fn missing(dir: &Path) -> Option<String> {
     let dir = dir.join("probe");
     fs::create_dir_all(&dir).expect("the test's directory is writable");

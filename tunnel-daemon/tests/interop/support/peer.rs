@@ -1,4 +1,4 @@
-//! Runs of our Go peer program: one-shot clients with a report, and long-running ones.
+//! Runs of our Go peer program: one-shot clients with a report, and long-running programs.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::go::{self, Program, Release};
 use super::process::Process;
 
-/// No client subcommand takes longer than this, whatever it waits for.
+/// Time limit of each client subcommand.
 const CLIENT_LIMIT: Duration = Duration::from_secs(90);
 
 static RUNS: AtomicU32 = AtomicU32::new(0);
 
-/// A subcommand and its flags, not yet started.
+/// A subcommand with its flags, before the start.
 pub(crate) struct Peer<'a> {
     program: Program,
     name: String,
@@ -23,17 +23,17 @@ pub(crate) struct Peer<'a> {
     dir: &'a Path,
 }
 
-/// What a one-shot client printed.
+/// The report of a one-shot client.
 #[derive(Debug)]
 pub(crate) struct Report(Value);
 
-/// A one-shot client that runs beside the test.
+/// A one-shot client that runs concurrently with the test.
 pub(crate) struct Running {
     process: Process,
 }
 
 impl<'a> Peer<'a> {
-    /// A subcommand; its log goes to the directory.
+    /// Prepares a subcommand; its log goes to the directory.
     pub(crate) fn new(subcommand: &str, dir: &'a Path) -> Self {
         let name = format!("{subcommand}-{}", RUNS.fetch_add(1, Ordering::Relaxed));
         Self {
@@ -44,7 +44,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// On the client library of this release in place of the reference's.
+    /// Uses the client library of this release.
     pub(crate) fn on(mut self, release: Release) -> Self {
         self.program = Program::OldPeer(release);
         self
@@ -61,14 +61,14 @@ impl<'a> Peer<'a> {
         self.begin().report()
     }
 
-    /// Starts a one-shot client beside the test.
+    /// Starts a one-shot client.
     pub(crate) fn begin(self) -> Running {
         Running {
             process: self.start(),
         }
     }
 
-    /// Starts a long-running one.
+    /// Starts a long-running program.
     pub(crate) fn start(self) -> Process {
         Process::reporter(&self.name, &go::binary(self.program), &self.args, self.dir)
     }
@@ -80,7 +80,7 @@ impl Running {
         &mut self.process
     }
 
-    /// Waits for the end and the report.
+    /// Waits for the end, and returns the report.
     pub(crate) fn report(mut self) -> Report {
         self.process.wait(CLIENT_LIMIT);
         let last = self.process.last_event();
@@ -103,17 +103,17 @@ impl Report {
         self
     }
 
-    /// A field; null when it is not there.
+    /// A field; null if it is missing.
     pub(crate) fn get(&self, name: &str) -> &Value {
         &self.0[name]
     }
 
-    /// A field that is text; empty when it is not there.
+    /// A text field; empty if it is missing.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0[name].as_str().unwrap_or_default()
     }
 
-    /// A field that is a number.
+    /// A numeric field.
     #[track_caller]
     pub(crate) fn number(&self, name: &str) -> f64 {
         self.0[name]
@@ -121,7 +121,7 @@ impl Report {
             .unwrap_or_else(|| panic!("no number {name} in {}", self.0))
     }
 
-    /// Fails the test unless the error text holds this.
+    /// Fails the test unless the error contains `text`.
     #[track_caller]
     pub(crate) fn error_has(&self, text: &str) {
         assert!(

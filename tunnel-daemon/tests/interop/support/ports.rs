@@ -1,4 +1,4 @@
-//! Free ports inside the range that upstream's flag check allows (1024 to 49151).
+//! Free ports in the range that upstream's flag check permits (1024 to 49151).
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::net::TcpListener;
@@ -6,15 +6,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process;
 use std::sync::Mutex;
 
-/// Below the kernel's ephemeral range (32768 up), so that outgoing connections do not take them.
+/// The range is below the kernel's ephemeral ports (32768 and up), so outgoing connections do not take these ports.
 const FIRST: u16 = 20_000;
 const LAST: u16 = 32_000;
 
-/// The last port that was given, and the locks of all.
+/// The last port that was returned, and the lock files of all returned ports.
 static GIVEN: Mutex<(Option<u16>, Vec<File>)> = Mutex::new((None, Vec::new()));
 
-/// A port that nobody listens on now, and that no other test is given as long as this process lives: tests run in processes of
-/// their own, and a file that is locked stands for each port.
+/// A port on which nothing listens, reserved until this process ends. Tests run in several processes, so a locked file
+/// reserves each port.
 pub(crate) fn free() -> u16 {
     let mut given = GIVEN.lock().expect("no holder of the ports panics");
     let span = u32::from(LAST - FIRST);
@@ -36,11 +36,11 @@ pub(crate) fn free() -> u16 {
     panic!("no free port between {FIRST} and {LAST}");
 }
 
-/// The lock of a port; `None` if another process has it. Files of another user can be locked, too.
+/// Locks a port; `None` if another process holds it. Files of other users can be locked, too.
 fn lock(port: u16) -> Option<File> {
     let folder = std::env::temp_dir().join("adit-tests-ports");
     if fs::create_dir(&folder).is_ok() {
-        // As the folder that it is in: tests of other users lock theirs there, too.
+        // World-writable and sticky, as the folder above: tests of other users lock ports there, too.
         let open_to_all = Permissions::from_mode(0o1777);
         fs::set_permissions(&folder, open_to_all).expect("it is ours");
     }

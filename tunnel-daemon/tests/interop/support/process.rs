@@ -1,4 +1,4 @@
-//! Child processes that never outlive their test, with their logs at hand when it fails.
+//! Child processes that end with their test, and whose logs are shown when it fails.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::wait;
 
-/// Lines of log shown for each process of a failed test.
+/// Log lines shown for each process of a failed test.
 const LOG_LINES_SHOWN: usize = 40;
 
 /// A running program; dropping it kills it.
@@ -25,7 +25,7 @@ pub(crate) struct Process {
     events: Arc<Events>,
 }
 
-/// JSON objects that a program wrote to its stdout, in order.
+/// JSON objects that a program wrote to stdout, in order.
 #[derive(Default)]
 struct Events {
     seen: Mutex<Seen>,
@@ -39,7 +39,7 @@ struct Seen {
 }
 
 impl Process {
-    /// Starts a program that only logs: stdout and stderr go to a file in the directory.
+    /// Starts a program; its stdout and stderr go to a log file in the directory.
     pub(crate) fn service(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::options()
@@ -58,7 +58,7 @@ impl Process {
         )
     }
 
-    /// Starts a program that reports JSON objects on its stdout; its stderr goes to a file in the directory.
+    /// Starts a program that reports JSON objects on stdout; its stderr goes to a log file in the directory.
     pub(crate) fn reporter(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::options()
@@ -112,7 +112,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("signalling {}: {error}", self.name));
     }
 
-    /// Ends it the hard way and waits for it.
+    /// Kills it by SIGKILL, and reaps it.
     pub(crate) fn kill(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -125,7 +125,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("writing to {}: {error}", self.name));
     }
 
-    /// Waits for its end; kills it and fails the test when the limit passes.
+    /// Waits for its exit. After the limit it kills the process and fails the test.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
         match wait::poll(limit, || {
             self.child.try_wait().expect("the child can be waited for")
@@ -138,12 +138,11 @@ impl Process {
         }
     }
 
-    /// Whether it still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// All it has reported so far.
+    /// All events so far.
     pub(crate) fn events(&self) -> Vec<Value> {
         self.events
             .seen
@@ -153,7 +152,7 @@ impl Process {
             .clone()
     }
 
-    /// The first reported object, from the beginning on, that fits; waits for it.
+    /// Waits for the first event, from the beginning on, for which `fits` holds.
     pub(crate) fn event(
         &self,
         what: &str,
@@ -168,7 +167,7 @@ impl Process {
             }
             let left = end.saturating_duration_since(Instant::now());
             if seen.ended || left.is_zero() {
-                // The lock is given back first: the log shown on the way out reads the events once more.
+                // Releases the lock first, because the failure report reads the events, too.
                 let lines = seen.lines.clone();
                 drop(seen);
                 panic!("{}: no event {what} within {limit:?}: {lines:?}", self.name);
@@ -182,12 +181,12 @@ impl Process {
         }
     }
 
-    /// As [`Process::event`], by the value of the field `event`.
+    /// As [`Process::event`], selected by the field `event`.
     pub(crate) fn named_event(&self, name: &str, limit: Duration) -> Value {
         self.event(name, limit, |line| line["event"] == name)
     }
 
-    /// The last object, once the program has closed its stdout.
+    /// The last event; waits until the program has closed its stdout.
     pub(crate) fn last_event(&self) -> Option<Value> {
         let mut seen = self.events.seen.lock().expect("no reader of events panics");
         while !seen.ended {

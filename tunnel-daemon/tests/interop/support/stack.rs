@@ -1,4 +1,4 @@
-//! A running server with agents and targets, each a process of its own.
+//! A running server with agents and targets, each in its own process.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::process::Process;
 use super::wait::{secs, until};
 use super::{http, ports};
 
-/// A server process and its ports. The flags stay, so that it can be started again as it was.
+/// A server process and its ports. The flags are kept for a restart.
 pub(crate) struct Server {
     pub(crate) process: Process,
     maker: Maker,
@@ -36,29 +36,29 @@ pub(crate) struct Targets {
     ports: serde_json::Value,
 }
 
-/// Everything of one test. Dropping it ends all of it.
+/// All processes and files of a test. Dropping it ends the processes.
 pub(crate) struct Stack {
     pub(crate) agents: Vec<Agent>,
     pub(crate) server: Server,
     pub(crate) targets: Targets,
     pub(crate) certs: Certs,
     pub(crate) combo: Combo,
-    // Last, so that it is removed after the processes that write to it have ended.
+    // Last: the processes that write to it end first.
     pub(crate) dir: TempDir,
 }
 
-/// Metrics prefix of every server series.
+/// Prefix of all server metrics.
 const SERVER_SERIES: &str = "konnectivity_network_proxy_server_";
-/// Metrics prefix of every agent series.
+/// Prefix of all agent metrics.
 const AGENT_SERIES: &str = "konnectivity_network_proxy_agent_";
 
 impl Stack {
-    /// Server, one agent that is connected, and targets.
+    /// Starts a server, one agent and targets, and waits for the agent's link.
     pub(crate) fn start(combo: Combo) -> Self {
         Self::with(combo, 1, &[])
     }
 
-    /// The same with this many agents and further server flags. Returns once all agents are connected.
+    /// As [`Stack::start`], with this many agents and additional server flags.
     pub(crate) fn with(combo: Combo, agents: usize, server_flags: &[&str]) -> Self {
         let dir = TempDir::new().expect("a temporary directory can be made");
         let certs = Certs::write(dir.path());
@@ -79,7 +79,7 @@ impl Stack {
         stack
     }
 
-    /// Starts another agent with this id and waits until it calls itself ready.
+    /// Starts another agent with this id, and waits until it is ready.
     pub(crate) fn add_agent(&mut self, id: &str, flags: &[&str]) -> &Agent {
         let name = format!("agent{}-{id}", self.agents.len());
         let port = self.server.agent_port;
@@ -105,12 +105,12 @@ impl Stack {
         });
     }
 
-    /// A client subcommand, pointed at this server's frontend and at a target by name of its port.
+    /// A client subcommand for this server's frontend and the named target.
     pub(crate) fn client(&self, subcommand: &str, target: &str) -> Peer<'_> {
         self.client_to(subcommand, &self.targets.address(target))
     }
 
-    /// The same, dialling any address.
+    /// As [`Stack::client`], for any address.
     pub(crate) fn client_to(&self, subcommand: &str, address: &str) -> Peer<'_> {
         Peer::new(subcommand, self.dir.path())
             .flag("mode", self.combo.mode.flag())
@@ -118,7 +118,6 @@ impl Stack {
             .flag("target", address)
     }
 
-    /// A stub agent for this server.
     pub(crate) fn stub_agent(&self, mode: &str) -> Peer<'_> {
         Peer::new("agent-stub", self.dir.path())
             .flag("server", format!("127.0.0.1:{}", self.server.agent_port))
@@ -138,14 +137,14 @@ impl Stack {
         self.combo.mode == Mode::Grpc
     }
 
-    /// A plain request through a tunnel, which must work: the usual proof that others were not hurt.
+    /// Checks a plain request through a tunnel. Tests use it to show that other tunnels still work.
     #[track_caller]
     pub(crate) fn assert_serves(&self) {
         let report = self.client("get", "http").run().good();
         assert_eq!(report.text("body"), "hello from the target\n");
     }
 
-    /// Waits until an agent series of agent 0 has a value.
+    /// Waits until a metric of agent 0 has a value.
     pub(crate) fn await_agent_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
         until(
             &format!("agent metric {name}{labels:?} is {want}"),
@@ -154,7 +153,7 @@ impl Stack {
         );
     }
 
-    /// Waits until a server series has a value.
+    /// Waits until a server metric has a value.
     pub(crate) fn await_server_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
         until(
             &format!("server metric {name}{labels:?} is {want}"),
@@ -165,7 +164,7 @@ impl Stack {
 }
 
 impl Server {
-    /// Starts a server; its socket is `NAME.sock` in the directory. Returns once it answers its health probe.
+    /// Starts a server with the socket `NAME.sock` in the directory, and waits for its health probe.
     pub(crate) fn start(
         combo: Combo,
         name: &str,
@@ -203,7 +202,7 @@ impl Server {
         server
     }
 
-    /// Starts it again with the same flags, after it was killed.
+    /// Restarts it with the same flags after it was killed.
     pub(crate) fn start_again(&mut self, dir: &Path) {
         self.process = Process::service(&self.log, &self.maker.server().0, &self.args, dir);
         self.await_health();
@@ -221,12 +220,12 @@ impl Server {
         });
     }
 
-    /// Status of its readiness probe; 0 when nobody answers.
+    /// Status of its readiness probe; 0 without an answer.
     pub(crate) fn ready_status(&self) -> u16 {
         http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
     }
 
-    /// Value of a series, named without its prefix. On the admin port, where every release has it.
+    /// Value of a metric, named without its prefix. Read from the admin port, because each release exports metrics there.
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         scrape(self.admin_port).map_or(f64::NAN, |scrape| {
             scrape.value(&format!("{SERVER_SERIES}{name}"), labels)
@@ -235,7 +234,7 @@ impl Server {
 }
 
 impl Server {
-    /// Value of one of our own series, named without its prefix; 0 when it was never touched.
+    /// Value of one of Adit's own metrics, named without its prefix; 0 if it was never set.
     pub(crate) fn adit_metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         scrape(self.admin_port).map_or(f64::NAN, |scrape| {
             scrape.value(&format!("adit_{name}"), labels)
@@ -244,7 +243,7 @@ impl Server {
 }
 
 impl Agent {
-    /// Starts an agent for the server at a port of this host; does not wait.
+    /// Starts an agent for a server port of this host, without waiting for its link.
     pub(crate) fn start(
         maker: Maker,
         name: &str,
@@ -257,7 +256,7 @@ impl Agent {
         Self::start_by(&[], maker, name, id, server_port, dir, certs, flags)
     }
 
-    /// As [`Agent::start`], by a command that runs the words behind its own.
+    /// As [`Agent::start`], by a command that runs the words after its own.
     #[expect(clippy::too_many_arguments, reason = "a command line")]
     pub(crate) fn start_by(
         command: &[&str],
@@ -298,33 +297,33 @@ impl Agent {
         }
     }
 
-    /// Waits until it calls itself ready.
+    /// Waits until it is ready.
     pub(crate) fn await_ready(&self) {
         until("agent answers /readyz with 200", secs(20), || {
             (self.ready_status() == 200).then_some(())
         });
     }
 
-    /// Status of its readiness probe; 0 when nobody answers.
+    /// Status of its readiness probe; 0 without an answer.
     pub(crate) fn ready_status(&self) -> u16 {
         http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
     }
 
-    /// Value of a series, named without its prefix.
+    /// Value of a metric, named without its prefix.
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         scrape(self.health_port).map_or(f64::NAN, |scrape| {
             scrape.value(&format!("{AGENT_SERIES}{name}"), labels)
         })
     }
 
-    /// Asks it to drain, as Kubernetes does.
+    /// Sends the SIGTERM by which Kubernetes drains it.
     pub(crate) fn drain(&self) {
         self.process.signal(Signal::TERM);
     }
 }
 
 impl Targets {
-    /// Starts one set of all targets.
+    /// Starts all targets.
     pub(crate) fn start(dir: &Path) -> Self {
         let process = Peer::new("target", dir).start();
         let ports = process.named_event("listening", secs(20))["ports"].clone();
@@ -346,7 +345,7 @@ impl Targets {
         u16::try_from(port).expect("ports fit")
     }
 
-    /// What a sink took under a name: bytes, intact, done.
+    /// What the sink `id` received: bytes, intact, done.
     pub(crate) fn received(&self, id: &str) -> serde_json::Value {
         let answer =
             http::get(self.port("http"), &format!("/sink?id={id}")).expect("the target answers");

@@ -1,12 +1,12 @@
-//! Waiting for a condition, with a limit and a name.
+//! Waiting for a named condition, with a time limit.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at again.
+/// Interval between checks of a condition.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Looks at the condition until it yields something; `None` once the limit has passed.
+/// Checks the condition until it yields a value; `None` after the limit.
 pub(crate) fn poll<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
@@ -20,17 +20,16 @@ pub(crate) fn poll<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>)
     }
 }
 
-/// As [`poll`], and fails the test naming what did not happen.
+/// As [`poll`], and fails the test after the limit.
 pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
     poll(limit, condition).unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
 }
 
-/// Shorthand for whole seconds.
 pub(crate) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Whether tests run at the lengths of the night.
+/// Whether tests run at their nightly length.
 pub(crate) fn is_nightly() -> bool {
     std::env::var_os("ADIT_NIGHTLY").is_some()
 }

@@ -1,4 +1,4 @@
-//! Accounting: what the kernel counts of sockets that are named to it.
+//! Accounting: what the kernel counts for sockets that are registered with it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ async fn sockets_that_nobody_named_are_not_counted() {
     let (sent, received) = tokio::join!(exchange(&mut foreign, 10), exchange(&mut accepted, 20));
     assert_eq!((sent, received), (20, 10));
     drop((foreign, accepted));
-    // What is named later is counted later, so nothing of the first is on its way then.
+    // Events arrive in order: once the end of this registered connection arrives, no event of the first one is outstanding.
     let mut named = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
     let (mut accepted, _) = listener.accept().await.unwrap();
     let _both = tokio::join!(exchange(&mut named, 1), exchange(&mut accepted, 2));
@@ -100,7 +100,7 @@ async fn closing_counts_to_the_byte_whoever_closes_first() {
         first.write_all(&vec![1; 1_000 + round]).await.unwrap();
         first.shutdown().await.unwrap();
         second.read_to_end(&mut seen).await.unwrap();
-        // Behind the first end, data goes on in the other direction.
+        // After the first FIN the other direction continues.
         second.write_all(&vec![2; 50_000 + round]).await.unwrap();
         second.shutdown().await.unwrap();
         first.read_to_end(&mut seen).await.unwrap();
@@ -144,14 +144,14 @@ async fn a_reset_never_counts_more_than_was_moved() {
     }
     accounting.ended(LABELS, "target", 2).await;
     let (sent, received) = accounting.bytes(LABELS, "target");
-    // What the other end has read was acknowledged with its own data, or soon after.
+    // The peer acknowledged the bytes that it read, either with its own data or soon afterwards.
     assert!(
         sent <= 10_000 && received == 600,
         "{sent} sent, {received} received"
     );
 }
 
-/// As a probe of a load balancer does, or a port scan. Nobody would take its entry away.
+/// Health probes of load balancers and port scans behave like this. No later event would remove the entry.
 #[tokio::test]
 async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
     if !ready("accounting for connections that are over early") {
@@ -169,7 +169,7 @@ async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
     accounting.accounts.accepted(&accepted, &CLIENT);
     let cookie = accounting.accounts.cookie(&accepted).unwrap();
     assert_eq!(accounting.table.live(cookie), None);
-    // One that lives has its entry.
+    // A live connection gets an entry.
     let _open = TcpStream::connect(address).await.unwrap();
     let (accepted, _) = listener.accept().await.unwrap();
     accounting.accounts.accepted(&accepted, &CLIENT);
@@ -183,7 +183,7 @@ async fn a_segment_that_was_lost_is_counted_as_sent_again() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(10));
-    // No room in its queue: the kernel drops the first segment of whoever comes next, as a network might.
+    // The listener's accept queue is full, so the kernel drops the SYN of the next client.
     let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     full.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
         .unwrap();
@@ -192,7 +192,7 @@ async fn a_segment_that_was_lost_is_counted_as_sent_again() {
     let first = TcpStream::connect(address).await.unwrap();
     let calling = connect(&accounting.accounts, address);
     let making_room = async {
-        // The kernel itself says when the segment was dropped and is about to be sent again.
+        // `/proc/net/tcp` shows the dropped SYN as a pending retransmission.
         until_syn_is_sent_again(address).await;
         full.accept().unwrap().0
     };
@@ -203,7 +203,7 @@ async fn a_segment_that_was_lost_is_counted_as_sent_again() {
     assert!(again >= Some(1), "{again:?}");
 }
 
-/// Waits until a connection to `address` waits for an answer: `/proc/net/tcp` counts its retransmissions.
+/// Waits until the kernel retransmits a SYN to `address`: `/proc/net/tcp` counts retransmissions.
 async fn until_syn_is_sent_again(address: SocketAddr) {
     const SYN_SENT: &str = "02";
     let port = format!(":{:04X}", address.port());
@@ -249,8 +249,8 @@ async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
     assert_eq!(accounting.of("connections_total", c, "", "target"), None);
 }
 
-/// The table of sockets holds 65,536. Those that the program has not met since they were named make room; what was forgotten is
-/// counted as lost, connections that move bytes stay, and what comes later is counted as ever.
+/// The socket table holds 65,536 entries and evicts sockets without traffic. Evicted sockets count as lost. Connections with
+/// traffic stay, and later connections are counted.
 ///
 /// Limit (accounting): Connections accounted for at once | 65,536; beyond that the least recently used is forgotten
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
     let address = plain.local_addr().unwrap();
     let mut kept = connect(&accounting.accounts, address).await;
     let (mut theirs, _) = plain.accept().await.unwrap();
-    // No socket has such a cookie.
+    // A cookie that no socket has.
     const NOBODYS: u64 = 1 << 60;
     let mut named = 0;
     while named < 70_000 || accounting.table.live(cookie).is_some() {
@@ -290,7 +290,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
     drop((kept, theirs));
     accounting.resume();
     let lost = r#"adit_ebpf_account_lost_total{reason="unknown"}"#;
-    // Sockets of other tests are unknown to it, too.
+    // Sockets of other tests are unknown to this table, too.
     accounting
         .until("a loss", |now| now.sample(lost) >= Some(1))
         .await;
@@ -314,7 +314,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
     let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
     let cookie = accounting.accounts.cookie(&ours).unwrap();
-    // A handshake is a round trip, and no byte.
+    // The handshake yields a round-trip time and no payload bytes.
     let account = accounting.table.live(cookie).unwrap().account;
     assert_eq!((account.sent_bytes, account.received_bytes), (0, 0));
     assert!(account.rtt_us > 0, "{account:?}");
@@ -326,18 +326,18 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
         theirs.write_all(&block).await.unwrap();
         ours.read_exact(&mut block).await.unwrap();
         sent += 1_000;
-        // It is looked at ten times a second.
+        // The eBPF program updates an entry at most ten times a second.
         let account = accounting.table.live(cookie).unwrap().account;
         if account.sent_bytes > 0 {
             break account;
         }
         assert!(began.elapsed() < Duration::from_secs(20), "{account:?}");
     };
-    // The last round trip may not be measured yet.
+    // The last round trip may be unmeasured at this time.
     assert!(account.sent_bytes <= sent, "{account:?}");
     assert!(account.received_bytes <= sent, "{account:?}");
     assert!(account.rtt_us > 0, "{account:?}");
-    // It goes on, and its bytes are in the metrics all the same.
+    // The connection stays open, and the metrics contain its bytes.
     accounting
         .until("bytes of a connection that goes on", |now| {
             now.of("bytes_total", LABELS, "sent", "target") > Some(0)
@@ -379,13 +379,13 @@ async fn two_programs_hear_of_the_same_connection() {
         drop((ours, theirs));
         accounting.ended(LABELS, "target", 1).await;
         assert_eq!(accounting.bytes(LABELS, "target"), (30, 40));
-        // The other one heard of the end as well: it forgot where the socket wanted to go.
+        // The redirect's program also saw the end and removed the socket's original destination.
         let left = || redirect.origins.get(&cookie, 0).is_err();
         crate::support::wait::until("the end of an entry", left, String::new).await;
     }
 }
 
-/// The other program on this hook.
+/// The second program at this hook.
 struct Redirect {
     origins: HashMap<MapData, u64, [u8; ORIGIN_BYTES]>,
     _attached: Attached,
@@ -413,7 +413,7 @@ fn two_capabilities_are_enough_to_account() {
     if !ready("accounting with two capabilities") {
         return;
     }
-    // Capabilities belong to threads: this one keeps the two that the documentation names.
+    // Capabilities belong to threads: this thread keeps the two that the documentation names.
     let limited = std::thread::spawn(|| {
         let two = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
         let sets = CapabilitySets {

@@ -1,4 +1,4 @@
-//! Accounting of captured clients: the kernel counts what the engines count, to the byte.
+//! Accounting of captured clients: kernel and relay engines count the same bytes.
 
 use std::net::SocketAddr;
 
@@ -15,8 +15,8 @@ use super::privileges::linked_agent;
 
 const CONNECTIONS: u32 = 12;
 
-/// What clients of the agent `kernel` with destinations of a class have moved, as the kernel counts it at the daemon's end: to
-/// the target, and back.
+/// Bytes to the target and to the client, as the kernel counts them at the daemon's client sockets. They cover clients of
+/// agent `kernel` with destinations of `class`.
 fn accounted(daemon: &Daemon, class: &str) -> (f64, f64) {
     let bytes = |direction: &str| {
         daemon.metric(&format!(
@@ -26,7 +26,7 @@ fn accounted(daemon: &Daemon, class: &str) -> (f64, f64) {
     (bytes("received"), bytes("sent"))
 }
 
-/// The same of the engines.
+/// The same bytes as the engines count them.
 fn engine(daemon: &Daemon, family: &str) -> (f64, f64) {
     let bytes = |direction: &str| daemon.metric(&format!("{family}{{direction=\"{direction}\"}}"));
     (bytes("to_target"), bytes("to_client"))
@@ -38,7 +38,7 @@ fn ends(daemon: &Daemon, class: &str) -> f64 {
     ))
 }
 
-/// Connections of odd sizes; what they moved.
+/// Opens connections with random sizes and returns the bytes in each direction.
 fn drive(client: &mut Client, at: SocketAddr) -> (f64, f64) {
     let (mut there, mut back) = (0.0, 0.0);
     let mut random = rand::rngs::StdRng::seed_from_u64(32);
@@ -76,7 +76,7 @@ fn captured_by_the_server(target: SocketAddr, lanes: &str) {
     let _agent = linked_agent(&world, User::Root, &server, &[lanes.to_owned()]);
     let mut client = Client::start(Some(clients.path()));
     let moved = drive(&mut client, target);
-    // The rule by which they were captured.
+    // The destination class is the rule that captured the connections.
     equal(
         &server,
         &target.to_string(),
@@ -156,7 +156,7 @@ fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
     });
 }
 
-/// `home` is where the agent listens.
+/// `home` is the address on which the agent listens.
 fn at_the_agents_own_listener(api: SocketAddr, home: &str) {
     let flags = [
         format!("--target=0:{api}"),
@@ -168,7 +168,7 @@ fn at_the_agents_own_listener(api: SocketAddr, home: &str) {
     });
 }
 
-/// An agent with these flags leads to `api`. `connecting` is who connects, and to where.
+/// Starts an agent with `flags` that leads to `api`. `connecting` returns a client and the address to which it connects.
 fn by_the_agent(
     api: SocketAddr,
     flags: &[String],
@@ -188,7 +188,7 @@ fn by_the_agent(
         "adit_node_tunnel_bytes_total",
         moved,
     );
-    // The other end of it: the server's connections to the destination, by the agent that asked and the entry that allows it.
+    // The server accounts its connections to the destination under the requesting agent and the allowing entry.
     let entry = match api {
         SocketAddr::V4(at) => format!("{}/32:{}", at.ip(), at.port()),
         SocketAddr::V6(at) => format!("[{}/128]:{}", at.ip(), at.port()),

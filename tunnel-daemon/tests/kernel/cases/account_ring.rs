@@ -1,4 +1,4 @@
-//! The ring of connections that ended: when its reader is woken, and what becomes of ends for which there is no room.
+//! The ring buffer of ended connections: when it wakes its reader, and what happens when it is full.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::support::named::{LABELS, connect, exchange};
 use crate::support::privilege::ready;
 
 const RING_BYTES: u32 = 4096;
-/// What the kernel puts in front of an end, and the end.
+/// Bytes of one record: the kernel's header and the event.
 const RECORD_BYTES: u64 = 8 + CLOSED_BYTES as u64;
 
 fn small_ring() -> Options {
@@ -22,20 +22,20 @@ fn small_ring() -> Options {
     }
 }
 
-/// Ends that the metrics hold.
+/// Ended connections in the metrics.
 fn ended(accounting: &Accounting) -> u64 {
     let ended = accounting.of("connections_total", LABELS, "", "target");
     ended.unwrap_or(0)
 }
 
-/// Has other tasks run, and whatever the kernel has ready for them.
+/// Yields so that other tasks run and handle events that the kernel has ready.
 async fn turns() {
     for _turn in 0..1_000 {
         tokio::task::yield_now().await;
     }
 }
 
-/// One connection to its end, as the kernel sees it.
+/// Opens a connection, closes it, and waits until the kernel has removed its entry.
 async fn end_one(accounting: &Accounting, listener: &TcpListener) {
     let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
@@ -49,7 +49,7 @@ async fn end_one(accounting: &Accounting, listener: &TcpListener) {
     }
 }
 
-/// The reader has a clock of its own, which stands still here: what it reads all the same, it was woken for.
+/// Time is paused, so the reader's poll interval never elapses. So only a wakeup by the ring makes the reader read.
 #[tokio::test(start_paused = true)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
@@ -58,9 +58,9 @@ async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
     }
     let accounting = Accounting::start(small_ring());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    // Its clock begins with a tick.
+    // The reader's interval ticks once at its start.
     tokio::time::sleep(Duration::from_millis(450)).await;
-    // Time that stands still goes on by itself where nothing else happens, but not while such a task runs.
+    // Paused time advances when the runtime is idle. A blocking task prevents that.
     let (release, held) = std::sync::mpsc::channel::<()>();
     let holding = tokio::task::spawn_blocking(move || held.recv());
     turns().await;
@@ -88,7 +88,7 @@ async fn ends_that_find_no_room_are_counted_as_lost() {
         return;
     }
     const CONNECTIONS: u64 = 200;
-    // Room for some 50, and nobody reads meanwhile.
+    // The ring has room for about 50 events, and the reader is paused.
     let mut accounting = Accounting::paused(small_ring());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     for _connection in 0..CONNECTIONS {

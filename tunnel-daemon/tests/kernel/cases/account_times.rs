@@ -1,4 +1,4 @@
-//! Times that accounting exports, against what the test saw of its connections and what the kernel says of them itself.
+//! Times that accounting exports, compared with the test's own measurements and the kernel's `TCP_INFO`.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,15 @@ use crate::support::privilege::ready;
 use crate::support::wait::until;
 
 const CONNECTIONS: u64 = 4;
-/// How long each is used at least.
+/// Minimum time in which each connection moves bytes.
 const USED: Duration = Duration::from_millis(60);
 const LIMIT: Duration = Duration::from_secs(60);
-/// In the exported time, which is a whole number of them.
+/// Resolution of exported times, which are whole microseconds.
 const MICROSECOND: f64 = 1e-6;
-/// No socket has such a cookie.
+/// A cookie that no socket has.
 const NOBODYS: u64 = 1 << 60;
 
-/// Between what a sum has to be, in seconds.
+/// Lower and upper bound of an expected sum, in seconds.
 #[derive(Clone, Copy, Default, Debug)]
 struct Bounds {
     least: f64,
@@ -43,7 +43,7 @@ impl Bounds {
     }
 }
 
-/// Small messages there and back for so long; when the last of them began.
+/// Echoes small messages for `least`, and returns when the last round trip began.
 async fn echo_for(least: Duration, ours: &mut TcpStream, theirs: &mut TcpStream) -> Instant {
     let (began, mut block) = (Instant::now(), [0; 100]);
     loop {
@@ -69,7 +69,7 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
     let door = listener(&accounting.accounts);
     let address = door.local_addr().unwrap();
     let mut lifetimes = Bounds::default();
-    // Of who connected, and of who accepted.
+    // The connecting end first, then the accepting end.
     let mut trips = [Bounds::default(); 2];
     for _connection in 0..CONNECTIONS {
         let before = Instant::now();
@@ -94,7 +94,7 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
             (closing - open).as_secs_f64(),
             (closed - before).as_secs_f64(),
         );
-        // An end adds at most a few measurements, an eighth each, of what was sent since the last round began.
+        // Closing adds a few round-trip samples, each with weight 1/8. They cover bytes sent since the last round began.
         let since = (closed - last).as_secs_f64() * 1.01;
         for (bounds, measured) in trips.iter_mut().zip(measured) {
             assert!(measured > 0.0);
@@ -115,7 +115,7 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
     }
 }
 
-/// The mean of what the kernel has noted of the nearer ends, in seconds.
+/// Mean of the round-trip times that the kernel recorded for the near ends, in seconds.
 fn noted(accounting: &Accounting, connections: &[(TcpStream, TcpStream)]) -> f64 {
     let of = |near: &TcpStream| {
         let cookie = accounting.accounts.cookie(near).unwrap();
@@ -126,7 +126,7 @@ fn noted(accounting: &Accounting, connections: &[(TcpStream, TcpStream)]) -> f64
     f64::from(micros) / f64::from(connections) * MICROSECOND
 }
 
-/// One that was never measured takes no part, and leaves no series behind when it is the last.
+/// A connection without a measurement is left out of the mean. If it is the only open one, the series disappears.
 ///
 /// Limit (accounting): Round-trip time of open connections, links and lanes
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
             let _both = tokio::join!(exchange(&mut near, 0), exchange(&mut far, 0));
         }
         accounting.ended(LABELS, "target", CONNECTIONS - left).await;
-        // They are silent, so what is noted of them stands still.
+        // The connections are idle, so their recorded round-trip times do not change.
         accounting
             .until("the mean of open connections", |now| {
                 let mean = noted(now, &open);
@@ -170,7 +170,7 @@ async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
     assert!(accounting.table.live(NOBODYS).is_some());
 }
 
-/// At both ends of links or lanes, while a tunnel moves bytes on them.
+/// Checks round-trip times at both ends of links or lanes while a tunnel moves bytes on them.
 async fn round_trips_of_what_carries_tunnels(lanes: &str, role: &str) {
     let world = World::start(lanes, &[]).await;
     let ends = [world.server.metrics.scrape(), world.agent.metrics.scrape()];
@@ -191,7 +191,7 @@ async fn round_trips_of_what_carries_tunnels(lanes: &str, role: &str) {
             }
             assert!(began.elapsed() < LIMIT, "no round trip: {}", all());
         };
-        // On loopback none takes a second.
+        // A round trip on loopback takes less than a second.
         assert!(trip > 0.0 && trip < 1.0, "{role}: {trip} s");
     }
     drop((client, target));

@@ -1,4 +1,4 @@
-//! Accounting in server and agent: what the kernel counts is what the engines count.
+//! Accounting in server and agent: kernel and relay engines count the same bytes.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -24,8 +24,8 @@ use crate::support::wait::until;
 const TARGETS: &str = r#"agent="agent-1",destination_class="127.0.0.0/8""#;
 pub(super) const AGENT: &str = r#"agent="agent-1",destination_class="""#;
 const ANSWER: usize = "HTTP/1.1 200 Connection Established\r\n\r\n".len();
-/// Of the tunnels that relays move, to the target and to the client: tiny ones, and on either side of the 256 KiB from which on
-/// relays splice.
+/// Bytes to the target and to the client, for tunnels that relays move: tiny tunnels, and sizes on either side of 256 KiB.
+/// Relays splice beyond 256 KiB.
 const RELAYED: [(usize, usize); 7] = [
     (1, 3),
     (0, 70_001),
@@ -36,8 +36,8 @@ const RELAYED: [(usize, usize); 7] = [
     (5, 1),
 ];
 const BULK: (usize, usize) = (5_000_011, 4_000_037);
-/// Most further ones until some are spliced: that takes a socket that fills faster than it is emptied, which a busy host may
-/// not have at once.
+/// Most additional tunnels of size [`BULK`] until a relay splices. Splicing takes a socket that fills faster than it is
+/// emptied, which may take several tunnels on a busy host.
 const BULKS_MAX: usize = 16;
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
@@ -50,14 +50,14 @@ pub(super) struct World {
 }
 
 impl World {
-    /// With further flags of both.
+    /// Starts both programs with the additional flags `further`.
     pub(super) async fn start(lanes: &str, further: &[&str]) -> Self {
         let further = further.iter().map(|flag| (*flag).to_owned());
         let further: Vec<String> = further.collect();
         Self::start_with(lanes, further.clone(), further).await
     }
 
-    /// With further flags of the server, and of the agent.
+    /// Starts server and agent with additional flags for each.
     pub(super) async fn start_with(
         lanes: &str,
         of_server: Vec<String>,
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// An open tunnel, and the bytes of its request.
+    /// Opens a tunnel, and returns it with the size of the request.
     pub(super) async fn open(&self, target: &str) -> (TcpStream, usize) {
         let mut stream = TcpStream::connect(self.server.frontends[0]).await.unwrap();
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n");
@@ -129,7 +129,7 @@ fn command(role: &str, flags: &[String]) -> Parsed {
     parse(args, &|_name| None).unwrap().command
 }
 
-/// Sends `bytes` and closes that direction before or behind the other end's close.
+/// Sends `bytes` and shuts down writing, either before (`first`) or after it has read EOF.
 async fn half(socket: &mut TcpStream, bytes: usize, first: bool) -> usize {
     let mut received = Vec::new();
     let block = vec![5; bytes];
@@ -148,17 +148,17 @@ async fn half(socket: &mut TcpStream, bytes: usize, first: bool) -> usize {
     read
 }
 
-/// What tunnels were expected to move.
+/// Expected counts.
 #[derive(Default)]
 pub(super) struct Moved {
     tunnels: u64,
     to_target: u64,
     to_client: u64,
-    /// Bytes of requests.
+    /// Bytes of request heads.
     heads: u64,
 }
 
-/// Tunnels of these sizes, one behind the other. Every other one is closed by the target first.
+/// Opens tunnels of these sizes, one after the other. The target closes every second tunnel first.
 pub(super) async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut Moved) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
@@ -178,7 +178,7 @@ pub(super) async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut M
     }
 }
 
-/// Many odd ones, the same in each run.
+/// Random sizes from a fixed seed.
 pub(super) fn odd_sizes<const N: usize>() -> [(usize, usize); N] {
     let mut random = rand::rngs::StdRng::seed_from_u64(32);
     std::array::from_fn(|_| {
@@ -200,7 +200,7 @@ async fn the_kernel_counts_what_the_engines_count(lanes: &str) {
     world.server.stop(Some(std::time::Duration::ZERO)).await;
 }
 
-/// The kernel's account of both ends of tunnels that began later than `began`, on lanes or links.
+/// Checks the kernel's counts at both ends of tunnels that began after `began`, on lanes or links.
 async fn counted_alike(world: &World, moved: &Moved, role: &str, began: Instant) {
     let Moved {
         tunnels,
@@ -218,13 +218,13 @@ async fn counted_alike(world: &World, moved: &Moved, role: &str, began: Instant)
     until("ends", done, || lines(&agent) + &lines(&server)).await;
     assert_eq!(engine(&server, "to_target"), Some(to_target));
     assert_eq!(bytes(&agent, TARGETS, "target"), (to_target, to_client));
-    // Of clients, the request and its answer are payload, too.
+    // For clients, the request and its answer count as payload.
     let answers = ANSWER as u64 * tunnels;
     let client = bytes(&server, AGENT, "client");
     assert_eq!(client, (to_client + answers, to_target + heads));
     times(&agent, TARGETS, "target", tunnels, began);
     times(&server, AGENT, "client", tunnels, began);
-    // Links and lanes carry other bytes than tunnels: they are there, and go on.
+    // Links and lanes carry frames besides payload, so the test only checks that their counts are positive.
     let carried = || {
         [&agent, &server].iter().all(|scrape| {
             of(scrape, "bytes_total", AGENT, "sent", role) > Some(0)
@@ -245,7 +245,7 @@ async fn counted_alike(world: &World, moved: &Moved, role: &str, began: Instant)
     }
 }
 
-/// Round-trip times and lifetimes of connections that began later than `began`, all of which have ended.
+/// Checks round-trip times and lifetimes of ended connections that began after `began`.
 #[expect(clippy::cast_precision_loss, reason = "a few tunnels")]
 fn times(scrape: &Scrape, labels: &str, role: &str, connections: u64, began: Instant) {
     let rtt = seconds(scrape, "rtt", labels, role);
@@ -254,7 +254,7 @@ fn times(scrape: &Scrape, labels: &str, role: &str, connections: u64, began: Ins
         let count = of(scrape, name, labels, "", role);
         assert_eq!(count, Some(connections), "{role}: {name}");
     }
-    // On loopback none takes a second.
+    // A round trip on loopback takes less than a second.
     let connections = connections as f64;
     assert!(rtt > 0.0 && rtt < connections, "{role}: {rtt} s");
     let longest = connections * began.elapsed().as_secs_f64();
@@ -264,12 +264,12 @@ fn times(scrape: &Scrape, labels: &str, role: &str, connections: u64, began: Ins
     );
 }
 
-/// What relays have copied and spliced of tunnels that ended.
+/// Bytes that relays copied and spliced for ended tunnels.
 fn relayed(scrape: &Scrape) -> [u64; 2] {
     [COPIED, SPLICED].map(|series| sample(scrape, series).unwrap())
 }
 
-/// On lanes in clear text tunnels do without frames, and relays move their bytes.
+/// On plaintext lanes tunnels use raw lanes, and relays move their bytes.
 async fn the_kernel_counts_what_relays_move(engine: &str) {
     let engine_flag = format!("--relay-engine={engine}");
     let flags = ["--lane-security=plaintext", &engine_flag];
@@ -283,7 +283,7 @@ async fn the_kernel_counts_what_relays_move(engine: &str) {
     for scrape in [&server, &agent] {
         assert_eq!(sample(scrape, &driver), Some(0));
     }
-    // With fewer the next one would keep its frames.
+    // With fewer idle lanes the next tunnel would stay framed.
     let idle = || sample(&server, r#"adit_lanes{state="idle"}"#) >= Some(3);
     let all_spliced = || {
         [&server, &agent]
@@ -301,7 +301,7 @@ async fn the_kernel_counts_what_relays_move(engine: &str) {
     let raw = r#"adit_tunnels_opened_total{path="raw-lane"}"#;
     assert_eq!(sample(&server, raw), Some(moved.tunnels));
     counted_alike(&world, &moved, "lane", began).await;
-    // Both directions in one number, at either end.
+    // The relay counters sum both directions, at either end.
     let both = moved.to_target + moved.to_client;
     let counted = || {
         [&server, &agent]
@@ -345,7 +345,8 @@ async fn on_the_link_the_kernel_counts_what_the_engines_count() {
     }
 }
 
-/// A gRPC client's connection carries many tunnels, so it is a role of its own, and they are told apart where each has a socket.
+/// A gRPC client's connection carries several tunnels, so it has its own role. The agent's sockets to targets count each
+/// tunnel.
 ///
 /// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -379,7 +380,7 @@ async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_thei
         assert_eq!(accepted.read(&mut [0]).await.unwrap(), 0);
     }
     drop(channel);
-    // One that ends without a word is a connection, too.
+    // A connection that closes after the handshake counts, too.
     let mut stranger = TcpStream::connect(frontend).await.unwrap();
     stranger.shutdown().await.unwrap();
     let _settings = stranger.read_to_end(&mut Vec::new()).await;
@@ -390,13 +391,14 @@ async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_thei
     let done = || {
         of(&agent, "connections_total", TARGETS, "", "target") == Some(TUNNELS + 1)
             && of(&server, "connections_total", AGENT, "", "client") == Some(1)
-            // An end is told or lost, so neither is lost. What else is lost may be of the agent, whose cgroup is the same.
+            // Each end is either delivered or counted as lost, so both ends arrived. The shared cgroup also counts losses of
+            // the agent.
             && of(&server, "connections_total", OF_NO_AGENT, "", "grpc-client") == Some(2)
     };
     until("ends", done, || lines(&agent) + &lines(&server)).await;
     let (up, down) = (TUNNELS * SIZE as u64, TUNNELS * 6);
     assert_eq!(bytes(&agent, TARGETS, "target"), (up + 1, down + 1));
-    // Frames are on top, and nothing is counted twice.
+    // The total includes frame headers, and payload counts only once.
     let (to_client, to_server) = bytes(&server, OF_NO_AGENT, "grpc-client");
     assert!(to_client > down, "{to_client} of {down}");
     assert!(to_server > up && to_server < 2 * up, "{to_server} of {up}");
@@ -425,7 +427,7 @@ async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_io_uring()
     }
 }
 
-/// A test of this binary as a process of its own.
+/// Starts a test of this binary in a child process.
 pub(super) fn child(test: &str, edit: impl FnOnce(&mut Command)) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -436,7 +438,7 @@ pub(super) fn child(test: &str, edit: impl FnOnce(&mut Command)) -> Child {
     command.spawn().unwrap()
 }
 
-/// What a child prints behind `key`.
+/// Returns what a child prints after `key`.
 pub(super) fn said(child: &mut Child, key: &str) -> String {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let mut values = lines.map_while(Result::ok);
@@ -467,6 +469,6 @@ async fn a_killed_process_leaves_no_program_behind() {
 async fn child_that_accounts() {
     let accounting = Accounting::start(Options::with_series_max(1));
     println!("program {}", accounting.table.program().unwrap());
-    // Until the pipe breaks.
+    // Runs until standard input is closed.
     let _line = std::io::stdin().lines().next();
 }

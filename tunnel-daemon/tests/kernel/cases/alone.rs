@@ -1,4 +1,4 @@
-//! The programs without a server: what they leave alone.
+//! eBPF programs without a server: the calls that they leave alone.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -50,7 +50,7 @@ fn a_rule_whose_listener_is_missing_or_gone_leaves_the_call_alone() {
     drop(listener);
     assert!(client.call(target).unwrap().is_direct());
     assert_eq!(calls(&redirect, "listener_gone"), 1);
-    // It fails only where the rule says so.
+    // With `RedirectOrDeny` the same call fails.
     redirect
         .set_rules(&[rule(target, Action::RedirectOrDeny(7))])
         .unwrap();
@@ -82,7 +82,7 @@ fn a_caller_in_another_network_namespace_is_left_alone() {
         .set_rules(&[rule(target, Action::Redirect(0))])
         .unwrap();
     let mut apart = Client::start_apart(cgroup.path());
-    // Loopback is down there.
+    // Loopback is down in that namespace.
     let error = apart.call(target).unwrap_err();
     assert!(error.contains("unreachable"), "{error}");
     assert_eq!(calls(&redirect, "no_listener"), 1);
@@ -133,7 +133,7 @@ fn a_note_goes_with_the_client_that_gave_up() {
         .unwrap();
     let mut client = Client::start(Some(cgroup.path()));
     let calling = std::thread::spawn(move || {
-        // Nobody answers: it ends by the reset below.
+        // The test accepts without answering; the reset below ends the call.
         let refused = client.call(asked);
         (refused, client)
     });
@@ -158,7 +158,7 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     if !ready("other programs") {
         return;
     }
-    // The inner cgroup's programs come first: they stand for a load balancer that turns a service into a backend.
+    // Programs of the inner cgroup run first. They act as a load balancer that replaces a Service address by a backend.
     let outer = Cgroup::new();
     let inner = outer.path().join("inner");
     std::fs::create_dir(&inner).unwrap();
@@ -170,7 +170,7 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     first
         .set_rules(&[rule(service, Action::Redirect(0))])
         .unwrap();
-    // A rule of ours for the service matches nothing: what arrives is the backend.
+    // A rule of `ours` for the Service matches nothing, because `ours` sees the backend address.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     ours.set_listener(0, &listener, Some(at), None).unwrap();
@@ -179,13 +179,13 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     let mut client = Client::start(Some(&inner));
     assert!(client.call(service).unwrap().is_direct());
     assert_eq!(calls(&ours, "no_rule"), 1);
-    // One for the backend does, and the backend is the destination.
+    // A rule for the backend matches, and the recorded destination is the backend.
     ours.set_rules(&[rule(backend, Action::Redirect(0))])
         .unwrap();
     let calling = std::thread::spawn(move || (client.call(service), client));
     let (socket, peer) = listener.accept().unwrap();
     assert_eq!(ours.origin(&socket, peer).unwrap(), Some(backend));
-    // The first program's note is about a connection that led elsewhere: it keeps none.
+    // The first program's record belongs to a connection that another program redirected, so it is dropped.
     assert_eq!(first.origin(&socket, peer).unwrap(), None);
     drop(socket);
     drop(calling.join().unwrap());
@@ -193,15 +193,15 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     std::fs::remove_dir(&inner).unwrap();
 }
 
-/// Three of ours: two on a cgroup, in the order they were attached, and one on the cgroup above, which was there before
-/// them: that it comes last is its place, not its age.
+/// Attaches three redirects: one to the outer cgroup, then two to the inner cgroup. The outer program was attached first, so
+/// only its cgroup makes it run last.
 fn three_on(outer: &Cgroup, inner: &Cgroup) -> [Redirect; 3] {
     let above = Redirect::attach(OBJECT, outer.path()).unwrap();
     let [first, second] = [(); 2].map(|()| Redirect::attach(OBJECT, inner.path()).unwrap());
     [first, second, above]
 }
 
-/// Calls to one address go to another, at which somebody listens.
+/// Redirects calls from one address to another one, which has a listener.
 fn lead(redirect: &Redirect, from: SocketAddr, to: SocketAddr) {
     let here = TcpListener::bind("127.0.0.1:0").unwrap();
     redirect.set_listener(0, &here, Some(to), None).unwrap();
@@ -236,11 +236,11 @@ fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_
         assert!(seen.is_direct(), "{seen:?}");
         assert_eq!(calls(from_service, "redirected"), 1);
         if is_in_turn {
-            // Each has made something of what the one before had made of it, and the last one shows what it saw.
+            // Each program rewrote the result of the one before. The client sees the address that the last program saw.
             assert_eq!([from_one, &above].map(|it| calls(it, "redirected")), [1; 2]);
             assert_eq!(seen.peer, two);
         } else {
-            // All have run. That before saw the service still, and that above an address that it has no rule for.
+            // All three ran. The first saw the Service address, and the outer one an address without a rule.
             assert_eq!([from_one, &above].map(|it| calls(it, "no_rule")), [1; 2]);
             assert_eq!(seen.peer, service);
         }
@@ -271,7 +271,7 @@ fn programs_beside_and_above_leave_each_others_connections_alone() {
     for ((whose, listener), asked) in listeners.iter().enumerate().zip(asked) {
         let calling = std::thread::spawn(move || (client.call(asked), client));
         listener.set_nonblocking(true).unwrap();
-        // The client gives up in time if it was led elsewhere.
+        // The loop ends if the call was redirected elsewhere and failed.
         let (mut socket, peer) = loop {
             match listener.accept() {
                 Ok(accepted) => break accepted,
@@ -280,7 +280,7 @@ fn programs_beside_and_above_leave_each_others_connections_alone() {
             }
         };
         socket.set_nonblocking(false).unwrap();
-        // Each program heard of the connection, and the one that led it here made a note.
+        // All programs saw the connection, and only the one that redirected it recorded its destination.
         for (number, redirect) in redirects.iter().enumerate() {
             let origin = redirect.origin(&socket, peer).unwrap();
             assert_eq!(origin, (number == whose).then_some(asked), "{number}");
@@ -330,7 +330,7 @@ fn a_call_that_one_program_denies_fails_though_the_others_run() {
     }
 }
 
-/// Whoever finds that it cannot keep its programs redirects nothing, and leaves nothing that denies.
+/// A server that cannot pin its programs redirects nothing, and leaves no denying program behind.
 #[test]
 fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     let test = "programs that cannot be pinned";
@@ -343,7 +343,7 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     };
     let (cgroup, target) = (Cgroup::new(), target("127.36.0.1"));
     let folder = pins::folder(cgroup.path()).unwrap();
-    // No folder, so nobody can empty it.
+    // A pinned map takes the folder's path, so the redirect cannot clear it.
     let in_the_way = load(OBJECT).unwrap();
     let map = in_the_way.map("REDIRECT_CALLS").unwrap();
     map.pin(&folder).unwrap();
@@ -362,7 +362,8 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     drop(client);
 }
 
-/// The kernel itself would detach them some time later, and a call that comes at once would be denied now and then.
+/// The kernel detaches programs with a delay after unpinning, and a call in between could be denied. So `unpin` must detach
+/// them.
 #[test]
 fn programs_whose_pins_are_let_go_deny_nothing_from_that_moment() {
     let test = "programs whose pins are let go";
@@ -410,7 +411,7 @@ fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() 
     let below = Stranger::on(inner.path());
     let found = ours.neighbours(captured.path()).unwrap();
     assert_eq!(found.unknown(), None);
-    // The host may have others, and ours is none.
+    // The host may have other programs, and the list leaves out programs of Adit.
     let named = |program: &&Neighbour| program.name.as_deref() == Some(STRANGER);
     let strangers = found.programs.iter().filter(named);
     let seen: Vec<_> = strangers.map(|it| (it.id, it.place)).collect();
@@ -426,7 +427,7 @@ fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() 
     assert_eq!(of_ours, [""; 0]);
 }
 
-/// The kernel detaches what was pinned some time after its file is gone.
+/// The kernel detaches a pinned program with a delay after its pin is removed.
 #[test]
 fn what_a_predecessor_had_pinned_is_no_neighbour() {
     let test = "neighbours after a restart";
@@ -453,7 +454,7 @@ fn what_a_predecessor_had_pinned_is_no_neighbour() {
     assert!(seen.is_empty(), "{seen:?}");
 }
 
-/// What the redirect itself takes is enough to learn which there are, and not what they are called.
+/// The redirect's own capabilities suffice to list other programs, but not to read their names.
 ///
 /// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
@@ -464,7 +465,7 @@ fn who_may_not_open_programs_of_others_knows_which_there_are_and_that_names_are_
     let cgroup = Cgroup::new();
     let before = Stranger::on(cgroup.path());
     let ours = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    // Capabilities are a thread's own, and each of these ends with them.
+    // Capabilities belong to threads: each thread drops all others and ends.
     let seen_with = |rights| {
         let sets = CapabilitySets {
             effective: rights,
@@ -486,7 +487,7 @@ fn who_may_not_open_programs_of_others_knows_which_there_are_and_that_names_are_
         let unknown = found.unknown().unwrap();
         assert!(unknown.contains("CAP_SYS_ADMIN"), "{unknown}");
     }
-    // Without any it is not said that there are none.
+    // Without capabilities the query fails instead of returning an empty list.
     let error = seen_with(CapabilitySet::empty()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
 }

@@ -1,4 +1,5 @@
-//! What is captured are sockets: those of TCP, and those that were made in the captured cgroup, wherever their process is now.
+//! Capture applies to TCP sockets that were created in the captured cgroup, even after their process moved to another
+//! cgroup.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::support::target::target;
 use crate::support::world::World;
 
 const ROLE: &str = "captured-sockets";
-/// For a datagram there and back.
+/// Longest wait for an echoed datagram.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Limit (redirect): UDP sockets of captured processes | left alone and counted
@@ -49,7 +50,7 @@ fn a_socket_of_ipv6_stays_of_the_cgroup_in_which_it_was_made_when_its_process_mo
     }
 }
 
-/// Of a server that captures calls to an address, whatever the port.
+/// Flags of a server that captures calls to an address, on any port.
 fn flags(target: SocketAddr, captured: &Cgroup) -> [String; 2] {
     [
         format!("--redirect={}", target.ip()),
@@ -70,14 +71,14 @@ fn udp_is_left_alone(at: &str) {
     assert_eq!(role.hear(), "direct");
     server.metric_is(&calls("not_tcp"), 1.0);
     assert_eq!(server.metric(&calls("redirected")), 0.0);
-    // The rule is one for that address.
+    // The rule applies to TCP connections to the same address.
     let mut client = Client::start(Some(captured.path()));
     assert!(!client.call(by_tcp).unwrap().is_direct());
     server.metric_is(&calls("redirected"), 1.0);
     assert_eq!(server.metric(&calls("not_tcp")), 1.0);
 }
 
-/// As [`target`], over UDP: each datagram is answered with its sender's address.
+/// As [`target`], over UDP: answers each datagram with its sender's address.
 fn udp_target(at: &str) -> SocketAddr {
     let socket = UdpSocket::bind((at, 0)).unwrap();
     let address = socket.local_addr().unwrap();
@@ -102,7 +103,7 @@ fn stays_of_its_cgroup(target: SocketAddr) {
     server.metric_is(&calls("redirected"), 1.0);
 }
 
-/// A process with sockets.
+/// Plays a process that connects sockets as `arguments` say.
 pub(crate) fn play(arguments: &str) {
     let words: Vec<&str> = arguments.split(' ').collect();
     match words[..] {
@@ -141,7 +142,7 @@ fn seen_by_udp(target: SocketAddr) -> Seen {
     seen
 }
 
-/// The process comes into the captured cgroup and leaves it.
+/// The process enters the captured cgroup and leaves it.
 fn move_through(target: SocketAddr, captured: &Path, elsewhere: &Path) {
     let socket = || Socket::new(Domain::for_address(target), Type::STREAM, None).unwrap();
     let call = |made: &str, socket: Socket| {

@@ -1,4 +1,4 @@
-//! A clock that jumps: whatever lasts is measured by another one, so nothing is cut, and dials go on.
+//! Jumps of the system clock: durations use the monotonic clock, so tunnels survive and new dials work.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -19,28 +19,28 @@ use crate::support::privilege::{say, skip};
 use crate::support::target::target;
 use crate::support::world::World;
 
-/// Set where nobody else has to live with the clock: by `xtask/src/vm/init.sh`.
+/// Environment variable that permits the test to set the clock. `xtask/src/vm/init.sh` sets it in virtual machines.
 const OWN_CLOCK: &str = "ADIT_OWN_CLOCK";
-/// A day, but for what certificates made for a test do not outlive.
+/// An hour less than a day, because throw-away certificates are valid for one day.
 const JUMP_SECONDS: i64 = 23 * 3600;
-/// The tunnels are looked at for so long after each jump: several pings of the link.
+/// How long the tunnels are observed after each jump. It covers several pings of the link.
 const WATCHED: Duration = Duration::from_secs(3);
-/// So much has to pass on each tunnel meanwhile.
+/// Minimum bytes on each tunnel within [`WATCHED`].
 const WATCHED_BYTES: u64 = 64 * 1024;
-/// Tunnels through both jumps: more than there are lanes, so that some ride the link.
+/// Tunnels that stay open through both jumps. They outnumber the lanes, so some use the link.
 const TUNNELS: usize = 6;
 const LANES: &str = "--lanes=4";
 const PLAINTEXT: &str = "--lane-security=plaintext";
 /// Dials after each jump.
 const DIALS: usize = 5;
 const BLOCK_BYTES: usize = 4096;
-/// At once there and back: a relay copies the first quarter of a MiB of a tunnel and splices what comes behind in large pieces.
+/// Bytes of a burst in each direction. A relay copies a tunnel's first 256 KiB and splices larger amounts after them.
 const BURST_BYTES: usize = 4 << 20;
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
-/// For one answer, also under emulation.
+/// Longest wait for one answer, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The machine's clock, which is as it was once this is dropped.
+/// The machine's clock. Dropping it restores the time.
 #[derive(Default)]
 struct Clock {
     ahead_seconds: i64,
@@ -66,7 +66,7 @@ impl Drop for Clock {
     }
 }
 
-/// An open tunnel.
+/// Opens a tunnel.
 fn open(world: &World, target: SocketAddr) -> UnixStream {
     let mut stream = UnixStream::connect(world.dir().join("c")).expect("the frontend listens");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -77,7 +77,7 @@ fn open(world: &World, target: SocketAddr) -> UnixStream {
     stream
 }
 
-/// Reads up to this and no byte more.
+/// Reads up to and including `end`, and no byte more.
 fn until(stream: &mut UnixStream, end: &[u8]) -> String {
     let (mut read, mut byte) = (Vec::new(), [0]);
     while !read.ends_with(end) {
@@ -87,7 +87,7 @@ fn until(stream: &mut UnixStream, end: &[u8]) -> String {
     String::from_utf8(read).expect("text")
 }
 
-/// Ends a tunnel in order.
+/// Closes a tunnel cleanly.
 fn close(mut stream: UnixStream) {
     stream.shutdown(Shutdown::Write).unwrap();
     let mut rest = Vec::new();
@@ -95,7 +95,7 @@ fn close(mut stream: UnixStream) {
     assert!(rest.is_empty(), "{} bytes more", rest.len());
 }
 
-/// A tunnel through which patterned bytes go there and back until it is told to end.
+/// A tunnel that echoes patterned bytes until it is stopped.
 struct Tunnel {
     stop: Arc<AtomicBool>,
     moved: Arc<AtomicU64>,
@@ -107,9 +107,9 @@ impl Tunnel {
         let (stop, moved) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&moved));
         let thread = thread::spawn(move || {
-            // The target greets.
+            // The target sends a greeting.
             until(&mut stream, b"\n");
-            // A block that is missing or comes twice shows: nothing else repeats after 251 bytes.
+            // The pattern repeats after 251 bytes, so a missing or duplicated block is detected.
             let mut bytes = (0..=250_u8).cycle();
             let mut back = vec![0; BLOCK_BYTES];
             while !stopped.load(Relaxed) {
@@ -138,7 +138,7 @@ impl Tunnel {
     }
 }
 
-/// A tunnel that is quiet between bursts.
+/// A tunnel that is idle between bursts.
 struct Bursts {
     stream: UnixStream,
     bytes: Vec<u8>,
@@ -146,13 +146,13 @@ struct Bursts {
 
 impl Bursts {
     fn start(mut stream: UnixStream) -> Self {
-        // The target greets.
+        // The target sends a greeting.
         until(&mut stream, b"\n");
         let bytes = (0..=250_u8).cycle().take(BURST_BYTES).collect();
         Self { stream, bytes }
     }
 
-    /// There and back at the same time, so that no socket's buffer stays full.
+    /// Writes and reads at the same time, so that no socket buffer stays full.
     fn burst(&self) {
         let (mut there, mut back) = (&self.stream, &self.stream);
         let mut came = vec![0; self.bytes.len()];
@@ -168,7 +168,7 @@ impl Bursts {
     }
 }
 
-/// A target of one connection, which answers its caller's end when told to.
+/// A target for one connection. After EOF it waits for a signal before it answers.
 fn late_target() -> (SocketAddr, mpsc::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let address = listener.local_addr().expect("bound");
@@ -184,7 +184,7 @@ fn late_target() -> (SocketAddr, mpsc::Sender<()>) {
     (address, tell)
 }
 
-/// A field of all access events.
+/// Values of a field in all access events.
 fn events(log: &str, field: &str) -> Vec<f64> {
     let name = format!("{field}=");
     let ends = log.lines().filter(|line| line.contains("tunnel ended"));
@@ -196,7 +196,7 @@ fn events(log: &str, field: &str) -> Vec<f64> {
     .collect()
 }
 
-/// Lines of a family that count something.
+/// Samples of a metric family that are not zero.
 fn counted(metrics: &str, family: &str) -> Vec<String> {
     let lines = metrics.lines().filter(|line| line.starts_with(family));
     lines
@@ -205,7 +205,7 @@ fn counted(metrics: &str, family: &str) -> Vec<String> {
         .collect()
 }
 
-/// An agent beside those that are there.
+/// Starts an additional agent.
 fn another_agent(world: &World, server: &Daemon, flags: &[String], number: usize) -> Daemon {
     let mut args = world.agent_args(server.address("agents"));
     args.retain(|arg| !arg.starts_with("--agent-id="));
@@ -214,7 +214,7 @@ fn another_agent(world: &World, server: &Daemon, flags: &[String], number: usize
     Daemon::start(User::Root, &format!("agent-{number}"), &args, world.dir())
 }
 
-/// `flags` are those of server and agents, `path` is what the first tunnels travel on.
+/// `flags` go to server and agents. `path` is the expected path of the first tunnels.
 fn nothing_is_cut(flags: &[&str], path: &str) {
     let begun = Instant::now();
     let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
@@ -227,7 +227,7 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
         server.metric("adit_lanes{state=\"idle\"}") == 4.0
     });
     let target = target("127.0.0.1");
-    // First, so that it has a lane.
+    // First, so that it gets a lane.
     let bursts = Bursts::start(open(&world, target));
     let (late, speak) = late_target();
     let mut half_closed = open(&world, late);
@@ -240,7 +240,7 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
         assert!(server.metric(&opened) > 0.0, "{path}");
     }
 
-    // The second one finds it as the first left it: spliced, where it is a pipe.
+    // The first burst makes the relay of a raw lane splice. The next burst runs while the clock jumps.
     bursts.burst();
     let mut clock = Clock::default();
     for seconds in [JUMP_SECONDS, -JUMP_SECONDS] {
@@ -265,7 +265,7 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
             until(&mut stream, b"\n");
             close(stream);
         }
-        // The handshakes of another agent, of its link and of its lanes, at the time it is now.
+        // Another agent's handshakes for its link and lanes succeed at the current time.
         let (links, opened) = (
             server.metric("adit_links{peer=\"adit\"}"),
             server.lanes_opened(),
@@ -281,7 +281,7 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
         tunnel.end();
     }
     close(bursts.stream);
-    // Half-closed for two days by the clock.
+    // By the clock, this tunnel was half-closed for two days.
     speak.send(()).expect("the target waits");
     let mut rest = Vec::new();
     half_closed.read_to_end(&mut rest).expect("an end in order");
@@ -319,7 +319,7 @@ fn nothing_is_cut(flags: &[&str], path: &str) {
     assert!(through_both.count() >= 2 + TUNNELS, "{lives:?}");
 }
 
-/// Whether this machine's clock is the test's own.
+/// Whether the test may set this machine's clock.
 fn own_clock(test: &str) -> bool {
     let own = std::env::var_os(OWN_CLOCK).is_some();
     if !own {

@@ -39,7 +39,7 @@ fn exempt_goes_direct(target: SocketAddr) {
     let arguments = format!("{} {target}", cgroup.path().display());
     let mut role = Role::start("exempt", Some(cgroup.path()), &arguments);
     assert_eq!(role.hear(), "exempt: direct");
-    // Calls that were redirected, and those of exempt sockets.
+    // Counts of redirected calls, and of calls by exempt sockets.
     assert_eq!(role.hear(), "early: 1, 1");
     assert_eq!(role.hear(), "own: 1, 2");
     assert_eq!(role.hear(), "bound: direct");
@@ -48,7 +48,7 @@ fn exempt_goes_direct(target: SocketAddr) {
     drop(role);
 }
 
-/// As server and agent connect.
+/// Connects as server and agent do.
 fn connected(own: &OwnSockets, target: SocketAddr) -> TcpStream {
     runtime().block_on(async {
         let socket = if target.is_ipv4() {
@@ -61,7 +61,7 @@ fn connected(own: &OwnSockets, target: SocketAddr) -> TcpStream {
     })
 }
 
-/// A process that captures itself.
+/// Plays a process that redirects calls of its own cgroup.
 pub(crate) fn play(arguments: &str) {
     let (cgroup, target) = arguments.split_once(' ').unwrap();
     let target: SocketAddr = target.parse().unwrap();
@@ -98,13 +98,14 @@ pub(crate) fn play(arguments: &str) {
     };
     let own_sockets = OwnSockets::on();
     drop(connected(&own_sockets, target));
-    // Nobody has said yet whose these are.
+    // No redirect is registered with `own_sockets` yet, so this socket was not exempt.
     tell(&format!("early: {}", counts()));
     drop(listener.accept().unwrap());
     own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     drop(connected(&own_sockets, target));
     tell(&format!("own: {}", counts()));
-    // Loopback would be out of reach of one that is bound to another device.
+    // The redirect leaves a socket bound to a device alone: bound to another device, it could not reach a listener on
+    // loopback.
     let bound = Socket::new(domain, Type::STREAM, None).unwrap();
     bound.bind_device(Some(b"lo")).unwrap();
     let seen = over(bound, target).unwrap();

@@ -1,4 +1,4 @@
-//! Processes that are part of the tunnel are forgotten when they end: their ids go to others.
+//! Exempt processes are removed from the table when they end, because the kernel reuses process ids.
 
 use adit_redirect::processes::visible;
 use adit_redirect::redirect::unpin;
@@ -13,18 +13,18 @@ use crate::support::privilege::{ready, skip};
 use crate::support::target::target;
 use crate::support::world::World;
 
-/// The map of exempt processes, as the kernel cuts its name.
+/// The map of exempt processes. The kernel truncates its name.
 const MAP: &str = "REDIRECT_PROCES";
-/// No hello of TLS: the agent port ends the connection, and its call is what counts.
+/// Bytes that are no TLS ClientHello. The agent port closes the connection, and the call itself makes the process exempt.
 const NO_HELLO_BYTES: usize = 64;
 
-/// Whether the programs of any redirect leave this process alone.
+/// Whether the programs of any redirect exempt this process.
 pub(super) fn is_exempt(process: u32) -> bool {
     let maps = loaded_maps()
         .filter_map(Result::ok)
         .filter(|map| map.name_as_str() == Some(MAP));
     maps.filter_map(|map| {
-        // One that has gone meanwhile exempts nobody.
+        // A map that disappeared meanwhile is skipped.
         let map = Map::from_map_data(MapData::from_id(map.id()).ok()?).ok()?;
         HashMap::<MapData, u32, u8>::try_from(map).ok()
     })
@@ -73,7 +73,7 @@ fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect={target}"),
-        // The port is spared all the same.
+        // The agent port stays excluded.
         "--redirect=127.0.0.1".to_owned(),
         "--redirect-agents=captured".to_owned(),
         format!("--redirect-cgroup={}", clients.path().display()),
@@ -92,7 +92,7 @@ fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_
     drop(client);
 }
 
-/// There something else may have the agent port's number; here nothing has, which is enough of a call.
+/// Another service may use the agent port's number there. Here nothing listens, and a failing call is enough for the test.
 #[test]
 fn a_process_that_calls_loopback_of_another_namespace_stays_captured() {
     let Some([pod]) = namespaces("calls to the agent port's number in another namespace") else {
@@ -141,14 +141,14 @@ fn forgotten(on_failure: &str, address: &str) {
     server.role.kill();
     drop(agent);
     if on_failure == "closed" {
-        // Nobody looks, and the programs are still there with all they know.
+        // Without a server the pinned programs keep their maps.
         assert!(is_exempt(stays.id()));
         let next = world.server(None, &flags);
         let _agent = world.agent(&next, None);
         next.until("its predecessor's maps are gone", || {
             (!is_exempt(stays.id())).then_some(())
         });
-        // Among all other tests the first call went direct in two of fourteen runs, and why is not known.
+        // The first call sometimes goes direct for an unknown reason, so the test checks only the second call.
         let [first, second] = [(); 2].map(|()| stays.call(target).unwrap());
         assert!(!second.is_direct(), "{first:?}, then {second:?}");
         drop(next);

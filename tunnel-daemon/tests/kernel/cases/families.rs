@@ -1,4 +1,4 @@
-//! Hosts that keep the two families of addresses apart: `net.ipv6.bindv6only`.
+//! Hosts that separate IPv4 and IPv6: `net.ipv6.bindv6only`.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use adit_net::listen::listen;
 use crate::support::namespace::Namespace;
 use crate::support::privilege::{say, skip};
 
-/// Of a network namespace.
+/// The setting is per network namespace.
 const ONLY_V6: &str = "/proc/sys/net/ipv6/bindv6only";
 
-/// Whether it takes a connection over IPv4, and one over IPv6.
+/// Whether the listener accepts a connection over IPv4, and one over IPv6.
 fn takes(listener: &TcpListener) -> [io::Result<()>; 2] {
     let port = listener.local_addr().unwrap().port();
     let both: [SocketAddr; 2] = [
@@ -22,7 +22,8 @@ fn takes(listener: &TcpListener) -> [io::Result<()>; 2] {
     both.map(|address| TcpStream::connect(address).map(drop))
 }
 
-/// The ports for probes, metrics and administration, of agents and clients: a kubelet asks over IPv4 whatever the sysctl says.
+/// This covers the ports for probes, metrics, administration, agents and clients. A kubelet may probe over IPv4 whatever the
+/// sysctl is.
 #[test]
 fn listeners_on_all_addresses_take_ipv4_where_the_host_keeps_the_families_apart() {
     const TEST: &str = "listeners and bindv6only";
@@ -37,7 +38,7 @@ fn listeners_on_all_addresses_take_ipv4_where_the_host_keeps_the_families_apart(
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
         let [v4, v6] = takes(&listen(any, |_socket| ()).unwrap());
         assert!(v4.is_ok() && v6.is_ok(), "{v4:?} {v6:?}");
-        // What a socket gets that says nothing.
+        // A socket without `IPV6_V6ONLY` set follows the sysctl.
         let [v4, v6] = takes(&TcpListener::bind(any).unwrap());
         assert!(v4.is_err() && v6.is_ok(), "{v4:?} {v6:?}");
     });

@@ -1,7 +1,7 @@
-//! KEP-2025 in three network namespaces: a control plane, a node, and a pod that knows nobody but its node.
+//! KEP-2025 in three network namespaces: a control plane, a node, and a pod with a route only to its node.
 //!
-//! One cable leads from the node to the control plane, one from the node to the pod. The pod has no route further: whatever it
-//! reaches in the control plane, it reaches by the node's agent.
+//! One veth pair connects the node to the control plane, another one the node to the pod. The pod has no other route, so it
+//! reaches the control plane only by the node's agent.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,16 +14,16 @@ use crate::support::privilege::ready_v6;
 use crate::support::target::target;
 use crate::support::world::World;
 
-/// More than a lane takes at once.
+/// More bytes than a lane buffers.
 pub(super) const BULK: usize = 3_000_001;
 
 /// Addresses of one family, with the lengths of their networks.
 struct Addresses {
-    /// Of the node and of the control plane.
+    /// Addresses of node and control plane.
     outer: [&'static str; 2],
-    /// Of the node and of the pod.
+    /// Addresses of node and pod.
     inner: [&'static str; 2],
-    /// What processes of the node connect to.
+    /// The Service address to which processes of the node connect.
     service: &'static str,
 }
 
@@ -56,12 +56,12 @@ fn a_pod_of_ipv6_reaches_the_control_plane_by_its_nodes_agent_only() {
     }
 }
 
-/// Of an address with the length of its network.
+/// Parses an address with a prefix length.
 pub(super) fn ip(address: &str) -> IpAddr {
     address.parse::<IpNet>().unwrap().addr()
 }
 
-/// No route leads there.
+/// Asserts that a call failed because no route exists.
 pub(super) fn unreachable(outcome: Result<Seen, String>) {
     let error = outcome.unwrap_err();
     assert!(error.contains("unreachable"), "{error}");
@@ -80,7 +80,7 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
     node.connect_by("inner", &pod, inner[0], inner[1]);
     let service: SocketAddr = service.parse().unwrap();
     let (nodes, program) = (Cgroup::new(), std::env::current_exe().unwrap());
-    // The server and what it dials are in the control plane, and so is this thread.
+    // The server and its destinations run in the control plane's namespace, and so does this thread.
     plane.inside(|| {
         let plane_ip = ip(outer[1]);
         let api = target(&plane_ip.to_string());
@@ -88,7 +88,7 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
         let server = world.server(None, &[format!("--allowed-destination={api}")]);
         let mut client = Client::start_in(&pod, nodes.path());
         let mut neighbour = Client::start_in(&node, nodes.path());
-        // The node has a way to the control plane, and none to the Service; the pod has neither.
+        // The node has a route to the control plane and none to the Service. The pod has neither.
         assert!(neighbour.call(api).unwrap().is_direct());
         unreachable(neighbour.call(service));
         unreachable(client.call(api));
@@ -104,7 +104,7 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
             let seen = caller.call(service).unwrap();
             assert_eq!(seen.peer, service);
             assert!(seen.local.ip().is_loopback(), "{seen:?}");
-            // Whoever called the target is the server, at home.
+            // The target sees the server as its caller.
             assert_eq!(seen.caller.ip(), plane_ip);
             let received = caller.carry(service, BULK).unwrap();
             assert!(received > BULK, "the target greets: {received}");
@@ -113,7 +113,7 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
             let mapped = SocketAddr::new(v4.to_ipv6_mapped().into(), service.port());
             assert_eq!(client.call_mapped(service).unwrap().peer, mapped);
         }
-        // The agent leads to the Service, and nowhere else.
+        // The agent serves only the Service.
         unreachable(client.call(api));
 
         agent.kill();

@@ -1,6 +1,6 @@
-//! Redirected connections that are accepted too late: nobody knows any more where they wanted to go.
+//! Redirected connections that are accepted too late: the record of their destination has expired.
 //!
-//! No test waits for that. While the server stands still, the note that the kernel made for it is made older.
+//! The tests do not wait for the expiry. While the server is stopped, they rewrite the timestamp of the kernel's record.
 
 use std::fs;
 use std::mem::offset_of;
@@ -17,14 +17,14 @@ use crate::support::client::{Client, Seen};
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
 
-/// REDIRECT_ARRIVALS, as far as the kernel keeps names.
+/// REDIRECT_ARRIVALS, truncated as the kernel stores it.
 const ARRIVALS: &str = "REDIRECT_ARRIVA";
-/// Far beyond what anything here takes.
+/// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Arrivals = HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>;
 
-/// The map in which a process is told of connections.
+/// The map in which the eBPF programs tell a process about redirected connections.
 fn arrivals_of(process: u32) -> Arrivals {
     let mut ids: Vec<u32> = fs::read_dir(format!("/proc/{process}/fdinfo"))
         .unwrap()
@@ -51,18 +51,18 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether every thread of a process is stopped.
+/// Whether each thread of a process is stopped.
 fn stands_still(process: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     tasks.flatten().all(|task| {
         let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        // Behind the name, which may hold anything.
+        // Fields after the process name, which may contain any character.
         stat.rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('T'))
     })
 }
 
-/// A call whose connection is older by so much when the server accepts it.
+/// Calls `asked`, and makes the connection older by `by_ns` before the server accepts it.
 fn call_accepted_late(scene: &Scene, asked: SocketAddr, by_ns: u64) -> Result<Seen, String> {
     let process = scene.server.role.id();
     let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
@@ -98,11 +98,11 @@ fn refused_when_late(v6: Option<SocketAddr>, rule: &str, asked: &str) {
     assert!(seen.peer == asked && !seen.is_direct(), "{seen:?}");
     assert_eq!(scene.server.metric(refused), 0.0);
     let error = call_accepted_late(&scene, asked, ARRIVAL_AGE_MAX_NS).unwrap_err();
-    // Or it was over before the client asked for the peer's name.
+    // The connection may be closed before the client calls `getpeername`.
     let is_over = error.contains("reset") || error.contains("not connected");
     assert!(is_over, "{error}");
     scene.server.metric_is(refused, 1.0);
-    // The next one is none the worse for it.
+    // The next call works.
     let mut client = Client::start(Some(scene.clients.path()));
     assert_eq!(client.call(asked).unwrap().peer, asked);
 }

@@ -1,5 +1,5 @@
-//! Server and agent with eBPF under the seccomp profiles of `deploy/seccomp`: which calls these need more than the lists have. Any
-//! other ends the process here, so nothing can pass over it.
+//! Server and agent with eBPF under the seccomp profiles of `deploy/seccomp`: which system calls eBPF needs beyond the
+//! profiles. Any other call kills the process, so a missing call fails the test.
 
 use std::path::Path;
 
@@ -14,15 +14,15 @@ use crate::support::target::target;
 use crate::support::world::World;
 
 const ON_X86: bool = cfg!(target_arch = "x86_64");
-/// To load programs, and to read and write their tables.
+/// Loads programs, and reads and writes maps.
 const EBPF: &[&str] = &["bpf"];
-/// A folder for pins, which takes the place of another.
+/// Replaces a folder of pins atomically.
 const PINS: &[&str] = if ON_X86 {
     &["bpf", "mkdir", "rename"]
 } else {
     &["bpf", "mkdirat", "renameat"]
 };
-/// To start the helper that enters other network namespaces, what that does, and to end it.
+/// Starts the helper, enters other network namespaces, and ends the helper.
 const HELPER: &[&str] = if ON_X86 {
     &["bpf", "clone", "dup2", "kill", "setns", "wait4"]
 } else {
@@ -34,7 +34,7 @@ fn launcher_becomes_the_program() {
     confined::launch_if_asked();
 }
 
-/// Whether the profiles are here. A virtual machine has them where its checkout is not below /tmp.
+/// Whether the profiles exist here. A virtual machine has them if its checkout is not below /tmp.
 fn profiles(test: &str) -> bool {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
     let there = folder.exists();
@@ -115,7 +115,7 @@ fn a_profile_without_bpf_is_named_and_the_server_serves() {
         format!("--redirect-cgroup={}", clients.path().display()),
         "--account=on".to_owned(),
     ];
-    // As in production: what is not listed fails.
+    // As in production, calls outside the profile fail instead of killing the process.
     let rights = Rights {
         profile: Profile::of("server"),
         deadly: false,

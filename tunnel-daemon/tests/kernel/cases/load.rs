@@ -1,4 +1,4 @@
-//! The object loads: the committed one, and one that was just built.
+//! The eBPF object loads: the committed one, and a freshly built one.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use crate::support::cgroup::Cgroup;
 use crate::support::privilege::{ready, say};
 
-/// Names a freshly built object; `cargo xtask test --nightly` sets it where the eBPF toolchain is.
+/// Path of a freshly built object. `cargo xtask test --nightly` sets it if the eBPF toolchain is installed.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
 
 /// Limit (redirect): Programs of the committed eBPF object | pass the verifier of the running kernel
@@ -31,7 +31,7 @@ fn every_program_of_the_committed_object_passes_the_verifier() {
 #[test]
 fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     let Some(path) = std::env::var_os(FRESH).map(PathBuf::from) else {
-        // Never a failure: the toolchain is not part of what a build needs.
+        // Not a failure, because a build does not require the eBPF toolchain.
         let why = format!(
             "{FRESH} names none; `cargo xtask test --nightly` does where the eBPF toolchain is"
         );
@@ -43,7 +43,7 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     }
 }
 
-/// Or a table would be full long before: kernels before 6.17 set 128 entries aside for each processor.
+/// Kernels before 6.17 reserve 128 entries per processor. Without additional room a table would evict entries too early.
 ///
 /// Limit (redirect): Kernel tables whose oldest entry is evicted | exempt processes: 4,096; redirected sockets: 65,536;
 /// unaccepted connections: 16,384. Each has room for 128 more per processor
@@ -75,11 +75,11 @@ fn the_least_privileges_are_enough_to_load_and_attach() {
     }
     let cgroup = Cgroup::new();
     let path = cgroup.path().to_owned();
-    // Capabilities are a thread's own, and this one ends with them. The verifier is stricter without CAP_PERFMON.
+    // Capabilities belong to threads, and this thread ends. The verifier is stricter without CAP_PERFMON.
     let programs = std::thread::spawn(move || {
         let mut least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
         if kernel() < (6, 8) {
-            // Before, the verifier took numbers that the compiler parks on the stack for pointers.
+            // Before Linux 6.8 the verifier took numbers that the compiler spills to the stack for pointers.
             least |= CapabilitySet::PERFMON;
         }
         let sets = CapabilitySets {
@@ -94,7 +94,7 @@ fn the_least_privileges_are_enough_to_load_and_attach() {
     assert_eq!(programs.join().unwrap(), 5);
 }
 
-/// Version of the running kernel.
+/// Major and minor version of the running kernel.
 fn kernel() -> (u32, u32) {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -122,7 +122,7 @@ fn load_all(object: &[u8]) {
     assert!(loaded >= 6, "only {loaded} programs");
 }
 
-/// Loads all programs; how many these are.
+/// Loads all programs, and returns their number.
 fn loaded(ebpf: &mut Ebpf) -> usize {
     let mut loaded = 0;
     for (name, program) in ebpf.programs_mut() {

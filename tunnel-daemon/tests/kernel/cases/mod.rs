@@ -1,4 +1,4 @@
-//! One file for each part of the kernel side.
+//! Test cases, one module for each part of the kernel side.
 
 mod account;
 mod account_captured;

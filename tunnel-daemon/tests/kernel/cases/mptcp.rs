@@ -1,4 +1,4 @@
-//! Multipath TCP: what the hooks see of it is the TCP connection below, which is redirected and denied like any other.
+//! Multipath TCP: the hooks see the TCP subflow, which is redirected and denied as any other connection.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use crate::support::client::Client;
 use crate::support::privilege::{ready, say};
 use crate::support::target::target;
 
-/// As [`ready`], and whether this host has Multipath TCP. That some have none is no failure.
+/// As [`ready`], and whether this host has Multipath TCP. A host without it is no failure.
 fn ready_mptcp(test: &str) -> bool {
     if let Err(error) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
         say(test, &format!("no Multipath TCP here: {error}"));
@@ -31,7 +31,7 @@ fn a_connection_of_multipath_tcp_is_redirected_and_shows_the_listener_as_its_pee
     let asked: SocketAddr = "198.51.100.7:9090".parse().unwrap();
     let seen = client.call_mptcp(asked).unwrap();
     assert!(!seen.is_direct(), "{seen:?}");
-    // The program's socket is another than the connection's, so its cookie leads to no destination.
+    // The program's socket is not the subflow's socket, so no destination is recorded for its cookie.
     assert!(scene.server.listeners.contains(&seen.peer), "{seen:?}");
     scene
         .server

@@ -1,6 +1,6 @@
-//! The redirect in other network namespaces than the server's: a listener of ours in each.
+//! The redirect in network namespaces other than the server's, with a listener of the server in each.
 //!
-//! As in `redirect`, the agent alone reaches 198.51.100.0/24; these namespaces have no route to anywhere.
+//! As in `redirect`, only the agent reaches 198.51.100.0/24. The namespaces have no routes.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn asked() -> SocketAddr {
     "198.51.100.7:9090".parse().unwrap()
 }
 
-/// As many as asked for, or why this host has none.
+/// Creates `N` namespaces, or skips the test with the reason.
 pub(super) fn namespaces<const N: usize>(test: &str) -> Option<[Namespace; N]> {
     if !ready(test) {
         return None;
@@ -49,7 +49,7 @@ pub(super) fn flag(namespace: &Namespace) -> String {
     format!("--redirect-netns={}", namespace.path().display())
 }
 
-/// Calls until it gets through, and says what went wrong before.
+/// Calls until a call is captured, and returns the errors before that.
 pub(super) fn until_captured(client: &mut Client, scene: &Scene, asked: SocketAddr) -> Vec<String> {
     let mut errors = Vec::new();
     scene
@@ -82,7 +82,7 @@ fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
         &flag(&other),
     ];
     let scene = scene(target("127.0.0.1"), v6, &flags);
-    // What is there at the start is captured when the server is up.
+    // Namespaces that exist at the start are captured when the server is up.
     assert_eq!(scene.server.metric(CAPTURED), 2.0);
     for namespace in [&one, &other] {
         let mut client = Client::start_in(namespace, scene.clients.path());
@@ -140,7 +140,7 @@ fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
             listener
         })
         .collect();
-    // From the same address and port to destinations of their own, at the same time.
+    // Both connect at the same time from the same address and port, to different destinations.
     let callers: Vec<_> = [(&one, 1), (&other, 2)]
         .into_iter()
         .map(|(namespace, last)| {
@@ -161,7 +161,7 @@ fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
     for caller in callers {
         caller.join().unwrap();
     }
-    // What is held is not opened again; what is gone is not named.
+    // The helper opens no second listener in a held namespace, and does not report one that is gone.
     drop(other);
     let held = ids.map(|id| Asked {
         id,
@@ -189,7 +189,7 @@ fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them()
     assert_eq!(scene.server.metric(CAPTURED), 0.0);
     for _ in 0..2 {
         let mut client = Client::start_in(&namespace, scene.clients.path());
-        // Until there is a listener calls are left alone, and there is no way.
+        // Without a listener calls are left alone, and no route exists.
         for error in until_captured(&mut client, &scene, asked()) {
             assert!(error.contains("unreachable"), "{error}");
         }
@@ -197,7 +197,7 @@ fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them()
         drop(client);
         scene.server.metric_is(CAPTURED, 0.0);
     }
-    // The server itself is in ours, and so are its neighbours: that has a listener anyway.
+    // The server's own namespace has a listener anyway, which also serves its other processes.
     let mut neighbour = Client::start(Some(scene.clients.path()));
     assert!(!neighbour.call(asked()).unwrap().is_direct());
     assert_eq!(scene.server.metric(CAPTURED), 0.0);
@@ -217,7 +217,7 @@ fn a_named_namespace_is_captured_whenever_it_is_there() {
     let mut client = Client::start_in(&namespace, scene.clients.path());
     std::os::unix::fs::symlink(namespace.path(), &link).unwrap();
     until_captured(&mut client, &scene, asked());
-    // Nobody but a listener of ours would hold it: the path leads nowhere now.
+    // Only a listener of the server could keep the namespace alive: the path is dangling now.
     drop((client, namespace));
     scene.server.metric_is(CAPTURED, 0.0);
 }
@@ -250,7 +250,7 @@ fn closed_denies_in_a_namespace_until_it_has_a_listener() {
     }
 }
 
-/// `rule` is for what is asked for, which `v6` is behind, if it is IPv6.
+/// `rule` covers `asked`. `v6` is the target behind `asked` if that is IPv6.
 pub(super) fn closed_until_captured(
     test: &str,
     rule: &str,
@@ -263,7 +263,7 @@ pub(super) fn closed_until_captured(
     };
     let flags = [rule, "--redirect-on-failure=closed", &flag(&namespace)];
     let mut scene = scene(target("127.0.0.1"), v6, &flags);
-    // Loopback is down there, so nobody can listen on it.
+    // Loopback is down there, so opening the listener fails.
     let failed = "adit_redirect_namespaces{state=\"failed\"}";
     assert_eq!(scene.server.metric(failed), 1.0);
     let readyz = scene.server.readyz();
@@ -275,7 +275,7 @@ pub(super) fn closed_until_captured(
     for error in until_captured(&mut client, &scene, asked) {
         assert!(error.contains("not permitted"), "{error}");
     }
-    // Nor does anything go its way once the server is gone.
+    // Calls also fail after the server was killed.
     scene.server.role.kill();
     let error = client.call(asked).unwrap_err();
     assert!(error.contains("not permitted"), "{error}");
@@ -312,21 +312,21 @@ fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
         readyz.contains("[-]redirect-netns: 1 other namespaces captured; the helper"),
         "{readyz}"
     );
-    // Nobody opens a listener any more.
+    // Without the helper no new listener is opened.
     std::os::unix::fs::symlink(other.path(), &link).unwrap();
     let mut late = Client::start_in(&other, scene.clients.path());
     assert!(late.call(asked()).is_err());
     assert_eq!(scene.server.metric(CAPTURED), 1.0);
 }
 
-/// The process whose parent is this one.
+/// The child process of `parent`.
 pub(super) fn child_of(parent: u32) -> i32 {
     let stats = std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
         .filter_map(|entry| {
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // Behind the name, which may hold anything: state, then parent.
+            // Fields after the process name, which may contain any character: state, then parent.
             let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
             Some((parent, entry.file_name().to_str()?.parse().ok()?))
         });
@@ -347,7 +347,7 @@ fn the_helper_ends_with_a_server_that_is_killed() {
     let helper: PathBuf = format!("/proc/{}/stat", child_of(scene.server.role.id())).into();
     scene.server.role.kill();
     let limit = Instant::now() + Duration::from_secs(10);
-    // Whoever inherits it may take its time to reap it.
+    // The adopting process may reap the helper late.
     let ended = || {
         std::fs::read_to_string(&helper)
             .ok()
@@ -458,12 +458,12 @@ fn a_pod_without_a_listener_is_sent_to_the_nodes_ipv6_address() {
     }
 }
 
-/// Calls a Service from a pod whose namespace has no listener of ours; `ends` are the node's address and the pod's.
+/// Calls a Service from a pod whose namespace has no listener. `ends` are the node's and the pod's address.
 fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
     node.connect(pod, ends[0], ends[1]);
     let [node_ip, pod_ip] = ends.map(|end| end.parse::<IpNet>().unwrap().addr());
     let service: SocketAddr = service.parse().unwrap();
-    // Server and agent are where their thread is.
+    // Server and agent run in the namespace of their thread.
     node.inside(|| {
         let api = target("127.0.0.1");
         let world = World::new();
@@ -482,18 +482,19 @@ fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service:
             assert_eq!(seen.local.ip(), pod_ip);
             assert!(!seen.is_direct(), "{seen:?}");
         }
-        // Those of the node itself come by loopback.
+        // Calls of the node's own processes use loopback.
         let mut neighbour = Client::start(Some(nodes.path()));
         let seen = neighbour.call(service).unwrap();
         assert!(seen.local.ip().is_loopback(), "{seen:?}");
-        // The other family has no such address: left alone.
+        // The other family has no node address, so the call is left alone.
         let other = if service.is_ipv4() {
             "[2001:db8::1]:443"
         } else {
             "198.51.100.1:443"
         };
         assert!(client.call(other.parse().unwrap()).is_err());
-        // A network reaches that address, but whoever was not sent there has no Service: not even the only one.
+        // Hosts of the network reach the listener, but a connection that was not redirected has no Service, even if only one
+        // exists.
         let refused = [
             "adit_redirect_refused_total{reason=\"unknown_origin\"}",
             "adit_node_refusals_total{reason=\"no_destination\"}",

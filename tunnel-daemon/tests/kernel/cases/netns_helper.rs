@@ -1,4 +1,5 @@
-//! The helper that opens listeners in other network namespaces, asked by hand: what a daemon that was taken over could get of it.
+//! The helper that opens listeners in other network namespaces. The test sends requests that a compromised daemon could
+//! send.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -16,7 +17,7 @@ use rustix::net::{
 use super::namespaces::namespaces;
 use crate::support::namespace::{Namespace, helper};
 
-/// A daemon that was taken over, and what its helper answers to one request of it: the packets, and how many sockets came.
+/// Plays a compromised daemon. Returns the helper's answers to one request, and the number of received sockets.
 fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -26,7 +27,7 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
     )
     .unwrap();
     let mut command = helper();
-    // No mark, no cgroup, one namespace.
+    // Arguments: no mark, no cgroup, one namespace.
     command.args(["0", ""]).arg(named.path());
     command
         .stdin(Stdio::from(theirs))
@@ -44,12 +45,12 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
         Some(text)
     };
     assert_eq!(next().as_deref(), Some("ready"));
-    // The thread that serves has what entering a namespace takes, and no more. The others are the harness's.
+    // The serving thread keeps only the capabilities to enter a namespace. The other threads belong to the test harness.
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
     let kept = tasks
         .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
         .filter(|status| {
-            // CAP_SYS_PTRACE and CAP_SYS_ADMIN.
+            // Bits of CAP_SYS_PTRACE and CAP_SYS_ADMIN.
             ["CapPrm", "CapEff"]
                 .iter()
                 .all(|set| status.contains(&format!("{set}:\t0000000000280000")))
@@ -60,7 +61,7 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
         .count();
     assert_eq!(kept, 1);
     rustix::net::send(&ours, request, SendFlags::NOSIGNAL).unwrap();
-    // To the end of the answer, or of the helper.
+    // Until the end of the answer, or of the helper.
     while next().is_some_and(|text| !text.starts_with("done ")) {}
     child.kill().unwrap();
     child.wait().unwrap();
@@ -90,7 +91,7 @@ fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
     };
     let id = |namespace: &Namespace| std::fs::metadata(namespace.path()).unwrap().ino();
     let path = other.path();
-    // As it is asked usually, and with the other namespace as one that it is said to hold.
+    // A usual request, and requests that claim to hold the other namespace.
     let of_other = id(&other);
     for held in [
         String::new(),
@@ -106,7 +107,7 @@ fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
         assert!((1..=2).contains(&sockets), "{sockets}");
         assert_eq!(answers[1], "done 0 0 whole");
     }
-    // What is no request ends it, and gets nothing.
+    // An invalid request ends the helper without an answer.
     for request in [
         format!("new {} {}", id(&other), path.display()),
         format!("look {}", path.display()),

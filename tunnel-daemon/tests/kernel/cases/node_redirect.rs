@@ -1,4 +1,4 @@
-//! Service addresses of the control plane, taken from under a node's processes by the agent.
+//! The agent redirects calls of a node's processes to Service addresses of the control plane.
 
 use std::net::SocketAddr;
 
@@ -25,7 +25,7 @@ fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
     let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     let flag = format!("--redirect-apiserver={service}={api}");
-    // The agent is one of the captured processes.
+    // The agent itself is in the captured cgroup.
     let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
     let mut client = Client::start(Some(nodes.path()));
     for _ in 0..3 {
@@ -36,14 +36,14 @@ fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
     let seen = client.call_mapped(service).unwrap();
     assert_eq!(seen.peer, "[::ffff:198.51.100.1]:443".parse().unwrap());
     server.metric_is("adit_node_tunnels", 0.0);
-    // Another port, and other processes, go where they go.
+    // Another port and processes outside of the cgroup are left alone.
     let other = target("127.0.0.1");
     assert!(client.call(other).unwrap().is_direct());
     let mut outside = Client::start(None);
     assert!(outside.call(api).unwrap().is_direct());
 }
 
-/// The agent's own connections are never captured, or its link would want to travel on itself.
+/// The agent's own connections are never captured. Otherwise its link would be tunnelled through itself.
 ///
 /// Limit (redirect): A program on a node that calls a Service address
 #[test]
@@ -59,14 +59,14 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
     let flag = format!("--redirect-apiserver={}={api}", server.agents);
     let agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
     let mut client = Client::start(Some(nodes.path()));
-    // It may have connected its link, and as many lanes as it keeps, before its programs were there. What it opens in place of
-    // those in use, it opens under them.
+    // The link and the first lanes may have been opened before the programs were attached. Replacements for lanes in use are
+    // opened after that.
     server.until("a lane beyond the first ones", || {
         let seen = client.call(server.agents).unwrap();
         assert!(!seen.is_direct(), "{seen:?}");
         (server.lanes_opened() > Growth::WARM as f64).then_some(())
     });
-    // By their sockets.
+    // The agent's sockets are exempt, not its process.
     assert!(!is_exempt(agent.id()));
 }
 
@@ -90,7 +90,7 @@ fn without_its_agent_connections_go_where_they_go() {
     client.direct_within_a_second(service);
 }
 
-/// A destination that the server dials for an agent may be one that it captures for others.
+/// The server may capture calls to a destination that it also dials for an agent.
 ///
 /// Limit (redirect): Server and agent among the captured processes | no loop
 #[test]
@@ -115,13 +115,13 @@ fn what_a_captured_server_dials_itself_is_left_alone() {
     let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
     let mut node = Client::start(Some(nodes.path()));
     assert!(!node.call(service).unwrap().is_direct());
-    // Others of its cgroup are captured.
+    // Other processes of its cgroup are captured.
     let mut neighbour = Client::start(Some(servers.path()));
     assert!(!neighbour.call(api).unwrap().is_direct());
-    // Its programs have seen the server's own call, and let it pass.
+    // The programs saw the server's own call, and left it alone.
     let calls = |outcome: &str| format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}");
     server.metric_is(&calls("exempt"), 1.0);
     server.metric_is(&calls("redirected"), 1.0);
-    // By its socket.
+    // The server's socket is exempt, not its process.
     assert!(!is_exempt(server.role.id()));
 }

@@ -1,6 +1,6 @@
-//! What a captured server or agent connects to for itself: name servers that are asked by TCP, and a forward proxy.
+//! Own connections of a captured server or agent: to name servers over TCP, and to a forward proxy.
 //!
-//! Each in a network namespace of its own: there the port of name servers is free, and loopback has another address.
+//! Each test uses its own network namespace: the port of name servers is free there, and loopback has additional addresses.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,18 +19,18 @@ use crate::support::name_server::NameServer;
 use crate::support::target::target;
 use crate::support::world::{PROXY, World, sample};
 
-/// Far beyond what anything here takes.
+/// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the name server is.
+/// Address of the name server.
 const NAMES: &str = "127.30.0.53";
-/// What it knows.
+/// The address that it returns for all names.
 const KNOWN: Ipv4Addr = Ipv4Addr::new(127, 5, 0, 1);
 
 fn calls(outcome: &str) -> String {
     format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
 }
 
-/// Of the agent's own connections to the server.
+/// Series for the agent's own connections to the server.
 fn bytes_of(role: &str, direction: &str) -> String {
     let labels = r#"agent="kernel",destination_class="""#;
     format!(
@@ -38,7 +38,7 @@ fn bytes_of(role: &str, direction: &str) -> String {
     )
 }
 
-/// A name server that the server captures for others is asked for a destination's name.
+/// The server captures calls to the name server that it queries itself.
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy | bypass the redirect
 #[test]
@@ -67,21 +67,21 @@ fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
         let mut node = Client::start(Some(nodes.path()));
         assert!(!node.call(service).unwrap().is_direct());
         assert!(names.connections() > 0, "UDP was enough");
-        // Those to the name server, which has counted them, and the one to the destination.
+        // Connections to the name server, which counts them, and one to the destination.
         server.until("the server's calls are exempt, all of them", || {
             let own = names.connections() + 1;
             (server.metric(&calls("exempt")) == own as f64).then_some(())
         });
         assert_eq!(server.metric(&calls("redirected")), 0.0);
         assert!(!is_exempt(server.role.id()));
-        // Others of its cgroup are captured on their way there.
+        // Calls of other processes in the cgroup are captured.
         let mut neighbour = Client::start(Some(servers.path()));
         assert!(!neighbour.call(beside).unwrap().is_direct());
         server.metric_is(&calls("redirected"), 1.0);
     });
 }
 
-/// As above, with an agent that looks up a target. Captured, its question would get to something that is no name server.
+/// As above, for an agent that resolves a target. A captured query would reach a listener that is no name server.
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
@@ -111,7 +111,7 @@ fn a_captured_agent_asks_a_name_server_by_tcp_past_its_own_redirect() {
     });
 }
 
-/// What the server answers to a client that asks for a tunnel.
+/// The server's answer to a CONNECT request.
 fn connected(world: &World, target: &str) -> String {
     let mut stream = UnixStream::connect(world.dir().join("c")).expect("the frontend listens");
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -124,7 +124,7 @@ fn connected(world: &World, target: &str) -> String {
     String::from_utf8(head).expect("text")
 }
 
-/// Links and lanes, which a captured connection would have travel on themselves.
+/// Captured links and lanes would be tunnelled through themselves.
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
@@ -132,7 +132,7 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
     let Some([host]) = namespaces("a captured agent behind a forward proxy") else {
         return;
     };
-    // No proxy is asked for what is on loopback.
+    // The agent bypasses its proxy for loopback addresses.
     let home = "10.80.0.1";
     host.run(&format!("ip address add {home}/32 dev lo"));
     let program = std::env::current_exe().unwrap();
@@ -152,18 +152,18 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
         let (agent, health) = world.probed_agent_by(command, &server, Some(nodes.path()), &flags);
         let mut client = Client::start(Some(nodes.path()));
         let lanes = || server.lanes_opened();
-        // Those before may have been opened before its programs were there.
+        // The first lanes may have been opened before the agent's programs were attached.
         server.until("a lane beyond the first ones", || {
             let seen = client.call(proxy.at).unwrap();
             assert!(!seen.is_direct(), "{seen:?}");
             (lanes() > Growth::WARM as f64).then_some(())
         });
-        // The link beside them: none has another way.
+        // The link uses the proxy, too: there is no other route.
         let opened = lanes();
         assert!(proxy.tunnels() as f64 > opened, "{opened}");
         assert!(!is_exempt(agent.id()));
-        // Both ends account for them, whoever is between. Of those that are open the agent's have sent, at least; all of the
-        // server's is counted when they end.
+        // Both ends account for links and lanes behind a proxy. The agent counts sent bytes of open connections, and the
+        // server counts all bytes at their end.
         server.until("bytes of links and lanes at the agent", || {
             let sent = |role| sample(health, &bytes_of(role, "sent")) > Some(0.0);
             (sent("link") && sent("lane")).then_some(())

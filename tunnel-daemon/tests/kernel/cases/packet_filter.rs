@@ -1,4 +1,4 @@
-//! The transparent frontend without eBPF: REDIRECT and TPROXY rules of nftables, in a network namespace of their own.
+//! The transparent frontend without eBPF: REDIRECT and TPROXY rules of nftables, in their own network namespace.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -17,14 +17,14 @@ use crate::support::target::target;
 use crate::support::wait::until;
 use crate::support::world::{World, command, get, runtime, sample};
 
-/// Clients that the kernel has accounted for. No rule of ours led them here, and no identifier found their agent.
+/// Clients that the kernel accounts for. They have no destination class, because no rule of Adit redirected them.
 const CLIENTS: &str = r#"adit_ebpf_connections_total{agent="kernel",destination_class="",role="client",tenant="default"}"#;
 
-/// Of clients and targets.
+/// Addresses of clients and targets.
 const V6_ADDRESSES: &str = "ip -6 address add fd00:9::1/128 dev lo nodad
 ip -6 address add fd00:9::2/128 dev lo nodad";
 
-/// A table of this family with a rule that leads nowhere.
+/// Creates a table of a family. Its first rule only probes whether the kernel supports REDIRECT.
 fn redirect(table: &str) -> String {
     let addresses = if table == "ip" { "" } else { V6_ADDRESSES };
     format!(
@@ -38,7 +38,7 @@ exec "$@""#
     )
 }
 
-/// What a process sends to itself comes in by loopback, where these rules are.
+/// Packets that a process sends to its own host arrive on loopback, where prerouting rules apply.
 fn tproxy() -> String {
     format!(
         r#"set -e
@@ -52,13 +52,13 @@ exec "$@""#
     )
 }
 
-/// Who connects to where, over one family.
+/// Addresses of client, target and listener, for one address family.
 struct Ends {
-    /// As rules name it.
+    /// The name of the family in rules.
     family: &'static str,
     client: &'static str,
     target: &'static str,
-    /// Where the listener is, too.
+    /// Address of the listener.
     loopback: &'static str,
 }
 
@@ -75,7 +75,7 @@ const V6: Ends = Ends {
     loopback: "::1",
 };
 
-/// The role, in a namespace with these rules; `None`, loudly, where they are not to be had.
+/// Starts the role in a namespace with these rules. Returns `None` and prints the reason where the kernel lacks them.
 fn behind(setup: &str, what: &str, role: &str, arguments: &str) -> Option<Role> {
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
@@ -98,7 +98,7 @@ fn behind(setup: &str, what: &str, role: &str, arguments: &str) -> Option<Role> 
     Some(Role::start_by(unshare(&[&program]), role, None, arguments))
 }
 
-/// The kernel has accounted for so many clients, where it can.
+/// Checks that the kernel accounted for `clients` clients, where accounting is available.
 fn are_accounted_for(role: &mut Role, what: &str, clients: u32) {
     if ready(&format!("accounting for clients that come by {what}")) {
         assert_eq!(role.hear(), format!("accounted for: {clients}"));
@@ -158,7 +158,8 @@ fn tproxy_rules_lead_through_the_tunnel_over_either_family() {
     }
 }
 
-/// Everything in one process: rules name the client's source address, so the agent's own dial is not theirs.
+/// Server, agent and targets run in one process. The rules match the client's source address, so the agent's dial does not
+/// match.
 struct Stand {
     _world: World,
     runtime: Runtime,
@@ -200,7 +201,7 @@ impl Stand {
         }
     }
 
-    /// Waits until the kernel has accounted for so many clients, unless it does for none; how many those are.
+    /// Returns the number of accounted clients. If accounting works, it waits for `clients` first.
     fn accounted(&self, clients: u32) -> f64 {
         let now = |series: &str| sample(self.health, series).unwrap_or(0.0);
         if now("adit_ebpf_account_attached") == 1.0 {
@@ -216,7 +217,7 @@ fn nft(rule: &str) {
     assert!(Command::new("nft").arg(rule).status().unwrap().success());
 }
 
-/// A call from the address that rules name.
+/// Connects from the source address that the rules match.
 fn call(from: &str, to: SocketAddr) -> std::io::Result<Seen> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
     let from = SocketAddr::new(from.parse().unwrap(), 0);
@@ -238,7 +239,7 @@ fn tell_seen(seen: &Seen, asked: SocketAddr) {
     tell(&format!("peer {peer}, {direct}"));
 }
 
-/// The address as a socket of IPv6 names it.
+/// The address as an IPv6 socket shows it.
 fn mapped(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
@@ -271,7 +272,7 @@ pub(crate) fn play(arguments: &str) {
             tell_seen(&call(&client, asked).unwrap(), asked);
             clients += 1;
         }
-        // Nobody redirected this one: its destination is the listener itself.
+        // This call is not redirected, so its destination is the listener itself.
         let listener = SocketAddr::new(ends.loopback.parse().unwrap(), port);
         assert!(call(ends.target, listener).is_err());
     }

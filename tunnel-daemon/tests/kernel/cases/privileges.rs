@@ -1,4 +1,4 @@
-//! The real program gives up what it needed to start, in each of its threads, and all that it does later works without.
+//! The real program drops its start-up privileges in each thread, and works without them afterwards.
 
 use std::net::SocketAddr;
 
@@ -16,13 +16,13 @@ use crate::support::stranger::{STRANGER, Stranger};
 use crate::support::target::target;
 use crate::support::world::World;
 
-/// What a process of root may keep: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_NET_BIND_SERVICE, CAP_IPC_LOCK and
-/// CAP_SYS_RESOURCE, by their numbers.
+/// Capabilities that a process of root may keep, by number: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_NET_BIND_SERVICE,
+/// CAP_IPC_LOCK and CAP_SYS_RESOURCE.
 const KEPT: u64 = 1 << 1 | 1 << 2 | 1 << 10 | 1 << 14 | 1 << 24;
 const PLAIN: &str = "--lane-security=plaintext";
 const HELPER_RUNS: &str = "adit_redirect_netns_helper{state=\"running\"}";
 
-/// Each thread of a process, those of the relay among them, has nothing left and can take nothing back.
+/// Checks that each thread, including relay threads, has no capability that `user` may not keep, and cannot regain one.
 fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
     let threads = daemon.threads();
     let names: Vec<&str> = threads.iter().map(|(name, _)| name.as_str()).collect();
@@ -42,7 +42,7 @@ fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
         let bounded = u64::from_str_radix(field(status, "CapBnd"), 16).unwrap();
         assert!(user.is_ambient() || bounded & !may == 0, "{name}");
         assert_eq!(field(status, "NoNewPrivs"), "1", "{name}");
-        // By a filter.
+        // 2 stands for a seccomp filter.
         assert!(!confined || field(status, "Seccomp") == "2", "{name}");
     }
     assert!(
@@ -64,12 +64,12 @@ fn agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon
     linked_agent(world, user, server, &[&[PLAIN.to_owned()], flags].concat())
 }
 
-/// An agent with a health port, linked.
+/// Starts an agent with a health port, and waits for its link and an idle lane.
 pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
     let mut args = world.probed_agent_args(server.address("agents"));
     args.extend_from_slice(flags);
     let agent = Daemon::start(user, "agent", &args, world.dir());
-    // Lanes are bound a moment after the link.
+    // Lanes open shortly after the link.
     server.until("the agent is linked and has lanes", |server| {
         server.get("/readyz").starts_with("HTTP/1.1 200")
             && server.metric("adit_lanes{state=\"idle\"}") >= 1.0
@@ -86,7 +86,7 @@ fn prepared(user: User) -> World {
     world
 }
 
-/// Calls until one goes through the tunnel: lanes, by which agents open theirs, are bound a moment after the link.
+/// Calls until a call goes through the tunnel: lanes open shortly after the link.
 fn captured(client: &mut Client, at: SocketAddr) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     loop {
@@ -118,12 +118,12 @@ pub(super) fn redirecting_server(user: User) {
     ];
     let server = server(&world, user, "server", &flags);
     assert_nothing_left(&server, user, &THREADS);
-    // Whoever may attach knows of others; of names not everybody.
+    // The rights to attach suffice to list other programs. Reading their names may take more.
     let (log, other) = (server.log(), format!("connect4 {}", stranger.id()));
     assert!(log.contains(&other), "{log}");
     let agent = agent(&world, user, &server, &[]);
     assert_nothing_left(&agent, user, &THREADS);
-    // Tables are read and written from now on, without any right.
+    // Maps are read and written from now on without any capability.
     let mut client = Client::start(Some(clients.path()));
     for _ in 0..5 {
         captured(&mut client, target);
@@ -135,7 +135,7 @@ pub(super) fn redirecting_server(user: User) {
     server.until("the kernel's counts", |server| {
         server.metric("adit_redirect_calls_total{outcome=\"redirected\"}") >= 5.0
     });
-    // Threads that began meanwhile are no exception.
+    // Threads that started meanwhile hold no capabilities either.
     assert_nothing_left(&server, user, &THREADS);
     assert_nothing_left(&agent, user, &THREADS);
     let status = status(&world, "server");
@@ -161,14 +161,14 @@ pub(super) fn redirecting_server(user: User) {
         status.contains(&other) && status.contains(name_or_why),
         "{status}"
     );
-    // What the host allowed is what it allowed then.
+    // The status reports the host's abilities as probed at the start.
     assert!(status.contains("programs of these kinds load"), "{status}");
     drop(agent);
     assert_eq!(server.end().code(), Some(0));
     assert!(client.call(target).unwrap().is_direct());
 }
 
-/// The answer of an admin socket, as it is.
+/// The raw answer of an admin socket.
 fn status(world: &World, name: &str) -> String {
     use std::io::{Read as _, Write as _};
     let path = world.dir().join(format!("{name}.sock"));
@@ -211,7 +211,7 @@ pub(super) fn redirecting_agent(user: User) {
     });
     assert_nothing_left(&agent, user, &THREADS);
     assert_eq!(agent.end().code(), Some(0));
-    // Nothing is there, and nothing says that there was.
+    // The call fails: the redirect is gone and no program denies or redirects.
     assert!(client.call(service).is_err());
 }
 
@@ -248,7 +248,7 @@ fn a_redirecting_agent_with_ambient_capabilities_keeps_none_in_any_thread() {
     }
 }
 
-/// Marks and pins take rights; both are made before they go.
+/// Setting marks and pinning take capabilities. Both happen before the process drops them.
 #[test]
 fn closed_on_failure_holds_without_the_rights_it_took() {
     let test = "closing without rights";
@@ -257,7 +257,7 @@ fn closed_on_failure_holds_without_the_rights_it_took() {
     }
 }
 
-/// A user that owns nothing can make marks and pins as well, where it may make folders.
+/// An unprivileged user with ambient capabilities can set marks and pin, too, where it may create folders.
 ///
 /// Limit (rights): Ambient capabilities for `closed` and for other namespaces | as for loading, and a bpffs folder; for
 /// other namespaces CAP_SYS_ADMIN and CAP_SYS_PTRACE, too
@@ -269,11 +269,11 @@ fn closed_on_failure_holds_with_ambient_capabilities() {
     }
 }
 
-/// A place for the pins of a user, or none, which has been said.
+/// A bpffs for the pins of `user`. Otherwise `None`, and the reason was printed.
 fn pins(test: &str, user: User) -> Option<Bpffs> {
     match (Bpffs::somewhere(), open_to_all()) {
         (Err(why), _) => skip(test, &why),
-        // The host's own is not for tests to change.
+        // Tests must not change the host's own bpffs.
         (Ok(_), Err(why)) if user.is_ambient() => say(test, &why),
         (Ok(mounted), _) => return Some(mounted),
     }
@@ -309,7 +309,7 @@ pub(super) fn closed_on_failure(test: &str, user: User) {
     assert!(client.call(target).unwrap().is_direct());
 }
 
-/// What opening listeners in a namespace of another user's processes takes, beside what loading programs does.
+/// Capabilities to open listeners in namespaces of another user's processes, in addition to those for loading programs.
 const TO_ENTER: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_PTRACE);
 
 /// Limit (rights): Ambient capabilities for `closed` and for other namespaces
@@ -324,14 +324,14 @@ fn with_ambient_capabilities_other_namespaces_are_captured() {
         let server = server(&world, user, "server", &flags);
         captures_in_namespace(&world, &server, TO_ENTER, &namespace, &clients, target);
         assert_eq!(server.end().code(), Some(0));
-        // Nobody listens there at home.
+        // Without the server the call reaches that namespace, where nothing listens.
         let mut client = Client::start_in(&namespace, clients.path());
         let error = client.call(target).unwrap_err();
         assert!(error.contains("refused"), "{error}");
     }
 }
 
-/// The helper marks its sockets then, and pins are made; what is left of it denies.
+/// The helper marks its sockets, and the programs are pinned. After the server's end the pinned programs deny.
 ///
 /// Limit (rights): Ambient capabilities for `closed` and for other namespaces
 #[test]
@@ -357,7 +357,7 @@ fn with_ambient_capabilities_other_namespaces_are_closed_on_failure() {
     let mut client = Client::start_in(&namespace, clients.path());
     let error = client.call(target).unwrap_err();
     assert!(error.contains("not permitted"), "{error}");
-    // Its user's own pins, which it may take away.
+    // The pins belong to the same user, which may remove them.
     let open = server(&world, user, "open", &flags("open"));
     assert_eq!(open.end().code(), Some(0));
     let error = client.call(target).unwrap_err();
@@ -372,7 +372,8 @@ fn in_namespace(target: SocketAddr, clients: &Cgroup, namespace: &Namespace) -> 
     ]
 }
 
-/// A client in the namespace is captured. The server has no capability left, and its helper these, as the same user.
+/// Checks that a client in the namespace is captured, the server has no capabilities, and its helper of the same user has
+/// `kept`.
 fn captures_in_namespace(
     world: &World,
     server: &Daemon,
@@ -406,7 +407,7 @@ fn captures_in_namespace(
     drop(agent);
 }
 
-/// Nothing of eBPF is asked for; the rest goes just the same.
+/// The flags enable no eBPF, and privileges are dropped as with eBPF.
 ///
 /// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]

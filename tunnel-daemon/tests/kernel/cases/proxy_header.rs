@@ -1,4 +1,5 @@
-//! A destination of the control plane learns by a PROXY protocol header who made a captured connection, and to which Service.
+//! A PROXY protocol header tells a destination of the control plane the source and the Service address of a captured
+//! connection.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,13 +20,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 const BEGINNING: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21";
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
-/// The one field: type, length, and the id of the tests' agent.
+/// The only TLV field: type, length, and the id of the tests' agent.
 const AGENT: &[u8] = b"\xE0\0\x06kernel";
 
 /// Source and destination of a connection.
 type Ends = (SocketAddr, SocketAddr);
 
-/// Whose connection it is by its header, which is all that has been read of it then.
+/// Reads the header, and returns source and destination. No byte after the header is read.
 fn ends(stream: &mut TcpStream) -> Ends {
     let mut head = [0; 16];
     stream.read_exact(&mut head).unwrap();
@@ -33,7 +34,7 @@ fn ends(stream: &mut TcpStream) -> Ends {
     let length = u16::from_be_bytes([head[14], head[15]]);
     let mut rest = vec![0; usize::from(length)];
     stream.read_exact(&mut rest).unwrap();
-    // Two addresses of the family, two ports.
+    // Two addresses of the family, then two ports.
     let ip_bytes = match head[13] {
         TCP4 => 4,
         TCP6 => 16,
@@ -48,7 +49,7 @@ fn ends(stream: &mut TcpStream) -> Ends {
     (end(source, &ports[..2]), end(destination, &ports[2..]))
 }
 
-/// Of 4 bytes or of 16.
+/// An address of 4 or 16 bytes.
 fn ip_of(bytes: &[u8]) -> IpAddr {
     match <[u8; 4]>::try_from(bytes) {
         Ok(v4) => v4.into(),
@@ -56,7 +57,7 @@ fn ip_of(bytes: &[u8]) -> IpAddr {
     }
 }
 
-/// A target that wants a header, and what it reads there; otherwise as [`crate::support::target::target`].
+/// A target that expects a header, and a channel with the headers. Otherwise as [`crate::support::target::target`].
 fn target() -> (SocketAddr, mpsc::Receiver<Ends>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -108,13 +109,13 @@ fn the_destination_of_a_captured_ipv6_connection_is_told_its_source_and_agent() 
     }
 }
 
-/// A pod's address is nobody else's: not the agent's, which took the connection, nor the server's, which dials. `ends` are the
-/// node's address and the pod's.
+/// The header contains the pod's address, not the address of the agent that accepted or the server that dials. `ends` are
+/// the node's and the pod's address.
 fn told(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
     node.connect(pod, ends[0], ends[1]);
     let [node_ip, pod_ip] = ends.map(|end| end.parse::<IpNet>().unwrap().addr());
     let service: SocketAddr = service.parse().unwrap();
-    // Server and agent are where their thread is.
+    // Server and agent run in the namespace of their thread.
     node.inside(|| {
         let (api, headers) = target();
         let (nodes, world) = (Cgroup::new(), World::new());
@@ -131,15 +132,15 @@ fn told(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
         let flags = [cgroup.as_str(), &redirect, &address];
         let _agent = world.agent_with(&server, None, &flags);
         let mut client = Client::start_in(pod, nodes.path());
-        // Each has its own, and nothing of one is in the way of the next.
+        // Each connection has its own header, and a header never disturbs the next one.
         for _call in 0..3 {
             let seen = client.call(service).unwrap();
             assert_eq!((seen.peer, seen.local.ip()), (service, pod_ip));
-            // Not the listener's address, which no client knows.
+            // The destination is the Service address, not the listener's.
             assert_eq!(headers.recv_timeout(LIMIT), Ok((seen.local, service)));
             assert!(seen.caller.ip().is_loopback(), "{seen:?}");
         }
-        // Processes of the node come by loopback, and are told apart by their ports.
+        // Processes of the node use loopback, and differ by their ports.
         let mut neighbour = Client::start(Some(nodes.path()));
         let seen = neighbour.call(service).unwrap();
         assert!(seen.local.ip().is_loopback(), "{seen:?}");

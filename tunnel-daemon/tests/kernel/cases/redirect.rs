@@ -1,7 +1,7 @@
-//! The redirect with a server, an agent and a plain client: processes of their own, in cgroups of their own.
+//! The redirect with a server, an agent and a plain client, each a process in its own cgroup.
 //!
-//! Addresses of 198.51.100.0/24 and 2001:db8::/32 lead nowhere. The agent alone reaches some: a redirect of its own, which the
-//! test attaches to the agent's cgroup, sends them to a target on loopback. So a client that gets there came through the tunnel.
+//! Addresses of 198.51.100.0/24 and 2001:db8::/32 are not routed. A second redirect, attached to the agent's cgroup, leads
+//! its calls to a target on loopback. So a client that reaches them came through the tunnel.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -21,18 +21,17 @@ use crate::support::role::Role;
 use crate::support::target::target;
 use crate::support::world::{ServerProcess, World};
 
-/// Server, agent, and the cgroups of agent and client.
 pub(super) struct Scene {
     pub(super) server: ServerProcess,
     _agent: Role,
     _behind: Redirect,
     _world: World,
-    // Last: processes leave before cgroups go.
+    // Last: processes end before their cgroups are removed.
     _agents: Cgroup,
     pub(super) clients: Cgroup,
 }
 
-/// What lies behind the agent.
+/// Redirects the agent's calls to targets on loopback.
 fn behind(agents: &Path, v4: SocketAddr, v6: Option<SocketAddr>) -> Redirect {
     let redirect = Redirect::attach(OBJECT, agents).unwrap();
     let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -77,7 +76,7 @@ fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_fo
     let seen = client.call(asked).unwrap();
     assert_eq!(seen.peer, asked);
     assert!(!seen.is_direct(), "{seen:?}");
-    // A socket of the other family that names the same address.
+    // An IPv6 socket that connects to the IPv4-mapped address.
     let seen = client.call_mapped(asked).unwrap();
     assert_eq!(seen.peer, "[::ffff:198.51.100.7]:9090".parse().unwrap());
     scene
@@ -111,7 +110,7 @@ fn ipv6_destinations_are_reached_the_same_way() {
     let seen = client.call(asked).unwrap();
     assert_eq!(seen.peer, asked);
     assert!(!seen.is_direct(), "{seen:?}");
-    // Another port has no rule.
+    // No rule covers another port.
     assert!(client.call("[2001:db8::7]:80".parse().unwrap()).is_err());
 }
 
@@ -143,7 +142,7 @@ fn a_direct_connection_to_the_listener_is_closed_and_counted() {
     }
 }
 
-/// Calls the listener of one family by its own address; the rule is one of that family.
+/// Calls the listener of one family at its own address. `rule` is a rule of that family.
 pub(super) fn direct(rule: &str, is_of_family: impl Fn(&IpAddr) -> bool) {
     let scene = scene(target("127.0.0.1"), None, &[rule]);
     let refused = "adit_redirect_refused_total{reason=\"unknown_origin\"}";
@@ -151,15 +150,15 @@ pub(super) fn direct(rule: &str, is_of_family: impl Fn(&IpAddr) -> bool) {
     let mut listeners = scene.server.listeners.iter();
     let listener = *listeners.find(|at| is_of_family(&at.ip())).unwrap();
     resets(listener);
-    // A captured process that calls it finds out no more.
+    // A captured process that calls the listener fails, too.
     let mut client = Client::start(Some(scene.clients.path()));
     assert!(client.call(listener).is_err());
     scene.server.metric_is(refused, 2.0);
 }
 
-/// Whoever listens there says nothing to this process, and breaks off.
+/// Asserts that `listener` sends no byte and resets the connection.
 pub(super) fn resets(listener: SocketAddr) {
-    // By the time that the connection is there it may be over.
+    // The connection may be reset before `connect` returns.
     let outcome = TcpStream::connect(listener).and_then(|mut stream| {
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         stream.read(&mut [0; 1])
@@ -178,7 +177,7 @@ fn a_daemon_that_is_killed_lets_new_connections_go_direct_within_a_second() {
     }
 }
 
-/// The server that captures calls to this target is killed.
+/// Kills the server that captures calls to `target`.
 pub(super) fn killed(target: SocketAddr) {
     let rule = format!("--redirect={target}");
     let mut scene = scene(target, None, &[&rule]);
@@ -197,13 +196,13 @@ fn an_agent_among_the_captured_processes_makes_no_loop() {
     }
 }
 
-/// Server, agent and client are captured themselves; `all` has in it a target at one address, and the server at its `home`.
+/// Captures server, agent and client. The network `all` contains the target at `at` and the server at `home`.
 pub(super) fn no_loop(home: &str, at: &str, all: &str) {
     let target = target(at);
     let clients = Cgroup::new();
     let world = World::at(home.parse().unwrap());
     let flags = [
-        // What the agent dials, and all of loopback: its own way to the server lies in it.
+        // The agent's destination, and all of loopback, which contains the agent's connection to the server.
         format!("--redirect={target}"),
         format!("--redirect={all}"),
         format!("--redirect-cgroup={}", clients.path().display()),
@@ -215,7 +214,7 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
         let seen = client.call(target).unwrap();
         assert!(!seen.is_direct(), "{seen:?}");
     }
-    // One tunnel for each call: none came back through the redirect.
+    // One tunnel per call: no connection was redirected twice.
     server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 5.0);
     let opened: f64 = ["lane", "link", "raw-lane"]
         .iter()
@@ -234,7 +233,7 @@ fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
     }
 }
 
-/// Servers that deny calls to a target at this address are killed, until one that does not comes instead.
+/// Kills servers that deny calls to a target at this address, until a server with `open` replaces them.
 pub(super) fn closed(test: &str, address: &str) {
     let _mounted = match Bpffs::somewhere() {
         Ok(mounted) => mounted,
@@ -264,12 +263,12 @@ pub(super) fn closed(test: &str, address: &str) {
         for _ in 0..3 {
             denied(&mut client);
         }
-        // Nor does it reach whoever takes the server's place.
+        // A process that takes over the server's port receives no call.
         let same_family = |at: &&SocketAddr| at.is_ipv6() == target.is_ipv6();
         let place = server.listeners.iter().find(same_family).unwrap();
         let _stranger = std::net::TcpListener::bind(place).unwrap();
         denied(&mut client);
-        // Other processes are no concern of it.
+        // Processes outside of the cgroup are left alone.
         assert!(Client::start(None).call(target).unwrap().is_direct());
     }
     let mut server = world.server(None, &flags("open"));
@@ -280,7 +279,7 @@ pub(super) fn closed(test: &str, address: &str) {
     client.direct_within_a_second(target);
 }
 
-/// Nobody would ask for its folder again: a cgroup that is made anew under the same name has another.
+/// A recreated cgroup of the same name gets another folder, so the old folder would stay forever.
 #[test]
 fn what_was_pinned_for_a_cgroup_that_is_gone_is_let_go() {
     let test = "pins of a cgroup that is gone";
@@ -306,7 +305,7 @@ fn what_was_pinned_for_a_cgroup_that_is_gone_is_let_go() {
     server.role.kill();
     assert!(of_gone.exists() && !pins::is_over(of_gone));
     drop(gone);
-    // The kernel takes its time.
+    // The kernel detaches the programs with a delay.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !pins::is_over(of_gone) {
         assert!(Instant::now() < deadline, "still attached");
@@ -320,7 +319,7 @@ fn what_was_pinned_for_a_cgroup_that_is_gone_is_let_go() {
     assert!(!of_other.exists());
 }
 
-/// `end` ends the captured cgroup.
+/// `end` removes or recreates the captured cgroup.
 fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
@@ -347,7 +346,7 @@ fn a_cgroup_that_is_removed_is_said() {
     }
 }
 
-/// As when a service starts anew: its cgroup has the same name, and no programs.
+/// This happens when a service restarts: its new cgroup has the same name and no programs.
 ///
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
@@ -372,12 +371,12 @@ fn a_target_that_refuses_resets_the_client() {
     let rule = format!("--redirect={closed}");
     let scene = scene(closed, None, &[&rule]);
     let mut client = Client::start(Some(scene.clients.path()));
-    // Connected to the listener first: refused outright is what nobody listening looks like.
+    // The listener accepts first, so the client sees a reset instead of ECONNREFUSED.
     let error = client.call(closed).unwrap_err();
     assert!(error.contains("reset"), "{error}");
 }
 
-/// On lanes with frames, and where relays move the bytes.
+/// Covers framed lanes, and raw lanes whose bytes relays move.
 #[test]
 fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
     if !ready("a target that breaks off") {
@@ -388,7 +387,8 @@ fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Half an answer. What a reset throws away on its way is not sent before it has arrived.
+            // Sends half an answer. A reset discards bytes in transit, so the target waits until the client has received
+            // them.
             writeln!(stream, "{}", stream.peer_addr().unwrap()).unwrap();
             let mut word = [0; 16];
             stream.read_exact(&mut word).unwrap();
@@ -431,7 +431,7 @@ fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
     let _agent = world.agent_with(&server, None, &["--lane-security=plaintext"]);
     let mut client = Client::start(Some(clients.path()));
     let raw = "adit_tunnels_opened_total{path=\"raw-lane\"}";
-    // Lanes are bound a moment after the link.
+    // Lanes open shortly after the link.
     let deadline = Instant::now() + Duration::from_secs(10);
     while server.metric(raw) == 0.0 {
         assert!(!client.call(target).unwrap().is_direct());
@@ -443,7 +443,7 @@ fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
 fn a_cgroup_that_is_missing_is_said_and_the_server_serves() {
-    // With or without privileges.
+    // This needs no privileges.
     let world = World::new();
     let flags = [
         "--redirect=198.51.100.0/24".to_owned(),

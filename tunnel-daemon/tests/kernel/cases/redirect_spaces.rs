@@ -1,7 +1,7 @@
 //! The redirect of a server in three network namespaces: a control plane, a node, and a pod that only its node reaches.
 //!
-//! As in `kep2025`, and the other way: one cable leads from the node to the control plane, one from the node to the pod. The
-//! control plane has no route further: whatever it reaches of the pod, it reaches by the node's agent.
+//! As in `kep2025`, in the opposite direction. One veth pair connects the node to the control plane, another one the node to
+//! the pod. The control plane has no route to the pod, so it reaches the pod only by the node's agent.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -31,20 +31,20 @@ const V6: Addresses = Addresses {
 
 /// Addresses of one family, with the lengths of their networks.
 struct Addresses {
-    /// Of the node and of the control plane.
+    /// Addresses of node and control plane.
     outer: [&'static str; 2],
-    /// Of the node and of the pod.
+    /// Addresses of node and pod.
     inner: [&'static str; 2],
 }
 
 impl Addresses {
-    /// The cables of a node.
+    /// Creates the veth pairs of a node.
     fn cable(&self, node: &Namespace, plane: &Namespace, pod: &Namespace) {
         node.connect_by("outer", plane, self.outer[0], self.outer[1]);
         node.connect_by("inner", pod, self.inner[0], self.inner[1]);
     }
 
-    /// Of a server that captures calls to pods.
+    /// Flags of a server that captures calls to pods.
     fn flags(&self, captured: &Cgroup) -> [String; 2] {
         let pods = self.inner[1].parse::<IpNet>().unwrap().trunc();
         [
@@ -79,7 +79,7 @@ fn by_the_redirect_only(test: &str, addresses: &Addresses) {
     let asked: SocketAddr = pod.inside(|| target(&ip(inner[1]).to_string()));
     let beside: SocketAddr = node.inside(|| target(&ip(outer[0]).to_string()));
     let (captured, program) = (Cgroup::new(), std::env::current_exe().unwrap());
-    // The server and its clients are in the control plane, and so is this thread.
+    // The server and its clients run in the control plane's namespace, and so does this thread.
     plane.inside(|| {
         let world = World::at(ip(outer[1]));
         let mut client = Client::start(Some(captured.path()));
@@ -92,7 +92,7 @@ fn by_the_redirect_only(test: &str, addresses: &Addresses) {
         let seen = client.call(asked).unwrap();
         assert_eq!(seen.peer, asked);
         assert!(seen.local.ip().is_loopback(), "{seen:?}");
-        // Whoever called the pod is the agent, at its node.
+        // The pod sees the agent as its caller, at the node's address.
         assert_eq!(seen.caller.ip(), ip(inner[0]));
         let received = client.carry(asked, BULK).unwrap();
         assert!(received > BULK, "the target greets: {received}");
@@ -102,7 +102,7 @@ fn by_the_redirect_only(test: &str, addresses: &Addresses) {
             assert_eq!(client.call_mapped(asked).unwrap().peer, mapped);
             calls += 1.0;
         }
-        // What no rule names goes where it goes, and so do calls of the node, which has a way of its own.
+        // Calls without a rule go direct, and so do calls of the node, which has its own route.
         assert!(client.call(beside).unwrap().is_direct());
         assert!(neighbour.call(asked).unwrap().is_direct());
         unreachable(stranger.call(asked));
@@ -117,18 +117,18 @@ fn by_the_redirect_only(test: &str, addresses: &Addresses) {
     });
 }
 
-/// What runs of one control plane.
+/// Processes of one control plane.
 struct Running {
     client: Client,
     agent: Role,
     server: ServerProcess,
     _world: World,
-    // Last: processes leave before cgroups go.
+    // Last: processes end before their cgroup is removed.
     _captured: Cgroup,
 }
 
 impl Running {
-    /// A server and a client that it captures, and an agent at the node.
+    /// Starts a server, a client that it captures, and an agent at the node.
     fn start(addresses: &Addresses, plane: &Namespace, node: &Namespace) -> Self {
         let (captured, program) = (Cgroup::new(), std::env::current_exe().unwrap());
         plane.inside(move || {
@@ -177,23 +177,23 @@ fn each_reaches_its_own(test: &str, addresses: &Addresses) {
         assert_eq!(seen.caller.ip(), node_ip);
     };
     reaches(&mut other.client);
-    // At that address of its own pod nobody listens.
+    // Nothing listens at that address of its own pod.
     let error = one.client.call(asked).unwrap_err();
-    // Or it was over before the client asked for the peer's name.
+    // The connection may be closed before the client calls `getpeername`.
     let is_over = error.contains("reset") || error.contains("not connected");
     assert!(is_over, "{error}");
 
     pod.inside(|| serve(TcpListener::bind(asked).unwrap()));
     reaches(&mut one.client);
     reaches(&mut other.client);
-    // Nothing leads to the other pod any more, so this is its own.
+    // The other control plane is stopped, so `one` reaches its own pod.
     other.server.role.kill();
     other.agent.kill();
     unreachable(other.client.call(asked));
     reaches(&mut one.client);
 }
 
-/// As in a container: what is mounted as if it were all cgroups is the one it is in.
+/// As in a container, the mounted cgroup root is the cgroup of the process.
 ///
 /// Limit (redirect): A cgroup namespace that shows a part of the host as its root
 #[test]
@@ -204,7 +204,7 @@ fn a_server_in_a_cgroup_namespace_of_its_own_says_that_it_captures_a_part_of_the
     let (cgroup, world) = (Cgroup::new(), World::new());
     let mounted = world.dir().join("cgroup");
     fs::create_dir(&mounted).unwrap();
-    // A namespace begins at the cgroup that its first process is in.
+    // A cgroup namespace is rooted at the cgroup of its first process.
     let mut command = Command::new("sh");
     command
         .arg("-c")

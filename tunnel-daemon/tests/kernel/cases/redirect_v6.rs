@@ -1,6 +1,6 @@
-//! What `redirect`, `node_redirect` and `namespaces` show, over IPv6.
+//! The cases of `redirect`, `node_redirect` and `namespaces` over IPv6.
 //!
-//! As there, 2001:db8::/32 leads nowhere. The machine's own IPv6 address is the one of loopback.
+//! As in those modules, 2001:db8::/32 is not routed. The machine's only IPv6 address is loopback.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -25,7 +25,7 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
     let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
     let service: SocketAddr = "[2001:db8::1]:443".parse().unwrap();
     let nowhere = format!("--redirect-apiserver={service}={api}");
-    // One whose address others serve, too.
+    // A Service address at which another program listens, too.
     let taken = format!("--redirect-apiserver={neighbour}={api}");
     let flags = [cgroup.as_str(), &nowhere, &taken];
     let mut agent = world.agent_with(&server, Some(nodes.path()), &flags);
@@ -37,7 +37,7 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
             assert!(!seen.is_direct(), "{seen:?}");
         }
     }
-    // Another port, and other processes, go where they go.
+    // Another port and processes outside of the cgroup are left alone.
     assert!(client.call(target("::1")).unwrap().is_direct());
     assert!(client.call("[2001:db8::1]:80".parse().unwrap()).is_err());
     let mut outside = Client::start(None);
@@ -101,7 +101,7 @@ fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
     }
 }
 
-/// As where it is switched on after IPv4, or a look comes between the two.
+/// This happens when IPv6 is enabled after IPv4, or the helper looks between the two.
 #[test]
 fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_it_too() {
     let test = "IPv6 that comes later than a listener";
@@ -127,11 +127,11 @@ fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_it_too() {
     assert!(client.call(v6).is_err());
     namespace.run("ip address add ::1/128 dev lo");
     for error in until_captured(&mut client, &scene, v6) {
-        // No route yet, or one without an address to call from.
+        // No route yet, or a route without a source address.
         let is_of_host = error.contains("unreachable") || error.contains("Cannot assign");
         assert!(is_of_host, "{error}");
     }
-    // What there was before is as it was.
+    // The IPv4 listener still works.
     let seen = client.call(v4).expect("captured");
     assert!(!seen.is_direct(), "{seen:?}");
     assert_eq!(scene.server.metric(CAPTURED), 1.0);

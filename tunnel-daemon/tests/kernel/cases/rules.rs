@@ -1,4 +1,4 @@
-//! Rules of the redirect that change while it runs.
+//! Rules of the redirect that change at run time.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::support::world::World;
 const FAILED: &str = "adit_redirect_reloads_total{result=\"failed\"}";
 const OK: &str = "adit_redirect_reloads_total{result=\"ok\"}";
 
-/// As tools replace files: by a rename.
+/// Replaces a file by a rename, as tools do.
 fn put(path: &Path, text: &str) {
     let fresh = path.with_extension("new");
     std::fs::write(&fresh, text).unwrap();
@@ -39,7 +39,7 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
         port: None,
         action,
     };
-    // Either set redirects this address. The exclusion of one with the target of the other would not.
+    // Each set redirects this address. The exclusion of one set with the redirect of the other would not.
     let asked: SocketAddr = "127.18.100.7:9".parse().unwrap();
     let sets = [
         vec![
@@ -78,7 +78,7 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
         replacing.join().unwrap()
     });
     assert!(replaced > 2, "{replaced}");
-    // What is added by itself stays in every set.
+    // Rules added by `set_rules` stay in every later set.
     redirect
         .set_rules(&[rule("127.18.100.7/32", Action::Leave)])
         .unwrap();
@@ -92,12 +92,12 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
             .1
     };
     let before = excluded();
-    // Nobody listens there.
+    // Nothing listens at that address.
     assert!(client.call(asked).is_err());
     assert_eq!(excluded(), before + 1);
 }
 
-/// One that follows another at once waits a while for calls that began before it.
+/// A replacement right after another one waits for calls that began before it.
 #[test]
 fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
     if !ready("accepting while rules change") {
@@ -122,7 +122,7 @@ fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
             asked += 1;
         }
         assert_eq!(replacing.join().unwrap(), 2);
-        // One that waits for the whole set asks once or twice.
+        // A loop that waited for the whole replacement would run once or twice.
         assert!(asked >= 10, "{asked}");
     });
 }
@@ -147,7 +147,7 @@ fn a_set_that_is_too_large_leaves_the_one_before_in_force() {
     assert_eq!(redirect.replace_rules(&many(8_000)).unwrap(), 1);
     let error = redirect.replace_rules(&many(9_000)).unwrap_err();
     assert!(error.to_string().contains("REDIRECT_RULES"), "{error}");
-    // Nothing of it is left: there is room for as many as are in force.
+    // The refused set left no rules behind: a set as large as the active one fits.
     assert_eq!(redirect.replace_rules(&many(8_000)).unwrap(), 2);
 }
 
@@ -178,7 +178,7 @@ fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     );
     server.metric_is(OK, 1.0);
     assert!(direct(inside) && !direct(other));
-    // One line is wrong: none of it counts.
+    // One line is invalid, so the whole file is rejected.
     put(&file, &format!("redirect {inside}\nredirect 10.0.0.1/8\n"));
     server.metric_is(FAILED, 1.0);
     assert!(direct(inside) && !direct(other));
@@ -192,7 +192,7 @@ fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     std::fs::remove_file(&file).unwrap();
     server.metric_is(FAILED, 2.0);
     assert!(!direct(other));
-    // No rules at all are a set, too.
+    // An empty file is a valid rule set.
     put(&file, "");
     server.metric_is(OK, 2.0);
     assert!(direct(inside) && direct(other));
@@ -228,7 +228,7 @@ fn an_agents_services_follow_their_file() {
     let mut client = Client::start(Some(nodes.path()));
     assert_eq!(client.call(service).unwrap().peer, service);
     put(&file, &format!("redirect-apiserver {later}={second}\n"));
-    // Nobody listens at what its rules do not name.
+    // Nothing listens at addresses that the rules do not name.
     server.until("the new service is known", || {
         client.call(later).is_ok().then_some(())
     });

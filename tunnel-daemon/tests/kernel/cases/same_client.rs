@@ -1,4 +1,4 @@
-//! Two connections of one client address and port, which are one key to those who note where they wanted to go.
+//! Two connections with the same client address and port, which share a key in the map of recorded destinations.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -15,13 +15,13 @@ use crate::support::privilege::ready;
 
 type Call = JoinHandle<Result<Seen, String>>;
 
-/// A client that waits for a greeting; it ends with its call.
+/// A client that waits for a greeting, and ends with its call.
 fn calling(cgroup: &Cgroup, port: u16, asked: SocketAddr) -> Call {
     let mut client = Client::start(Some(cgroup.path()));
     std::thread::spawn(move || client.call_from(port, asked))
 }
 
-/// The connection of that call.
+/// Accepts the connection of that call.
 fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
     listener.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -36,7 +36,7 @@ fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
     }
 }
 
-/// The first one is taken, and its end comes when the second one waits under the same key.
+/// The first connection is accepted. It ends while the second one waits under the same key.
 ///
 /// Limit (redirect): Connections to the listener that are not redirected
 #[test]
@@ -46,7 +46,7 @@ fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
     }
     let cgroup = Cgroup::new();
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    // By two listeners: to one of them the second connection would be the first one again.
+    // Two listeners: at a single listener both connections would have the same four addresses and ports.
     let asked = [1, 2].map(|last| SocketAddr::from(([198, 51, 100, last], 4713)));
     let listeners = [0, 1].map(|number| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -62,7 +62,7 @@ fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
     redirect
         .set_rules(&[rule(0, asked[0]), rule(1, asked[1])])
         .unwrap();
-    // Held, so that nobody else is given it; clients share it.
+    // The socket reserves the port; the clients share it.
     let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     held.set_reuse_address(true).unwrap();
     held.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())
@@ -78,12 +78,12 @@ fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
     assert_eq!(same, client);
     assert_eq!(redirect.arrivals_waiting(), 1);
 
-    // A reset is the end of the client's socket, too.
+    // A reset closes the client's socket, too.
     SockRef::from(&socket)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
     drop(socket);
-    // It has told its call of the end, and the programs before.
+    // The kernel runs the eBPF programs before the client's call returns.
     let over = first.join().unwrap();
     assert!(over.is_err(), "{over:?}");
     assert_eq!(redirect.arrivals_waiting(), 1);

@@ -1,4 +1,5 @@
-//! Server and agent of a user without any right, who ask for all of eBPF: tunnels work, and what is missing is said.
+//! Server and agent without any capability, with flags for all eBPF features: tunnels work, and the programs report what is
+//! missing.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -13,7 +14,7 @@ use crate::support::confined::NOBODY;
 use crate::support::privilege::skip;
 
 const TEST: &str = "starting without rights";
-/// Parts of `/readyz?verbose` that say what they lack.
+/// Parts of `/readyz?verbose` that report missing rights.
 const LACKING: [&str; 2] = ["[-]redirect missing: ", "[-]account unavailable: "];
 
 /// Limit (redirect): Missing rights or cgroups of the redirect
@@ -22,7 +23,7 @@ fn without_the_rights_all_starts_and_says_why() {
     if !rustix::process::geteuid().is_root() {
         return skip(TEST, "only root can give them up");
     }
-    // Without it that is what is missing.
+    // Without cgroup2 that would be the missing part.
     let cgroup = match cgroup2_mount() {
         Ok(cgroup) => cgroup,
         Err(why) => return skip(TEST, &why),
@@ -30,7 +31,7 @@ fn without_the_rights_all_starts_and_says_why() {
     let mut child = child("cases::without_rights::child_without_rights", |command| {
         command.uid(NOBODY).gid(NOBODY);
     });
-    // The test of that name is there, and has come to its end.
+    // Proves that the child test ran to its end.
     assert_eq!(
         said(&mut child, "worked with "),
         cgroup.display().to_string()

@@ -1,4 +1,4 @@
-//! Accounting without a daemon around it.
+//! Accounting without a daemon.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Accounting {
         accounting
     }
 
-    /// Nobody reads what the kernel tells.
+    /// Starts accounting without a reader of the kernel's events.
     pub(crate) fn paused(options: Options) -> Self {
         let metrics = ServerMetrics::new(&[]);
         let (table, reader) = start(options, metrics.adit().account().clone()).unwrap();
@@ -42,7 +42,7 @@ impl Accounting {
         self.task = self.reader.take().map(|reader| spawn(reader.run()));
     }
 
-    /// Waits until so many connections have ended.
+    /// Waits until `connections` connections have ended.
     pub(crate) async fn ended(&self, labels: &str, role: &str, connections: u64) {
         self.until("ends", |now| {
             now.of("connections_total", labels, "", role) == Some(connections)
@@ -50,7 +50,7 @@ impl Accounting {
         .await;
     }
 
-    /// Sent and received.
+    /// Bytes sent and received.
     pub(crate) fn bytes(&self, labels: &str, role: &str) -> (u64, u64) {
         bytes(&self.metrics.scrape(), labels, role)
     }
@@ -59,7 +59,7 @@ impl Accounting {
         sample(&self.metrics.scrape(), series)
     }
 
-    /// A series of labelled connections.
+    /// A sample of a series with the labels of connections.
     pub(crate) fn of(&self, name: &str, labels: &str, direction: &str, role: &str) -> Option<u64> {
         of(&self.metrics.scrape(), name, labels, direction, role)
     }
@@ -87,7 +87,7 @@ impl Drop for Accounting {
     }
 }
 
-/// Everything accounting exports.
+/// All lines that accounting exports.
 pub(crate) fn lines(scrape: &Scrape) -> String {
     let text = scrape.text();
     let ours = text.lines().filter(|line| line.starts_with("adit_ebpf"));
@@ -111,7 +111,7 @@ fn number(scrape: &Scrape, series: &str) -> Option<f64> {
         .and_then(|(_, value)| value.parse().ok())
 }
 
-/// `name{labels,direction,role,tenant}` as exported; an empty direction is none.
+/// `name{labels,direction,role,tenant}` as exported. An empty direction means no such label.
 pub(crate) fn of(
     scrape: &Scrape,
     name: &str,
@@ -129,21 +129,21 @@ pub(crate) fn of(
     )
 }
 
-/// The sum of a histogram of times, `rtt` or `lifetime`, of connections that ended.
+/// Sum of a time histogram, `rtt` or `lifetime`, of ended connections.
 pub(crate) fn seconds(scrape: &Scrape, name: &str, labels: &str, role: &str) -> f64 {
     let series =
         format!(r#"adit_ebpf_{name}_seconds_sum{{{labels},role="{role}",tenant="default"}}"#);
     number(scrape, &series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
-/// The mean round-trip time of connections that are open, in seconds.
+/// Mean round-trip time of open connections, in seconds.
 pub(crate) fn open_rtt(scrape: &Scrape, labels: &str, role: &str) -> Option<f64> {
     let series =
         format!(r#"adit_ebpf_open_rtt_seconds{{{labels},role="{role}",tenant="default"}}"#);
     number(scrape, &series)
 }
 
-/// Sent and received.
+/// Bytes sent and received.
 pub(crate) fn bytes(scrape: &Scrape, labels: &str, role: &str) -> (u64, u64) {
     let of = |direction| of(scrape, "bytes_total", labels, direction, role);
     (of("sent").unwrap(), of("received").unwrap())

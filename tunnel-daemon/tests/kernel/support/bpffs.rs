@@ -1,4 +1,4 @@
-//! A place for pins.
+//! A bpffs for pins.
 
 use std::env;
 use std::fs::{self, File};
@@ -8,26 +8,26 @@ use std::process::Command;
 
 use adit_redirect::pins::bpffs_mount;
 
-/// The host's bpffs, or one of the tests' own. Whoever finds that one mounted pins there, whose ever it is, and tests run in
-/// processes of their own: it goes with the last that uses it.
+/// The host's bpffs, or a bpffs of the tests. Every program that finds it mounted pins there, and tests run in several
+/// processes. So the last user unmounts it.
 pub(crate) struct Bpffs {
-    /// Locked by all users of the tests' own.
+    /// Lock that all users of the tests' bpffs share.
     uses: Option<File>,
 }
 
-/// Where the tests' own is.
+/// Mount point of the tests' bpffs.
 fn folder() -> PathBuf {
     env::temp_dir().join("adit-tests-bpffs")
 }
 
-/// Locks of all test processes: the kernel lets go of those of a process that is killed.
+/// A lock file that all test processes share. The kernel releases the locks of a killed process.
 fn lock(name: &str) -> File {
     let path = folder().with_extension(name);
     let made = File::create(&path).or_else(|_not_ours| File::open(&path));
     made.expect("a file for a lock")
 }
 
-/// One process at a time mounts or unmounts.
+/// Lets one process at a time mount or unmount.
 fn turn() -> File {
     let turn = lock("turn");
     turn.lock().expect("files can be locked");
@@ -67,14 +67,14 @@ impl Drop for Bpffs {
         let _turn = turn();
         let _ours = uses.unlock();
         if uses.try_lock().is_ok() {
-            // What is pinned in it goes with it.
+            // Unmounting removes the pins.
             let _unmounted = Command::new("umount").arg(folder()).status();
             let _removed = fs::remove_dir(folder());
         }
     }
 }
 
-/// Whether users that own nothing may make folders there. The kernel's default is yes, and systemd's no.
+/// Whether unprivileged users may create folders there. The kernel's default permits it, systemd's mount does not.
 pub(crate) fn open_to_all() -> Result<(), String> {
     let path = bpffs_mount()?;
     let meta = fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;

@@ -1,4 +1,4 @@
-//! A cgroup of a test's own, gone with it.
+//! A test's own cgroup, which is removed with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use adit_net::cgroup::cgroup2_mount;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A cgroup below the mount. Drop processes in it first.
+/// A cgroup below the mount. Processes in it must end before it is dropped.
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -21,13 +21,13 @@ impl Cgroup {
             NEXT.fetch_add(1, Relaxed)
         );
         let path = mount.join(name);
-        // Of a process that was killed, and had the same number.
+        // Left behind by a killed process with the same id.
         let _none = fs::remove_dir(&path);
         fs::create_dir(&path).expect("root makes cgroups");
         Self(path)
     }
 
-    /// One below it, to be dropped before it.
+    /// A child cgroup. Drop it before its parent.
     pub(crate) fn below(&self) -> Self {
         let path = self.0.join("below");
         fs::create_dir(&path).expect("root makes cgroups");
@@ -41,7 +41,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that was killed leaves it a moment later.
+        // A killed process leaves the cgroup with a delay.
         let deadline = Instant::now() + Duration::from_secs(5);
         while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
             std::thread::yield_now();
@@ -49,7 +49,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Moves the calling process; sockets it makes from now on are the cgroup's.
+/// Moves the calling process. Sockets that it creates afterwards belong to the cgroup.
 pub(crate) fn enter(path: &Path) {
     fs::write(path.join("cgroup.procs"), "0").expect("the cgroup takes processes");
 }

@@ -1,4 +1,4 @@
-//! A plain program: it connects, says what it sees, and knows of no proxy.
+//! A plain program without proxy settings, which connects and reports what it sees.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,23 +11,23 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::namespace::Namespace;
 use super::role::{Role, tell, told};
 
-/// For a connection and each read; a call that goes nowhere ends as an error then.
+/// Timeout of connecting and of each read. A call to an unreachable address fails after it.
 const LIMIT: Duration = Duration::from_secs(10);
 const WORD: &[u8] = b"through and back";
 
 /// What a client saw of one connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Its own end.
+    /// Local address of the client's socket.
     pub(crate) local: SocketAddr,
     /// `getpeername`.
     pub(crate) peer: SocketAddr,
-    /// Whom the target saw.
+    /// The client's address as the target saw it.
     pub(crate) caller: SocketAddr,
 }
 
 impl Seen {
-    /// Nothing was between client and target.
+    /// Whether client and target were connected without a proxy.
     pub(crate) fn is_direct(&self) -> bool {
         self.caller == SocketAddr::new(self.local.ip().to_canonical(), self.local.port())
     }
@@ -41,7 +41,7 @@ impl Client {
         Self(Role::start("client", cgroup, ""))
     }
 
-    /// In a network namespace of its own, in which nothing is up.
+    /// Starts it in a new network namespace in which all interfaces are down.
     pub(crate) fn start_apart(cgroup: &Path) -> Self {
         let mut command = Command::new("unshare");
         command
@@ -50,29 +50,29 @@ impl Client {
         Self(Role::start_by(command, "client", Some(cgroup), ""))
     }
 
-    /// In another network namespace.
+    /// Starts it in another network namespace.
     pub(crate) fn start_in(namespace: &Namespace, cgroup: &Path) -> Self {
         let program = std::env::current_exe().expect("this test");
         let command = namespace.command(&program);
         Self(Role::start_by(command, "client", Some(cgroup), ""))
     }
 
-    /// Its process.
+    /// Process id.
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// As [`Client::call`], from this port.
+    /// As [`Client::call`], from source port `port`.
     pub(crate) fn call_from(&mut self, port: u16, address: SocketAddr) -> Result<Seen, String> {
         self.ask(&port.to_string(), address)
     }
 
-    /// Connects, says a word and hears it back.
+    /// Connects, sends a word and reads it back.
     pub(crate) fn call(&mut self, address: SocketAddr) -> Result<Seen, String> {
         self.ask("call", address)
     }
 
-    /// Calls until a call goes direct, which must come true within a second.
+    /// Calls until a call goes direct, which must happen within a second.
     pub(crate) fn direct_within_a_second(&mut self, address: SocketAddr) {
         let (since, limit) = (Instant::now(), Duration::from_secs(1));
         while !self.call(address).is_ok_and(|seen| seen.is_direct()) {
@@ -81,18 +81,18 @@ impl Client {
         assert!(since.elapsed() < limit, "{:?}", since.elapsed());
     }
 
-    /// As [`Client::call`] to an IPv4 address, by a socket of IPv6.
+    /// As [`Client::call`] to an IPv4 address, by an IPv6 socket.
     pub(crate) fn call_mapped(&mut self, address: SocketAddr) -> Result<Seen, String> {
         self.ask("mapped", address)
     }
 
-    /// As [`Client::call`], by a socket of Multipath TCP.
+    /// As [`Client::call`], by a Multipath TCP socket.
     pub(crate) fn call_mptcp(&mut self, address: SocketAddr) -> Result<Seen, String> {
         self.ask("mptcp", address)
     }
 
-    /// Sends so many bytes to an address whose target echoes, and says that those were all; how many came back, the target's
-    /// greeting and the same ones.
+    /// Sends `bytes` bytes to an echoing target and shuts down writing. Returns the number of received bytes: the greeting
+    /// and the echo.
     pub(crate) fn carry(&mut self, address: SocketAddr, bytes: usize) -> Result<usize, String> {
         self.0.say(&format!("carry {address} {bytes}"));
         let answer = self.0.hear();
@@ -114,7 +114,7 @@ impl Client {
     }
 }
 
-/// The process.
+/// Main loop of the client process.
 pub(super) fn play() {
     while let Some(line) = told() {
         let (how, address) = line.split_once(' ').expect("a verb and an address");
@@ -147,7 +147,7 @@ fn carry(address: SocketAddr, bytes: usize) -> std::io::Result<usize> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     let mut writing = stream.try_clone()?;
-    // A block that is missing or comes twice shows: nothing else repeats after 251 bytes.
+    // The pattern repeats after 251 bytes, so a missing or duplicated block is detected.
     let said: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     let saying = said.clone();
     let sender = std::thread::spawn(move || {
@@ -165,15 +165,15 @@ fn carry(address: SocketAddr, bytes: usize) -> std::io::Result<usize> {
     Ok(read)
 }
 
-/// One connection.
+/// Connects once.
 pub(crate) fn call(mapped: bool, address: SocketAddr) -> std::io::Result<Seen> {
     let called = match address.ip() {
         IpAddr::V4(v4) if mapped => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
         _ => address,
     };
     let socket = Socket::new(Domain::for_address(called), Type::STREAM, None)?;
-    // The kernel gives odd ports to sockets that are bound and even ones to others: an agent's connection to the same target never
-    // has this one's port by chance, which would look like a direct call.
+    // The kernel gives odd ports to bound sockets and even ports to others. So an agent's connection to the same target
+    // never has this port, which would look like a direct call.
     let any = if called.is_ipv4() {
         SocketAddr::from(([0, 0, 0, 0], 0))
     } else {
@@ -183,7 +183,7 @@ pub(crate) fn call(mapped: bool, address: SocketAddr) -> std::io::Result<Seen> {
     over(socket, called)
 }
 
-/// As [`call`], from this port.
+/// As [`call`], from source port `port`.
 fn call_from(port: u16, address: SocketAddr) -> std::io::Result<Seen> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
@@ -191,14 +191,14 @@ fn call_from(port: u16, address: SocketAddr) -> std::io::Result<Seen> {
     over(socket, address)
 }
 
-/// As [`call`], by a socket of Multipath TCP.
+/// As [`call`], by a Multipath TCP socket.
 fn call_mptcp(address: SocketAddr) -> std::io::Result<Seen> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::MPTCP))?;
     over(socket, address)
 }
 
-/// As [`call`], with a socket that is there already.
+/// As [`call`], with an existing socket.
 pub(crate) fn over(socket: Socket, address: SocketAddr) -> std::io::Result<Seen> {
     socket.connect_timeout(&address.into(), LIMIT)?;
     let stream = TcpStream::from(socket);

@@ -1,4 +1,4 @@
-//! The real program as a process, with the rights of root or with capabilities and no other right.
+//! The real program as a process, as root or with only the given capabilities.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -17,30 +17,31 @@ use rustix::thread::{
 use super::confined::{self, Profile, Rights};
 use super::world::{get, lanes_opened};
 
-/// Far beyond what anything here takes, also under emulation.
+/// Longer than any step of these tests takes, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The lines of the log that name the listeners.
+/// Log lines that name the listeners.
 const STARTED: [&str; 2] = ["server is up", "agent started"];
-/// What the launcher is to start, as lines.
+/// Arguments of the program that the launcher starts, separated by tabs.
 const TASK: &str = "ADIT_KERNEL_TEST_LAUNCH";
-/// With what more than loading programs takes, as a number.
+/// Capabilities in addition to those for loading programs, as a number.
 const FURTHER: &str = "ADIT_KERNEL_TEST_CAPABILITIES";
 
-/// Who runs it.
+/// The user and rights of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// As the tests do.
+    /// The user of the tests.
     Root,
-    /// A user that owns nothing, with what loading programs takes as ambient capabilities.
+    /// An unprivileged user with the ambient capabilities for loading programs.
     Ambient,
-    /// As [`User::Ambient`], with these capabilities more.
+    /// As [`User::Ambient`], with these additional capabilities.
     AmbientWith(CapabilitySet),
-    /// As the tests do, under the program's profile of `deploy/seccomp` with these calls more. Any other ends it.
+    /// The user of the tests, under the program's profile of `deploy/seccomp` plus these system calls. Any other call kills
+    /// the process.
     Confined(&'static [&'static str]),
 }
 
 impl User {
-    /// Whether it is the user that owns nothing.
+    /// Whether the process runs as the unprivileged user.
     pub(crate) fn is_ambient(self) -> bool {
         matches!(self, Self::Ambient | Self::AmbientWith(_))
     }
@@ -53,7 +54,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it, its log at `dir/name`; `args[0]` is what it is called as. It is up when this returns.
+    /// Starts it with its log at `dir/name`, and waits until it is up. `args[0]` is the program name.
     pub(crate) fn start(user: User, name: &str, args: &[String], dir: &Path) -> Self {
         let daemon = match user {
             User::Root => Self::start_command(name, as_it_is(args), dir),
@@ -78,7 +79,7 @@ impl Daemon {
         daemon
     }
 
-    /// Starts what is prepared, its log at `dir/name`.
+    /// Starts a prepared command with its log at `dir/name`.
     pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
         let log = dir.join(name);
         let file = File::create(&log).expect("the log file opens");
@@ -90,7 +91,7 @@ impl Daemon {
         Self { child, log }
     }
 
-    /// Its process.
+    /// Process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -106,14 +107,14 @@ impl Daemon {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// An address of the line that says it has started.
+    /// An address in the log line that reports the start.
     pub(crate) fn address(&self, field: &str) -> SocketAddr {
         let log = self.log();
         let started = STARTED.iter().find(|line| log.contains(*line));
         self.address_of(started.expect("it has started"), field)
     }
 
-    /// An address of the first line that says this.
+    /// An address in the first log line that contains `said`.
     pub(crate) fn address_of(&self, said: &str, field: &str) -> SocketAddr {
         let log = self.log();
         let line = log.lines().find(|line| line.contains(said));
@@ -125,12 +126,12 @@ impl Daemon {
         rest[..end].parse().expect("an address")
     }
 
-    /// What its health port answers.
+    /// Answer of its health port.
     pub(crate) fn get(&self, path: &str) -> String {
         get(self.address("health"), path)
     }
 
-    /// A sample of its metrics; 0 if it has none.
+    /// A sample of its metrics; 0 if the series is missing.
     pub(crate) fn metric(&self, series: &str) -> f64 {
         let text = self.get("/metrics");
         let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
@@ -140,12 +141,12 @@ impl Daemon {
             .map_or(0.0, |(_, value)| value.parse().expect("a number"))
     }
 
-    /// Lanes that were bound since the start.
+    /// Number of lanes opened since the start.
     pub(crate) fn lanes_opened(&self) -> f64 {
         lanes_opened(&self.get("/metrics"))
     }
 
-    /// Waits for something.
+    /// Waits until `done` holds.
     pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
@@ -159,7 +160,8 @@ impl Daemon {
         }
     }
 
-    /// Its end is left for others to wait for. A zombie in `/proc` may be the first thread of a program that becomes another one.
+    /// Leaves the exit status for a later wait. `/proc` would not do: a zombie may be the first thread of a process that
+    /// calls `exec`.
     fn has_ended(&self) -> bool {
         let raw = i32::try_from(self.child.id()).expect("process ids fit");
         let id = WaitId::Pid(Pid::from_raw(raw).expect("positive"));
@@ -167,18 +169,18 @@ impl Daemon {
         waitid(id, options).expect("a child").is_some()
     }
 
-    /// `/proc` on each of its threads, by the thread's name.
+    /// Contents of `/proc/PID/task/TID/status`, by thread name.
     pub(crate) fn threads(&self) -> Vec<(String, String)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
         tasks
             .flatten()
-            // Threads that wait for work come and go.
+            // Threads of the blocking pool come and go.
             .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
             .map(|status| (field(&status, "Name").to_owned(), status))
             .collect()
     }
 
-    /// Asks it to end, and waits for that.
+    /// Sends SIGTERM, and waits for the end.
     pub(crate) fn end(mut self) -> ExitStatus {
         let raw = i32::try_from(self.child.id()).expect("process ids fit");
         kill_process(Pid::from_raw(raw).expect("positive"), Signal::TERM).expect("it runs");
@@ -203,14 +205,14 @@ impl Drop for Daemon {
     }
 }
 
-/// A field of `/proc/PID/status`.
+/// A field of a `/proc/PID/status` text.
 pub(crate) fn field<'a>(status: &'a str, name: &str) -> &'a str {
     let mut lines = status.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap_or_else(|| panic!("no {name}")).trim()
 }
 
-/// What cargo built, or in a machine without it the program that is installed there.
+/// The program that cargo built. In a machine without cargo, the installed program.
 fn program() -> PathBuf {
     let built = PathBuf::from(env!("CARGO_BIN_EXE_adit"));
     if built.exists() {
@@ -241,7 +243,7 @@ fn with_ambient(args: &[String], further: CapabilitySet) -> Command {
     command
 }
 
-/// What loading programs takes on this kernel.
+/// Capabilities for loading programs on this kernel.
 pub(crate) fn to_load() -> CapabilitySet {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -265,10 +267,10 @@ fn launcher_becomes_the_program() {
     let further = std::env::var(FURTHER).expect("beside the task");
     let further = further.parse().expect("a number");
     let ambient = to_load() | CapabilitySet::from_bits_retain(further);
-    // Open: another user may not reach the folder it is in.
+    // Opened here, because the other user may lack access to its folder.
     let program = File::open(program()).expect("the program is there");
     rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).expect("an open file");
-    // Becoming somebody else would take them away.
+    // Changing the user would clear the capabilities.
     set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP).expect("root may");
     let held = capabilities(None).expect("of this thread");
     let sets = CapabilitySets {

@@ -1,19 +1,19 @@
-//! A forward proxy that knows the way to one server.
+//! A forward proxy that connects to one server only.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Serves for as long as the process lives.
+/// Serves until the process ends.
 pub(crate) struct ForwardProxy {
-    /// Where it listens.
+    /// Address of its listener.
     pub(crate) at: SocketAddr,
     tunnels: Arc<AtomicUsize>,
 }
 
 impl ForwardProxy {
-    /// In the network namespace of this thread.
+    /// Starts it in the network namespace of this thread.
     pub(crate) fn start(ip: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind((ip, 0)).expect("loopback is up");
         let at = listener.local_addr().expect("bound");
@@ -31,7 +31,7 @@ impl ForwardProxy {
         Self { at, tunnels }
     }
 
-    /// Tunnels to the server so far.
+    /// Number of tunnels to the server so far.
     pub(crate) fn tunnels(&self) -> usize {
         self.tunnels.load(SeqCst)
     }

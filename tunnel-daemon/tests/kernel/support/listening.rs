@@ -1,12 +1,12 @@
-//! Ports that a process listens on, as the kernel's tables have them.
+//! Ports on which a process listens, from the kernel's tables.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
-/// State of a socket that listens.
+/// Code of the LISTEN state.
 const LISTEN: &str = "0A";
 
-/// The one socket that listens at this address, in the network namespace of a process.
+/// The only socket that listens at this address in the network namespace of a process.
 pub(crate) fn listening_at(process: u32, ip: IpAddr) -> SocketAddr {
     let table = if ip.is_ipv4() { "tcp" } else { "tcp6" };
     let table = fs::read_to_string(format!("/proc/{process}/net/{table}")).expect("it runs");
@@ -24,7 +24,7 @@ pub(crate) fn listening_at(process: u32, ip: IpAddr) -> SocketAddr {
     SocketAddr::new(ip, ports[0])
 }
 
-/// As those tables write it: words of four bytes, each as this machine reads it.
+/// Format of these tables: words of four bytes, each in the machine's byte order.
 fn hex(ip: IpAddr) -> String {
     let bytes = match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),

@@ -1,10 +1,10 @@
-//! What the cases share.
+//! Shared by the cases.
 
 pub(crate) mod accounting;
 pub(crate) mod bpffs;
 pub(crate) mod cgroup;
 pub(crate) mod client;
-// Both tiers confine processes in the same way.
+// The loopback tier confines processes in the same way.
 #[path = "../../loopback/support/confined.rs"]
 pub(crate) mod confined;
 pub(crate) mod daemon;
@@ -14,7 +14,7 @@ pub(crate) mod name_server;
 pub(crate) mod named;
 pub(crate) mod namespace;
 pub(crate) mod privilege;
-/// By the name under which `confined` starts them.
+/// `confined` starts processes by this name.
 pub(crate) mod process {
     pub(crate) use super::daemon::Daemon as Process;
 }

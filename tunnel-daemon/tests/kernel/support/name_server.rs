@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use hickory_resolver::proto::op::{Message, OpCode};
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
-/// As files of the system name none.
+/// The port is fixed: `resolv.conf` cannot name one.
 const PORT: u16 = 53;
-/// Seconds that an answer holds.
+/// Time to live of an answer, in seconds.
 const TTL: u32 = 60;
 
-/// Answers for as long as the process lives: that all names have one address, over TCP; that the answer is too long, over UDP.
+/// Answers until the process ends. Over TCP all names resolve to one address; over UDP answers are truncated.
 pub(crate) struct NameServer {
-    /// Where it listens.
+    /// Address of its listeners.
     pub(crate) at: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
 impl NameServer {
-    /// In the network namespace of this thread, in which nothing else has the port.
+    /// Starts it in the network namespace of this thread, in which the port is free.
     pub(crate) fn start(ip: &str, known: Ipv4Addr) -> Self {
         let udp = UdpSocket::bind((ip, PORT)).expect("a namespace of the test's own");
         let tcp = TcpListener::bind((ip, PORT)).expect("a namespace of the test's own");
@@ -51,18 +51,18 @@ impl NameServer {
         Self { at, connections }
     }
 
-    /// Connections so far.
+    /// Number of TCP connections so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(SeqCst)
     }
 
-    /// A command that runs the program and arguments it is given, for which this is the only name server. `etc`, which is not
-    /// there yet, is what it has in place of `/etc`.
+    /// A command that runs the given program and arguments with this name server only. It mounts `etc`, which is created
+    /// here, over `/etc`.
     pub(crate) fn asked_by(&self, program: &Path, etc: &Path) -> Command {
         fs::create_dir(etc).expect("a folder of the test's own");
         let conf = format!("nameserver {}\n", self.at.ip());
         fs::write(etc.join("resolv.conf"), conf).expect("a folder of the test's own");
-        // All of the folder: the file may be missing, or a link that leads nowhere.
+        // Mounts the whole folder: `resolv.conf` may be missing, or a dangling symlink.
         let mounted = format!("mount -o bind {} /etc && exec \"$0\" \"$@\"", etc.display());
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &mounted]).arg(program);
@@ -70,7 +70,7 @@ impl NameServer {
     }
 }
 
-/// Each message has its length in front.
+/// Over TCP a length precedes each message.
 fn serve(mut stream: TcpStream, known: Ipv4Addr) -> std::io::Result<()> {
     loop {
         let mut length = [0; 2];
@@ -87,7 +87,7 @@ fn serve(mut stream: TcpStream, known: Ipv4Addr) -> std::io::Result<()> {
     }
 }
 
-/// The address of whatever is asked for; without one, that it does not fit.
+/// Answers any name with `known`, or sets the truncation flag if there is no address.
 fn answer(question: &[u8], known: Option<Ipv4Addr>) -> Option<Vec<u8>> {
     let question = Message::from_vec(question).ok()?;
     let query = question.queries.first()?.clone();
@@ -99,7 +99,7 @@ fn answer(question: &[u8], known: Option<Ipv4Addr>) -> Option<Vec<u8>> {
             let data = RData::A(ip.into());
             answer.add_answer(Record::from_rdata(query.name().clone(), TTL, data));
         }
-        // Of other kinds it has none.
+        // Other record types get an empty answer.
         Some(_) => (),
     }
     answer.to_vec().ok()

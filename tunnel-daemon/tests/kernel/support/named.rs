@@ -1,4 +1,4 @@
-//! Sockets that are named to the kernel, and what is said on them.
+//! Sockets that are registered with the kernel for accounting, and traffic on them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -23,14 +23,14 @@ pub(crate) const CLIENT: Labels<'_> = Labels {
 /// The labels of [`TARGET`] as exported.
 pub(crate) const LABELS: &str = r#"agent="a",destination_class="c""#;
 
-/// Connects a socket that is named to the kernel.
+/// Connects a socket that is registered with the kernel.
 pub(crate) async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     accounts.connecting(&socket, &TARGET).unwrap();
     socket.connect(address).await.unwrap()
 }
 
-/// A listener whose connections the kernel will look at.
+/// A listener whose connections the kernel can account for.
 pub(crate) fn listener(accounts: &Accounts) -> TcpListener {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -41,7 +41,7 @@ pub(crate) fn listener(accounts: &Accounts) -> TcpListener {
     TcpListener::from_std(socket.into()).unwrap()
 }
 
-/// Sends `bytes` and closes that direction, while it reads to the end; how much that was.
+/// Sends `bytes` and shuts down writing, while it reads to EOF. Returns the number of received bytes.
 pub(crate) async fn exchange(socket: &mut TcpStream, bytes: usize) -> usize {
     let (mut read, mut write) = socket.split();
     let sending = async {

@@ -1,4 +1,4 @@
-//! Network namespaces of a test's own, and the helper that opens listeners in them.
+//! Network namespaces of a test, and the helper that opens listeners in them.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -12,19 +12,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::role::{CGROUP, ROLE};
 
-/// The role of the helper.
+/// Role name of the helper.
 pub(super) const HELPER: &str = "netns-helper";
 
-/// A network namespace; it goes with the process that holds it, and with those in it.
+/// A network namespace. It lives as long as its holder process or a process in it.
 pub(crate) struct Namespace(Child);
 
 impl Namespace {
-    /// With loopback up.
+    /// Creates one with loopback up.
     pub(crate) fn new() -> Result<Self, String> {
         Self::after("ip link set lo up")
     }
 
-    /// With nothing up.
+    /// Creates one with all interfaces down.
     pub(crate) fn bare() -> Result<Self, String> {
         Self::after("true")
     }
@@ -49,12 +49,12 @@ impl Namespace {
         Err(why.trim().to_owned())
     }
 
-    /// Its file.
+    /// Path of the namespace file.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/{}/ns/net", self.0.id()).into()
     }
 
-    /// Runs a program in it.
+    /// A command that runs a program in it.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -63,7 +63,7 @@ impl Namespace {
         command
     }
 
-    /// Runs words in it.
+    /// Runs a command line in it.
     pub(crate) fn run(&self, words: &str) {
         let mut words = words.split_whitespace();
         let mut command = self.command(Path::new(words.next().expect("a program")));
@@ -72,10 +72,10 @@ impl Namespace {
         assert!(output.status.success(), "{command:?}: {why}");
     }
 
-    /// Does something in it; what this starts is there, too.
+    /// Runs `work` in it. Processes that `work` starts are in it, too.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let file = File::open(self.path()).expect("its holder runs");
-        // A thread of its own, which need not find back.
+        // A thread of its own, so that switching back is not needed.
         let done = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let network = Some(LinkNameSpaceType::Network);
@@ -90,19 +90,19 @@ impl Namespace {
         }
     }
 
-    /// A cable to another one, with these addresses at its ends.
+    /// Connects it to another namespace by a veth pair with these addresses.
     pub(crate) fn connect(&self, other: &Self, here: &str, there: &str) {
         self.connect_by("cable", other, here, there);
     }
 
-    /// As [`Namespace::connect`], by a cable of that name.
+    /// As [`Namespace::connect`], with interfaces of this name.
     pub(crate) fn connect_by(&self, cable: &str, other: &Self, here: &str, there: &str) {
         let holder = other.0.id();
         self.run(&format!(
             "ip link add {cable} type veth peer name {cable} netns {holder}"
         ));
         for (namespace, address) in [(self, here), (other, there)] {
-            // An IPv6 address is of use at once: nobody else can have it.
+            // No duplicate address detection, so the IPv6 address is usable at once.
             let at_once = if address.contains(':') { " nodad" } else { "" };
             namespace.run(&format!("ip address add {address} dev {cable}{at_once}"));
             namespace.run(&format!("ip link set {cable} up"));
@@ -117,12 +117,12 @@ impl Drop for Namespace {
     }
 }
 
-/// This program is not `adit`: its helper is this test once more.
+/// The helper is this test binary, because the test is not `adit`.
 pub(crate) fn helped_by_ourselves() {
     namespaces::start_by(helper);
 }
 
-/// Starts the helper, once its arguments are added.
+/// A command for the helper, to which arguments are added.
 pub(crate) fn helper() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command
@@ -132,9 +132,9 @@ pub(crate) fn helper() -> Command {
     command
 }
 
-/// The helper's process.
+/// Main function of the helper process.
 pub(super) fn play_helper() {
-    // What the harness took for more names of tests.
+    // The harness takes these arguments for further test names.
     let mut told = std::env::args()
         .skip_while(|arg| arg != "--nocapture")
         .skip(1);

@@ -1,11 +1,12 @@
-//! Whether this host lets the tests do what they do.
+//! Whether this host permits what the tests need.
 
 use std::io::Write as _;
 use std::net::TcpListener;
 
 use adit_redirect::caps::HostCaps;
 
-/// Says why a test cannot run here, loudly; as root in CI that fails, because nothing would tell that it never runs.
+/// Whether the host has the required privileges. Otherwise prints that the test is skipped. As root in CI it panics instead,
+/// because nothing else would show that the test never runs.
 ///
 /// # Panics
 /// As root in CI.
@@ -27,7 +28,7 @@ pub(crate) fn ready(test: &str) -> bool {
     false
 }
 
-/// As [`ready`], and whether this host has IPv6. That some have none is no failure.
+/// As [`ready`], and whether this host has IPv6. A host without it is no failure.
 pub(crate) fn ready_v6(test: &str) -> bool {
     if let Err(error) = TcpListener::bind("[::1]:0") {
         say(test, &format!("no IPv6 here: {error}"));
@@ -36,12 +37,12 @@ pub(crate) fn ready_v6(test: &str) -> bool {
     ready(test)
 }
 
-/// Past the harness, which keeps what tests print.
+/// Prints to the real standard error, because the harness captures the output of tests.
 pub(crate) fn say(test: &str, why: &str) {
     writeln!(std::io::stderr(), "SKIPPED {test}: {why}").ok();
 }
 
-/// Prints that a test does not run here.
+/// Prints that a test is skipped here.
 ///
 /// # Panics
 /// As root in CI.

@@ -1,7 +1,7 @@
-//! Processes of a test: this binary once more, in another role.
+//! Processes of a test: this binary again, in another role.
 //!
-//! The test harness runs the one test `play`, which does nothing unless the environment says which role. Lines that begin with
-//! the mark are what the role tells its test; the rest is the harness's own talk.
+//! The test harness runs the single test `play`, which does nothing unless an environment variable names a role. Lines with
+//! the mark come from the role; all other lines come from the harness.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -21,13 +21,13 @@ pub(crate) struct Role {
 }
 
 impl Role {
-    /// Starts `role`, inside a cgroup if one is given. Its arguments are the first line it reads.
+    /// Starts `role`, in a cgroup if one is given. The role reads its arguments as the first line.
     pub(crate) fn start(role: &str, cgroup: Option<&Path>, arguments: &str) -> Self {
         let program = std::env::current_exe().expect("this test");
         Self::start_by(Command::new(program), role, cgroup, arguments)
     }
 
-    /// As [`Role::start`], by a command that runs the program and arguments it is given.
+    /// As [`Role::start`], by a command that runs the given program and arguments.
     pub(crate) fn start_by(
         mut command: Command,
         role: &str,
@@ -54,31 +54,31 @@ impl Role {
         role
     }
 
-    /// Gives it a line.
+    /// Sends it a line.
     pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.input, "{line}").expect("the role lives");
     }
 
-    /// The next line it tells.
+    /// Returns the next line that it tells.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             let read = self.output.read_line(&mut line).expect("a pipe");
             assert!(read > 0, "the role ended before it answered");
-            // The harness ends none of its own lines while a test runs.
+            // While a test runs, the harness prints no line break, so the mark may follow its text.
             if let Some((_, told)) = line.split_once(MARK) {
                 return told.trim_end().to_owned();
             }
         }
     }
 
-    /// Its process.
+    /// Process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// kill -9, and reaped.
+    /// Kills it by SIGKILL, and reaps it.
     pub(crate) fn kill(&mut self) {
         let _ended_before = self.child.kill();
         let _reaped_before = self.child.wait();
@@ -96,7 +96,7 @@ pub(crate) fn tell(line: &str) {
     println!("{MARK}{line}");
 }
 
-/// The next line of the test; `None` when it ended.
+/// The next line from the test; `None` after the test has closed the pipe.
 pub(crate) fn told() -> Option<String> {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line).expect("a pipe");

@@ -1,4 +1,4 @@
-//! A program of somebody else at `connect4` of a cgroup.
+//! An eBPF program of another project at `connect4` of a cgroup.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,11 +8,10 @@ use aya::Ebpf;
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
 
 const OURS: &str = "adit_connect4";
-/// The name of each, as long as that of ours.
+/// Name of the foreign program, as long as the name of Adit's program.
 pub(crate) const STRANGER: &str = "lbxx_connect4";
 
-/// One of ours, by a name that another project might have given it. Without rules it leaves every call alone. Dropping it takes
-/// it off the cgroup.
+/// A program of Adit under another name. Without rules it leaves every call alone. Dropping it detaches it.
 pub(crate) struct Stranger {
     id: u32,
     _attached: Ebpf,
@@ -43,7 +42,7 @@ impl Stranger {
         }
     }
 
-    /// The kernel's number of it.
+    /// The kernel's id of the program.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }

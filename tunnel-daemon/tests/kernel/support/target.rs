@@ -1,9 +1,9 @@
-//! A target that says who called it.
+//! A target that reports its caller's address.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 
-/// Listens on loopback for as long as the process lives: greets with the caller's address and a line break, then echoes.
+/// Listens on loopback until the process ends. It sends the caller's address and a line break, then echoes.
 pub(crate) fn target(at: &str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).expect("loopback is up");
     let address = listener.local_addr().expect("bound");
@@ -11,7 +11,7 @@ pub(crate) fn target(at: &str) -> SocketAddr {
     address
 }
 
-/// As [`target`], where something listens already.
+/// As [`target`], on an existing listener.
 pub(crate) fn serve(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {

@@ -1,4 +1,4 @@
-//! A server and an agent as processes of their own, and what they need.
+//! A server and an agent as separate processes, with their certificates and sockets.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
@@ -15,10 +15,10 @@ use super::namespace;
 use super::role::{Role, tell, told};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// What is `HTTPS_PROXY` to a role. Under a name of its own: the one of whoever runs the tests is no concern of theirs.
+/// Environment variable that a role takes as `HTTPS_PROXY`. A separate name keeps the variable of the test's user out.
 pub(crate) const PROXY: &str = "ADIT_KERNEL_TEST_HTTPS_PROXY";
 
-/// Certificates and sockets, and where agents find the server.
+/// Certificates, sockets, and the address at which agents reach the server.
 pub(crate) struct World {
     ip: IpAddr,
     files: ThrowawayFiles,
@@ -30,7 +30,7 @@ pub(crate) struct ServerProcess {
     pub(crate) role: Role,
     pub(crate) agents: SocketAddr,
     pub(crate) health: SocketAddr,
-    /// Where captured connections go.
+    /// Listeners for captured connections.
     pub(crate) listeners: Vec<SocketAddr>,
 }
 
@@ -39,7 +39,7 @@ impl World {
         Self::at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// With a server that agents find at this address.
+    /// Prepares a server that agents reach at this address.
     pub(crate) fn at(ip: IpAddr) -> Self {
         Self {
             ip,
@@ -48,12 +48,12 @@ impl World {
         }
     }
 
-    /// Where sockets are.
+    /// Folder of sockets.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Where certificates and keys are.
+    /// Folder of certificates and keys.
     pub(crate) fn certificates(&self) -> &Path {
         self.files.dir()
     }
@@ -103,13 +103,13 @@ impl World {
         args
     }
 
-    /// A server with these flags, in a cgroup or not.
+    /// Starts a server with these flags, in a cgroup if one is given.
     pub(crate) fn server(&self, cgroup: Option<&Path>, flags: &[String]) -> ServerProcess {
         let program = std::env::current_exe().expect("this test");
         self.server_by(std::process::Command::new(program), cgroup, flags)
     }
 
-    /// As [`World::server`], by a command that runs the program and arguments it is given.
+    /// As [`World::server`], by a command that runs the given program and arguments.
     pub(crate) fn server_by(
         &self,
         command: std::process::Command,
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// An agent of that server, linked when this returns.
+    /// Starts an agent of that server, and waits for its link.
     pub(crate) fn agent(&self, server: &ServerProcess, cgroup: Option<&Path>) -> Role {
         self.agent_with(server, cgroup, &[])
     }
@@ -147,7 +147,7 @@ impl World {
         self.agent_by(std::process::Command::new(program), server, cgroup, flags)
     }
 
-    /// As [`World::agent_with`], by a command that runs the program and arguments it is given.
+    /// As [`World::agent_with`], by a command that runs the given program and arguments.
     pub(crate) fn agent_by(
         &self,
         command: std::process::Command,
@@ -159,7 +159,7 @@ impl World {
         linked(command, server, cgroup, args, flags).0
     }
 
-    /// As [`World::agent_by`], and its health port.
+    /// As [`World::agent_by`], and returns its health port.
     pub(crate) fn probed_agent_by(
         &self,
         command: std::process::Command,
@@ -173,7 +173,7 @@ impl World {
     }
 }
 
-/// An agent and its health port, if it has one.
+/// Starts an agent, and returns it with its health port, if it has one.
 fn linked(
     command: std::process::Command,
     server: &ServerProcess,
@@ -183,7 +183,7 @@ fn linked(
 ) -> (Role, Option<SocketAddr>) {
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let mut role = Role::start_by(command, "agent", cgroup, &args.join("\t"));
-    // All of it has started: the link may be there before the redirect is.
+    // Waits for the whole start: the link may exist before the redirect does.
     let told = role.hear();
     let health = told.strip_prefix("up ");
     server.until("the agent is linked", || {
@@ -199,7 +199,7 @@ impl ServerProcess {
         sample(self.health, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
-    /// Lanes that were bound since the start: those that are open, and those that were closed.
+    /// Number of lanes opened since the start: open and closed lanes.
     pub(crate) fn lanes_opened(&self) -> f64 {
         lanes_opened(&get(self.health, "/metrics"))
     }
@@ -236,7 +236,7 @@ pub(crate) fn sample(health: SocketAddr, series: &str) -> Option<f64> {
         .and_then(|(_, value)| value.parse().ok())
 }
 
-/// Lanes that were bound since the start, by the text of a scrape: those that are open, and those that were closed.
+/// Number of lanes opened since the start, from the text of a scrape: open and closed lanes.
 pub(crate) fn lanes_opened(text: &str) -> f64 {
     let is_lane = |name: &str| {
         name.starts_with("adit_lanes{") || name.starts_with("adit_lanes_closed_total{")
@@ -248,7 +248,7 @@ pub(crate) fn lanes_opened(text: &str) -> f64 {
         .sum()
 }
 
-/// What a port answers, head included.
+/// A port's HTTP answer, including the head.
 pub(crate) fn get(at: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(at).expect("the health port listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
@@ -281,7 +281,7 @@ pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
     }
 }
 
-/// The server's process: tells its addresses, lives until the test lets go.
+/// Main function of the server process: prints its addresses, and runs until its input is closed.
 pub(super) fn play_server(arguments: &str) {
     namespace::helped_by_ourselves();
     let Command::Server(plan) = command(arguments.split('\t').map(str::to_owned)) else {
@@ -302,7 +302,7 @@ pub(super) fn play_server(arguments: &str) {
     }
 }
 
-/// The agent's.
+/// Main function of the agent process.
 pub(super) fn play_agent(arguments: &str) {
     namespace::helped_by_ourselves();
     let Command::Agent(plan) = command(arguments.split('\t').map(str::to_owned)) else {

@@ -1,4 +1,4 @@
-//! Clients that go away while their dial waits: it is given up at once, everywhere.
+//! A client that disconnects while its dial is pending cancels that dial at once, at the server and at the agent.
 
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
@@ -13,22 +13,22 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// Longer than any step of a test may take, so nothing here ends by it.
+/// Exceeds the limit of every test step, so no dial here ends by timeout.
 const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
 const PREFIX: &str = "konnectivity_network_proxy_server_";
 
-/// How a client goes away, or what else it may do to give its dial up.
+/// How a client cancels its dial.
 #[derive(Clone, Copy, Debug)]
 enum Leaves {
-    /// HTTP-CONNECT: closes.
+    /// HTTP-CONNECT: closes the connection.
     Closing,
-    /// gRPC: says so, as the Go client library does.
+    /// gRPC: sends DIAL_CLS, as the Go client library does.
     DialClose,
     /// gRPC: cancels the call.
     Cancelling,
-    /// gRPC: ends its half of the call.
+    /// gRPC: half-closes the call.
     Finishing,
-    /// gRPC: is gone with its connection.
+    /// gRPC: closes the connection.
     Vanishing,
 }
 
@@ -40,13 +40,13 @@ const ALL: [Leaves; 5] = [
     Leaves::Vanishing,
 ];
 
-/// A client whose dial waits.
+/// A client with a pending dial.
 enum Client {
     Http(UnixStream),
     Grpc(Box<(Connection, Call)>),
 }
 
-/// The dial's id, as its client has it.
+/// The client's id of the dial (`random`).
 const DIAL: i64 = 4242;
 
 impl Client {
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// Gives the dial up; what is left of the client.
+    /// Cancels the dial. Returns the client if its connection stays open.
     async fn leave(self, how: Leaves) -> Option<Self> {
         match (self, how) {
             (Self::Http(stream), Leaves::Closing) => {
@@ -88,7 +88,7 @@ impl Client {
             (Self::Grpc(grpc), Leaves::Cancelling) => {
                 let (connection, call) = *grpc;
                 drop(call);
-                // The connection goes on, so it was the call alone.
+                // A second call proves that the connection is still open.
                 let other = connection.proxy().await;
                 Some(Self::Grpc(Box::new((connection, other))))
             }
@@ -97,7 +97,7 @@ impl Client {
     }
 }
 
-/// That the server has no dial any more, and has counted so many that were given up.
+/// Asserts that the server has no pending dial and has counted `dials` cancelled ones.
 async fn assert_given_up(world: &World, dials: u32) {
     let given_up = format!("{PREFIX}dial_failure_count{{reason=\"frontend_close\"}}");
     world.server_metric(&given_up, f64::from(dials)).await;
@@ -106,7 +106,7 @@ async fn assert_given_up(world: &World, dials: u32) {
     }
 }
 
-/// An agent that never answers is told; should it answer all the same, it is told to close what nobody wants.
+/// The agent gets DIAL_CLS. If it answers the dial afterwards, it gets CLOSE_REQ for that connection.
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,7 +114,7 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;
-    // Shows both gauges, which are there once they were used.
+    // The first dial creates the gauges that `assert_given_up` reads.
     let used = Client::dial(&world, Leaves::Closing, "first.test:1").await;
     let first = link.payload().await;
     assert!(matches!(first, Some(Payload::DialRequest(_))), "{first:?}");
@@ -137,7 +137,7 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
         }
         given_up += 1;
         assert_given_up(&world, given_up).await;
-        // The answer that was on its way.
+        // A late answer to the cancelled dial.
         conn += 1;
         link.dial_response(dial, conn);
         match link.payload().await {
@@ -148,7 +148,8 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
     }
 }
 
-/// No agent has given its tunnel an id yet, so none is told what its client says about one; upstream passes it on.
+/// Before the agent answers, the tunnel has no connection id. The server answers DATA and CLOSE_REQ itself, while upstream
+/// forwards them.
 ///
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
@@ -173,7 +174,7 @@ async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
     let close = wire::CloseRequest { connect_id: 1 };
     call.packet(PacketType::CloseReq, Payload::CloseRequest(close));
     assert_eq!(call.payload().await, closed("backend uninitialized"));
-    // This one gives the dial up, too.
+    // DATA before the answer also cancels the dial.
     call.data(1, "early");
     assert_eq!(call.payload().await, closed("backend not initialized"));
     match link.payload().await {
@@ -182,7 +183,8 @@ async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
     }
 }
 
-/// To a target that takes no connection and refuses none: the agent's own socket goes as soon as the client has.
+/// The target neither accepts nor refuses the connection. The agent closes its connecting socket as soon as the client
+/// disconnects.
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +205,7 @@ async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
             drop(left);
         }
         world.assert_serves(&format!("127.0.0.1:{port}")).await;
-        // A dial that its client called off is no failure.
+        // A cancelled dial does not count as a failure.
         let scrapes = [
             world.server().metrics.scrape().text(),
             agent.metrics.scrape().text(),

@@ -1,4 +1,4 @@
-//! The admin socket: who may ask, and that what it tells is what happens.
+//! The admin socket: access control, and a status that matches tunnels and metrics.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -16,9 +16,9 @@ use crate::support::wait::{until, until_blocking};
 use crate::support::world::{World, echo};
 use crate::support::{connect, targets};
 
-/// For a program to run.
+/// Limit for one run of a program.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
-/// Anybody but this user and root.
+/// A user id that is neither root nor the user of the tests.
 const NOBODY: u32 = 65_534;
 
 fn server_socket(world: &World) -> PathBuf {
@@ -53,7 +53,7 @@ fn tunnels(socket: &Path) -> Vec<TunnelStatus> {
     answer.tunnels
 }
 
-/// The only tunnel, once both ends have told these byte counts.
+/// The only tunnel of this process, once its byte counts reach these values.
 async fn settled(socket: &Path, to_target: u64, to_client: u64) -> TunnelStatus {
     let look = || match &tunnels(socket)[..] {
         [only] if (only.bytes_to_target, only.bytes_to_client) == (to_target, to_client) => {
@@ -108,7 +108,7 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
             ("off", None)
         );
         assert_eq!(there.client, None);
-        // Asked by now; a tunnel on a lane with frames answers when it moves again.
+        // The first status request asked for the RTT. A framed tunnel reports the RTT when it next moves bytes.
         connect::echo(&mut stream, b"once more").await;
         let again = settled(&server_socket(&world), 1_000_009, 1_000_009).await;
         assert!(
@@ -123,7 +123,7 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
             })
             .await;
         }
-        // What was told is what the engines count at the end.
+        // The final counters match the byte counts of the admin socket.
         for direction in ["to_target", "to_client"] {
             let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
             world.server_metric(&series, 1_000_009.0).await;
@@ -136,7 +136,7 @@ async fn grpc_tunnels_and_links_are_told_too() {
     let (world, _agent) = watched(&[]).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
-    // An agent that offers nothing of ours has no lane.
+    // An agent without Adit's headers counts as a Go agent.
     let go = Connection::agent(&world).await;
     let _link = go.link("agent-2", "").await;
     world.links(2).await;
@@ -235,7 +235,6 @@ async fn state_is_that_of_the_metrics() {
     );
 }
 
-/// Nothing that opens a door is in any answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_answer_has_a_secret() {
     let (world, _agent) = watched(&[]).await;
@@ -256,7 +255,7 @@ async fn the_socket_is_its_users_alone_and_goes_with_the_server() {
     let file = std::fs::metadata(&socket).expect("the socket");
     assert!(file.file_type().is_socket());
     assert_eq!(file.mode() & 0o7777, 0o600);
-    // A socket left behind by a crash is in nobody's way.
+    // A socket file that a crash left behind is replaced.
     drop(world);
     world = World::start(&[]).await;
     let stale = world.files.dir().join("stale.sock");
@@ -268,11 +267,11 @@ async fn the_socket_is_its_users_alone_and_goes_with_the_server() {
     until("the socket goes", || !stale.exists()).await;
 }
 
-/// What `adit` says when it is run by somebody else.
+/// The output of `program`, run as the user `NOBODY`.
 fn as_nobody(program: &Path, args: &[&str]) -> std::io::Result<Output> {
     let mut command = Command::new(program);
     command.args(args).uid(NOBODY).gid(NOBODY);
-    // A child that another test starts at this moment may have the copy open until it runs its own program.
+    // A child that another test forks at this moment may hold the copy open for writing until its exec.
     until_blocking("the copy of the binary", PATIENCE, || {
         match command.output() {
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
@@ -289,7 +288,7 @@ async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
         skip_unprivileged("the admin socket and another user", "this takes root");
         return;
     }
-    // Where everybody may look for files, and find the binary.
+    // Every user may enter this directory, which holds the socket and the binary.
     let open = tempfile::Builder::new()
         .permissions(std::fs::Permissions::from_mode(0o755))
         .tempdir()
@@ -297,7 +296,7 @@ async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
     let socket = open.path().join("admin.sock");
     let flag = format!("--admin-socket={}", socket.display());
     let world = World::start(&[&flag]).await;
-    // Where it was built others may not look.
+    // Other users may lack access to the build directory.
     let program = open.path().join("adit");
     std::fs::copy(env!("CARGO_BIN_EXE_adit"), &program).expect("a copy of the binary");
     if !as_nobody(&program, &["--version"]).is_ok_and(|output| output.status.success()) {
@@ -320,7 +319,7 @@ async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
         assert!(refused.stdout.is_empty());
     }
     assert_eq!(status(&socket).role, Role::Server);
-    // The mode alone refused the first of them; the second was counted.
+    // The file mode refused the first attempt. The server refused the second one and counted it.
     let refused = "adit_accept_errors_total{listener=\"admin\"}";
     world.server_metric(refused, 1.0).await;
 }

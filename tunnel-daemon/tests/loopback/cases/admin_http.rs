@@ -1,4 +1,4 @@
-//! The admin socket as a server of HTTP: whatever a client does, the next one is answered.
+//! The admin socket as an HTTP server: no client keeps the server from answering the next one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ async fn connect(socket: &Path) -> UnixStream {
         .expect("the socket is there")
 }
 
-/// Head and body of the answer to a request that ends its connection.
+/// Sends `request` and reads to EOF. Returns head and body of the response.
 async fn ask(socket: &Path, request: &str) -> (String, String) {
     let mut stream = connect(socket).await;
     let asking = async {
@@ -80,7 +80,7 @@ async fn it_knows_its_paths_and_their_methods() {
     let (head, body) = ask(&socket, &request("GET", "/v1/tunnels?sort=beauty")).await;
     assert!(head.starts_with("HTTP/1.1 400"), "{head}");
     assert!(body.contains("sort"), "{body}");
-    // What is no HTTP at all ends its own connection.
+    // Bytes that are not HTTP end only their own connection.
     let (head, _body) = ask(&socket, "SSH-2.0-OpenSSH\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 400"), "{head}");
     status(&socket).await;
@@ -93,7 +93,7 @@ async fn a_request_that_never_ends_is_refused_by_its_size() {
     let sending = async {
         let head = b"GET /v1/status HTTP/1.1\r\nHost: a\r\nX-Long: ";
         let mut sent = writing.write_all(head).await;
-        // Twice the limit and what the kernel holds, if anybody took it.
+        // 4 MiB: more than the head limit and the socket buffers together.
         let part = vec![b'x'; 64 * 1024];
         for _part in 0..64 {
             if sent.is_ok() {
@@ -104,7 +104,7 @@ async fn a_request_that_never_ends_is_refused_by_its_size() {
     };
     let receiving = async {
         let mut answer = Vec::new();
-        // What it had not read is thrown away, and that is told by a reset behind the answer.
+        // The server closes the connection with unread input, so a reset follows the answer.
         let _reset = reading.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
     };
@@ -133,7 +133,7 @@ async fn many_clients_at_once_are_all_answered() {
     assert!(ids.iter().all(|id| *id == ids[0]));
 }
 
-/// More than its connections, each with more questions than fit on their way, and nobody reads an answer.
+/// More clients than the server has connection slots. Each sends more requests than the buffers hold and reads no response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_never_read_keep_nobody_from_being_answered() {
     let (_world, socket) = world().await;
@@ -141,7 +141,7 @@ async fn clients_that_never_read_keep_nobody_from_being_answered() {
     let mut silent = Vec::new();
     for _client in 0..300 {
         let stream = connect(&socket).await;
-        // As much as the kernel takes without waiting.
+        // Writes as much as the socket buffer takes.
         stream.writable().await.expect("it is open");
         let sent = stream.try_write(questions.as_bytes());
         assert!(sent.is_ok_and(|bytes| bytes > 0));

@@ -12,7 +12,7 @@ use crate::support::targets;
 use crate::support::wait::{until, within_for};
 use crate::support::world::{World, echo};
 
-/// Until a tunnel on a lane is found to be over.
+/// Limit for the end of a tunnel or of an agent.
 const SOON: std::time::Duration = std::time::Duration::from_secs(15);
 
 fn socket(world: &World) -> PathBuf {
@@ -105,7 +105,7 @@ async fn a_drained_agent_keeps_its_tunnels_and_gets_no_new_ones() {
         .collect();
     assert_eq!(seen, [("first", "draining", 1), ("second", "serving", 20)]);
     assert_eq!(both.links[1].identifiers.as_deref(), Some("host=b"));
-    // Alone it serves still.
+    // A draining agent still serves when it is the only one.
     within_for(SOON, "the agent's end", second.stop()).await;
     world.links(1).await;
     world.assert_serves(&target).await;
@@ -154,7 +154,7 @@ async fn links_are_shown_and_nothing_is_changed_by_an_oversight() {
         assert!(!refused.status.success(), "{command} {args:?}");
         assert!(says(&refused).contains(part), "{}", says(&refused));
     }
-    // All of them at once is nothing that can be asked for, and nothing changes by looking.
+    // An unlink must name its links, and GET changes nothing.
     let asker = Socket::new(&socket(&world));
     let error = asker
         .change::<Links>("/v1/unlink?")

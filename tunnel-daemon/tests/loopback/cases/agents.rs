@@ -1,4 +1,4 @@
-//! Agents that come, go, drain and come again.
+//! Agents that connect, disconnect, drain and reconnect.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use crate::support::wait::{until, within, within_for};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
-/// "At once" on a busy machine, and far below any deadline of a dial.
+/// Tolerance for "at once" on a busy machine, below the dial timeout of 25 s.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Upstream leaves a gRPC dial waiting.
+/// Upstream leaves the gRPC dial pending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_fails_at_once_when_its_agent_is_lost() {
     let world = World::start(&[]).await;
@@ -56,8 +56,6 @@ async fn dial_fails_at_once_when_its_agent_is_lost() {
         .await;
 }
 
-/// The tunnels of a lost agent end at once, those of others go on.
-///
 /// Upstream (agents): When an agent stops, the next request on an open connection fails at once.
 /// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,7 +84,7 @@ async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
     .await;
     let mut left = Vec::new();
     let read = tokio::io::AsyncReadExt::read_to_end(&mut http, &mut left);
-    // Cut with an error or an end: a client must merely not wait.
+    // EOF and an error are both fine. The client must not wait.
     drop(within_for(AT_ONCE, "the CONNECT tunnel's end", read).await);
 
     echo(&mut grpc_kept, b"untouched").await;
@@ -110,7 +108,7 @@ async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
     until("no target connection is left", || open() == 0).await;
 }
 
-/// Among agents that fit equally those of the server's zone get all dials, for as long as one of them is there.
+/// Of several matching agents, those in the server's zone get all dials while at least one of them is connected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_in_the_zone_of_the_server_get_the_dials() {
     const DIALS: i64 = 8;
@@ -160,7 +158,8 @@ async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
     drop(tunnels);
 }
 
-/// A stub, so that the order of DRAIN and dial is certain: the answer to the packet behind it proves it was read.
+/// A stub agent makes the order of DRAIN and dial certain. The answer to the packet after DRAIN proves that the server has
+/// read DRAIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_counts_for_the_very_next_dial() {
     let (port, _target) = targets::echo().await;
@@ -181,7 +180,7 @@ async fn drain_counts_for_the_very_next_dial() {
     }
 }
 
-/// The old stream may be a dead TCP connection that nobody has noticed.
+/// The old stream may be on a dead TCP connection that the server has not detected.
 ///
 /// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -199,8 +198,7 @@ async fn newest_stream_of_an_id_takes_new_dials() {
     }
 }
 
-/// A second stream under the same id disturbs no tunnel of the first, even with equal connIDs; nor does the end of
-/// the first disturb those of the second.
+/// Both agents may use equal connIDs. The end of the first stream does not disturb tunnels of the second.
 ///
 /// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
 /// Upstream (agents): Two links with one agent id do not mix their tunnels.
@@ -217,7 +215,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
         echo(&mut old, b"first").await;
         let second = world.agent("same", &[]).await;
         world.links(2).await;
-        // As long as the second may be one that is closed at once, the first takes dials.
+        // The first link takes dials while the second one is provisional.
         let mut new = within("a tunnel of the second", async {
             loop {
                 let tunnel = world.tunnel(&target).await;
@@ -244,7 +242,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     }
 }
 
-/// The agent's HTTP/2 window is closed, so the dial request cannot be sent.
+/// The agent's HTTP/2 window is 0, so the server cannot send the dial request.
 ///
 /// Limit (times): A link that accepts no dial request | gets no more after the dial timeout
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
@@ -271,7 +269,7 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     ] {
         world.server_metric(&series, value).await;
     }
-    // It is in no list: nothing waits for it again, and another agent gets every dial.
+    // No dial picks the retired link. Without another agent a dial fails, and another agent gets every dial.
     let (status, _no_agent) = connect::refused(&world.connect(), &connect::head(&target)).await;
     assert_eq!((status, world.server().links()), (500, 1));
     let agent = world.agent("hears", &[]).await;
@@ -282,7 +280,7 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     agent.stop().await;
     world.server_metric(ready, 0.0).await;
 
-    // Once it reads, it gets dials again, and nothing of the one that was given up.
+    // Once the agent reads, its link gets dials again. The timed-out dial is never sent.
     window.send(65_535).expect("the connection lives");
     world.server_metric(ready, 1.0).await;
     world.server_metric("adit_links_retired", 0.0).await;
@@ -295,14 +293,14 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     }
 }
 
-/// What waited behind a dial that could not be sent was not sent either, so another agent gets it.
+/// A dial queued behind an unsent dial is unsent too, so the server retries it at another agent.
 ///
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
-    // Less than the 2 s after which it would be hedged.
+    // Below the 2 s after which the server hedges a dial.
     let world = World::start(&["--dial-timeout=1900ms"]).await;
     let (connection, _window) = Connection::deaf_agent(&world).await;
     let _deaf = connection.link("deaf", "").await;
@@ -332,7 +330,7 @@ async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
         .await;
 }
 
-/// An agent has seen the dial, so nobody else is asked.
+/// The first agent has dialled the target, so the server does not retry at another agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
     const DIALS: u32 = 8;
@@ -352,7 +350,7 @@ async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
         let asked = |agent: &RunningAgent| {
             let series =
                 "konnectivity_network_proxy_agent_endpoint_dial_failure_total{reason=\"unknown\"}";
-            // One that was never asked may have none.
+            // An agent without a failed dial may not export the series.
             sample(&agent.metrics.scrape().text(), series).unwrap_or_default()
         };
         let asked: f64 = agents.iter().map(asked).sum();
@@ -371,10 +369,10 @@ async fn agent_that_restarts_under_another_id_serves() {
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
 
-/// A server that is down, with its host: a connect to it takes its whole time.
+/// The host of one server is down: a connect to that server lasts until its timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_never_answers_keeps_no_agent_from_the_others() {
-    /// Half of what an attempt may take.
+    /// Half the timeout of a connection attempt.
     const SOON: Duration = Duration::from_secs(10);
     let world = World::start(&[]).await;
     let silent = targets::silent_host();

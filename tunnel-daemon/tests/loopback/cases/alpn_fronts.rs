@@ -1,4 +1,4 @@
-//! Fronts that lead connections by the protocols that their clients offer (ALPN), without ending TLS.
+//! Proxies that route TLS connections by ALPN without terminating TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// Leads on what offers `protocol`, and drops the rest.
+/// Forwards connections whose ClientHello offers `protocol`, and drops all others.
 struct Front {
     address: SocketAddr,
     dropped: Arc<AtomicUsize>,
@@ -53,7 +53,7 @@ impl Front {
     }
 }
 
-/// As AKS has one: links and lanes offer the name that it goes by.
+/// AKS has such a proxy. Links and lanes offer the ALPN name by which it routes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_pass_a_front_that_knows_a_protocol_by_its_name() {
     let (port, _target) = targets::echo().await;
@@ -70,7 +70,7 @@ async fn lanes_pass_a_front_that_knows_a_protocol_by_its_name() {
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
     assert!(value(&world, HITS) >= 1.0);
     assert_eq!(front.dropped.load(Relaxed), 0);
-    // Without the name nothing passes.
+    // An agent without that name does not pass.
     let stranger = world.agent_of(front.address.port(), "agent-2", &[]).await;
     until("a dropped connection", || front.dropped.load(Relaxed) > 0).await;
     world.links(1).await;

@@ -1,5 +1,5 @@
-//! What cannot be is said when it is asked for: one line on standard error that names what is wrong and what to do, and an
-//! exit code. By the real binary, for both programs, in our own flags and in upstream's.
+//! Invalid command lines and files, given to the real binary: both programs, with native flags and with upstream's. The
+//! program exits with a code and one line on standard error. That line names the mistake and the remedy.
 
 use std::fs;
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use crate::support::confined::{self, NOBODY, Profile, Rights};
 use crate::support::process::Process;
 use crate::support::world::World;
 
-/// Whose command line.
+/// Program and flag set of a command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Line {
     Server,
@@ -22,13 +22,13 @@ enum Line {
 
 use Line::{Agent, CompatAgent, CompatServer, Server};
 
-/// A right command line becomes a wrong one by leaving out the flags that begin so, and adding these.
+/// An invalid command line: a valid one without the flags that start with `without`, plus the flags `with`.
 struct Wrong {
     line: Line,
     without: &'static [&'static str],
     with: &'static [&'static str],
     code: i32,
-    /// All of it is said.
+    /// The error line contains each of these.
     says: &'static [&'static str],
 }
 
@@ -48,7 +48,7 @@ const fn wrong(
     }
 }
 
-/// `{certs}` is the folder of the certificates, `{taken}` a port that somebody listens on.
+/// `{certs}` is the folder of the certificates, `{taken}` a port in use.
 #[rustfmt::skip] // A table: one row a mistake, whatever its width.
 const FILES_AND_PORTS: &[Wrong] = &[
     wrong(Server, &["--cluster-cert="], &["--cluster-cert=/nowhere/tls.crt"], 1, &["--cluster-cert /nowhere/tls.crt", "no such file"]),
@@ -167,7 +167,7 @@ const CONTRADICTIONS: &[Wrong] = &[
     wrong(CompatAgent, &[], &["--sync-interval=5m"], 1, &["sync interval 5m0s", "sync interval cap 10s"]),
 ];
 
-/// A world whose server does not run, and where the mistakes can be made.
+/// A world without a running server, with the files and ports that the mistakes need.
 struct Mistakes {
     world: World,
     compat: [Vec<String>; 2],
@@ -213,7 +213,7 @@ impl Mistakes {
         self.taken.local_addr().expect("bound").port()
     }
 
-    /// With what stands for something in its place.
+    /// Replaces the placeholders in `text`.
     fn filled(&self, text: &str) -> String {
         let certs = self.world.files.dir().display().to_string();
         text.replace("{certs}", &certs)
@@ -236,7 +236,7 @@ impl Mistakes {
         args
     }
 
-    /// What is wrong with how the program took this mistake, if anything is.
+    /// How the program's reaction to this mistake deviates from the expected one.
     fn complaint(&self, number: usize, wrong: &Wrong) -> Option<String> {
         let name = format!("wrong-{number}");
         let args = self.args(wrong);
@@ -264,7 +264,7 @@ impl Mistakes {
     }
 }
 
-/// One line complains, and it is the last; before it there is at most what the log says of a start.
+/// The first deviation, if any. Expected are one `error: ` line at the end and only log lines before it.
 fn flaw(
     log: &str,
     code: Option<i32>,
@@ -312,7 +312,7 @@ async fn flags_that_contradict_each_other_are_both_named() {
     Mistakes::prepare().await.assert_named(CONTRADICTIONS);
 }
 
-/// Root may read everything, so this is somebody else.
+/// Root may read every file, so the program runs as another user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_this_user_may_not_read_are_named_with_the_remedy() {
     let mistakes = Mistakes::prepare().await;

@@ -1,4 +1,4 @@
-//! Clients that ask for more than they may have: what waits for them is bounded.
+//! Bounds on answers that are queued for gRPC clients.
 
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
@@ -7,14 +7,14 @@ use adit_core::wire::packets::packet::Payload;
 use crate::support::raw::Connection;
 use crate::support::world::World;
 
-/// Its answers would wait in HTTP/2 for as long as the connection lives, in no budget.
+/// Otherwise its answers would stay queued in HTTP/2, outside every budget, until the connection ends.
 ///
 /// Limit (peers): Answers to packets without a tunnel before a client's call is reset | 16
 /// Limit (memory): Answers and trailers queued for a gRPC client | 16 answers per call; a call without room for them is
 /// reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
-    /// Room for one answer, which the client does not give back, and a part of the next.
+    /// HTTP/2 window for one answer and a part of the next. The client never updates it.
     const WINDOW: u32 = 50;
     let (world, _agent) = World::with_agent().await;
     let connection = Connection::narrow_client(&world, WINDOW).await;

@@ -1,4 +1,4 @@
-//! What a server allows its clients to ask for: everything, or what a rule names, for all of them or by certificate.
+//! Destinations that `--client-allow-target` allows, for all clients or per certificate.
 
 use adit::demo::grpc_client::GrpcTunnel;
 use serde_json::Value;
@@ -23,7 +23,7 @@ async fn clients_reach_what_a_rule_names_and_are_told_of_the_flag_otherwise() {
         format!("--client-allow-target=LocalHost:{port}"),
     ];
     let world = World::start(&[&rules[0], &rules[1]]).await;
-    // It would dial all of them.
+    // The agent itself allows every target.
     let _agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
     for target in ["127.0.0.1", "[::ffff:127.0.0.1]", "LOCALHOST."] {
@@ -38,7 +38,7 @@ async fn clients_reach_what_a_rule_names_and_are_told_of_the_flag_otherwise() {
     ];
     for target in &denied {
         let (status, body) = connect::refused(&world.connect(), &connect::head(target)).await;
-        // Go's parser of requests, whose rules the frontend follows, wants a port.
+        // The HTTP-CONNECT frontend follows Go's request parser, which requires a port.
         if target.contains(':') {
             assert_eq!(status, 403, "{target}: {body}");
             assert!(
@@ -59,7 +59,7 @@ async fn clients_reach_what_a_rule_names_and_are_told_of_the_flag_otherwise() {
     assert_eq!(sample(&text, UPSTREAM), count);
 }
 
-/// What a client with this certificate is answered.
+/// The response head for a client with this certificate.
 async fn ask(world: &World, client: &str, target: &str) -> String {
     let files = &world.files;
     let identity = (files.cert(client), files.key(client));

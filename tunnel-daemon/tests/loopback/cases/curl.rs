@@ -1,5 +1,5 @@
-//! curl, which none of us wrote, through an HTTP-CONNECT frontend on TCP with mutual TLS, and through the demo by the very
-//! commands that it prints.
+//! curl, an independent client, through an HTTP-CONNECT frontend on TCP with mutual TLS. Also the curl commands of the demo,
+//! run as printed.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use crate::support::targets;
 use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
-/// Of the page: several reads, and more than one window.
+/// Size of the page: several reads, and more than one flow-control window.
 const PAGE_BYTES: usize = 3_000_000;
-/// Of curl, and of any command of the demo.
+/// Time limit of curl and of each command of the demo.
 const SECONDS: &str = "120";
-/// What the environment may say of proxies.
+/// Environment variables that configure proxies or curl.
 const VARIABLES: [&str; 8] = [
     "http_proxy",
     "https_proxy",
@@ -32,7 +32,7 @@ const VARIABLES: [&str; 8] = [
     "CURL_HOME",
 ];
 
-/// Whether there is a curl; without one `test` is skipped loudly.
+/// Whether curl is installed. Without curl, reports `test` as skipped.
 fn has_curl(test: &str) -> bool {
     let found = Command::new("curl").arg("--version").output().is_ok();
     if !found {
@@ -42,7 +42,7 @@ fn has_curl(test: &str) -> bool {
     found
 }
 
-/// Runs a program with an end, knowing nothing of this environment's proxies.
+/// Runs a program with a time limit and without the proxy variables of this environment.
 fn run(program: &str, args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args([SECONDS, program]).args(args);
@@ -84,7 +84,7 @@ fn through(world: &World, client: Option<&str>) -> Vec<String> {
         flags.push(format!("--proxy-cert={}", files.cert(name).display()));
         flags.push(format!("--proxy-key={}", files.key(name).display()));
     }
-    // Long options of curl have their value in an argument of its own.
+    // curl takes the value of a long option as a separate argument.
     let pairs = flags.iter().flat_map(|flag| flag.splitn(2, '='));
     pairs.map(str::to_owned).collect()
 }
@@ -112,7 +112,7 @@ async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
         "another page"
     );
 
-    // Nobody listens there: the proxy's own answer, not a page.
+    // The target port is closed, so curl gets the proxy's 502 instead of a page.
     let (_held, closed) = targets::closed_port();
     let refused = curl(
         &through(&world, Some("client")),
@@ -137,7 +137,7 @@ struct Demo {
 }
 
 impl Demo {
-    /// Until it has printed what a person can try.
+    /// Starts the demo and waits for its guide.
     fn start() -> Self {
         let outer = tempfile::Builder::new()
             .prefix("adit-")
@@ -171,13 +171,13 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both fail if the demo has already ended.
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }
 }
 
-/// What the guide says to try, and the command as it is printed, continued lines and all.
+/// Description and command of each entry of the guide, with continuation lines.
 fn guide(printed: &str) -> Vec<(String, String)> {
     let lines = printed
         .lines()
@@ -196,7 +196,6 @@ fn guide(printed: &str) -> Vec<(String, String)> {
     commands
 }
 
-/// A command for people is right when it can be pasted.
 #[test]
 fn commands_that_the_demo_prints_work_as_printed() {
     if !has_curl("commands_that_the_demo_prints_work_as_printed") {
@@ -209,7 +208,7 @@ fn commands_that_the_demo_prints_work_as_printed() {
         if !command.starts_with("curl") {
             continue;
         }
-        // As printed at night; a GB takes its time in a build for tests.
+        // Nightly runs use the printed command. A test build takes too long for 1 GB.
         let short = command.replace("/bulk/1000000000", "/bulk/10000000");
         let output = run("sh", &["-c", nightly(command.as_str(), &short)]);
         let (out, errors) = (
@@ -235,7 +234,7 @@ fn commands_that_the_demo_prints_work_as_printed() {
     assert_shows_tunnels(&commands);
 }
 
-/// The one command that wants a terminal, with `--once`, which does without.
+/// Runs the printed `adit top` with `--once`, which needs no terminal.
 fn assert_shows_tunnels(commands: &[(String, String)]) {
     let top = commands
         .iter()

@@ -1,4 +1,4 @@
-//! A process that ends at once, as seen at the other ends of its sockets: what was cut off must not look like all there was.
+//! What clients and targets see when a process ends at once: a reset, so that a truncated stream does not look complete.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use crate::support::wait::{until, within};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
-/// What a target says before anything is cut.
+/// Bytes that a target sends before the process ends.
 const HALF: usize = 100_000;
-/// Clients whose sockets know a reset, and whether their tunnels ride lanes or the link.
+/// Client kinds whose sockets can report a reset, and whether their tunnels use lanes.
 const ROWS: [(Kind, bool); 4] = [
     (Kind::Tcp, true),
     (Kind::Tcp, false),
@@ -27,19 +27,19 @@ const ROWS: [(Kind, bool); 4] = [
     (Kind::Tls, false),
 ];
 
-/// Processes, and a tunnel of theirs in the middle of its bytes both ways.
+/// Processes with a tunnel that has carried bytes in both directions and is not finished.
 struct Midway {
     processes: Processes,
     agent: Process,
     what: String,
     target: String,
     client: Box<dyn Io>,
-    /// How what the target hears comes to its end.
+    /// How the target's read ends.
     heard: mpsc::Receiver<Result<(), ErrorKind>>,
     _target: Tasks,
 }
 
-/// Says half of what it has to say, and hears the client out.
+/// A target that sends `HALF` bytes and then reads to the end.
 async fn half_way() -> (u16, Tasks, mpsc::Receiver<Result<(), ErrorKind>>) {
     let (reports, heard) = mpsc::channel(1);
     let (port, tasks) = targets::serve(move |mut stream| {
@@ -86,7 +86,7 @@ impl Midway {
         }
     }
 
-    /// Neither end takes what it has for all.
+    /// Asserts that client and target both see a reset.
     async fn assert_cut(mut self) {
         let mut rest = Vec::new();
         let end = within("the client's end", self.client.read_to_end(&mut rest)).await;
@@ -119,7 +119,7 @@ async fn clients_and_targets_of_a_killed_agent_see_a_reset() {
     }
 }
 
-/// And who looks at the log finds each tunnel that it cut.
+/// The access log has an entry for each tunnel that was cut.
 ///
 /// Limit (isolation): TCP clients and targets of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! The demo's screen: colours on a terminal, unless they are not wanted, and none on a pipe.
+//! The demo's colours: on a terminal unless disabled, and never on a pipe.
 
 use std::io::Read as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ struct Demo {
     _outer: tempfile::TempDir,
 }
 
-/// Where its output goes.
+/// Where the demo writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum On {
     Terminal,
@@ -55,7 +55,7 @@ impl Demo {
         }
     }
 
-    /// What it prints before its checks begin.
+    /// The demo's output before its checks begin.
     fn introduction(&mut self) -> String {
         let (mut seen, mut some) = (Vec::new(), [0; 256]);
         loop {
@@ -64,7 +64,7 @@ impl Demo {
             assert!(count > 0, "ended: {text:?}");
             seen.extend_from_slice(&some[..count]);
             let text = String::from_utf8_lossy(&seen).into_owned();
-            // Its last line, whole.
+            // The last line of the introduction is complete.
             if text
                 .split_once("targets   web ")
                 .is_some_and(|(_, rest)| rest.contains('\n'))
@@ -77,7 +77,7 @@ impl Demo {
 
 impl Drop for Demo {
     fn drop(&mut self) {
-        // Both fail when it has ended already. With the terminal goes the demo that was on it.
+        // Both fail if the demo has already ended. Killing script(1) also ends the demo on its terminal.
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }

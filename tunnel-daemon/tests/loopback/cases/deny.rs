@@ -1,4 +1,4 @@
-//! The deny list: who is refused, and what ends when it changes.
+//! The deny list: which agents are refused, and which links and tunnels end when the list changes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::wait::{until, within, within_for};
 use crate::support::ways::Way;
 use crate::support::world::{World, echo, sample};
 
-/// Time until a tunnel on a lane is found to be one of a denied agent.
+/// Limit for the end of a denied agent's tunnel.
 const SOON: Duration = Duration::from_secs(15);
 
 struct Denying {
@@ -37,7 +37,7 @@ impl Denying {
         }
     }
 
-    /// As an editor saves it.
+    /// Replaces the file by a rename, as editors do.
     fn write(&self, text: &str) {
         let new = self.file.with_extension("new");
         std::fs::write(&new, text).expect("a file");
@@ -50,14 +50,14 @@ impl Denying {
     }
 }
 
-/// The client's end of a tunnel of a denied agent.
+/// Asserts that the client's read ends without bytes.
 async fn assert_ends(stream: &mut (impl AsyncRead + Unpin)) {
     let mut some = [0; 16];
     let rest = within_for(SOON, "the tunnel's end", stream.read(&mut some)).await;
     assert!(!matches!(rest, Ok(1..)), "{rest:?}");
 }
 
-/// Live links are judged again.
+/// The server checks existing links against the changed list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
     let (port, _target) = targets::echo().await;
@@ -82,7 +82,7 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
         denying.value("adit_links_ended_total{reason=\"denied\"}"),
         1.0
     );
-    // It comes again, and is told why not.
+    // The agent reconnects and is refused with a reason.
     let refused = "adit_agents_refused_total{reason=\"denied\"}";
     until("a refusal", || denying.value(refused) >= 1.0).await;
     let connection = Connection::agent(world).await;
@@ -95,7 +95,7 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
         headers["grpc-message"],
         "the deny list of this server names id=agent-1"
     );
-    // The other one serves on, and what cannot be read changes nothing.
+    // The other agent still serves, and an invalid file changes nothing.
     world.assert_serves(&target).await;
     denying.write("nonsense\n");
     until("another refusal", || denying.value(refused) >= 4.0).await;
@@ -106,7 +106,7 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
     other.stop().await;
 }
 
-/// Tunnels that the agent has opened end as well.
+/// Tunnels that the agent opened end too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_agent_reaches_the_control_plane_no_more() {
     let (port, _target) = targets::echo().await;
@@ -123,7 +123,7 @@ async fn a_denied_agent_reaches_the_control_plane_no_more() {
     within("the agent's end", agent.stop()).await;
 }
 
-/// Tunnels whose bytes this process does not see end as well.
+/// Tunnels on raw lanes, which the relay moves, end too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relayed_tunnel_of_a_denied_agent_ends() {
     let way = Way::Epoll;

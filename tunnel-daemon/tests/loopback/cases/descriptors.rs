@@ -1,4 +1,4 @@
-//! Processes that run out of file descriptors: lanes go first, then new clients, and nothing that is open.
+//! Processes short of file descriptors: they close idle lanes first, then refuse new clients. Open tunnels stay.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,7 +14,8 @@ use crate::support::wait::{within, within_for};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// Of the process that is short of them. Lanes get none from 768 on, idle ones go at 896, clients are refused from 992 on.
+/// Descriptor limit of the process under test. It opens no lanes from 768 descriptors on, closes idle lanes at 896, and
+/// refuses clients at 992.
 const LIMIT: u32 = 1024;
 const LOW: usize = 896;
 /// Tunnels of a burst that leaves idle lanes behind.
@@ -26,7 +27,7 @@ const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
 const PAUSES: &str = "adit_accept_pauses_total{listener=\"frontend\"}";
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 
-/// Lanes come back once an agent that was refused some tries again, at most so many seconds later.
+/// Limit for new lanes: an agent whose lanes were refused retries only after a backoff.
 const LANES_BACK: Duration = Duration::from_secs(60);
 
 async fn until(health: SocketAddr, series: &str, holds: impl Fn(f64) -> bool) {
@@ -42,12 +43,12 @@ async fn until_for(limit: Duration, health: SocketAddr, series: &str, holds: imp
     .await;
 }
 
-/// A server, and an agent of this server and of another one. The server or the agent is short of descriptors.
+/// Two servers and an agent of both. One of the servers or the agent has few descriptors.
 struct Short {
     server: Process,
     _other: Process,
     agent: Process,
-    // Behind the processes, whose logs are in its folder.
+    // Declared after the processes, so that the folder with their logs is removed last.
     world: World,
     health: SocketAddr,
     target: String,
@@ -61,7 +62,7 @@ enum Who {
 }
 
 impl Short {
-    /// With some tunnels open on lanes, and more lanes idle.
+    /// Leaves 4 tunnels open on lanes and at least 8 lanes idle.
     async fn start(who: Who) -> Self {
         let mut world = World::start(&["--log-format=json"]).await;
         world.stop_server(Duration::ZERO).await;
@@ -112,7 +113,7 @@ impl Short {
         short
     }
 
-    /// Opens tunnels until `enough`; the answer to the first that is none, if one is refused before.
+    /// Opens tunnels until `enough`. Returns status and body of the first refusal, if any.
     async fn open_until(
         &mut self,
         socket: &Path,
@@ -145,7 +146,7 @@ impl Short {
         }
     }
 
-    /// One more tunnel finds no lane and is served over the link.
+    /// Asserts that another tunnel finds no lane and uses the link.
     async fn assert_rides_the_link(&mut self) {
         let before = value(self.health, MISSES).await;
         let (socket, opened) = (self.world.connect(), self.open.len() + 1);
@@ -158,7 +159,7 @@ impl Short {
         );
     }
 
-    /// Clients that connect and say nothing.
+    /// Clients that connect and send nothing.
     async fn silent(&self, clients: usize) -> Vec<UnixStream> {
         let mut silent = Vec::new();
         for _client in 0..clients {
@@ -171,7 +172,7 @@ impl Short {
         silent
     }
 
-    /// Fills the server with clients that ask for nothing, until it runs low and not further.
+    /// Connects silent clients until the server exceeds `LOW`, but not its next threshold.
     async fn fill_server(&self) -> Vec<UnixStream> {
         let missing = (LOW + 20).saturating_sub(self.server.descriptors());
         self.silent(missing).await
@@ -212,7 +213,7 @@ async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clie
     let refusals = "adit_dials_refused_total{cap=\"descriptors\"}";
     assert_eq!(value(health, refusals).await, 2.0);
 
-    // More of them than there are descriptors left.
+    // More silent clients than free descriptors.
     let silent = short.silent(60).await;
     until(health, PAUSES, |pauses| pauses > 0.0).await;
     let spent = "process_cpu_seconds_total";
@@ -224,7 +225,7 @@ async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clie
     let spent = value(health, spent).await - before;
     assert!(spent < 1.0, "{spent} s of 3 s: it spins");
     short.assert_all_echo().await;
-    // Those who say nothing are sent away soon, and the next one is told.
+    // The server soon closes silent clients, and the next client gets the refusal.
     let head = connect::head(&short.target);
     assert_eq!(Some(connect::refused(&socket, &head).await), refused);
     drop((silent, filling, connection));
@@ -236,7 +237,7 @@ async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clie
 async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() {
     let mut short = Short::start(Who::Agent).await;
     let (health, socket) = (short.health, short.world.connect());
-    // Its lanes to one server are idle while clients of the other need descriptors.
+    // Clients of the other server use up the agent's descriptors while its lanes to this server are idle.
     let other = short.world.dir.path().join("connect.other");
     let refused = short
         .open_until(&other, |short| short.agent.descriptors() >= LOW)
@@ -255,7 +256,7 @@ async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() 
     short.assert_recovers().await;
 }
 
-/// A connect to a process without descriptors waits; nobody is turned away without a word.
+/// Connections to a process without descriptors wait in the listen backlog. None is closed without an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_wait_for_descriptors_are_served_once_there_are_some() {
     let mut short = Short::start(Who::Server).await;
@@ -264,7 +265,7 @@ async fn clients_that_wait_for_descriptors_are_served_once_there_are_some() {
     until(short.health, PAUSES, |pauses| pauses > 0.0).await;
     let (socket, target) = (short.world.connect(), short.target.clone());
     let late = async {
-        // Accepted with the first descriptors that are free, it may be told that a dial has none yet.
+        // The first free descriptors accept this client. Its dial may still get 503 for lack of descriptors.
         let mut stream = loop {
             let answer = connect::request(&socket, &connect::head(&target)).await;
             if answer.head == connect::ESTABLISHED {

@@ -1,6 +1,6 @@
-//! Tunnels beside a plain connection: the same script played by a client and a target that are connected to each other, and
-//! by two that have server and agent between them, on each way. What they hear is the same, byte for byte, and so is how it
-//! ends. Of a reset only what is promised is compared: it arrives as one, and what arrives before it is the beginning.
+//! Compares tunnels with a direct connection: the same script runs over both, on each path. Received bytes and the end of
+//! each stream must be identical. For resets only the guarantee is checked: a reset arrives as a reset, after a prefix of
+//! the bytes.
 
 mod script;
 
@@ -21,17 +21,17 @@ use crate::support::wait::{until, within, within_for};
 use crate::support::ways::Way;
 use crate::support::world::{World, sample};
 
-/// Each way to end with small and large sizes.
+/// Covers each `Ending` with small and large sizes.
 const SCRIPTS: u64 = 60;
-/// Most in bulk. Each takes longer than the fiftieth of a second for which a link gets one more pipe.
+/// Most bulk scripts. Each lasts longer than 20 ms, the interval at which a link may begin another raw lane.
 const BULK_SCRIPTS: u64 = 300;
-/// For bulk until all movers have moved some.
+/// Limit for bulk scripts until both movers have been used.
 const BULK_WITHIN: Duration = Duration::from_secs(60);
 
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
-/// What a tunnel travels on.
+/// The path of a tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Route {
     Link,
@@ -66,7 +66,7 @@ impl Route {
     }
 }
 
-/// A server and an agent, and a target that the test plays itself.
+/// A server, an agent, and a target listener whose connections the test drives.
 struct Stage {
     route: Route,
     world: World,
@@ -98,7 +98,7 @@ impl Stage {
         self.target.local_addr().expect("bound")
     }
 
-    /// Both ends of a connection without a tunnel.
+    /// Both ends of a direct connection.
     async fn plain(&self) -> (TcpStream, TcpStream) {
         let (client, target) = tokio::join!(tcp(self.target()), self.target.accept());
         (client, accepted(target))
@@ -122,7 +122,7 @@ impl Stage {
         (client, accepted(target))
     }
 
-    /// Both ends of a tunnel, of the kind that a script wants.
+    /// Both ends of a tunnel whose client uses the kind of socket that the script asks for.
     async fn tunnel_for(&mut self, script: &Script) -> (Box<dyn Io>, TcpStream) {
         if script.by_tcp {
             let (client, target) = self.tunnel().await;
@@ -136,7 +136,7 @@ impl Stage {
         (Box::new(client), accepted(target))
     }
 
-    /// Whatever is wanted for the next tunnel is there, so that it goes by this route.
+    /// Waits for idle lanes, so that the next tunnel takes this route, and counts that tunnel.
     async fn prepare(&mut self) {
         if self.route != Route::Link {
             warm(&self.world).await;
@@ -144,7 +144,7 @@ impl Stage {
         self.tunnels += 1;
     }
 
-    /// Plays a script on a plain connection and in a tunnel.
+    /// Plays a script on a direct connection and in a tunnel, and compares the results.
     async fn compare(&mut self, script: &Script) {
         let what = format!("{} on {:?}", script.name, self.route);
         let (plain, tunnel) = within(&what, async {
@@ -162,7 +162,7 @@ impl Stage {
         }
     }
 
-    /// Each tunnel went by this route.
+    /// Asserts that each tunnel took this route.
     async fn assert_route(&self) {
         let series = format!(
             "adit_tunnels_opened_total{{path=\"{}\"}}",
@@ -172,7 +172,7 @@ impl Stage {
         until("no lane is busy", || value(&self.world, BUSY) == 0.0).await;
     }
 
-    /// Whether relays at both ends have moved something by each mover, as far as tunnels have ended.
+    /// Whether both ends have moved bytes with both movers. The counters include only ended tunnels.
     fn has_used_both_movers(&self) -> bool {
         let (server, agent) = (&self.world.server().metrics, &self.agent.metrics);
         let texts = [server.scrape().text(), agent.scrape().text()];
@@ -181,7 +181,7 @@ impl Stage {
     }
 }
 
-/// Closing the side that breaks off resets it.
+/// Makes the side that breaks off send RST when it closes.
 fn arm(script: &Script, client: &TcpStream, target: &TcpStream) {
     let sides = [client, target].into_iter().zip(script.breaks_off());
     for (socket, breaks_off) in sides {
@@ -196,7 +196,7 @@ fn reset_on_close(socket: &TcpStream) {
     armed.expect("an open socket");
 }
 
-/// A connection whose chunks go out as they are written.
+/// A connection with TCP_NODELAY, so that each write is sent at once.
 async fn tcp(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).await.expect("it listens");
     stream.set_nodelay(true).expect("a flag");
@@ -209,7 +209,7 @@ fn accepted(target: io::Result<(TcpStream, SocketAddr)>) -> TcpStream {
     stream
 }
 
-/// All scripts by a route; then in bulk until each mover has moved some of it, where there is one to choose.
+/// Plays all scripts on a route. On raw lanes, plays bulk scripts until both movers have been used.
 async fn differs_in_nothing(route: Route) {
     if !route.is_possible("differential") {
         return;
@@ -258,7 +258,7 @@ async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_io_uri
     differs_in_nothing(Route::Lanes(Way::IoUring)).await;
 }
 
-/// An upload of nothing is one, too: a client that is gone before it has said or heard a word is no end of it.
+/// An aborted empty upload must not look complete: the target sees RST, not FIN.
 ///
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

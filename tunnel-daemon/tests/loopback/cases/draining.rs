@@ -1,4 +1,4 @@
-//! Programs that are told to leave, and what is under way at that moment: within their grace none of it is cut.
+//! Programs that shut down: all work in progress completes within the grace period.
 
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -22,15 +22,15 @@ use crate::support::wait::{until, within};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-/// Longer than any step of a test may take: whoever waits for all of it fails.
+/// Exceeds the limit of every test step, so a program that waits for all of it fails the test.
 const GRACE: Duration = Duration::from_secs(60);
-/// Longer than a program stays that has nothing to wait for.
+/// Exceeds the exit time of a program that has nothing to wait for.
 const STAYS: Duration = Duration::from_millis(1500);
-/// A writer is stuck that can write nothing for so long.
+/// A write without progress for this long counts as blocked.
 const STUCK: Duration = Duration::from_secs(1);
 const PIECE_BYTES: usize = 16 * 1024;
-/// Of bytes that are not read, a program takes so many into its queue for a lane, which has room for 256 KiB: more than the
-/// connection holds that is behind it.
+/// Bytes that a program takes into its queue for a lane whose peer does not read. The queue has room for 256 KiB. The
+/// connection of the lane holds less than this.
 const QUEUE_TAKES: usize = 240 * 1024;
 
 /// Fails if `leaving` is over before `work` is.
@@ -46,7 +46,7 @@ async fn outlasts<T>(
     }
 }
 
-/// Fails if it is over soon.
+/// Fails if `leaving` ends within `STAYS`.
 async fn stays(leaving: Pin<&mut impl Future<Output = ()>>, why: &str) {
     let left = tokio::time::timeout(STAYS, leaving).await;
     assert!(left.is_err(), "it left, though there is {why}");
@@ -60,7 +60,7 @@ async fn linked(agent: &RunningAgent) {
     .await;
 }
 
-/// The server had not heard of it yet when it asked.
+/// The server sends the dial before it has read DRAIN.
 ///
 /// Limit (times): Dials in progress when an agent gets SIGTERM | served within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,7 +95,7 @@ async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
     within("its end without a tunnel", leaving).await;
 }
 
-/// On a lane and on the link: the target takes its time, and nothing but the dial is there.
+/// On a lane and on the link. The target is slow, and the dial is the agent's only work.
 ///
 /// Limit (times): Dials in progress when an agent gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,7 +133,7 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_ser
     }
 }
 
-/// Once its grace is over an agent dials no more, and says why.
+/// After its grace period an agent refuses dials with a reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_an_agent_refuses_as_it_stops_says_so() {
     let (port, _target) = targets::echo().await;
@@ -158,7 +158,7 @@ async fn a_dial_that_an_agent_refuses_as_it_stops_says_so() {
     assert_eq!(error, "dial refused: this agent is stopping");
 }
 
-/// Writes the pattern until nothing more is taken, and no less than a queue takes; returns how many bytes were.
+/// Writes the pattern until writes block, and more than [`QUEUE_TAKES`] bytes. Returns the number of bytes written.
 async fn fill(stream: &mut (impl AsyncWrite + Unpin)) -> usize {
     within("the way is full", async {
         let mut sent: usize = 0;
@@ -174,14 +174,14 @@ async fn fill(stream: &mut (impl AsyncWrite + Unpin)) -> usize {
     .await
 }
 
-/// A little later: whoever has room since then has made use of it, on most machines. On others less is left to send, and never
+/// Waits until the program has probably filled the room that was freed. On a slow machine less is left to send, but never
 /// less than [`QUEUE_TAKES`].
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
-/// The target has gone after its last bytes, the client had said before that it sends no more, and the server takes its time
-/// to read: nothing but a lane's queue knows of those bytes.
+/// The client half-closes first, and the target closes after its last bytes. The server reads slowly, so only the lane's
+/// queue holds those bytes.
 ///
 /// Limit (times): Last bytes on a lane when a process gets SIGTERM | delivered within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,8 +237,7 @@ async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
     }
 }
 
-/// The other way, and the other program: the target had said first that it sends no more, and the client has gone after its
-/// last bytes.
+/// The other direction, in the server: the target half-closes first, and the client closes after its last bytes.
 ///
 /// Limit (times): Last bytes on a lane when a process gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,7 +294,7 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
     assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, sent)));
 }
 
-/// The same on a link, to an agent that takes its time: the client has closed its call behind its last bytes, and is gone.
+/// The same on a link to a slow agent. The client half-closes its call after its last bytes and disconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
     /// More than the agent's window, and less than a server takes from a client whose agent reads nothing.
@@ -341,7 +340,7 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
     leaving.await;
 }
 
-/// A connection of HTTP/2 ends behind its last call, and any if nobody asks for anything. A tunnel goes on.
+/// Connections without a request end too. Tunnels continue.
 ///
 /// Limit (times): Clients without a tunnel when a server gets SIGTERM | HTTP/2 connections end after their last call,
 /// CONNECT ones after 2 s
@@ -351,7 +350,7 @@ async fn a_server_that_leaves_waits_for_no_client_without_a_tunnel() {
     let (port, _target) = targets::echo().await;
     let (mut world, _agent) = World::with_agent().await;
     let began = Instant::now();
-    // Accepted before those behind it.
+    // The frontend accepts this connection before the later ones.
     let mute = UnixStream::connect(world.grpc())
         .await
         .expect("the frontend listens");

@@ -1,5 +1,5 @@
-//! Clients that half-close before their dial is answered: they are answered all the same, and only a client that is gone calls
-//! its dial off. Upstream reads nothing of a CONNECT client before the answer.
+//! Clients that half-close before the answer to their dial still get that answer. Only a close or reset of the connection
+//! cancels the dial. Upstream reads nothing from a CONNECT client before the answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::support::targets::{self, Sum, pattern};
 use crate::support::wait::within;
 use crate::support::world::World;
 
-/// Longer than any step of a test may take, so nothing here ends by it.
+/// Exceeds the limit of every test step, so no dial here ends by timeout.
 const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
 const TARGET: &str = "silent.test:1";
 const CONN: i64 = 7;
 
-/// What tunnels travel on.
+/// The path of tunnels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Carrier {
     Link,
@@ -50,7 +50,7 @@ impl Carrier {
     }
 }
 
-/// The target sums up what comes, and answers only behind the end of it.
+/// The target hashes its input and answers only after FIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both() {
     const CLIENTS: usize = 10;
@@ -92,7 +92,7 @@ async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both(
     }
 }
 
-/// The dial that the agent is asked for next.
+/// The id of the next dial request on the link.
 async fn dial_of(link: &mut Call) -> i64 {
     match link.payload().await {
         Some(Payload::DialRequest(dial)) => dial.random,
@@ -100,7 +100,7 @@ async fn dial_of(link: &mut Call) -> i64 {
     }
 }
 
-/// A Go agent's tunnel has no half-close: behind the data comes its close, as upstream sends it.
+/// A Go agent's tunnel has no half-close, so CLOSE_REQ follows the data, as upstream sends it.
 ///
 /// Upstream (dials): The dial of a client that half-closed goes on until the client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -141,7 +141,7 @@ async fn the_dial_of_a_half_closed_client_goes_on_until_the_client_is_gone() {
     assert_called_off(&mut link, dial, "a reset").await;
 }
 
-/// What is in the way of the client's end is more than a server reads before the answer.
+/// More bytes precede the client's EOF than the server reads before the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_is_gone_behind_more_than_is_read_calls_its_dial_off() {
     const MUCH: usize = 100 * 1024;

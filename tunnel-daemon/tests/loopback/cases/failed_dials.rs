@@ -1,4 +1,4 @@
-//! Why a dial failed: one line in the log of each end that saw it fail, and a series of each reason.
+//! Failed dials: one log line at each end that saw the failure, and one series per reason.
 
 use adit::demo::grpc_client::GrpcTunnel;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::support::{connect, world};
 
 const FAMILY: &str = "adit_dial_failures_total";
 
-/// What `dial failed` lines of a log say, in order: destination, reason, stage, agent, path.
+/// The `dial failed` lines of a log: destination, reason, stage, agent, path.
 fn failed(log: &str) -> Vec<[String; 5]> {
     let lines = log
         .lines()
@@ -29,7 +29,7 @@ fn failed(log: &str) -> Vec<[String; 5]> {
         .collect()
 }
 
-/// Waits until a log has so many of them.
+/// Waits until a log has `count` such lines.
 async fn failures(process: &Process, count: usize) -> Vec<[String; 5]> {
     until("lines of failed dials", || {
         failed(&process.log()).len() >= count

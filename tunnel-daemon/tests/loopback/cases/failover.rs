@@ -1,4 +1,4 @@
-//! Dials while an agent, a server or a connection between them has fallen silent.
+//! Dials while an agent, a server or the connection between them does not respond.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const SILENT: &str = "adit_links_silent";
-/// Dials of a test, one after the other begun.
+/// Dials per test.
 const DIALS: usize = 60;
-/// Between them.
+/// Interval between the starts of two dials.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Dials `target`; the status of the answer, and how long it took.
+/// Dials `target`. Returns the response head and the time until it arrived.
 async fn dial(socket: std::path::PathBuf, target: String) -> (String, Duration) {
     use tokio::io::AsyncWriteExt as _;
     let began = Instant::now();
@@ -38,7 +38,7 @@ async fn dial(socket: std::path::PathBuf, target: String) -> (String, Duration) 
     (head, took)
 }
 
-/// Ten dials a second from now on; those that failed, and the slowest.
+/// Starts ten dials per second. Returns the heads of failed dials and the longest duration.
 async fn dials(world: &World, target: &str) -> (Vec<String>, Duration) {
     let mut dials = JoinSet::new();
     let mut every = tokio::time::interval(EVERY);
@@ -57,7 +57,7 @@ async fn dials(world: &World, target: &str) -> (Vec<String>, Duration) {
     (failed, slowest)
 }
 
-/// The kernel of a stopped process acknowledges all that is sent to it.
+/// The kernel of a stopped process still acknowledges data.
 ///
 /// Limit (times): Hedge of an unanswered dial
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,7 +76,7 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
             failed.len()
         );
         assert!(failed.is_empty(), "{failed:?}");
-        // Of a dial's own 25 s.
+        // Well below the dial timeout of 25 s.
         assert!(slowest < Duration::from_secs(15), "{slowest:?}");
         until("the agents asked are named", || {
             processes.server.log().contains("stopped,other")
@@ -87,7 +87,7 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
         assert!(retries >= 1.0, "{retries}");
         stopped.signal(Signal::CONT);
         metric(processes.health, SILENT, 0.0).await;
-        // Its late answers open nothing, and are no failures.
+        // Late answers of the stopped agent open no tunnel and do not count as failures.
         let failures = ask(processes.health, "/metrics").await;
         let failures = failures.lines().filter(|line| {
             line.starts_with("konnectivity_network_proxy_server_dial_failure_count")
@@ -117,7 +117,7 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
     metric(processes.health, LINKS, 2.0).await;
     stop(&silent).await;
     let target = format!("127.0.0.1:{port}");
-    // Before it is suspected, when it is, and when its link is dead.
+    // Before the agent is suspected, while it is, and after its link is declared dead.
     for _dial in 0..3 {
         let (head, _took) = dial(processes.world.connect(), target.clone()).await;
         assert!(head.contains(" 504 "), "{head}");
@@ -129,7 +129,7 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
     processes.world.assert_serves(&target).await;
 }
 
-/// The agent notices by itself, and comes again on a connection that works. The dial of that time waits.
+/// The agent detects the dead connection and reconnects. The pending dial waits for the new link.
 ///
 /// Limit (times): A dial on a silent link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,7 +138,7 @@ async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
     let target = format!("127.0.0.1:{port}");
     let world = World::start(&[]).await;
     let balancer = Balancer::to(&[world.server().agents]).await;
-    // Its own lanes would be forgotten, too.
+    // The agent's lanes also pass through the balancer, so they freeze too.
     let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
     world.links(1).await;
     world.assert_serves(&target).await;
@@ -161,7 +161,7 @@ async fn a_link_that_was_replaced_lives_as_long_as_its_tunnels() {
     world.links(1).await;
     let mut old = within("a tunnel", connect::open(&world.connect(), &target)).await;
     balancer.freeze();
-    // By the new link, which the agent has taken for good then.
+    // This dial uses the new link, which is then no longer provisional.
     let (head, _took) = dial(world.connect(), target.clone()).await;
     assert!(head.contains(" 200 "), "{head}");
     balancer.thaw();

@@ -1,4 +1,4 @@
-//! Files and ports: what is broken, taken or replaced while running.
+//! Files and ports that are broken, in use, or replaced at run time.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::wait::{until, within};
 use crate::support::world::{World, agent_plan, server_plan};
 use crate::support::{targets, tls};
 
-/// Tries a change of files until it shows, with an end.
+/// Polls `look` until it returns true, within the usual limit.
 async fn eventually<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
     within(what, async {
         while !look().await {
@@ -22,7 +22,6 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut look: impl FnMut()
     .await;
 }
 
-/// Each gives one error that names the file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_certificate_files_stop_the_start_and_are_named() {
     let world = World::start(&[
@@ -81,7 +80,7 @@ async fn missing_and_unreadable_files_are_named() {
     let error = server_plan(&args).expect_err("no such file");
     assert!(error.contains("/nowhere/ca.crt"), "{error}");
 
-    // A directory exists and cannot be read as a file, whoever runs the test.
+    // A directory cannot be read as a file, not even by root.
     let folder = world.dir.path().join("folder");
     fs::create_dir(&folder).expect("writable");
     let mut args = world.agent_args("a", 1, &[]);
@@ -121,7 +120,7 @@ async fn ports_and_sockets_in_use_are_named() {
     let line = format!("{:#}", error.expect("the health port is taken"));
     assert!(line.contains(&health) && line.contains("in use"), "{line}");
 
-    // A socket path under something that is no directory.
+    // The parent of this socket path is a file.
     let mut args = world.server_args("0");
     let file = world.files.ca_file();
     args.push(format!("--frontend=grpc=unix:{}/x.sock", file.display()));
@@ -139,7 +138,7 @@ async fn ports_and_sockets_in_use_are_named() {
     assert!(line.contains("x.sock"), "{line}");
 }
 
-/// The server's certificate; links that exist are not touched.
+/// Existing links are not affected.
 ///
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,7 +183,7 @@ async fn replaced_server_certificate_is_used_by_the_next_handshake() {
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
 
-/// Whoever looks for the reason of the counter finds the file.
+/// The log names the file for which `adit_tls_reloads_total` counts a failure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_new_certificate_is_named_in_the_log() {
     let processes = Processes::start(&[]).await;
@@ -200,7 +199,7 @@ async fn broken_new_certificate_is_named_in_the_log() {
     .await;
 }
 
-/// The CA on the server and everything on the agent: a whole rotation without a restart of the agent.
+/// Rotates the CA and both certificates without a restart of the agent.
 ///
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,13 +247,13 @@ async fn replaced_ca_decides_over_the_next_handshake_on_both_sides() {
         "the old server certificate"
     );
 
-    // The agent's own files have changed, too: only with them it gets back in.
+    // The restarted server accepts only the agent's new certificate.
     world.restart_server().await;
     world.links(1).await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
 
-/// Whether the server answers HTTP/2: it has accepted the client's certificate.
+/// Whether the server answers HTTP/2, and thus has accepted the client's certificate.
 async fn welcome(mut stream: tokio_rustls::client::TlsStream<tokio::net::TcpStream>) -> bool {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -265,7 +264,6 @@ async fn welcome(mut stream: tokio_rustls::client::TlsStream<tokio::net::TcpStre
     matches!(within("a verdict", stream.read(&mut byte)).await, Ok(1))
 }
 
-/// A socket file that a killed server left is no obstacle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_socket_files_are_replaced_and_removed_at_the_end() {
     let (mut world, _agent) = World::with_agent().await;

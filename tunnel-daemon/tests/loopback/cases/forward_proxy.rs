@@ -15,17 +15,17 @@ use crate::support::world::{World, agent_plan_in};
 /// What the proxy does with a request.
 #[derive(Clone, Copy)]
 enum Answer {
-    /// Connects to the server, whatever name was asked for, and answers with this.
+    /// Connects to the server, regardless of the requested name, and answers with these bytes.
     Tunnel(&'static [u8]),
-    /// Writes this and closes.
+    /// Writes these bytes and closes.
     Say(&'static [u8]),
-    /// Writes header lines until the agent has enough.
+    /// Writes header lines until the agent closes the connection.
     Flood,
 }
 
 const ESTABLISHED: Answer = Answer::Tunnel(b"HTTP/1.1 200 Connection established\r\n\r\n");
 
-/// A CONNECT proxy that knows only the way to one server.
+/// A CONNECT proxy that connects only to one server.
 struct Proxy {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
@@ -33,7 +33,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Answers one request after the other by `script`, and all further ones by its last entry.
+    /// Answers requests in turn from `script`, and further ones with its last entry.
     async fn start(server: SocketAddr, script: &'static [Answer]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -93,7 +93,7 @@ async fn serve(
     Ok(())
 }
 
-/// An agent of `host`, where this world's server listens, with these variables.
+/// An agent whose server is `host` at this world's port, with these environment variables.
 async fn agent_of(world: &World, host: &str, env: &[(&str, String)]) -> RunningAgent {
     let port = world.server().agents.port();
     let mut args = world.agent_args("proxied", port, &[]);
@@ -106,7 +106,7 @@ async fn agent_of(world: &World, host: &str, env: &[(&str, String)]) -> RunningA
     agent::start(&plan).await.expect("the agent starts")
 }
 
-/// The name exists only for the proxy, which is asked as upstream asks it.
+/// Only the proxy can resolve the name. The CONNECT request equals upstream's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_reaches_its_server_through_the_proxy() {
     let (port, _target) = targets::echo().await;
@@ -121,13 +121,13 @@ async fn an_agent_reaches_its_server_through_the_proxy() {
         let name = format!("server.test:{}", server.port());
         let head = format!("CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n");
         let asked = proxy.asked();
-        // Once for the link, and for each lane.
+        // One request for the link and one for each lane.
         assert!(asked.iter().all(|other| *other == head), "{asked:?}");
         assert!(!asked.is_empty());
     }
 }
 
-/// Whatever the proxy says, the agent counts a failure and asks again.
+/// The agent counts each failure and retries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
     const BAD: &[Answer] = &[
@@ -136,7 +136,7 @@ async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
         Answer::Say(b"HTTP/1.1 204 No Content\r\n\r\n"),
         Answer::Say(b"\r\n\r\n"),
         Answer::Say(b"\x15\x03\x01\x00\x02\x02\x28 garbage\r\n\r\n"),
-        // Not HTTP, and only looks like consent.
+        // Not HTTP, although it contains 200.
         Answer::Tunnel(b"SSH-2.0 200 fine\r\n\r\n"),
         Answer::Say(b"HTTP/1.1 200 cut of"),
         Answer::Say(b""),
@@ -157,7 +157,7 @@ async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
     assert!(text.contains(&failures), "{failures}: {text}");
 }
 
-/// Loopback never goes through a proxy, and `NO_PROXY` names what else does not.
+/// Loopback addresses bypass the proxy, and `NO_PROXY` names further exceptions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exceptions_are_not_asked_of_the_proxy() {
     let world = World::start(&[]).await;
@@ -177,7 +177,7 @@ async fn exceptions_are_not_asked_of_the_proxy() {
         proxied.stop().await;
         proxy.asked.lock().expect("nothing panics").clear();
 
-        // An address on paper (RFC 5737): it is dialled directly, or found unreachable, but not asked for.
+        // A documentation address (RFC 5737). The agent dials it directly, reachable or not, and never through the proxy.
         let no_proxy = (variable, "other.test, 192.0.2.0/24".to_owned());
         let direct = agent_of(&world, "192.0.2.1", &[https_proxy.clone(), no_proxy]).await;
         let proxied = agent_of(&world, "server.test", std::slice::from_ref(&https_proxy)).await;

@@ -1,4 +1,4 @@
-//! What a gRPC client sends in many frames, on its way to the agent.
+//! DATA that a gRPC client sends in many HTTP/2 frames, on its path to the agent.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::support::stub_lane::{self, Stub, one_idle};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 
-/// A relay that counts the TLS records of the server.
+/// A TCP proxy that counts the TLS records that the server sends.
 struct Counting {
     address: SocketAddr,
     records: Arc<AtomicUsize>,
@@ -70,7 +70,7 @@ impl Counting {
     }
 }
 
-/// What a client has written while that is held.
+/// Bytes that a client has written while its writes are held back.
 #[derive(Clone, Default)]
 struct Held(Arc<Mutex<Option<Vec<u8>>>>);
 
@@ -84,7 +84,7 @@ impl Held {
         held.as_ref().map_or(0, Vec::len)
     }
 
-    /// All of it in one write.
+    /// Writes all held bytes at once.
     fn end(&self, mut socket: &BlockingStream) {
         let mut held = self.0.lock().expect("nobody panicked");
         let bytes = held.take().expect("it is held");
@@ -92,7 +92,7 @@ impl Held {
     }
 }
 
-/// A client's socket whose writes can be held.
+/// A client's socket whose writes can be held back.
 struct Gate {
     socket: UnixStream,
     held: Held,
@@ -134,7 +134,7 @@ impl AsyncWrite for Gate {
     }
 }
 
-/// A tunnel from a client whose writes can be held to the only lane of an agent.
+/// A tunnel to the only lane of an agent. Writes of its client can be held back.
 struct Tunnel {
     counting: Counting,
     lane: Stub,
@@ -187,13 +187,13 @@ impl Tunnel {
         }
     }
 
-    /// These bytes in a message of the client.
+    /// A DATA message of the client with these bytes.
     fn said(&self, bytes: &[u8]) -> Bytes {
         let payload = data(self.conn, bytes.to_vec());
         framed(&encoded(PacketType::Data.into(), Some(payload)))
     }
 
-    /// Has the client say these, each in a frame, in one write.
+    /// Makes the client send these messages in one write, one frame each.
     async fn at_once(&mut self, messages: Vec<Bytes>) {
         const FRAME_HEAD_BYTES: usize = 9;
         self.held.begin();
@@ -208,7 +208,7 @@ impl Tunnel {
     }
 }
 
-/// Each was a write of its own once, and woke the agent: three for 32 KiB of the Go library.
+/// The server coalesces frames that arrive together, so that they do not wake the agent one by one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_that_come_together_leave_together() {
     const FRAMES: usize = 400;
@@ -233,11 +233,11 @@ async fn frames_that_come_together_leave_together() {
     assert!(records <= FRAMES / 8, "{records} records");
 }
 
-/// Whatever ends a tunnel by a reset, nothing is taken back of what was said before.
+/// Data that precedes the violation still reaches the agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_said_before_an_offence_leaves_before_the_reset() {
     let too_long = u32::try_from(MESSAGE_BYTES_MAX + 1).expect("some megabytes");
-    // Of its bytes the first is enough: no `DATA` begins so.
+    // The first payload byte suffices: no DATA message begins with 0xff.
     let oversized = [&[0_u8][..], &too_long.to_be_bytes(), &[0xff]].concat();
     let compressed = vec![1, 0, 0, 0, 0];
     for offence in [oversized, compressed] {

@@ -1,5 +1,5 @@
-//! Clients and targets that go while nobody takes what they have said. Their end stays behind those bytes, and is
-//! found all the same; whoever only waits is left alone.
+//! Clients and targets that disconnect while their bytes are stuck. FIN or RST is behind those bytes and is still detected.
+//! A peer that only pauses keeps its tunnel.
 
 use std::io;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::support::wait::{until, until_for, until_still, within};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-/// What a connection that has failed is given for its last bytes is half a minute; a machine may be busy.
+/// A failed connection gets 30 s for its last bytes. The rest is for a busy machine.
 const GIVEN_UP: Duration = Duration::from_secs(90);
 const CLIENT_GONE: &str = "adit_tunnels_closed_total{reason=\"client_gone\"}";
 const TARGET_RESET: &str = "adit_tunnels_closed_total{reason=\"target_reset\"}";
 
-/// A server and an agent whose tunnels ride lanes with frames, or the link.
+/// A server and an agent whose tunnels use framed lanes or the link.
 async fn world(lanes: bool, flags: &[&str]) -> (World, RunningAgent) {
     let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
     let world = World::start(&[by_link, flags].concat()).await;
@@ -42,7 +42,7 @@ async fn open(world: &World, port: u16) -> UnixStream {
     connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await
 }
 
-/// Sends until nobody on the way takes more.
+/// Writes until all buffers on the path are full.
 async fn fill(stream: &mut UnixStream) {
     let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
     let sending = async {
@@ -56,7 +56,7 @@ async fn fill(stream: &mut UnixStream) {
     }
 }
 
-/// Takes nothing until it is told to, and then all.
+/// A target that reads nothing until `gate` opens, and then everything.
 async fn gated(gate: Arc<Notify>) -> (u16, Tasks) {
     targets::serve(move |mut stream| {
         let gate = Arc::clone(&gate);
@@ -77,7 +77,7 @@ async fn flood(stream: &mut TcpStream, sent: &AtomicU64) -> io::Result<()> {
     }
 }
 
-/// Sends until it is told to break off.
+/// A target that sends until `gate` opens, and then resets the connection.
 async fn breaking_off(gate: Arc<Notify>, sent: Arc<AtomicU64>) -> (u16, Tasks) {
     targets::serve(move |mut stream| {
         let (gate, sent) = (Arc::clone(&gate), Arc::clone(&sent));
@@ -92,7 +92,8 @@ async fn breaking_off(gate: Arc<Notify>, sent: Arc<AtomicU64>) -> (u16, Tasks) {
     .await
 }
 
-/// Beside it one that does not read and one that is not read, both of which have been looked at by then.
+/// A client closes behind stuck bytes, and its tunnel ends. Two tunnels that only pause, one in each direction, survive the
+/// same check.
 async fn an_end_is_found(lanes: bool) {
     let (world, agent) = world(lanes, &["--half-closed-timeout=1s"]).await;
     let (port, _source) = targets::source(u64::MAX).await;
@@ -146,7 +147,7 @@ async fn a_client_breaks_off(lanes: bool) {
     .await;
     let mut stream = open(&world, port).await;
     fill(&mut stream).await;
-    // On a unix socket a close with something unread is a reset.
+    // Closing a unix socket with unread input resets it.
     within("the word", stream.readable())
         .await
         .expect("the tunnel lives");
@@ -181,14 +182,14 @@ async fn a_target_breaks_off(lanes: bool) {
         agent.metrics.open_endpoint_connections() == 0
     })
     .await;
-    // What was read of it comes first.
+    // The client first gets the bytes that were read before the reset.
     let mut rest = Vec::new();
     let _end = within("the end", stream.read_to_end(&mut rest)).await;
     assert!(!rest.is_empty());
     world.server_metric(TARGET_RESET, 1.0).await;
 }
 
-/// For half a minute whoever takes some of their bytes finds the rest.
+/// A peer that resumes reading within 30 s still gets the rest.
 ///
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -214,10 +215,10 @@ async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_
     a_target_breaks_off(false).await;
 }
 
-/// HTTP/2 reads its connection on: only the call waits.
+/// The server keeps reading the HTTP/2 connection while only the call is blocked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grpc_client_that_goes_behind_bytes_that_its_target_never_takes_is_found_at_once() {
-    /// More than is held anywhere on the way, as in `paused_tunnels`.
+    /// More than all buffers on the path hold, as in `paused_tunnels`.
     const UPLOAD_BLOCKS: usize = 64;
     let (world, agent) = world(false, &[]).await;
     let (sink, port) = targets::narrow();

@@ -1,4 +1,4 @@
-//! How ends and failures of connections between agents and servers read in the log, by the real binary.
+//! Log lines about connections between agents and servers that end or fail, from the real binary.
 
 use std::time::Duration;
 

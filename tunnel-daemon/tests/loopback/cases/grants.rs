@@ -1,4 +1,4 @@
-//! Who may be which agent: grants of certificates, agent ids that belong to somebody else, links per id.
+//! Agent identities: grants of certificates, agent ids owned by another certificate, links per id.
 
 use adit_tls::selfsigned::Usage;
 
@@ -84,7 +84,7 @@ async fn certificate_claims_only_what_is_granted_to_it() {
     assert_eq!(value(&world, "adit_claimed_identities_total"), Some(0.0));
 }
 
-/// "absent = claimed as upstream, with a metric".
+/// As upstream does. A metric counts such claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_grants_claims_are_believed_and_shown() {
     let world = World::start(&[]).await;
@@ -113,11 +113,11 @@ async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
     let connection = Connection::agent_as(&world, "client").await;
     let mut intruder = connection.link("same", "").await;
     world.links(2).await;
-    // The intruder answers no dial, so one that reached it would hang.
+    // The intruder answers no dial, so a dial that reached the intruder would hang.
     for _dial in 0..10 {
         world.assert_serves(&target).await;
     }
-    // With the owner gone the id is free: the intruder gets the dial.
+    // Without the owner the id is free, so the intruder gets the dial.
     owner.stop().await;
     world.links(1).await;
     let client = Connection::client(&world).await;
@@ -138,7 +138,7 @@ async fn links_of_one_certificate_under_one_id_are_capped() {
     assert!(message.contains("2 links"), "{message}");
     let series = "adit_agents_refused_total{reason=\"links_per_agent\"}";
     assert_eq!(value(&world, series), Some(1.0));
-    // Neither other ids nor other certificates pay for it.
+    // The cap applies neither to other ids nor to other certificates.
     let _other_id = connection.link("other", "").await;
     let others = Connection::agent_as(&world, "client").await;
     let _other_holder = others.link("same", "").await;

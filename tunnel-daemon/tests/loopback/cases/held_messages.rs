@@ -1,4 +1,4 @@
-//! Peers that begin long messages on many streams and do not finish them: none of it is held.
+//! Peers that begin long messages on many streams and never finish them. The server does not buffer those messages.
 
 use bytes::Bytes;
 
@@ -11,18 +11,18 @@ use crate::support::wait::within;
 /// Streams of a client, and links of an agent's certificate.
 const STREAMS: usize = 256;
 const LINKS: usize = 64;
-/// A server opens so many links for one connection.
+/// Most links that a server accepts on one connection.
 const LINKS_PER_CONNECTION: usize = 8;
-/// Of each message, which says that it has 4 MiB.
+/// Bytes sent of each message, whose prefix announces 4 MiB.
 const SENT_BYTES: usize = 3 << 20;
-/// Half of that would be 500 MiB.
+/// Far below the 960 MiB that all streams send.
 const RESIDENT_MAX: u64 = 64 << 20;
 
-/// The beginning of a message that is anything but DATA.
+/// Sends the beginning of a message that cannot be DATA.
 fn begin(call: &mut Call) {
     static FILLER: [u8; SENT_BYTES] = [b'x'; SENT_BYTES];
     let length = u32::try_from(4 << 20).expect("it fits").to_be_bytes();
-    // A dial, as far as its first field goes.
+    // The first field says DIAL_REQ.
     call.bytes([&[0][..], &length, &[0x08, 0x00]].concat());
     call.bytes(Bytes::from_static(&FILLER));
 }
@@ -59,7 +59,7 @@ async fn messages_that_are_begun_on_many_streams_take_no_memory() {
     }
     let offences = "adit_protocol_offences_total{kind=\"oversize\"}";
     at_least(processes.health, offences, (STREAMS + LINKS) as f64).await;
-    // Whatever is on its way still has windows, which others test.
+    // Bytes in flight are bounded by HTTP/2 windows, which other tests cover.
     let more = processes.server.resident_bytes().saturating_sub(before);
     assert!(more < RESIDENT_MAX, "{more} bytes more");
     drop(calls);

@@ -1,4 +1,4 @@
-//! Agents that break the protocol, with a valid certificate and without: nobody but themselves is affected.
+//! Agents that break the protocol, with and without a valid certificate. Other agents and tunnels are not affected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets, tls};
 
-/// The number of the dial that comes next on a link.
+/// The id of the next dial on a link.
 async fn dialed(link: &mut Call) -> i64 {
     match link.payload().await {
         Some(Payload::DialRequest(dial)) => dial.random,
@@ -24,7 +24,7 @@ async fn dialed(link: &mut Call) -> i64 {
     }
 }
 
-/// Two stub agents, of which `victim.test` leads to the first.
+/// Two stub agents. Dials to `victim.test` go to the first.
 async fn two_links(world: &World) -> (Connection, Call, Connection, Call) {
     let (one, two) = (
         Connection::agent(world).await,
@@ -45,7 +45,7 @@ async fn foreign(world: &World) {
     .await;
 }
 
-/// Upstream takes an answer from anybody.
+/// Upstream accepts the answer from any agent.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,7 +57,7 @@ async fn another_agents_answer_to_a_dial_is_refused() {
     let answer = async {
         let random = dialed(&mut victim).await;
         thief.dial_response(random, 666);
-        // The orphan of the forged answer is sent back to whoever made it.
+        // The server closes the forged connection id at the agent that sent it.
         let back = thief.payload().await;
         assert!(
             matches!(&back, Some(Payload::CloseRequest(close)) if close.connect_id == 666),
@@ -69,7 +69,7 @@ async fn another_agents_answer_to_a_dial_is_refused() {
     assert_eq!(tunnel.expect("the right answer opens it").conn(), 5);
 }
 
-/// With one id for both links: a table by (id, connID) would fail.
+/// Both links have the same agent id, so a table keyed by (id, connID) would confuse them.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,7 +100,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
         PacketType::CloseReq,
         Payload::CloseRequest(wire::CloseRequest { connect_id: 5 }),
     );
-    // Last: one answer per unknown id is enough, so what follows on it is not even counted.
+    // Sent last: the server answers an unknown id once and does not count later packets for it.
     thief.data(5, "forged");
     foreign(&world).await;
     victim.data(5, "genuine");
@@ -137,7 +137,7 @@ async fn malformed_packets_of_an_agent_hurt_nobody_else() {
         let mut link = connection.link("stub", "host=stub.test").await;
         link.message(&body);
         link.data(9999, "is this link alive?");
-        // Answered if the link survived, ended if not: both are sound.
+        // The link may answer or end. Both are correct.
         link.next().await;
         echo(&mut witness, b"unharmed").await;
     }
@@ -145,7 +145,6 @@ async fn malformed_packets_of_an_agent_hurt_nobody_else() {
     world.assert_serves(&target).await;
 }
 
-/// Whole and cut short.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
     let (port, _target) = targets::echo().await;
@@ -187,7 +186,6 @@ async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
     echo(&mut witness, b"unharmed").await;
 }
 
-/// Packets that make no sense from an agent: repeated answers, closes and ids twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
     let world = World::start(&[]).await;
@@ -209,7 +207,7 @@ async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
             (1, Err(ClientError::Dial(error))) => assert!(!error.is_empty()),
             (round, other) => panic!("round {round}: {:?}", other.err()),
         }
-        // The surplus answer's target is closed.
+        // The server closes the connection of the surplus answer.
         loop {
             match link.payload().await {
                 Some(Payload::CloseRequest(close)) if close.connect_id == 6 + round => break,
@@ -220,7 +218,7 @@ async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
     }
 }
 
-/// What is wrong about a hello is refused with a status, and nothing is registered.
+/// The refusal has a gRPC status, and no link is registered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_with_a_broken_hello_are_refused() {
     let world = World::start(&[]).await;
@@ -257,7 +255,7 @@ async fn speak(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Garbage, plain HTTP and strangers on the agent port are turned away; the agent that is there notices nothing.
+/// Garbage, plain HTTP, and clients without a valid certificate. The connected agent is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
     let (port, _target) = targets::echo().await;
@@ -271,7 +269,7 @@ async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
         &[0; 1000],
     ];
     for bytes in words {
-        // An alert or nothing, never HTTP.
+        // The server answers with a TLS alert or not at all, never with HTTP.
         if let Ok(answer) = speak(address, bytes).await {
             assert!(
                 answer.len() < 32 && !answer.starts_with(b"HTTP"),
@@ -282,7 +280,7 @@ async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
     }
 
     let ca = world.files.ca_file();
-    // TLS 1.3 tells the client of its refusal at the first read.
+    // In TLS 1.3 the client learns of the refusal at its first read.
     let nobody = tls::dial(address, &ca, None).await;
     assert!(turned_away(nobody).await, "no certificate");
     let others = adit_tls::selfsigned::ThrowawayFiles::create(&[]).expect("certificates");
@@ -293,7 +291,7 @@ async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
     assert_eq!(world.server().links(), 1);
 }
 
-/// Whether the far end hangs up without a word of HTTP/2.
+/// Whether the server closes the connection without sending HTTP/2.
 pub(super) async fn turned_away(
     dialed: io::Result<tokio_rustls::client::TlsStream<TcpStream>>,
 ) -> bool {

@@ -1,4 +1,4 @@
-//! Clients that break the protocol: nobody but themselves is affected.
+//! Clients that break the protocol. Other clients are not affected.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::support::wait::{stands_still, until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
-/// Messages that are no packets, or not what they say.
+/// Invalid messages: no packet at all, or an unknown or inconsistent type, payload or id.
 pub(super) fn malformed() -> Vec<Vec<u8>> {
     vec![
         Vec::new(),
@@ -82,7 +82,6 @@ async fn malformed_packets_of_a_client_hurt_nobody_else() {
     assert_eq!(world.server().links(), 1);
 }
 
-/// An open tunnel shrugs off what has no effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
     let (port, _target) = targets::echo().await;
@@ -100,7 +99,7 @@ async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
     }
 }
 
-/// The largest message passes whole; one byte more is refused without being held.
+/// The server refuses the larger message without buffering it.
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,7 +131,7 @@ async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel
         "{end:?}"
     );
 
-    // A length that no memory could hold.
+    // A length prefix of 4 GiB.
     let mut liar = connection.proxy().await;
     liar.open(3, &target).await;
     liar.bytes(&b"\x00\xff\xff\xff\xffand so on"[..]);
@@ -141,8 +140,6 @@ async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel
     sibling.echo(sibling_conn, b"unharmed").await;
 }
 
-/// A stream that ends inside a message.
-///
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn truncated_packets_end_their_own_stream_only() {
@@ -166,7 +163,7 @@ async fn truncated_packets_end_their_own_stream_only() {
     assert_eq!(agent.metrics.open_endpoint_connections(), 1);
 }
 
-/// What came of the message has left for the target already, which must not take it for the whole.
+/// A part of the message has already been forwarded, so the target must see RST, not FIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_ends_inside_a_message_resets_its_target() {
     let (port, _target, mut seen) = targets::summing().await;
@@ -185,12 +182,12 @@ async fn a_call_that_ends_inside_a_message_resets_its_target() {
     assert!(!sum.clean, "{} of 1000 bytes look whole", sum.bytes);
 }
 
-/// Its last message would wait in HTTP/2 for as long as the connection lives, in no budget.
+/// Otherwise its last message would stay queued in HTTP/2, outside every budget, until the connection ends.
 ///
 /// Limit (memory): Answers and trailers queued for a gRPC client
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() {
-    /// Room for the answer to a dial, and for the beginning of what comes behind it.
+    /// HTTP/2 window for the dial response and the beginning of the next message.
     const WINDOW: u32 = 100;
     let (port, _target) = targets::source(u64::MAX).await;
     let (world, _agent) = World::with_agent().await;
@@ -235,7 +232,7 @@ async fn packets_out_of_order_get_upstreams_answers() {
     .await;
 }
 
-/// A client that leaves in the middle of everything leaves nothing behind.
+/// Clients disconnect during a dial, after its answer, and during an upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
     let (port, _target) = targets::echo().await;
@@ -392,7 +389,7 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
         505
     );
 
-    // The server may answer and close before it has read all of it: then a write fails, which is fine.
+    // The server may answer and close before it has read everything. Then a write may fail.
     let mut stream = UnixStream::connect(&socket)
         .await
         .expect("the frontend listens");
@@ -405,7 +402,7 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
 
-/// The limit is on the head alone: an open tunnel knows nothing of it.
+/// The limit applies only to the head, not to open tunnels.
 ///
 /// Limit (times): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -428,7 +425,7 @@ async fn a_slow_head_is_cut_when_its_time_is_up() {
         assert_eq!(answer, "", "upstream says nothing");
         let kept = started.elapsed();
         assert!(kept >= Duration::from_millis(400), "cut after {kept:?}");
-        // The default is a minute.
+        // Well below the default of 60 s.
         assert!(kept < Duration::from_secs(30), "cut after {kept:?}");
     }
     connect::echo(&mut tunnel, b"older than the limit").await;
@@ -455,7 +452,7 @@ async fn a_long_head_is_refused_at_its_limit() {
     assert!(long.head.starts_with("HTTP/1.1 431 "), "{:?}", long.head);
 }
 
-/// Slow-loris: heads that never end cost one connection each and hold up nobody.
+/// Slow-loris attack: clients never finish their heads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_heads_hold_only_their_own_connections() {
     let (port, _target) = targets::echo().await;
@@ -486,7 +483,7 @@ async fn unfinished_heads_hold_only_their_own_connections() {
     world.server_metric(gauge, 0.0).await;
 }
 
-/// Each is answered, and answers to a client that reads nothing wait in memory.
+/// Each close gets an answer, and answers to a client that does not read are queued in memory.
 ///
 /// Limit (peers): Answers to packets without a tunnel before a client's call is reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -508,7 +505,7 @@ async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
     echo(&mut tunnel, b"others go on").await;
 }
 
-/// What its window has room for, and its socket has not, would wait in HTTP/2, where no budget counts it.
+/// Bytes that fit the HTTP/2 window but not the socket would be queued in HTTP/2, outside every budget.
 ///
 /// Limit (memory): Payload in HTTP/2 that a gRPC client has not read | 128 KiB per call; 16 KiB in 64 MiB of memory
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -526,7 +523,7 @@ async fn a_client_with_a_large_window_that_reads_nothing_is_sent_little() {
         sample(&text, "adit_tunnel_bytes_total{direction=\"to_client\"}").expect("a counter")
     };
     within("no byte moves", stands_still(async || sent().to_bits())).await;
-    // The buffers of its socket, of a mebibyte, among them.
+    // Includes the socket buffers of 1 MiB.
     let bytes = sent();
     assert!((1.0..1_572_864.0).contains(&bytes), "{bytes} bytes");
 }

@@ -1,5 +1,5 @@
-//! Connections that want to be lanes and are none, and agents that break the lane protocol: refused, counted, and
-//! nobody else notices.
+//! Connections that fail to become lanes, and agents that break the lane protocol. The server refuses and counts them.
+//! Others are not affected.
 
 use std::io;
 use std::sync::Arc;
@@ -29,17 +29,17 @@ async fn refused(world: &World, reason: &str, count: f64) {
     .await;
 }
 
-/// Whoever does not know the secret of a link that is its own gets no lane, and is counted.
+/// A lane needs a proof made from the secret of its own link. Failures are counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_without_proof_are_refused() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let (_call, grant) = link(&world, &connection, "agent-1").await;
 
-    // The right proof, to see that the stub is right.
+    // The right proof, to check the stub itself.
     assert!(Stub::connect(&world, "agent").await.bind(&grant).await);
 
-    // A guess.
+    // A guessed secret.
     let guess = LaneGrant {
         secret: [7; 32].into(),
         ..grant.clone()
@@ -47,7 +47,7 @@ async fn lanes_without_proof_are_refused() {
     assert!(!Stub::connect(&world, "agent").await.bind(&guess).await);
     refused(&world, "proof", 1.0).await;
 
-    // A proof that was good on another connection, for another nonce.
+    // A proof that is valid on another connection, for another nonce.
     let mut first = Stub::connect(&world, "agent").await;
     let hello = first.hello().await;
     let link_id = grant.link;
@@ -59,7 +59,7 @@ async fn lanes_without_proof_are_refused() {
     assert!(!second.is_ready().await);
     refused(&world, "proof", 2.0).await;
 
-    // The right nonce, but somebody else's TLS session: what a relay in between would have.
+    // The right nonce, but a proof for another TLS session, as a man in the middle would have.
     let mut third = Stub::connect(&world, "agent").await;
     let hello = third.hello().await;
     let proof = first.proof(&hello, link_id, &grant.secret[..]);
@@ -68,7 +68,7 @@ async fn lanes_without_proof_are_refused() {
     assert!(!third.is_ready().await);
     refused(&world, "proof", 3.0).await;
 
-    // Another server's name in the proof.
+    // Another server's id in the proof.
     let mut fourth = Stub::connect(&world, "agent").await;
     let mut hello = fourth.hello().await;
     hello.server = ServerId::new("another");
@@ -79,7 +79,7 @@ async fn lanes_without_proof_are_refused() {
     refused(&world, "proof", 4.0).await;
 }
 
-/// Even with the secret: the lane's certificate must be the link's, and the link must live.
+/// The secret alone does not suffice: the certificate must be the link's, and the link must be open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
     let world = World::start(&[]).await;
@@ -98,7 +98,7 @@ async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
     assert!(lane.bind(&grant).await);
     call.finish();
     world.links(0).await;
-    // The lane goes with its link, and the secret is worth nothing any more.
+    // The lane ends with its link, and the secret is no longer valid.
     assert_eq!(lane.event().await, None);
     assert!(!Stub::connect(&world, "agent").await.bind(&grant).await);
     refused(&world, "no_link", 3.0).await;
@@ -118,13 +118,13 @@ async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
         let offered = answer.keys().any(|name| name.as_str().contains("lane"));
         assert!(!offered, "{answer:?}");
     }
-    // Whoever has no certificate is sent away before a word of the greeting.
+    // The server refuses a client without a certificate before its greeting.
     let (ca, agents) = (world.files.ca_file(), world.server().agents);
     let nobody = tls::dial_as(ALPN.as_bytes(), agents, &ca, None).await;
     assert!(turned_away(nobody).await, "no certificate");
 }
 
-/// A lane is bound within 5 s or closed; nonsense is closed at once.
+/// Invalid frames close the connection at once.
 ///
 /// Limit (times): Binding of a new lane | 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,7 +149,7 @@ async fn connections_that_do_not_bind_are_closed() {
     refused(&world, "handshake", 6.0).await;
 }
 
-/// An agent whose answers to an OPEN make no sense loses that lane and that tunnel, nothing else.
+/// An invalid answer to OPEN costs the agent only that lane and its tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     let world = World::start(&[]).await;
@@ -196,7 +196,7 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     }
 }
 
-/// Reads what is left of a lane's connection, as bytes. An error is how it ends when the server resets it.
+/// Reads the rest of a lane's connection. Returns an error if the server resets it.
 async fn last_word(lane: Stub) -> io::Result<()> {
     let (mut tcp, _session) = lane.stream.into_inner();
     let mut block = vec![0; 64 * 1024];
@@ -207,13 +207,13 @@ async fn last_word(lane: Stub) -> io::Result<()> {
     .await
 }
 
-/// The server's kernel keeps nothing for it. An end in order would come behind all that was sent.
+/// Asserts RST, with which the server's kernel drops unsent data. FIN would follow all queued data.
 async fn assert_reset(lane: Stub) {
     let end = last_word(lane).await.expect_err("an end in order");
     assert_eq!(end.kind(), io::ErrorKind::ConnectionReset, "{end}");
 }
 
-/// An agent may stop reading or answering; a dial through it fails in time and the lane is not used again.
+/// The dial fails in time, and the lane is not used again.
 ///
 /// Limit (times): RESET of a tunnel on a lane without acknowledgement | the lane is cut after 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,13 +230,13 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
             "Backend dial timeout: timed out waiting for backend dial"
         )
     );
-    // It does not acknowledge the reset, either.
+    // The agent does not acknowledge RESET either.
     let cut = "adit_lanes_closed_total{reason=\"silent\"}";
     until("the lane is cut", || value(&world, cut) == 1.0).await;
     assert_reset(lane).await;
 }
 
-/// The window of its connection is shut, so that not even the reset of its tunnel gets there.
+/// The TCP window of the lane is 0, so not even RESET of its tunnel reaches the agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     const BLOCKS: usize = 256;
@@ -251,7 +251,7 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
         lane.flush().await;
     };
     let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
-    // More than all buffers on the way hold.
+    // More than all buffers on the path hold.
     call.upload(conn, BLOCKS);
     let (tcp, _session) = lane.stream.get_ref();
     let unread = || rustix::io::ioctl_fionread(tcp).expect("it lives");
@@ -269,13 +269,13 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     assert_reset(lane).await;
 }
 
-/// The agent's end of what a server may do wrong is the core's; here a lane that is bound and left alone stays useful.
+/// Unit tests of `adit_core` cover servers that break the protocol. Here a correct stub serves tunnels one after another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     for round in 0..3 {
-        // Back from the round before.
+        // The lane is idle again after the previous round.
         one_idle(&world).await;
         let socket = world.connect();
         let client = async {
@@ -302,7 +302,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     assert_eq!(value(&world, "adit_lane_dials_total{result=\"hit\"}"), 3.0);
 }
 
-/// A lane that is not read, since its client does not read, is still noticed when its agent dies.
+/// The client does not read, so the server does not read the lane. RST of the agent still ends the tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     let world = World::start(&[]).await;
@@ -315,7 +315,7 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
         lane.flush().await;
     };
     let (_client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), opened);
-    // All that the buffers on the way hold: until not even a piece is taken for a while.
+    // Fills all buffers on the path, until a flush blocks for 2 s.
     within("nobody reads", async {
         loop {
             lane.end.send(vec![7; 100_000].into());
@@ -335,7 +335,7 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     .await;
 }
 
-/// Sweeps look at every lane, however many: none is taken for dead because others were looked at before it.
+/// Each round of pings covers all lanes. A lane is not declared dead because others were checked before it.
 ///
 /// Limit (times): PING on an idle lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -356,7 +356,8 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
                     matches!(&piece, Piece::Frame(header, _) if header.kind == FrameType::Ping);
                 lane.end.handle(piece).expect("an honest server");
                 lane.flush().await;
-                // Acknowledged, so that the server's next sweep finds the answer: a busy kernel delivers late.
+                // Waits for TCP's acknowledgement, so that the server's next ping round finds the answer even on a busy
+                // machine.
                 let (tcp, _session) = lane.stream.get_ref();
                 until("the acknowledgement", || {
                     adit_relay::unacknowledged_bytes(tcp).is_ok_and(|bytes| bytes == 0)
@@ -374,7 +375,7 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     for sweep in 1..=3 {
         pool.ping_idle().await;
         let expected = if sweep == 1 { 301.0 } else { 300.0 };
-        // Those whose answers are just being read by a look between sweeps are not counted for that moment.
+        // A lane is briefly not counted as idle while the server reads its answer between two rounds.
         let all = format!("all lanes after sweep {sweep}");
         until(&all, || value(&world, idle) == expected).await;
         until("all answers", || answered.load(Relaxed) == sweep * LANES).await;
@@ -383,7 +384,7 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     assert_eq!(value(&world, closed), 1.0);
 }
 
-/// Nobody waits for an idle lane; still it is noticed soon when its agent gives it up or is gone, and not by the next dial.
+/// The server detects the end of an idle lane by itself, not only at the next dial.
 ///
 /// Limit (times): An idle lane that its agent closed or lost | noticed within 1 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -413,7 +414,7 @@ async fn idle_lanes_that_their_agent_gives_up_or_loses_go_within_seconds() {
     one_idle(&world).await;
 }
 
-/// An agent learns before its lane is bound that there is no room for it.
+/// The server refuses the lane before it is bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_beyond_the_limit_is_not_bound() {
     let world = World::start(&["--lanes-per-link=2"]).await;
@@ -427,7 +428,7 @@ async fn a_lane_beyond_the_limit_is_not_bound() {
         lanes.push(lane);
     }
     refused(&world, "full", 1.0).await;
-    // Room that is given up can be used again.
+    // Closed lanes free their slots.
     drop(lanes);
     let pool = world.server().lanes().pop().expect("a pool");
     within("room again", async {

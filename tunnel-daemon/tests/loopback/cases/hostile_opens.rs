@@ -1,4 +1,5 @@
-//! Agents that ask for tunnels they may not have, or for too many: refused, counted, and nobody else notices.
+//! Agents that request tunnels without permission, or too many of them. The server refuses and counts the requests. Others
+//! are not affected.
 
 use adit_core::lane::{FrameType, Header, LaneEvent, OpenRequest, RefusalCode};
 
@@ -8,7 +9,8 @@ use crate::support::stub_lane::{Stub, bound, link, one_idle};
 use crate::support::targets;
 use crate::support::world::World;
 
-/// A pipe is for the server to ask for: an agent that wants one is refused, also where it may go, and keeps its lane.
+/// Only the server may request a raw lane. An agent that requests one is refused, even for an allowed destination, and keeps
+/// its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_asks_for_a_pipe_is_refused() {
     let (port, _echo) = targets::echo().await;
@@ -30,7 +32,7 @@ async fn an_agent_that_asks_for_a_pipe_is_refused() {
     assert_eq!(lane.event().await, Some(LaneEvent::Idle));
     let failed = "adit_node_refusals_total{reason=\"failed\"}";
     assert_eq!(value(&world, failed), 1.0);
-    // With frames the same lane leads there.
+    // A framed tunnel on the same lane is allowed.
     lane.end.open(&ask(false), 0).expect("the lane is free");
     assert!(matches!(lane.event().await, Some(LaneEvent::Opened)));
     lane.end.send(b"with frames".to_vec().into());
@@ -40,7 +42,7 @@ async fn an_agent_that_asks_for_a_pipe_is_refused() {
     );
 }
 
-/// Zeros in front of a port mean nothing, and those of a long address would wait for as long as its tunnel lasts.
+/// Leading zeros of a port are valid. A long address would occupy memory for as long as its tunnel is open.
 ///
 /// Limit (sizes): Protocol and address of a dial
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,7 +70,7 @@ async fn an_agent_that_asks_for_a_long_address_is_refused() {
     assert!(matches!(lane.event().await, Some(LaneEvent::Opened)));
 }
 
-/// What an agent may ask for in a second is bounded, and the answer says so.
+/// The refusal has the code `Limit`.
 ///
 /// Limit (peers): Tunnels requested by one agent | 200 per second, 1,000 at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,7 +117,7 @@ fn open(sequence: u16) -> Vec<u8> {
     [&header.to_bytes()[..], payload].concat()
 }
 
-/// Who reads the answers is refused for as long as there are OPENs, by the task that looks after the idle lanes of all.
+/// Otherwise endless OPENs would occupy the task that serves all idle lanes.
 ///
 /// Limit (peers): Refused OPENs in one batch of an idle lane | 64, then the lane ends
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,7 +126,7 @@ async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
-    // Each in a record of its own, so that answers leave before the next one is read.
+    // One TLS record per OPEN, so that each answer leaves before the next OPEN is read.
     for sequence in 1..=OPENS {
         lane.bytes(&open(sequence)).await;
     }
@@ -137,7 +139,7 @@ async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
     assert_eq!(value(&world, closed), 1.0);
 }
 
-/// An agent that sends its OPENs without waiting for answers loses its lane at most, whether they are allowed or not.
+/// OPENs without waiting for answers, both allowed and forbidden. At most the agent loses its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn opens_that_wait_for_no_answer_harm_nobody_else() {
     for flags in [&[][..], &["--allowed-destination=10.0.0.1:1"]] {
@@ -148,7 +150,7 @@ async fn opens_that_wait_for_no_answer_harm_nobody_else() {
         assert!(lane.bind(&grant).await);
         one_idle(&world).await;
         let frames: Vec<u8> = (1..=20_000).flat_map(open).collect();
-        // All at once; then answers are read, until the server has had enough or has given them all.
+        // Sends all at once, then reads answers until the server closes the lane or has answered everything.
         lane.bytes(&frames).await;
         let mut answers = 0;
         while answers < 20_000 && lane.piece().await.is_some() {

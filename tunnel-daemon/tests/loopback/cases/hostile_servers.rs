@@ -1,4 +1,4 @@
-//! Servers that break the protocol: our agent lives, and only the tunnel in question pays.
+//! Servers that break the protocol: the agent keeps its link and ends only the affected tunnel.
 
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
@@ -9,7 +9,7 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// Upstream's agent loses its link over it.
+/// Upstream's agent loses its whole link.
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,7 +39,7 @@ async fn an_oversized_packet_of_a_server_ends_its_own_tunnel_only() {
                 other => panic!("instead of the tunnel's end: {other:?}"),
             }
         }
-        // Too large and for nobody: only skipped.
+        // An oversized message without a tunnel is skipped.
         link.message(&vec![0xff; (4 << 20) + 1]);
         link.echo(spared, b"unharmed").await;
         let fresh = link.open_with_window(3, &target, 1 << 20).await;

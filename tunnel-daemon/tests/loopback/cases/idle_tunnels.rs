@@ -1,6 +1,6 @@
-//! As many idle tunnels as a process has descriptors for: on lanes first, on the link from there on, none refused, and each
-//! of them cheap, in both dialects and whatever the lanes are made of. Server, agent, clients and targets are processes of
-//! their own: servers of other tests would find theirs short of descriptors.
+//! As many idle tunnels as a process has descriptors for: first on lanes, then on the link. None is refused, and each uses
+//! little memory, in both dialects and on each kind of lane. Server, agent, clients and targets are separate processes, so
+//! that in-process servers of other tests keep their descriptors.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,35 +30,35 @@ const BY_LINK: &str = "adit_tunnels_opened_total{path=\"link\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 
-/// What this program is started for, by name.
+/// Environment variable with the role of a started copy of this program.
 const ROLE: &str = "ADIT_TEST_ROLE_OF_IDLE_TUNNELS";
 const TARGETS_APART: &str = "targets";
-/// What the targets say of their port.
+/// Log line of the targets, before and after their port.
 const LISTENS: (&str, &str) = ("targets at port ", " are there");
-/// They are killed long before, unless the process that started them was.
+/// Lifetime of the targets if their parent process is killed before it can kill them.
 const TARGETS_LAST: Duration = Duration::from_secs(25 * 60);
-/// What the clients say at the end.
+/// Log line of the clients on success.
 const ALL_SERVED: &str = "all idle tunnels were served";
-/// More than all limits of the clients together: their own say what did not happen, and end what they started.
+/// Exceeds the sum of all limits of the clients, so that the clients fail first, with a reason, and stop their processes.
 const CLIENTS_WITHIN: Duration = Duration::from_secs(20 * 60);
 
-/// Lanes that are always warm, so that as many dials find one.
+/// Lanes that the agent keeps idle, so that this many dials find one.
 const WARM: u32 = 4;
-/// Of one link: more than there are descriptors for, which decide. Without these flags it is 4,096.
+/// Lane limit of one link, above what the descriptors allow. The default is 4,096.
 const LANES_OF_SERVER: &str = "--lanes-per-link=10000";
 const LANES_OF_AGENT: &str = "--lanes=10000";
-/// Clients that dial at the same time where no lane is waited for.
+/// Concurrent dials where the test does not wait for lanes.
 const AT_ONCE: u32 = 8;
-/// Calls of gRPC clients on one connection.
+/// gRPC calls per connection.
 const CALLS_PER_CONNECTION: usize = 100;
-/// A link may begin a hundred pipes at once, and more in time.
+/// A link may begin 100 raw lanes at once, and 50 more per second.
 const PIPES_MIN: f64 = 50.0;
-/// Of either process, for one tunnel. A buffer of 64 KiB for each would be more.
+/// Most resident memory per tunnel, in each process. A buffer of 64 KiB per tunnel would exceed it.
 const RESIDENT_MAX_BYTES: u64 = 48 << 10;
-/// Opening or asking all of them.
+/// Limit for opening all tunnels, and for an echo on all of them.
 const ALL_WITHIN: Duration = Duration::from_secs(240);
 
-/// This program, to run one of the tests here in that role.
+/// Starts this program again to run only `test`, in that role.
 fn apart(role: &str, test: &str, dir: &Path) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
@@ -68,7 +68,7 @@ fn apart(role: &str, test: &str, dir: &Path) -> Process {
     Process::start_command(role, command, dir)
 }
 
-/// The clients' role.
+/// The role of the clients.
 fn clients(way: Way) -> &'static str {
     match way {
         Way::Tls => "clients",
@@ -77,7 +77,7 @@ fn clients(way: Way) -> &'static str {
     }
 }
 
-/// Tunnels, and descriptors that server and agent have.
+/// Number of tunnels, and descriptor limit of server and agent.
 fn sizes(way: Way) -> (u32, u32) {
     let few = if way.has_pipes() {
         (400, 1_024)
@@ -91,7 +91,7 @@ fn is_asked_to_be(role: &str) -> bool {
     std::env::var_os(ROLE).is_some_and(|asked| asked == role)
 }
 
-/// Descriptors for the clients, of whom each has one, and whatever a process has.
+/// Raises the descriptor limit to the maximum, which must cover one per client and those of the process itself.
 fn raise_limit(clients: u32) {
     let limit = getrlimit(Resource::Nofile);
     let enough = limit
@@ -105,7 +105,7 @@ fn raise_limit(clients: u32) {
     setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
 }
 
-/// A process that echoes, and its port.
+/// Starts the process of the targets. Returns it with its port.
 fn targets_apart(dir: &Path) -> (Process, u16) {
     let process = apart(TARGETS_APART, "targets_of_idle_tunnels_answer", dir);
     let port = |line: &str| {
@@ -118,7 +118,7 @@ fn targets_apart(dir: &Path) -> (Process, u16) {
     (process, port)
 }
 
-/// The part of the targets: does nothing unless asked to.
+/// Body of the process of the targets. Does nothing without that role.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_of_idle_tunnels_answer() {
     if !is_asked_to_be(TARGETS_APART) {
@@ -130,7 +130,7 @@ async fn targets_of_idle_tunnels_answer() {
     let _over = tokio::time::timeout(TARGETS_LAST, std::future::pending::<()>()).await;
 }
 
-/// Where clients find the server, and what they ask for.
+/// Sockets of the server, and the target to dial.
 #[derive(Clone)]
 struct Site {
     connect: PathBuf,
@@ -143,7 +143,7 @@ struct Site {
 struct Open {
     streams: Vec<UnixStream>,
     calls: Vec<(Call, i64)>,
-    /// Of the calls.
+    /// Connections that carry `calls`.
     connections: Vec<Connection>,
 }
 
@@ -165,7 +165,7 @@ impl Open {
         self.calls.push((call, conn));
     }
 
-    /// So many, one after the other.
+    /// Opens `count` more tunnels, one after another.
     async fn more(mut self, count: usize, site: &Site) -> Self {
         for _tunnel in 0..count {
             self.one_more(site).await;
@@ -188,7 +188,7 @@ impl Open {
     }
 }
 
-/// So many tunnels, some at a time.
+/// Opens `count` tunnels, `AT_ONCE` of them concurrently.
 async fn open_some(site: &Site, count: u32) -> Vec<Open> {
     let mut jobs = JoinSet::new();
     for worker in 0..AT_ONCE {
@@ -199,7 +199,7 @@ async fn open_some(site: &Site, count: u32) -> Vec<Open> {
     jobs.join_all().await
 }
 
-/// Runs the test itself as a process of its own.
+/// Runs the clients as a separate process.
 fn clients_apart(way: Way) {
     if !way.is_possible("idle_tunnels") {
         return;
@@ -212,7 +212,7 @@ fn clients_apart(way: Way) {
     assert!(clients.log().contains(ALL_SERVED), "the test is not there");
 }
 
-/// Tunnels that the server has opened on lanes with frames, on lanes that are pipes, and on the link.
+/// Tunnels that the server has opened on framed lanes, on raw lanes and on the link.
 async fn opened_by_way(health: SocketAddr) -> [f64; 3] {
     let text = scrape(health).await;
     [BY_LANE, BY_PIPE, BY_LINK].map(|series| sample(&text, series).expect("a series"))
@@ -237,7 +237,7 @@ fn idle_tunnels_on_lanes_in_clear_text_are_all_served_with_io_uring() {
     clients_apart(Way::IoUring);
 }
 
-/// The test itself: does nothing unless asked to.
+/// Body of the process of the clients. Does nothing without that role.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_idle_tunnels_are_all_served() {
     let mut ways = Way::ALL.into_iter();
@@ -245,9 +245,9 @@ async fn clients_of_idle_tunnels_are_all_served() {
         return;
     };
     let (tunnels, limit) = sizes(way);
-    // A third of what is left for lanes, clients and targets, so that all tunnels find room.
+    // Lanes get a third of the descriptors after a reserve of 512, so that all tunnels find room.
     let lanes_max = (limit - 512) / 3;
-    // Nearly all: a dial does not wait for the last ones.
+    // 90 %: dials do not wait for the last lanes.
     let on_lanes = lanes_max - lanes_max / 10;
     raise_limit(tunnels);
     let flags = [&["--log-format=json"][..], way.flags()].concat();
@@ -268,7 +268,7 @@ async fn clients_of_idle_tunnels_are_all_served() {
         target: format!("127.0.0.1:{port}"),
     };
 
-    // Once through everything, so that what is opened once for good is open.
+    // One tunnel of each dialect first, so that descriptors opened once per process are open.
     drop(Open::default().more(2, &site).await);
     for (health, series) in [(health, TUNNELS), (health, BUSY), (agent_health, TARGETS)] {
         metric(health, series, 0.0).await;
@@ -282,7 +282,7 @@ async fn clients_of_idle_tunnels_are_all_served() {
 
     let mut first = Open::default();
     within_for(ALL_WITHIN, "tunnels on lanes", async {
-        // A dial may miss lanes that the server asks for a sign of life at that moment.
+        // A dial may miss lanes that the server is pinging at that moment.
         while value(health, BUSY).await < f64::from(on_lanes) {
             at_least(health, IDLE, f64::from(WARM)).await;
             for _tunnel in 0..WARM {
@@ -295,7 +295,7 @@ async fn clients_of_idle_tunnels_are_all_served() {
     let mut open = within_for(ALL_WITHIN, "the other tunnels", rest).await;
     open.push(first);
 
-    // A tunnel that was refused would have failed the test before.
+    // A refused tunnel would have failed the test before.
     metric(health, TUNNELS, f64::from(tunnels)).await;
     metric(agent_health, TARGETS, f64::from(tunnels)).await;
     let now = opened_by_way(health).await;

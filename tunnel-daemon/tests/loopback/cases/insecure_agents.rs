@@ -1,4 +1,4 @@
-//! Agents that nobody authenticates: only if asked for, by the real binary, and then said loudly.
+//! Unauthenticated agents: accepted only with an explicit flag, and with a warning. Uses the real binary.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::support::{targets, tls};
 
 const INSECURE: &str = "--insecure-allow-unauthenticated-agents";
 const GAUGE: &str = "adit_insecure_flags{flag=\"insecure-allow-unauthenticated-agents\"}";
-/// What the warning says, in both modes.
+/// Text of the warning, in native and compatibility mode.
 const WARNING: &str = "agents are not authenticated";
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 
-/// The one warning of a log in JSON that says so.
+/// Number of such warnings in a JSON log.
 fn warnings(log: &str) -> usize {
     let lines = log
         .lines()
@@ -34,7 +34,7 @@ fn warnings(log: &str) -> usize {
     lines.filter(says).count()
 }
 
-/// A server that lets anyone register, as a process of its own, in a world without another.
+/// A world whose only server is a process that accepts unauthenticated agents.
 async fn open_to_anyone() -> (World, Process) {
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(Duration::ZERO).await;
@@ -60,15 +60,15 @@ async fn a_server_that_lets_anyone_register_warns_once_and_exports_it() {
     metric(health, GAUGE, 1.0).await;
     until("the warning", || warnings(&server.log()) == 1).await;
 
-    // That is what was asked for: an agent without a certificate serves.
+    // As the flag asks, an agent without a certificate serves.
     let _agent = anyone(&world, agents);
     metric(health, LINKS, 1.0).await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
     assert_eq!(warnings(&server.log()), 1, "once, not for each agent");
 }
 
-/// A lane is its link's by the certificate that both show. Where nobody shows one, none is offered, dials look for none, and
-/// none can be had by asking.
+/// A lane belongs to its link by their common certificate. Without certificates the server offers no lanes, dials look for
+/// none, and requests for lanes are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_without_a_certificate_has_no_lanes() {
     let (port, _target) = targets::echo().await;
@@ -78,7 +78,7 @@ async fn an_agent_without_a_certificate_has_no_lanes() {
     metric(health, LINKS, 1.0).await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 
-    // What an agent asks for, by hand. The rest of it is granted.
+    // A hand-made greeting that requests lanes. The server grants `adit-link`, but no lanes.
     let ca = world.files.ca_file();
     let secured = within("a TLS handshake", tls::dial(agents, &ca, None)).await;
     let connection = Connection::over(secured.expect("welcome")).await;
@@ -93,7 +93,7 @@ async fn an_agent_without_a_certificate_has_no_lanes() {
     let offered = answer.keys().any(|name| name.as_str().contains("lane"));
     assert!(!offered, "{answer:?}");
 
-    // Numbers of links are easy to guess; the agent's is the first.
+    // Link numbers are easy to guess. The agent's link is number 1.
     for link in [1, 2] {
         let mut stub = Stub::nobody(agents, &world).await;
         let guess = LaneGrant {
@@ -117,7 +117,7 @@ async fn a_server_that_authenticates_agents_neither_warns_nor_exports_it() {
     assert_eq!(warnings(&processes.server.log()), 0);
 }
 
-/// Upstream's program lets anyone in without a word when it is given no CA. Ours has to be asked to.
+/// Without a CA, upstream accepts any agent silently. Adit needs an explicit flag.
 ///
 /// Upstream (agents): A server without agent authentication does not start, and names both flags.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -151,14 +151,14 @@ async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_n
     }
 }
 
-/// Under upstream's name the flag is ours, and does the same.
+/// Under upstream's program name Adit's flag works the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upstreams_name_takes_the_insecure_flag_and_says_the_same() {
     let (port, _target) = targets::echo().await;
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     linked(&world);
-    // The last one of a flag counts.
+    // The last occurrence of a flag wins.
     let flags = ["--cluster-ca-cert=", INSECURE];
     let (server, _agent, health) = upstreams_flags(&world, "--mode=grpc", &flags).await;
     metric(health, GAUGE, 1.0).await;

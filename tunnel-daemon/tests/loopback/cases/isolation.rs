@@ -1,4 +1,4 @@
-//! Nobody waits for anybody else: stalled readers, many streams on one connection.
+//! Isolation of tunnels: stalled readers, stalled targets, and many streams on one connection.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
-/// How much slower an echo may be beside stalled readers. Generous: the machine runs other tests, too.
+/// Allowed slowdown of an echo beside stalled readers. Generous, because other tests run concurrently.
 const RATIO_MAX: f64 = 3.0;
-/// Below this no ratio means anything.
+/// Durations below this are noise.
 const NOISE: Duration = Duration::from_millis(3);
 const ECHOES: usize = 200;
 
@@ -32,7 +32,7 @@ async fn medians(world: &World, target: &str) -> (Duration, Duration) {
     (grpc_times[ECHOES / 2], http_times[ECHOES / 2])
 }
 
-/// Clients that asked for an endless download and read nothing of it.
+/// Clients that opened an endless download and read nothing of it.
 struct Stalled {
     _calls: Vec<(Connection, Call)>,
     _sockets: Vec<UnixStream>,
@@ -87,7 +87,7 @@ async fn stalled_readers_do_not_slow_the_others_down() {
         before.1,
         after.1
     );
-    // Nothing was cut to get there.
+    // The stalled tunnels are still open.
     assert!(agent.metrics.open_endpoint_connections() >= 8);
     let text = world.server().metrics.scrape().text();
     for reason in ["budget", "stalled"] {
@@ -107,7 +107,6 @@ async fn stalled_readers_do_not_slow_the_others_down() {
     world.server_metric("adit_held_bytes", 0.0).await;
 }
 
-/// The other direction: targets that do not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_targets_do_not_stop_new_dials() {
     let (deaf, _deaf) = targets::serve(|stream| async move {
@@ -122,7 +121,7 @@ async fn stalled_targets_do_not_stop_new_dials() {
     for _sender in 0..4 {
         let stream = connect::open(&world.connect(), &format!("127.0.0.1:{deaf}")).await;
         let block = vec![0; 64 * 1024];
-        // Until it is held back: then the socket takes no more.
+        // Writes until the socket buffer stays full.
         within("back-pressure", async {
             let mut full = 0;
             while full < 20 {
@@ -183,7 +182,7 @@ async fn thousand_proxy_streams_share_one_connection() {
     .await;
 }
 
-/// One connection, as kube-apiserver's: paused streams hold up neither siblings nor new dials.
+/// Paused streams delay neither siblings nor new dials on their connection.
 ///
 /// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -210,8 +209,8 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     .await;
 }
 
-/// All streams of a Go client's connection share 64 KiB at first. Of the 5 KiB that a stream leaves which is not read, 125 idle
-/// ones would have all if each kept what was asked for beyond its last message and not used, 44 bytes and more.
+/// All streams of a Go client's connection share a window of 64 KiB at first. The paused stream leaves about 5 KiB of it. If
+/// each idle stream kept 44 bytes that it reserved and did not use, 125 streams would exhaust the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_streams_keep_nothing_of_the_window_of_their_connection() {
     const KEPT: usize = 60_000;

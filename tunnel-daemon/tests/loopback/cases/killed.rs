@@ -1,5 +1,5 @@
-//! kill -9 in the middle of the bytes: what had arrived at either end is right to the last byte, what was cut is counted with
-//! its cause by whoever is left, and the tunnels of everybody else go on. For pipes with each driver and each mover.
+//! kill -9 during a transfer. Bytes received before the cut are correct. Surviving processes count each cut tunnel with its
+//! cause, and other tunnels continue. Raw lanes are tested with each driver and each mover.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,40 +20,40 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
-/// Lanes that an agent keeps ready.
+/// Idle lanes that an agent keeps.
 const WARM: f64 = 4.0;
-/// Tunnels that are cut, half of them in each dialect, and that go on.
+/// Tunnels that are cut, half of them in each dialect, and tunnels that continue.
 const CUT: u32 = 8;
 const KEPT: u32 = 4;
-/// So much has passed before anything is killed, so all of it is under load, and so much has to pass afterwards.
+/// Bytes that a load moves before the kill, so that all tunnels are busy, and again afterwards.
 const BULK: u64 = 4 << 20;
-/// The same where only a little is under way at a time.
+/// The same for loads of small chunks.
 const SMALL_CHUNKS: u64 = 128 << 10;
-/// What relay threads of a process have moved, of tunnels that have ended.
+/// Bytes that relay threads of a process have moved for ended tunnels.
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
-/// What it takes until bulk is known to be that depends on how large the pieces are that the kernel hands over; and a client that
-/// is a process of its own opens its tunnels first.
+/// Limit until the relay splices. The time depends on the sizes that the kernel delivers. A client in its own process also
+/// opens its tunnels first.
 const UNDER_WAY: Duration = Duration::from_secs(120);
 /// The server's admin socket.
 const ADMIN: &str = "--admin-socket={certs}/admin.sock";
-/// Tells this binary to be the client that is killed.
+/// Environment variable that makes this binary the client to be killed.
 const CLIENT: &str = "ADIT_TEST_CLIENT";
 
-/// What tunnels travel on.
+/// The path of tunnels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum On {
     Lanes,
     Link,
-    /// Lanes in clear text: tunnels of the HTTP dialect have no frames, and this driver of the relay moves their bytes: copies
-    /// small chunks, and splices bulk.
+    /// Plaintext raw lanes for HTTP-CONNECT tunnels, moved by this driver of the relay. It copies small chunks and splices
+    /// bulk.
     Pipes(&'static str, Sends),
 }
 
 const FRAMES: [On; 2] = [On::Lanes, On::Link];
 const PIPES: [On; 2] = pipes(Sends::Bulk);
 const COPYING_PIPES: [On; 2] = pipes(Sends::Crumbs);
-/// Tunnels that were opened as pipes.
+/// Tunnels opened on raw lanes.
 const PIPED: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 
 const fn pipes(sends: Sends) -> [On; 2] {
@@ -73,14 +73,14 @@ impl On {
         }
     }
 
-    /// Waits for the lanes of so many agents, if there are to be any.
+    /// Waits for the idle lanes of `agents` agents, unless tunnels use the link.
     async fn ready(self, health: SocketAddr, agents: f64) {
         if self != Self::Link {
             at_least(health, IDLE, agents * WARM).await;
         }
     }
 
-    /// How many pipes a process has opened so far: some, if there are to be any.
+    /// Raw-lane tunnels that a process has opened. Asserts that there are some exactly if this path has them.
     async fn pipes(self, health: SocketAddr) -> f64 {
         let pipes = value(health, PIPED).await;
         let expected = matches!(self, Self::Pipes(..));
@@ -88,7 +88,7 @@ impl On {
         pipes
     }
 
-    /// Whether this host has what moves the bytes. If not, it is skipped loudly.
+    /// Whether this host has the driver. If not, reports the test as skipped.
     fn is_possible(self) -> bool {
         let engine = match self {
             Self::Lanes | Self::Link => None,
@@ -97,7 +97,6 @@ impl On {
         engine.is_none_or(|engine| engine_is_possible(engine, "killed"))
     }
 
-    /// How tunnels send.
     fn sends(self) -> Sends {
         match self {
             Self::Lanes | Self::Link => Sends::Bulk,
@@ -114,8 +113,8 @@ impl On {
         load.moves(bytes).await;
     }
 
-    /// Waits until bytes of a tunnel that is younger than number `older` are spliced, if they are to be: however many it takes until
-    /// they are known to be bulk.
+    /// Waits until a tunnel newer than number `older` splices, if bulk is sent on raw lanes. The relay splices only after it
+    /// has recognized bulk.
     async fn splices(self, admin: &Path, older: u64) {
         if !matches!(self, Self::Pipes(_, Sends::Bulk)) {
             return;
@@ -127,7 +126,7 @@ impl On {
         };
         until_for(UNDER_WAY, "a tunnel with a pipe", || !spliced().is_empty()).await;
         let seen = spliced();
-        // Whichever of its directions has borrowed the pipe: what it delivers from then on is spliced.
+        // Either direction may hold the kernel pipe. Progress of both means that spliced bytes were delivered.
         let goes_on = |now: &TunnelStatus| {
             seen.iter().any(|then| {
                 then.id == now.id
@@ -141,12 +140,12 @@ impl On {
         .await;
     }
 
-    /// The movers that were to be at work when the tunnels were cut were, by the count of a process that is left.
+    /// Asserts by the counters of a surviving process that the expected movers were used.
     async fn assert_moved(self, health: SocketAddr) {
         let (copied, spliced) = (value(health, COPIED).await, value(health, SPLICED).await);
         let expected = match self {
             Self::Lanes | Self::Link => (false, false),
-            // Bulk, too, is copied before it is known to be that.
+            // Bulk is also copied, until the relay recognizes it.
             Self::Pipes(_, sends) => (true, sends == Sends::Bulk),
         };
         assert_eq!(
@@ -167,7 +166,7 @@ fn closed(reason: &str) -> String {
     format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
 }
 
-/// Waits until a process has counted all that were cut under these causes, and says how many under each.
+/// Waits until a process has counted `CUT` tunnels under these causes. Returns the count of each cause.
 async fn causes<const N: usize>(health: SocketAddr, reasons: [&str; N]) -> [f64; N] {
     within(&format!("{CUT} tunnels cut as {reasons:?}"), async {
         loop {
@@ -217,7 +216,7 @@ async fn agent_is_killed(on: [On; 2]) {
         doomed.ended().await;
         on.moves(&others).await;
         others.assert_open();
-        // Without frames the kernel's reset is all there is to see.
+        // A raw lane shows only the kernel's RST.
         let reasons = ["lane_lost", "link_lost", "target_reset"];
         let [lanes, link, reset] = causes(health, reasons).await;
         on.assert_moved(health).await;
@@ -235,7 +234,7 @@ async fn agent_is_killed(on: [On; 2]) {
         doomed.ledger.assert_intact("clients of the killed agent");
         others.ledger.assert_intact("clients of the other agent");
         seen.assert_intact("the target");
-        // What came back had been there.
+        // The target received at least what the clients got back.
         assert!(seen.right() >= doomed.ledger.right());
     }
 }
@@ -259,7 +258,7 @@ async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_agent() {
     agent_is_killed(COPYING_PIPES).await;
 }
 
-/// The agent has two servers, and tunnels of both.
+/// The agent has two servers, with tunnels through both.
 async fn server_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
@@ -301,7 +300,7 @@ async fn server_is_killed(on: [On; 2]) {
         on.moves(&others).await;
         others.assert_open();
         metric(agent_health, TARGETS, f64::from(KEPT)).await;
-        // A pipe that is cut off at the server's end is the client's doing for all that the agent can see.
+        // On a raw lane the agent cannot tell a killed server from a client that disconnects.
         let reasons = ["lane_lost", "link_lost", "client_gone"];
         let [lanes, link, reset] = causes(agent_health, reasons).await;
         on.assert_moved(agent_health).await;
@@ -335,7 +334,7 @@ async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_server() {
     server_is_killed(COPYING_PIPES).await;
 }
 
-/// The part of a client that is to be killed: does nothing unless asked to.
+/// Body of the client process to be killed. Does nothing without `CLIENT`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_to_be_killed_drives_its_tunnels() {
     let Ok(task) = std::env::var(CLIENT) else {
@@ -358,7 +357,7 @@ async fn client_to_be_killed_drives_its_tunnels() {
     panic!("its tunnels have ended before it was killed");
 }
 
-/// The kernel closes what the client had open, in the middle of bytes both ways.
+/// The kernel closes the client's sockets during transfers in both directions.
 async fn client_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();

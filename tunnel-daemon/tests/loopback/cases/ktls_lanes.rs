@@ -1,5 +1,5 @@
-//! Lanes whose tunnels may do without frames and stay encrypted: by the kernel, where it can. Tests that need one which
-//! can are skipped elsewhere; `cargo xtask vm` runs them.
+//! kTLS raw lanes: tunnels without frames that the kernel encrypts. Hosts without kernel TLS skip the tests that need it.
+//! `cargo xtask vm` runs them.
 
 mod keys;
 mod refused;
@@ -28,7 +28,7 @@ use crate::support::ways::engine_is_possible;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
-/// For a handshake.
+/// Limit of a handshake.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 const KTLS: &str = "--lane-security=ktls";
@@ -41,14 +41,14 @@ fn has_kernel_tls() -> bool {
     adit_relay::probe_kernel_tls().is_ok()
 }
 
-/// As [`has_kernel_tls`]; without it `test` is skipped loudly.
+/// As [`has_kernel_tls`]. Without it, reports `test` as skipped.
 fn is_possible(test: &str) -> bool {
     if !has_kernel_tls() {
         assert!(
             std::env::var_os("ADIT_NEEDS_KTLS").is_none(),
             "{test}: kernel TLS is not available on this host"
         );
-        // Not captured: the table of kernels reads it.
+        // Written past the capture of the test harness: the table of kernels reads it.
         writeln!(
             io::stderr(),
             "SKIPPED {test}: kernel TLS is not available on this host"
@@ -68,13 +68,13 @@ async fn both(flags: &[&str]) -> (World, RunningAgent) {
     (world, agent)
 }
 
-/// Waits until everything of a tunnel is accounted for.
+/// Waits until `tunnels` lanes are used up and no lane is busy.
 async fn over(world: &World, tunnels: f64) {
     until("lanes are used up", || value(world, USED) == tunnels).await;
     until("no lane is busy", || value(world, BUSY) == 0.0).await;
 }
 
-/// Whatever a host can do: the flag at one end or at both, nothing is lost, and nothing is readable on the way.
+/// The flag at one end or at both, on hosts with and without kernel TLS. The tap sees no plaintext.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_work_and_are_encrypted_whoever_has_the_flag() {
     const MARK: &[u8] = b"nobody on the way may read this";
@@ -104,7 +104,7 @@ async fn tunnels_work_and_are_encrypted_whoever_has_the_flag() {
     }
 }
 
-/// A host without it says so, and goes on as without the flag.
+/// Without kernel TLS the flag has no effect: tunnels have frames.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_without_kernel_tls_uses_its_own() {
     let (world, _agent) = both(&[]).await;
@@ -155,7 +155,7 @@ async fn bytes_arrive_whole_with_either_engine() {
     }
 }
 
-/// The keys change hands while the target speaks and the client has spoken already: wherever that falls, no byte is lost.
+/// The keys move to the kernel while client and target may already have sent. No byte is lost at any position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_bytes_of_either_side_arrive() {
     if !is_possible("first_bytes_of_either_side_arrive") {
@@ -191,7 +191,7 @@ async fn first_bytes_of_either_side_arrive() {
     assert_eq!(value(&world, lost), 0.0);
 }
 
-/// Dials in quick succession, with frames and without, on lanes that come back and lanes that do not.
+/// Concurrent dials, on raw lanes that are used up and on framed lanes that return.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_dials_succeeds() {
     const TUNNELS: usize = 100;
@@ -257,7 +257,7 @@ async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
     world.server_metric(reset, 1.0).await;
 }
 
-/// Both ends of a fresh TLS connection that speaks as lanes do, and the greeting behind which no ticket comes any more.
+/// Both ends of a new TLS connection set up like a lane. The exchanged greeting ensures that no session ticket follows.
 async fn session() -> (ByteStream, ByteStream) {
     const PROTOCOL: &str = "records/1";
     let files = ThrowawayFiles::create(&["localhost".to_owned()]).expect("made");
@@ -301,8 +301,8 @@ async fn session() -> (ByteStream, ByteStream) {
     (server, client)
 }
 
-/// What the kernel seals is TLS as any other, and it opens what any other seals, to the good-byes of both: while a pipe
-/// runs, its peer may as well do its TLS by itself.
+/// Kernel TLS interoperates with rustls in both directions, including close_notify. The peer of a running raw lane may stay
+/// with rustls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
@@ -351,7 +351,7 @@ async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
         );
         let mut from_target = from_target;
         let (mut got_up, mut got_down) = (Vec::new(), Vec::new());
-        // Each end says good-bye while the other one still sends.
+        // Each end sends close_notify while the other end still sends.
         let (mut peer_reads, mut peer_writes) = tokio::io::split(&mut peer);
         within("both directions", async {
             tokio::join!(

@@ -1,5 +1,5 @@
-//! Several servers, also behind one address, as behind a load balancer of connections: whichever connection leads to
-//! whichever server, each gets lanes of its own link.
+//! Several servers, also behind the address of one load balancer. Whichever server a connection reaches, each server gets
+//! lanes of its own link.
 
 use std::time::{Duration, Instant};
 
@@ -49,12 +49,12 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
     within("its end", other.stop(Some(Duration::ZERO))).await;
 }
 
-/// It takes connections, and answers none that is to be a lane.
+/// The server accepts connections, but never answers those that should become lanes.
 ///
 /// Limit (peers): Lanes that an agent opens at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
-    /// Before the first handshakes with it are given up.
+    /// Below the handshake timeout of 10 s.
     const SOON: Duration = Duration::from_secs(7);
     let mut world = World::start(&[]).await;
     let address = world.server().agents;
@@ -71,8 +71,8 @@ async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
     within_for(SOON, "lanes to the one that answers", warm(&world)).await;
 }
 
-/// From the link on, all connections of an agent end at a server that knows these `protocols` only, until one of them
-/// finds ours again. Dials ride the link, and what is tried meanwhile keeps to the pauses, whatever the dials wish for.
+/// After the link, all connections of the agent reach a server that knows only `protocols`. Later one connection finds the
+/// protocol of lanes again. Dials use the link. Attempts keep to the backoff, even while dials want lanes.
 async fn lanes_led_astray(protocols: &[&str]) {
     const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
     let (port, _target) = targets::echo().await;
@@ -83,7 +83,7 @@ async fn lanes_led_astray(protocols: &[&str]) {
     let caller = server.accept().await;
     server.speak_only(protocols);
     let mut link = caller.greet_with_lane();
-    // Three in a row, and one behind the first pause.
+    // Three attempts in a row, and one after the first backoff.
     let mut came = Vec::new();
     for dial in 1..=4 {
         came.push(server.turn_lane_away().await);
@@ -109,7 +109,7 @@ async fn lanes_whose_handshake_is_refused_are_tried_ever_less_often() {
     lanes_led_astray(&["h2"]).await;
 }
 
-/// As a server or a balancer does that takes TLS off and looks at no protocol.
+/// As behind a load balancer that terminates TLS without ALPN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_for_which_no_protocol_is_selected_are_tried_ever_less_often() {
     lanes_led_astray(&[]).await;

@@ -1,4 +1,4 @@
-//! Ends of tunnels, on a lane and on the link: the same for whoever looks at the sockets.
+//! Ends of tunnels: sockets show the same on a lane and on the link.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use crate::support::wait::{until, until_still, within};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-/// More than one write takes, and than a lane has under way.
+/// More than one write takes and more than a lane has in flight.
 const BYTES: usize = 3_000_000;
-/// What a target says before it breaks off.
+/// Bytes that a target sends before it resets.
 const HALF: usize = 100_000;
 
-/// A target that says half of what it has to say, and is reset when told so. It hears nothing.
+/// A target that sends `HALF` bytes, resets when notified, and reads nothing.
 async fn breaking_off() -> (u16, Tasks, Arc<Notify>) {
     let now = Arc::new(Notify::new());
     let told = Arc::clone(&now);
@@ -40,7 +40,7 @@ async fn breaking_off() -> (u16, Tasks, Arc<Notify>) {
     (port, tasks, now)
 }
 
-/// Reads the first half.
+/// Reads and checks `HALF` bytes.
 async fn hear_half(stream: &mut (impl AsyncRead + Unpin)) {
     let mut half = vec![0; HALF];
     within("half of it", stream.read_exact(&mut half))
@@ -49,7 +49,7 @@ async fn hear_half(stream: &mut (impl AsyncRead + Unpin)) {
     assert!(half == targets::pattern(0, HALF), "other bytes");
 }
 
-/// Nothing more comes, and that was not all.
+/// Asserts that a reset follows and no more bytes.
 async fn assert_reset(stream: &mut (impl AsyncRead + Unpin), what: &str) {
     let mut rest = Vec::new();
     let end = within("the end", stream.read_to_end(&mut rest)).await;
@@ -58,7 +58,7 @@ async fn assert_reset(stream: &mut (impl AsyncRead + Unpin), what: &str) {
     assert!(rest.is_empty(), "{} bytes", rest.len());
 }
 
-/// The tunnel was where it should be, ended for this reason, and left a lane that is as good as new.
+/// Asserts the tunnel's path and close reason, and that its lane is idle again.
 async fn ended(world: &World, lanes: bool, reason: &str) {
     let series = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
     world.server_metric(&series, 1.0).await;
@@ -95,7 +95,7 @@ async fn a_target_that_ends_its_half_first_hears_the_rest() {
             .await
             .expect("in order");
         assert!(all == targets::pattern(0, BYTES), "{} bytes", all.len());
-        // The other half is open for as long as the client likes.
+        // The client's direction is still open.
         stream.write_all(&all).await.expect("it is taken");
         stream.shutdown().await.expect("a half-close");
         until("the target hears all of it", || {
@@ -106,7 +106,7 @@ async fn a_target_that_ends_its_half_first_hears_the_rest() {
     }
 }
 
-/// And not by an end, nor a good-bye of TLS: half of an answer without a length would look like the whole of it.
+/// FIN or close_notify would make a truncated answer without a length look complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel() {
     for (kind, lanes) in [
@@ -125,7 +125,8 @@ async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel(
     }
 }
 
-/// Unix sockets know no reset. The kernel makes one for a client that has said what nobody read; any other sees an end.
+/// Unix sockets have no RST. The kernel reports a reset only to a client whose bytes were not read. Any other client sees
+/// EOF.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_resets_a_client_on_a_unix_socket_that_was_not_heard_out() {
     for lanes in [true, false] {
@@ -147,7 +148,7 @@ async fn a_target_that_breaks_off_resets_a_client_on_a_unix_socket_that_was_not_
     }
 }
 
-/// An agent that is gone looks like no end of its target's, either.
+/// The loss of an agent must not look like the target's FIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
     for kind in [Kind::Tcp, Kind::Tls] {
@@ -173,7 +174,7 @@ async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
     }
 }
 
-/// Half of an upload would look like the whole of it.
+/// Otherwise a truncated upload would look complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
     for lanes in [true, false] {
@@ -197,7 +198,7 @@ async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
     }
 }
 
-/// Nor does an agent whose grace is over look like the end of a client's upload.
+/// The end of an agent must not look like the end of a client's upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_leaves_resets_the_targets_of_its_tunnels() {
     for lanes in [true, false] {

@@ -1,4 +1,4 @@
-//! Lanes that are cut off or whose path is gone, and tunnels on lanes that nobody uses any more.
+//! Lanes that are reset or whose path is lost, and half-closed silent tunnels on lanes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -20,7 +20,7 @@ use crate::support::wire::Wire;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-/// Sends `bytes` on a tunnel whose agent sends all of them back.
+/// Sends `bytes` through a tunnel whose agent echoes them.
 async fn echo_on(lane: &mut Stub, client: &mut UnixStream, bytes: &[u8]) {
     let (mut read, mut write) = client.split();
     let there = async { write.write_all(bytes).await.expect("the tunnel lives") };
@@ -47,7 +47,7 @@ async fn echo_on(lane: &mut Stub, client: &mut UnixStream, bytes: &[u8]) {
     assert!(back == bytes, "other bytes came back");
 }
 
-/// It takes its own tunnel along, and neither that on another lane of the same link nor the link.
+/// The tunnel on another lane of the same link continues, and so does the link.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
     let world = World::start(&[]).await;
@@ -93,7 +93,7 @@ async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
     let (mut lane, mut client) = tunnels.pop().expect("the other");
     echo_on(&mut lane, &mut client, after).await;
 
-    // Without a lane that is idle the link is asked.
+    // Without an idle lane the dial uses the link.
     assert_eq!(world.server().links(), 1);
     let dialer = Connection::client(&world).await;
     let mut dial = dialer.proxy().await;
@@ -103,7 +103,7 @@ async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
     assert_eq!(lost.map(|series| value(&world, series)), [1.0, 1.0]);
 }
 
-/// An OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
+/// The target gets one dial only.
 ///
 /// Limit (times): OPEN without acknowledgement by the agent's kernel | the lane is cut after 2 s and the dial uses the
 /// link
@@ -146,15 +146,14 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     assert_eq!(dialled.load(Relaxed), 1);
 }
 
-/// The link is gone and so is the path of the lanes. Their tunnels live on until nothing was acknowledged for 20 s, at
-/// either end; one that rides a path that is there lives on for as long as it likes. With frames the endpoints look, without them the
-/// relay does.
+/// The link and the path of its lanes are lost. Tunnels on those lanes live until TCP acknowledges nothing for 20 s, at
+/// either end. A tunnel whose path is intact continues. The endpoints check framed lanes, and the relay checks raw lanes.
 ///
 /// Limit (times): A tunnel on a lane whose link is gone | lives until nothing is acknowledged for 20 s; checked every 5
 /// s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_without_a_link_live_until_nothing_is_acknowledged_for_twenty_seconds() {
-    // Together, since nearly all of it is waiting for the kernel's clock, which no test can turn.
+    // Concurrent, because both mostly wait for timers of the kernel, which a test cannot advance.
     tokio::join!(
         without_link_and_path(&[]),
         without_link_and_path(&["--lane-security=plaintext"]),
@@ -164,7 +163,7 @@ async fn tunnels_without_a_link_live_until_nothing_is_acknowledged_for_twenty_se
 /// `flags` are those of the server and of the agents.
 async fn without_link_and_path(flags: &[&str]) {
     const SILENCE: Duration = Duration::from_secs(20);
-    /// Looks at tunnels in trouble are 5 s apart; the rest is for a busy machine.
+    /// The check runs every 5 s. The rest is for a busy machine.
     const NOTICED: Duration = Duration::from_secs(60);
     const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
     let world = World::start(&[&["--proxy-strategies=destHost"], flags].concat()).await;
@@ -188,7 +187,7 @@ async fn without_link_and_path(flags: &[&str]) {
         .await;
     world.links(2).await;
     until("warm lanes", || value(&world, IDLE) >= 8.0).await;
-    // Speaks once when told to, so that the agent has something to send.
+    // The target sends once when notified, so that the agent has bytes to send.
     let (speak, spoken) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (told, count) = (Arc::clone(&speak), Arc::clone(&spoken));
     let (port, _target) = targets::serve(move |mut stream| {
@@ -237,19 +236,19 @@ async fn without_link_and_path(flags: &[&str]) {
         "{lost:?}"
     );
     within("the end", cut.read(&mut [0])).await.ok();
-    // Longer without a link than the other, and not touched.
+    // The tunnel whose path is intact survives without a link.
     connect::echo(&mut kept, b"after").await;
     assert_eq!(value(&world, LOST), 1.0);
 }
 
-/// On a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
+/// A half-closed silent tunnel on a lane. The flags of one end shorten the timeout. The server counts `reason`.
 async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], reason: &str) {
     const BEATS: u8 = 12;
     let world = World::start(server_flags).await;
     let _agent = world.agent("agent-1", agent_flags).await;
     world.links(1).await;
     warm(&world).await;
-    // Says something now and then for longer than the time, then nothing, and never closes.
+    // The target sends at intervals for longer than the timeout, then sends nothing more and never closes.
     let (port, _target) = targets::serve(|mut stream| async move {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await?;
@@ -273,7 +272,7 @@ async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], rea
     assert!(silent.elapsed() >= Duration::from_secs(1));
     let closed = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
     until(&closed, || value(&world, &closed) == 1.0).await;
-    // The tunnel is reset, the lane is not.
+    // Only the tunnel is reset. Its lane stays open.
     until("the lane is free", || value(&world, BUSY) == 0.0).await;
     let counts =
         [HITS, "adit_lanes_closed_total{reason=\"lost\"}"].map(|series| value(&world, series));

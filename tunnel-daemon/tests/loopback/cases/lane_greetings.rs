@@ -1,4 +1,4 @@
-//! What a server sends right behind its greeting of a lane: dials wait for lanes, so an OPEN may be there with READY.
+//! Frames that a server sends right after READY. Dials wait for lanes, so an OPEN may arrive together with READY.
 
 use adit_core::lane::{CONTROL_BYTES_MAX, LaneEvent};
 
@@ -9,18 +9,18 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::{World, sample};
 
-/// How frames become records of the TLS session.
+/// How frames are packed into TLS records.
 #[derive(Clone, Copy, Debug)]
 enum Records {
-    /// READY is alone and what waits behind it is together, as our server does it.
+    /// READY in one record and all other frames in the next, as Adit's server sends them.
     AsOurServer,
-    /// One of each.
+    /// One record per frame.
     OneEach,
-    /// As few as there may be.
+    /// All frames in as few records as possible.
     Together,
 }
 
-/// The address with the longest name there is, and it is this machine's.
+/// An address with a name of the maximum length that resolves to this machine.
 fn longest_name(port: u16) -> String {
     let label = "x".repeat(63);
     let name = format!("{label}.{label}.{label}.{}.localhost", "y".repeat(51));
@@ -28,12 +28,12 @@ fn longest_name(port: u16) -> String {
     format!("{name}:{port}")
 }
 
-/// An address of as many bytes as an OPEN can carry beside its protocol. It has no port.
+/// The longest address that fits an OPEN beside its protocol. It has no port.
 fn longest_address() -> String {
     "a".repeat(CONTROL_BYTES_MAX - "\0\x03tcp".len())
 }
 
-/// The next event that no ping has to do with.
+/// The next event other than PONG.
 async fn event(lane: &mut ServerLane) -> LaneEvent {
     loop {
         match lane.event().await.expect("the agent keeps its lane") {
@@ -56,7 +56,7 @@ async fn serves(lane: &mut ServerLane) {
     assert_eq!(back, b"on a new lane");
 }
 
-/// READY and frames behind it, in one write: the agent loses none of them, and the lane lives on.
+/// The agent loses no frame, and the lane stays usable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
     let (port, _target) = targets::echo().await;
@@ -68,7 +68,7 @@ async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
             let _agent = world.agent_of(server.port(), "a", &[]).await;
             let _link = server.accept().await.greet_with_lane();
             let mut lane = ServerLane::greet(&mut server).await;
-            // A wish for lanes goes with it, and there is a ping on either side.
+            // WANT and OPEN, with a PING before and after.
             lane.end.ping(1);
             lane.end
                 .open(&request(address), 3)
@@ -91,7 +91,7 @@ async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
                     other => panic!("{records:?}: instead of a refusal: {other:?}"),
                 }
                 assert_eq!(event(&mut lane).await, LaneEvent::Idle);
-                // Nothing of it is left on the lane.
+                // The refused OPEN leaves nothing on the lane: another one works.
                 lane.end.open(&request(&named), 0).expect("it is free");
             }
             serves(&mut lane).await;
@@ -99,7 +99,7 @@ async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
     }
 }
 
-/// A record whose second half is still on its way when the lane is bound belongs to the lane, too.
+/// The second half of the record arrives after the lane is bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_is_half_there_with_ready_is_the_lanes() {
     let (port, _target) = targets::echo().await;

@@ -1,4 +1,4 @@
-//! Servers and agents as processes of their own, with many tunnels on lanes: what one leaves behind when it is killed.
+//! Server and agent as separate processes with many tunnels on lanes: what remains when one of them is killed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const CLIENTS: &str = "konnectivity_network_proxy_server_http_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
 
-/// Full length at night, a short one else.
+/// `long` in nightly runs, otherwise `short`.
 pub(super) fn nightly<T>(long: T, short: T) -> T {
     if std::env::var_os("ADIT_NIGHTLY").is_some() {
         long
@@ -50,7 +50,7 @@ pub(super) struct Pair {
     _echo: adit_net::tasks::Tasks,
 }
 
-/// What a process has in use, by name; nothing at rest.
+/// Resources that a process has in use, by name. Empty at rest.
 fn in_use(admin: &Path) -> Vec<(&'static str, u64)> {
     let status = Socket::new(admin).ask::<Status>("/v1/status");
     let status = status.expect("an answer");
@@ -111,7 +111,7 @@ impl Pair {
         }
     }
 
-    /// Nothing is open, waits or is held at either end.
+    /// Asserts that neither end has open tunnels, pending dials or held bytes.
     pub(super) async fn assert_at_rest(&self) {
         let health = self.processes.health;
         for series in [TUNNELS, CLIENTS, BUSY, "adit_held_bytes"] {
@@ -120,13 +120,13 @@ impl Pair {
         for series in [TARGETS, BUSY] {
             metric(self.agent_health, series, 0.0).await;
         }
-        // Fresh numbers of the relay, too; and an agent's gauge of held bytes always says 0.
+        // The admin sockets also have current counts of the relay. An agent's gauge of held bytes is always 0.
         for admin in &self.admin {
             until_at_rest(admin).await;
         }
     }
 
-    /// Server and agent count as many open lanes, and as many that were ever bound.
+    /// Asserts that server and agent count equally many open lanes, and equally many lanes ever bound.
     pub(super) async fn assert_lanes_add_up(&self) {
         within("lanes to add up", async {
             loop {
@@ -138,7 +138,7 @@ impl Pair {
                 if lanes(self.processes.health).await == lanes(self.agent_health).await {
                     return;
                 }
-                // Some are opened or given up at this moment.
+                // Lanes may be opening or closing at this moment.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
@@ -170,7 +170,7 @@ impl Pair {
     }
 }
 
-/// Dials start on time, whatever became of those before; lanes or not, each becomes a tunnel.
+/// Dials start at fixed times, regardless of earlier ones. Each becomes a tunnel, on a lane or on the link.
 ///
 /// Limit (isolation): 1,000 dials within 1 s at an agent with 4 idle lanes | all succeed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -206,8 +206,7 @@ async fn a_thousand_dials_in_one_second_all_succeed() {
     pair.assert_lanes_add_up().await;
 }
 
-/// The kernel closes what a killed process had open, so the other end knows at once, long before the 20 s after which it
-/// would find out by itself.
+/// The kernel closes the sockets of a killed process. So the other end sees it at once, long before its own timeout of 20 s.
 const NOTICED: Duration = Duration::from_secs(5);
 
 /// Limit (times): Tunnels on lanes of a killed process | end at once at the other end, at most 5 s later
@@ -268,7 +267,7 @@ async fn targets_of_tunnels_on_lanes_of_a_killed_server_are_closed() {
     drop((streams, calls));
 }
 
-/// Tunnels without frames whose bytes flow, and what their targets see.
+/// Opens raw-lane tunnels that carry bytes. Returns them with the reports of their targets.
 async fn pipes_on(
     pair: &Pair,
 ) -> (
@@ -295,8 +294,8 @@ async fn pipes_on(
 const PIPES: u32 = 10;
 const PLAINTEXT: &str = "--lane-security=plaintext";
 
-/// The kernel ends what a killed process had open, and an end is all that a tunnel without frames has to say that all was
-/// sent: it must not look like one.
+/// On a raw lane FIN means that all bytes were sent. When the kernel closes the sockets of a killed process, targets must
+/// see RST instead.
 ///
 /// Limit (times): Tunnels on lanes of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -333,7 +332,7 @@ async fn targets_of_pipes_of_a_killed_server_or_agent_see_a_reset() {
     }
 }
 
-/// Lanes that became pipes are counted like all others.
+/// Raw lanes are counted like other lanes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pipes_leave_nothing_behind() {
     let pair = Pair::start_with(&[PLAINTEXT]).await;

@@ -1,4 +1,4 @@
-//! What a tunnel that is over has left on its lane, and the next one.
+//! Bytes of an ended tunnel that are still on its lane, and the next dial.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -8,14 +8,14 @@ use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// Both ends have said that they send no more, and the target takes its time to read: what is on its way to it is not cut by
-/// the next dial, which does not wait for it either.
+/// Both ends have half-closed, and the target reads slowly. The next dial neither cuts the bytes in flight nor waits for
+/// them.
 ///
 /// Limit (isolation): A dial while its lane still carries the last bytes of a tunnel | uses another lane; those bytes
 /// arrive
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn last_bytes_of_a_tunnel_neither_hold_the_next_one_up_nor_are_they_cut_by_it() {
-    // More than the target's connection takes, less than the kernel does for a lane.
+    // More than the target's socket buffers hold, less than those of the lane.
     const BYTES: usize = 1_500_000;
     let world = World::start(&["--lanes-per-link=1"]).await;
     let _agent = world.agent("agent-1", &[]).await;

@@ -1,4 +1,4 @@
-//! Lanes between Adit ends: who gets them, what rides on them, what happens when one or its link goes away.
+//! Lanes between Adit server and agent: their limits, tunnels on them, and the end of a lane or of its link.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
     for _round in 0..50 {
         world.assert_serves(&target).await;
     }
-    // They found lanes, but perhaps on a machine so busy that none was back in time, and the lanes were few.
+    // Most dials find a lane. On a busy machine some dials come before a lane has returned.
     assert_eq!(value(&world, HITS) + value(&world, MISSES), 100.0);
-    // Each of them was answered, within a second on any machine.
+    // Each hit was answered within 2.5 s, and none within 10 µs.
     let answers = ["_count", "_bucket{le=\"2.5\"}", "_bucket{le=\"1e-05\"}"]
         .map(|part| value(&world, &format!("adit_lane_answer_seconds{part}")));
     assert_eq!(answers, [value(&world, HITS), value(&world, HITS), 0.0]);
@@ -73,19 +73,18 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     let dials = value(&world, HITS) + value(&world, MISSES);
     assert_eq!(dials, TUNNELS as f64);
     assert!(value(&world, MISSES) > 0.0);
-    // Nobody waited for a lane; now there are some for the next burst.
+    // No dial waited for a lane. The agent opens lanes for the next burst.
     let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
     until("more lanes are wanted", || wanted() >= Some(8.0)).await;
     until("lanes for the next burst", || value(&world, IDLE) >= 8.0).await;
     drop(streams);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
-    // Without a link none are wanted.
+    // Without a link the agent wants no lanes.
     world.stop_server(Duration::ZERO).await;
     until("no lane is wanted", || wanted() == Some(0.0)).await;
 }
 
-/// However many lanes are missing, an agent has four handshakes with a server that does not answer, and no more. Dials
-/// do not wait for them.
+/// An agent has at most four unfinished handshakes with a server that does not answer. Dials do not wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
     const TUNNELS: usize = 100;
@@ -114,7 +113,7 @@ async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
     }
     until("four of them", || wire.held().0 == 4).await;
     assert!(wanted() >= Some(least));
-    // Their misses ask for more and more.
+    // Their misses raise the number of wanted lanes.
     for _dial in 0..MISSING {
         streams.push(connect::open(&world.connect(), &target).await);
     }
@@ -163,7 +162,7 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
     until("the lane comes back", || value(&world, BUSY) == 0.0).await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
 
-    // A client that vanishes with bytes under way.
+    // A client that disconnects with bytes in flight.
     let mut stream = connect::open(&world.connect(), &target).await;
     stream.write_all(&sent[..1_000_000]).await.expect("taken");
     drop(stream);
@@ -190,9 +189,9 @@ async fn a_client_that_reads_nothing_holds_up_only_itself() {
     for _round in 0..200 {
         echo(&mut tunnel, b"not held up").await;
     }
-    // Nothing of the flood is held by the server beyond what one write takes.
+    // The server holds less than 1 MB of the stalled downloads.
     assert!(value(&world, "adit_held_bytes") < 1e6);
-    // It goes on when it reads.
+    // A download continues when its client reads.
     let mut some = vec![0; 4_000_000];
     let reader = stalled.first_mut().expect("three of them");
     within("bytes after the pause", reader.read_exact(&mut some))
@@ -220,12 +219,13 @@ async fn tunnels_on_lanes_outlive_their_link() {
     })
     .await;
     connect::echo(&mut stream, b"after").await;
-    // The agent comes back, with lanes of its new link.
+    // The agent reconnects, with lanes of its new link.
     world.links(1).await;
     warm(&world).await;
     connect::echo(&mut stream, b"still").await;
     assert_eq!(value(&world, BUSY), 2.0);
-    // Long enough for the watch over lanes without a link; nightly also for the kernel's probes to become rare.
+    // Long enough for the periodic check of lanes without a link. Nightly runs also cover the backoff of the kernel's window
+    // probes.
     tokio::time::sleep(pause()).await;
     let mut some = vec![0; 2_000_000];
     within("bytes after the pause", paused.read_exact(&mut some))
@@ -256,7 +256,7 @@ async fn a_dial_error_reads_the_same_on_a_lane() {
     until("the lane is free again", || value(&world, BUSY) == 0.0).await;
 }
 
-/// As on a link: the client is told, with a reason, before its connection goes.
+/// As on a link, the client gets a close with a reason before its connection ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
     let (mut world, _agent) = World::with_agent().await;
@@ -276,7 +276,7 @@ async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
     }
 }
 
-/// What stalled readers hold is bounded for all of them together, and none is cut for it.
+/// One bound holds for all stalled readers together, and none is cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
     const READERS: usize = 20;
@@ -295,13 +295,13 @@ async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
         readers.push(connect::open(&world.connect(), &target).await);
     }
     assert_eq!(value(&world, MISSES), 0.0);
-    // Up to half of it, what waits in the kernel included, each holds 256 KiB. Beyond that each may hold what it was given at once;
-    // without a budget they would hold 5 MB.
+    // Until half the budget is in use, kernel buffers included, each reader holds up to 256 KiB. Beyond that each may hold
+    // only what arrived at once. Without a budget they would hold 5 MB.
     until("a part of the budget", || {
         value(&world, "adit_held_bytes") > 5e5
     })
     .await;
-    // The gauge is brought up to date once a second: these are values of after the last reader came.
+    // The gauge is updated once a second. These values are from after the last reader opened.
     for _second in 0..3 {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let held = value(&world, "adit_held_bytes");

@@ -1,4 +1,4 @@
-//! Transfers that no buffer holds, both ways at once: each byte is checked as it arrives.
+//! Transfers larger than any buffer, in both directions at once. Each byte is checked on arrival.
 
 use std::time::Duration;
 
@@ -13,12 +13,13 @@ use crate::support::seeded::{Chunks, End, Heard, Words};
 use crate::support::wait::{within, within_for};
 use crate::support::ways::Way;
 
-/// For all bytes both ways.
+/// Limit for the whole transfer.
 const WITHIN: Duration = Duration::from_secs(300);
-/// Of the largest chunk.
+/// Size of the largest chunk, in bits.
 const CHUNK_BITS: usize = 18;
 
-/// Bytes each way. At full size, for which the program that cargo builds with the tests is too slow, it is a GiB.
+/// Bytes each way. Nightly it is 1 GiB if `ADIT_PROGRAM` names a program, because the program that cargo builds for tests is
+/// slow.
 fn bytes() -> usize {
     let long = if named_program().is_some() {
         1 << 30
@@ -28,7 +29,7 @@ fn bytes() -> usize {
     nightly(long, 16 << 20)
 }
 
-/// One end of a transfer, to the end of what it hears.
+/// Sends and receives at one end of a transfer, until the peer's FIN.
 async fn exchange(io: impl Io, says: Words, hears: Words, seed: u64) -> Heard {
     let (mut read, mut write) = tokio::io::split(io);
     let (mut said, mut heard) = (

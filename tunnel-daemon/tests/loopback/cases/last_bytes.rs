@@ -1,5 +1,5 @@
-//! The last bytes of a tunnel reach whoever they are for, also one that speaks to nobody meanwhile: a kernel that closes a
-//! socket with input unread throws away what it has not delivered.
+//! The last bytes of a tunnel reach their reader, even if that reader sends bytes that are never read. A kernel that closes
+//! a socket with unread input discards undelivered output.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::support::targets::{self, Sum, pattern};
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::{World, sample};
 
-/// More than a kernel takes for a reader that does not read, and less than it takes from a writer.
+/// More than a kernel buffers for a peer that does not read, and less than it takes from a writer.
 const BYTES: usize = 1_300_000;
-/// What is said to nobody, at once.
+/// Size of one write of bytes that are never read.
 const BLOCK_BYTES: usize = 64 * 1024;
-/// Of a Go agent's tunnel.
+/// Connection id of a Go agent's tunnel.
 const CONN: i64 = 5;
 
 fn closed(reason: &str) -> String {
     format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
 }
 
-/// With a target that speaks all the time and listens only when the tunnel is over.
+/// The target sends all the time and reads only after the tunnel has ended.
 ///
 /// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,7 +80,7 @@ async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
         let upload = tunnel.write(Bytes::from(bytes.clone()));
         within("the upload", upload).await.expect("it is taken");
         let over = async {
-            // The end of the tunnel does not wait for that of the connection.
+            // The tunnel ends before the target's connection does.
             let (scrape, clean) = (agent.metrics.scrape(), closed("clean"));
             until("the tunnel is over at the agent", || {
                 sample(&scrape.text(), &clean) == Some(1.0)
@@ -99,7 +99,7 @@ async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
     }
 }
 
-/// What a client that never stops speaking reads, to whatever end; it begins to read after `later`.
+/// What a client that keeps sending reads, and how its read ends. It begins to read after `later`.
 async fn heard_by_a_speaker(
     stream: Box<dyn Io>,
     later: impl Future<Output = ()>,
@@ -116,7 +116,7 @@ async fn heard_by_a_speaker(
     (all, end.map(drop).map_err(|error| error.kind()))
 }
 
-/// Go agents know no half-close: their target's end is the tunnel's, whatever the client has still to say.
+/// Go agents have no half-close: the target's FIN ends the tunnel, even if the client has more to send.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaking() {
     for kind in Kind::ALL {
@@ -142,7 +142,7 @@ async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaki
                 error: String::new(),
             };
             link.packet(PacketType::CloseRsp, Payload::CloseResponse(close));
-            // A unix socket holds less of it, and a client that does not read is not at its end there.
+            // A unix socket buffers less, so the tunnel of a client that does not read cannot end yet.
             if kind != Kind::Unix {
                 world.server_metric(&closed("clean"), 1.0).await;
             }
@@ -154,19 +154,20 @@ async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaki
     }
 }
 
-/// Between Adit ends a target's end is a half-close at first. This one hears nothing more soon afterwards, which breaks what
-/// the client says, and nothing else.
+/// Between Adit ends the target's FIN is at first a half-close. Soon afterwards this target closes, which breaks only the
+/// client's direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_goes_on_speaking() {
     let (port, _target) = targets::serve(|mut stream| async move {
         stream.write_all(&pattern(0, BYTES)).await?;
         stream.shutdown().await?;
-        // Or it would be its own kernel that loses them.
+        // Waits until all bytes are acknowledged. Otherwise the target's own kernel would discard them.
         let mut block = vec![0; BLOCK_BYTES];
         while unacknowledged_bytes(&stream)? > 0 {
             let _dropped = stream.read(&mut block).await?;
         }
-        // With a byte unread the close is a reset at once. Without one the agent's kernel may wait for a window that nobody opens.
+        // With an unread byte the close sends RST at once. Without one the agent's kernel may wait for a window that never
+        // opens.
         stream.peek(&mut block).await?;
         Ok(())
     })
@@ -185,8 +186,8 @@ async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_goes_on_spea
             let (all, end) = heard_by_a_speaker(stream, last).await;
             let what = format!("{kind:?}, lanes: {lanes}: {} bytes, {end:?}", all.len());
             assert!(all == pattern(0, BYTES), "{what}");
-            // On the link the close may take the place of a half-close that was not sent yet, and has a text. Where a write
-            // has met the reset, a read finds only an end, which is no end of a TLS session.
+            // On the link the close may replace an unsent half-close, and carries a text. After a write has met the reset,
+            // read returns EOF, which is a truncated TLS session.
             let cut_off = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].map(Err);
             assert!(end.is_ok() || (cut_off.contains(&end) && !lanes), "{what}");
             world.server_metric(&broken, 1.0).await;

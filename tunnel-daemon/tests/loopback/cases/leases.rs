@@ -28,7 +28,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// One server, `s0`.
+    /// Starts one server, `s0`.
     async fn start() -> Self {
         let folder = TempDir::new().expect("a folder");
         let api = FakeApi::start().await;
@@ -49,7 +49,7 @@ impl Fleet {
         }
     }
 
-    /// One more.
+    /// Starts another server.
     async fn grow(&mut self) {
         let id = format!("s{}", self.others.len() + 1);
         let args: Vec<String> = self
@@ -74,7 +74,7 @@ impl Fleet {
         self.balancer.lead_to(&all);
     }
 
-    /// Only the first is left.
+    /// Stops all servers but the first.
     async fn shrink(&mut self) {
         self.balancer.lead_to(&[self.world.server().agents]);
         for other in self.others.drain(..) {
@@ -116,7 +116,7 @@ async fn holds(agent: &RunningAgent, servers: f64) {
     .await;
 }
 
-/// 3 -> 1 -> 3, as an operator scales a control plane.
+/// 1 -> 3 -> 1, twice, as an operator scales a control plane.
 ///
 /// Upstream (configuration): Agents follow the leases of their servers from one to three servers and back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,7 +131,7 @@ async fn an_agent_follows_the_leases_of_servers() {
         fleet.grow().await;
         fleet.published(3).await;
         holds(&agent, 3.0).await;
-        // Each withdraws its lease when it leaves, which costs no agent a try.
+        // A server deletes its lease when it stops, so no agent dials it in vain.
         fleet.shrink().await;
         fleet.published(1).await;
         holds(&agent, 1.0).await;
@@ -150,7 +150,6 @@ async fn an_agent_follows_the_leases_of_servers() {
     agent.stop().await;
 }
 
-/// `--sync-forever` makes no further trial once every leased server is linked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sync_forever_makes_no_trials_where_leases_say_that_all_are_held() {
     let mut fleet = Fleet::start().await;
@@ -180,7 +179,7 @@ async fn sync_forever_makes_no_trials_where_leases_say_that_all_are_held() {
     );
 }
 
-/// An agent on a node boots before the API server answers, perhaps through it.
+/// An agent on a node may start before the API server answers. It may even be the path to that API server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_does_not_answer_holds_nothing_up() {
     let fleet = Fleet::start().await;
@@ -190,7 +189,7 @@ async fn an_api_server_that_does_not_answer_holds_nothing_up() {
     fleet.world.links(1).await;
     until("its link", || value(&agent, HELD) == 1.0).await;
     assert_eq!(value(&agent, KNOWN), 1.0);
-    // Nor the end of a server, for longer than two seconds.
+    // A server's exit is not delayed by more than two seconds either.
     let Fleet { world, .. } = &fleet;
     let began = std::time::Instant::now();
     within("a server's end", world.server().leave(Some(Duration::ZERO))).await;
@@ -201,7 +200,7 @@ async fn an_api_server_that_does_not_answer_holds_nothing_up() {
     );
 }
 
-/// Both ends say when the client certificate of their kubeconfig expires.
+/// Both ends export the expiry of their kubeconfig's client certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_certificates_of_kubeconfigs_are_among_those_that_expire() {
     let folder = TempDir::new().expect("a folder");
@@ -234,14 +233,14 @@ async fn client_certificates_of_kubeconfigs_are_among_those_that_expire() {
     .await;
 }
 
-/// Agents that do not count leases hear of them from servers.
+/// The agent itself does not count leases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_tell_agents_how_many_leases_there_are() {
     let mut fleet = Fleet::start().await;
     fleet.published(1).await;
     fleet.grow().await;
     fleet.published(2).await;
-    // The newcomer has seen both at its first look.
+    // The second server's first list contains both leases.
     let text = || fleet.others[0].metrics.scrape().text();
     let lists =
         "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";

@@ -1,5 +1,5 @@
-//! Server and agent with no more rights than they are documented to need: the seccomp profiles of `deploy/seccomp`, a user
-//! who owns nothing, no capabilities. A call that is missing in a profile kills here, so nothing can pass over it.
+//! Server and agent with only the documented rights: the seccomp profiles of `deploy/seccomp`, an unprivileged user, no
+//! capabilities. A call that is missing in a profile kills the process, so no test can overlook it.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const RELOADED: &str = "adit_tls_reloads_total{result=\"ok\"}";
-/// Bytes of a bulk echo: enough to splice.
+/// Size of a bulk echo, enough to splice.
 const BULK: usize = 4 << 20;
-/// Asks the program of [`calls_that_no_profile_lists_fail`] to try them.
+/// Environment variable that makes this program try the calls of [`calls_that_no_profile_lists_fail`].
 const TRY: &str = "ADIT_TEST_FORBIDDEN";
 
 #[test]
@@ -30,7 +30,7 @@ fn launcher_becomes_the_program() {
     confined::launch_if_asked();
 }
 
-/// Runs through a life: links, lanes, tunnels of both dialects, names, failures, new certificates, metrics, orderly end.
+/// Exercises links, lanes, tunnels of both dialects, name lookups, failures, a new certificate, metrics and an orderly exit.
 async fn live(rights: impl Fn(&str) -> Rights, flags: &[&str]) {
     let flags = [&["--log-format=json"], flags].concat();
     let mut world = World::start(&flags).await;
@@ -146,7 +146,7 @@ async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
     .await;
 }
 
-/// klog empties its file rather than let it grow beyond its limit.
+/// klog empties its file at the size limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() {
     const LIMIT: usize = 1 << 20;
@@ -182,7 +182,7 @@ async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() 
     assert_eq!(server.end(Duration::from_secs(20)).code(), Some(0));
 }
 
-/// The calls of io_uring are for those who add them: `deploy/seccomp/README.md`.
+/// The profiles omit the calls of io_uring. `deploy/seccomp/README.md` says how to add them.
 ///
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -204,7 +204,7 @@ async fn relay_on_io_uring_needs_three_calls_more() {
     .await;
 }
 
-/// By root, who alone may become somebody else; others are nobody to the system as they are.
+/// Root switches to an unprivileged user. Any other user already is unprivileged.
 ///
 /// Limit (rights): Capabilities that server and agent need without eBPF | none
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,13 +244,13 @@ fn calls_that_no_profile_lists_fail() {
             output.status.success() && text.contains("all refused"),
             "{name}: {text}"
         );
-        // What the tests above rest on: here such a call is the end.
+        // The other tests rely on this: with `deadly` such a call kills the process.
         let killed = try_forbidden(name, true);
         assert_eq!(killed.status.signal(), Some(libc::SIGSYS), "{name}");
     }
 }
 
-/// The other side of [`calls_that_no_profile_lists_fail`]: what somebody who has taken over the process would like to do.
+/// The child of [`calls_that_no_profile_lists_fail`]: calls that an attacker in the process would make.
 #[test]
 fn forbidden_calls() {
     use rustix::io::Errno;
@@ -301,8 +301,8 @@ fn forbidden_calls() {
 
 /// What a system call without arguments fails with.
 fn answer_of(call: libc::c_long) -> Option<i32> {
-    // SAFETY: every argument is zero, so no pointer leads anywhere, and none of the calls asked for changes this process:
-    // without arguments they are refused or read nothing, and the first of ptrace's requests only lets the parent trace.
+    // SAFETY: all arguments are zero, so no pointer is dereferenced. None of these calls changes this process: with zero
+    // arguments they fail or read nothing. Request 0 of ptrace, PTRACE_TRACEME, only lets the parent trace.
     let answer = unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };
     (answer < 0).then(|| std::io::Error::last_os_error().raw_os_error())?
 }

@@ -1,4 +1,4 @@
-//! SIGTERM beside clients that do nothing to help: both programs leave within their grace.
+//! SIGTERM with unresponsive clients: both programs exit within their grace period.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,14 +20,14 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const PENDING: &str = "konnectivity_network_proxy_server_pending_backend_dials";
 const GRACE: Duration = Duration::from_secs(1);
-/// Promised are the grace and two seconds; the rest is for a machine that runs other tests. Whoever waits for one of these
-/// clients is not back then: a dial takes a minute here, a head as long, bytes linger for 30 s, a stream is open for ever.
+/// The grace period, 2 s, and a margin for a busy machine. A program that waits for one of these clients exceeds it: dials
+/// and heads last 60 s, lingering bytes 30 s, and streams never end.
 const LIMIT: Duration = Duration::from_secs(1 + 2 + 4);
 const FLAGS: [&str; 2] = ["--shutdown-grace=1s", "--dial-timeout=60s"];
-/// Blocks of an upload: more than all sockets of a lane take.
+/// Blocks of an upload: more than all socket buffers of a lane hold.
 const UPLOAD_BLOCKS: usize = 2048;
 
-/// Clients that read nothing, say half of what they have to, or wait for what never comes. None of them ever closes.
+/// Clients that read nothing, send incomplete requests, or wait for answers that never come. None of them closes.
 struct Deaf {
     _calls: Vec<Call>,
     _connection: Connection,
@@ -61,7 +61,7 @@ impl Deaf {
         let silent = silent_host();
         let connection = Connection::client(world).await;
 
-        // Downloads that nobody reads and uploads that nobody takes, in both dialects.
+        // Downloads that no client reads and uploads that no target reads, in both dialects.
         let mut download = connection.proxy().await;
         download.open(1, &source).await;
         let mut upload = connection.proxy().await;
@@ -70,12 +70,12 @@ impl Deaf {
         let unread = connect::open(&world.connect(), &source).await;
         let untaken = connect::open(&world.connect(), &sink).await;
         let block = vec![7; 64 * 1024];
-        // As much as goes at once: whether it is stuck already is no matter, it never ends.
+        // Fills the socket buffer. The upload need not be blocked yet, because it never ends.
         while untaken.try_write(&block).is_ok() {}
         metric(health, TUNNELS, 4.0).await;
         metric(health, &full("Connect"), 2.0).await;
 
-        // Dials that nobody answers, a call without one, and beginnings of everything.
+        // Unanswered dials, a call without a dial, and incomplete requests of every kind.
         let mut dialing = connection.proxy().await;
         dialing.dial(3, &silent.address);
         let idle = connection.proxy().await;
@@ -105,7 +105,7 @@ impl Deaf {
     }
 }
 
-/// Ends a program in order, beside them.
+/// Ends a program by SIGTERM, and asserts success within `LIMIT`.
 fn leaves(process: &mut Process) {
     let start = Instant::now();
     process.signal(Signal::TERM);
@@ -118,7 +118,7 @@ fn leaves(process: &mut Process) {
     );
 }
 
-/// Upstream's server waits for ever for each of them.
+/// Upstream's server waits forever for each of these clients.
 ///
 /// Limit (times): SIGTERM to exit, native mode | 25 s, and 1 s for the last packets
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,7 +135,7 @@ async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_c
     }
 }
 
-/// What the agent's tunnels wait for is at the far end of its link.
+/// The unresponsive clients are at the far end of the agent's link.
 ///
 /// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Long paths: a tunnel fills one.
+//! A tunnel fills a path of high latency.
 
 use std::io;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::support::wait::until;
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// Each way.
+/// Delay of the path in each direction.
 const DELAY: Duration = Duration::from_millis(100);
-/// What has to be under way at once: several times what a tunnel may send at its beginning, and 80 Mbit/s over such a path.
+/// Bytes that must be in flight at once: several times the initial credit of a tunnel, and 80 Mbit/s on this path.
 const UNDER_WAY: usize = 1 << 20;
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// A tunnel to a target without end, until enough of it is under way.
+/// Runs an endless transfer through a tunnel until enough bytes are in flight.
 async fn fills(lanes: &str, towards: Towards) {
     let world = World::start(&[]).await;
     let path = LongPath::to(world.server().agents, DELAY).await;
@@ -50,7 +50,7 @@ async fn fills(lanes: &str, towards: Towards) {
     }
 }
 
-/// Sends until the other end is gone. The pieces are no work: the path is what is to be full.
+/// Sends until the peer closes. All pieces are equal, because only their volume counts.
 async fn send(to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     let piece = vec![1; PIECE_BYTES];
     loop {

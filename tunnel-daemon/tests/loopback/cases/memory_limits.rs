@@ -1,4 +1,4 @@
-//! Server and agent in memory cgroups of their own, small ones, while readers pause.
+//! Server and agent in small memory cgroups while readers pause.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -21,17 +21,17 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const MIB: u64 = 1 << 20;
-/// A server that counts no queues and no socket buffers is killed at 130 readers in 64 MiB. Readers that come at once:
+/// Readers that open at once. A server that counts no queues and no socket buffers is killed at 130 readers in 64 MiB.
 const AT_ONCE: usize = 10;
-/// Echoes of which the slowest but one in a hundred is told, and how often: the best of these counts.
+/// Echoes per round, and rounds. The lowest 99th percentile of the rounds counts.
 const ECHOES: usize = 500;
 const ROUNDS: usize = 5;
-/// The 99th percentile beside paused readers in terms of the one without them.
+/// Allowed ratio of the 99th percentile beside paused readers to the one without them.
 const BESIDE: u32 = 3;
-/// Success is what counts, not its time: other tests run beside this one.
+/// Limit of each step. Generous, because other tests run concurrently.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A memory cgroup below this process's own, of either version; removed when dropped.
+/// A memory cgroup of either version at the root of its hierarchy, removed when dropped.
 struct MemoryCgroup {
     path: PathBuf,
     usage: &'static str,
@@ -57,12 +57,13 @@ impl MemoryCgroup {
         })
         .ok_or("no memory cgroups are mounted")?;
         if limit == "memory.max" {
-            // Refused where the controller is on already, or belongs to others: the limit tells.
+            // Fails if the controller is enabled already or belongs to others. Writing the limit below shows whether it is
+            // available.
             let _on = fs::write(Path::new(root).join("cgroup.subtree_control"), "+memory");
         }
         let path = Path::new(root).join(name);
         let cgroup = Self { path, usage };
-        // Of a process that was killed, and had the same number.
+        // Removes the cgroup of a killed process with the same id.
         let _none = fs::remove_dir(&cgroup.path);
         fs::create_dir(&cgroup.path).map_err(|error| format!("no cgroup can be made: {error}"))?;
         fs::write(cgroup.path.join(limit), bytes.to_string())
@@ -70,7 +71,7 @@ impl MemoryCgroup {
         Ok(cgroup)
     }
 
-    /// Starts a program in it; `args[0]` is what it is called as.
+    /// Starts the program in this cgroup. `args[0]`, its name, is not used.
     fn start(&self, name: &str, args: &[String], dir: &Path) -> Process {
         let program = crate::support::process::program();
         let procs = self.path.join("cgroup.procs");
@@ -95,7 +96,7 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        // Its last process may be dying yet.
+        // The last process may still be exiting.
         for _try in 0..100 {
             if fs::remove_dir(&self.path).is_ok() {
                 return;
@@ -105,7 +106,7 @@ impl Drop for MemoryCgroup {
     }
 }
 
-/// The 99th percentile of echoes on one tunnel, in the best of some rounds.
+/// The lowest 99th percentile of echoes on one tunnel, over some rounds.
 async fn p99(stream: &mut UnixStream) -> Duration {
     let mut best = Duration::MAX;
     for _round in 0..ROUNDS {
@@ -121,21 +122,21 @@ async fn p99(stream: &mut UnixStream) -> Duration {
     best
 }
 
-/// Waits until the readers are paused all the way: what the kernel holds for them is full, and no byte moves.
+/// Waits until the kernel's buffers for the readers are full and no byte moves.
 async fn until_no_byte_moves(health: SocketAddr) {
     let moved = async || sum(&scrape(health).await, "adit_tunnel_bytes_total").to_bits();
     within_for(PATIENCE, "no byte moves", stands_still(moved)).await;
 }
 
-/// What asks for tunnels.
+/// The frontend of the readers.
 #[derive(Clone, Copy, Debug)]
 enum Frontend {
     Connect,
-    /// Each on a connection of its own, as kube-apiserver does.
+    /// Each tunnel has its own connection, as with kube-apiserver.
     Grpc,
 }
 
-/// A reader that reads nothing, until dropped. `None` if it is refused for want of memory.
+/// A client that reads nothing until dropped. `None` if the server refuses it for lack of memory.
 async fn pause(world: &World, frontend: Frontend, source: &str) -> Option<Box<dyn Send>> {
     if let Frontend::Grpc = frontend {
         return match GrpcTunnel::open(world.channel().await, source).await {
@@ -160,7 +161,8 @@ async fn pause(world: &World, frontend: Frontend, source: &str) -> Option<Box<dy
     None
 }
 
-/// Readers pause, which kills nobody. Returns the 99th percentile of an echo before and beside them.
+/// Pauses readers and asserts that no process is killed. Returns the 99th percentile of an echo before and beside them.
+/// `None` without memory cgroups.
 async fn readers_pause(
     limit: u64,
     readers: usize,
@@ -175,7 +177,7 @@ async fn readers_pause(
             return None;
         }
     };
-    // Each takes 2 MiB until it pauses, which takes minutes in a virtual machine.
+    // A gRPC reader takes 2 MiB before it pauses. In a virtual machine that takes minutes.
     let is_long = matches!(frontend, Frontend::Grpc) && server_group.is_version_2();
     let readers = if is_long { readers.min(100) } else { readers };
     let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
@@ -193,7 +195,7 @@ async fn readers_pause(
     let mut echo = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
     let before = p99(&mut echo).await;
 
-    // In version 2 the limit is one for sockets, too.
+    // In version 2 the limit also covers socket buffers.
     let few = if server_group.is_version_2() { 8 } else { 4 };
     let (mut paused, mut refused) = (Vec::new(), 0);
     within_for(PATIENCE, "readers that pause", async {
@@ -232,7 +234,7 @@ async fn readers_pause(
         agent_group.most_bytes() / MIB,
     );
     assert!(paused.len() >= readers / few, "most are refused: {refused}");
-    // What is refused now is not refused for ever.
+    // Refusals stop once the readers are gone.
     drop((paused, echo));
     for health in [health, agent_health] {
         for what in ["held", "queued", "kernel"] {
@@ -240,7 +242,7 @@ async fn readers_pause(
         }
     }
     let target = format!("127.0.0.1:{echo_port}");
-    // The use of the cgroup is looked at ten times a second.
+    // The server checks the usage of the cgroup ten times a second.
     within_for(PATIENCE, "an end of the refusals", async {
         while pause(&world, frontend, &target).await.is_none() {}
     })

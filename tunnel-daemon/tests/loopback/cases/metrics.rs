@@ -1,4 +1,4 @@
-//! Series that show what goes wrong between the ends of a tunnel.
+//! Metrics that show problems between the two ends of a tunnel.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::support::{connect, targets};
 
 const PREFIX: &str = "konnectivity_network_proxy_server_";
 
-/// Tunnels whose reader does not take what comes by that method.
+/// Series of tunnels whose receive queue is full, for bytes that arrive by this service method.
 pub(super) fn full(method: &str) -> String {
     format!("{PREFIX}full_receive_channels{{service_method=\"{method}\"}}")
 }
 
-/// Bytes from the agent: in upstream such a client blocks the reader of the agent's stream.
+/// Bytes from agent to client. In upstream such a client blocks the reader of the agent's stream.
 ///
 /// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,7 +60,7 @@ async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
     assert!(of("count") > Some(2.0) && of("sum") > Some(0.0), "{text}");
 }
 
-/// Bytes from the client: its stream is not read while its tunnel takes no more.
+/// Bytes from client to agent: the server stops reading the client's stream while its tunnel accepts no more.
 ///
 /// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,7 +94,7 @@ async fn client_whose_agent_does_not_read_is_counted_and_loses_nothing() {
     world.server_metric(&full("Proxy"), 0.0).await;
 }
 
-/// Each of these pieces is handed on as it comes. Upstream counts the messages.
+/// The server forwards each piece of a packet as it arrives, but counts messages, as upstream does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_that_come_in_pieces_are_counted_once() {
     const BYTES: usize = 100_000;
@@ -191,7 +191,7 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
 
     let agent_scrape = agent.metrics.scrape();
     assert_eq!(errors(agent_scrape.text(), "to_agent"), [""; 0]);
-    // Its connections end in the middle of TLS.
+    // Its connections end without a TLS close_notify.
     drop(balancer);
     until("the lost server is counted", || {
         errors(agent_scrape.text(), "to_agent").len() == 1
@@ -234,7 +234,7 @@ async fn tunnels_cut_at_shutdown_say_so() {
     );
 }
 
-/// `--warn-on-channel-limit`, of the real binary: one line for a tunnel, however often its queue is full.
+/// Runs the real binary with `--warn-on-channel-limit`: a tunnel is warned about once, however often its queue is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_warns_of_a_target_that_does_not_take_its_bytes_if_asked_to() {
     let (port, _target) = targets::serve(|stream| async move {
@@ -264,7 +264,7 @@ async fn agent_warns_of_a_target_that_does_not_take_its_bytes_if_asked_to() {
     assert_eq!(lines(), 1);
 }
 
-/// Anyone may scrape: what clients reach, and what opens a door, is not among the numbers.
+/// Metrics need no authentication, so they must contain no targets and no secrets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scrape_names_no_target_and_no_secret() {
     let (port, _target) = targets::echo().await;

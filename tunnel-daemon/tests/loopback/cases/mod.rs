@@ -1,4 +1,4 @@
-//! The tests, by what they look at.
+//! The tests, one module per topic.
 
 mod abandoned_dials;
 mod admin;

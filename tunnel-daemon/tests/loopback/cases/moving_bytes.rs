@@ -1,4 +1,4 @@
-//! Bytes of tunnels while the tunnels are open, and of tunnels that are cut.
+//! Byte counts of open tunnels, and of tunnels cut at shutdown.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -10,7 +10,6 @@ use crate::support::{connect, targets};
 
 const TEXT: &[u8] = b"bytes that are counted before the tunnel ends";
 
-/// The access events of a log.
 fn access_events(log: &str) -> Vec<Value> {
     let lines = log
         .lines()
@@ -47,7 +46,7 @@ async fn bytes_of_an_open_tunnel_are_counted_and_one_that_is_cut_is_logged_with_
         let agent_health = agent.address("health");
         metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
         if path != "link" {
-            // More than one: the last idle lane stays one with frames.
+            // A tunnel becomes a raw lane only if two other lanes stay idle.
             at_least(processes.health, "adit_lanes{state=\"idle\"}", 3.0).await;
         }
         let mut stream = connect::open(&processes.world.connect(), &target).await;

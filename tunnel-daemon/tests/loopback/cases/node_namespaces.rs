@@ -1,8 +1,8 @@
-//! Node and control planes in network namespaces of their own: no route leads from one to the other, the control planes have
-//! the same addresses, and each agent reaches its own.
+//! A node and two control planes in separate network namespaces. The node has no route to the API addresses of the control
+//! planes. Both control planes use the same addresses, and each agent reaches its own control plane.
 //!
-//! That takes root and the commands `unshare`, `nsenter` and `ip`. Without them the test is skipped, but not as root
-//! where `CI` is set.
+//! The test needs root and the commands `unshare`, `nsenter` and `ip`. Without them it is skipped; as root with `CI` set it
+//! fails instead.
 
 use std::env;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use crate::support::skip::{has_v6, skip_unprivileged};
 use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
-/// What a peer is to do: `listen ADDRESS WORD` or `connect ADDRESS`.
+/// Environment variable with a peer's role: `listen ADDRESS WORD` or `connect ADDRESS`.
 const ROLE: &str = "ADIT_TEST_NAMESPACE_PEER";
 
 const V4: Addresses = Addresses {
@@ -35,19 +35,19 @@ const V6: Addresses = Addresses {
     loopback: "[::1]",
 };
 
-/// Of one family.
+/// Addresses of one IP family.
 struct Addresses {
-    /// Where every control plane has its API, and no node.
+    /// API address of every control plane; the node has no route to it.
     api: &'static str,
-    /// The same without the port, as a network of its own.
+    /// The API's host as a network, for `ip address add`.
     api_host: &'static str,
-    /// Of the node and of a control plane, for each of these.
+    /// Addresses at the node and at the control plane, for each control plane.
     cables: [[&'static str; 2]; 2],
-    /// Where agents listen.
+    /// Host at which the agents listen.
     loopback: &'static str,
 }
 
-/// A network namespace; it goes with the process that holds it.
+/// A network namespace that exists as long as its holder process.
 struct Namespace(Child);
 
 impl Namespace {
@@ -92,14 +92,14 @@ impl Namespace {
         assert!(output.status.success(), "{words}: {why}");
     }
 
-    /// Gives a device an address.
+    /// Adds an address to a device.
     fn add(&self, address: &str, device: &str) {
-        // An IPv6 address is of use at once: nobody else can have it.
+        // Without duplicate address detection an IPv6 address is usable at once.
         let at_once = if address.contains(':') { " nodad" } else { "" };
         self.run(&format!("ip address add {address} dev {device}{at_once}"));
     }
 
-    /// A cable to another namespace, with these addresses at its ends.
+    /// Creates a veth pair to another namespace, with these addresses at its ends.
     fn connect(&self, other: &Self, name: &str, here: &str, there: &str) {
         let pid = other.0.id();
         self.run(&format!(
@@ -111,7 +111,7 @@ impl Namespace {
         other.run("ip link set uplink up");
     }
 
-    /// The program in it, with these arguments.
+    /// Starts `adit` in the namespace.
     fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
         let mut words = vec!["nsenter".to_owned(), self.path()];
         words.push(env!("CARGO_BIN_EXE_adit").to_owned());
@@ -119,7 +119,7 @@ impl Namespace {
         Process::start_program(name, Path::new("nsenter"), &words, dir)
     }
 
-    /// This very program in it, as a peer.
+    /// Starts this test binary in the namespace, as a peer.
     fn peer(&self, role: &str) -> Child {
         let program = env::current_exe().expect("this program");
         Command::new("nsenter")
@@ -145,7 +145,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A peer that ends with the test.
+/// A peer process that is killed when dropped.
 struct Peer(Child);
 
 impl Drop for Peer {
@@ -155,7 +155,7 @@ impl Drop for Peer {
     }
 }
 
-/// No test: what other processes of the tests below do.
+/// Not a test: the role of the child processes of the tests below.
 #[test]
 #[ignore = "a role in another test"]
 fn a_peer() {
@@ -186,7 +186,7 @@ fn a_peer() {
     }
 }
 
-/// What a client in this namespace hears at that address.
+/// Output of a client in this namespace that connects to that address.
 fn heard(namespace: &Namespace, address: &str) -> String {
     let peer = namespace.peer(&format!("connect {address}"));
     let output = peer.wait_with_output().expect("a client");
@@ -245,7 +245,7 @@ async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
             ])
             .collect();
         processes.push(plane.adit(&format!("server-{name}"), &server, world.dir.path()));
-        // The certificate names 127.0.0.1 and server.test; the latter leads where the agent's own names say.
+        // The certificate names server.test, which the agent's own `/etc/hosts` resolves to its control plane.
         let hosts = world.dir.path().join(format!("hosts-{name}"));
         let (plane_ip, _length) = there.split_once('/').expect("with its length");
         std::fs::write(&hosts, format!("{plane_ip} server.test\n")).expect("a file");
@@ -291,7 +291,7 @@ async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
     }
 }
 
-/// The program in a namespace, and in a mount namespace with this `/etc/hosts`.
+/// Starts `adit` in a network namespace, and in a mount namespace with this `/etc/hosts`.
 fn with_hosts(node: &Namespace, hosts: &Path, name: &str, args: &[String], dir: &Path) -> Process {
     let mount = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
     let mut words = [

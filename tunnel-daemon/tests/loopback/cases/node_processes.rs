@@ -1,4 +1,4 @@
-//! Node to control plane between processes: what the log says of a tunnel, what a kill leaves, and how little is left of many.
+//! Node to control plane between real processes: access events, kills of either end, and leaks after many tunnels.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn pair(destination: &str) -> (Processes, Process) {
     (processes, agent)
 }
 
-/// The server's access events of tunnels that agents asked for.
+/// The server's access events of tunnels that agents opened.
 fn events(server: &Process) -> Vec<Value> {
     let log = server.log();
     let lines = log
@@ -59,7 +59,7 @@ async fn each_tunnel_has_an_access_event_that_names_its_agent_and_certificate() 
     );
     let principal = event["principal"].as_str().expect("a principal");
     assert!(principal.contains("agent"), "{principal}");
-    // One that is refused has one, too.
+    // A refused tunnel has an access event, too.
     drop(processes);
     let processes = Processes::start(&["--allowed-destination=10.0.0.1:1"]).await;
     let agent = processes.agent("agent-1", &[&format!("--target=0:{destination}")]);
@@ -86,7 +86,7 @@ async fn a_killed_server_resets_connections_and_its_successor_takes_new_ones() {
         .await
         .expect_err("no end");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
-    // Whoever connects now is held until there is a server again.
+    // A new connection is held until a server is back.
     let mut stream = connect(address).await;
     let args = processes
         .world
@@ -144,7 +144,6 @@ async fn five_hundred_tunnels_leave_no_descriptor_behind() {
     no_descriptor_left(&agent, health, at_agent).await;
 }
 
-/// An agent short of descriptors resets further connections, for that reason, and serves again once there are some.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_short_of_descriptors_resets_connections_and_recovers() {
     let (port, _target) = targets::echo().await;
@@ -158,13 +157,13 @@ async fn an_agent_short_of_descriptors_resets_connections_and_recovers() {
     let agent = Process::start_limited("a", 640, &args, processes.world.dir.path());
     let (address, health) = (agent.address("address"), agent.address("health"));
     echo(&mut connect(address).await, b"before").await;
-    // Far more than it has lanes for, so most of them are held for a while.
+    // Many more connections than the agent has lanes for, so the agent holds most of them for a while.
     let mut held = Vec::new();
     let short = "adit_node_refusals_total{reason=\"descriptors\"}";
     within("it is short of descriptors", async {
         while sample(&scrape(health).await, short) == Some(0.0) {
             for _connection in 0..100 {
-                // Some of them are reset before their connect has returned.
+                // Some connections are reset before `connect` returns.
                 held.extend(tokio::net::TcpStream::connect(address).await);
             }
         }

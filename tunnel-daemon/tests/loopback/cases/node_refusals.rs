@@ -1,4 +1,4 @@
-//! Node to control plane: what is not allowed, or cannot be, is reset and counted by reason at both ends.
+//! Node to control plane: connections that are not allowed or cannot be opened are reset, and counted by reason at both ends.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::support::targets;
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 
-/// One more connection is reset, for this reason and no other, as both ends say.
+/// Opens one more connection, and asserts that it is reset and that both ends count this reason and no other.
 async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, reason: &str) {
     let series = refusals(reason);
     let before = (
@@ -49,11 +49,11 @@ async fn what_is_not_on_the_list_is_refused_and_the_rest_is_served() {
     let allowed = [
         format!("127.0.0.1:{port}"),
         format!("127.0.0.1:{closed}"),
-        // A name does not stand for loopback, whatever it resolves to.
+        // A listed name does not allow loopback, whatever the name resolves to.
         format!("localhost:{other}"),
-        // Nor does a network that is wider than it.
+        // A network that contains loopback does not allow it, either.
         format!("0.0.0.0/0:{other}"),
-        // Other names of its port are not even looked up.
+        // Other names on this port are refused without a lookup.
         "nowhere.invalid:9".to_owned(),
     ];
     let targets = [
@@ -83,7 +83,7 @@ async fn what_is_not_on_the_list_is_refused_and_the_rest_is_served() {
     ] {
         assert_refused(&world, &agent, listener, reason).await;
     }
-    // Its lookup fails in one way or another, by the host's name servers.
+    // The reason of this failure depends on the host's name servers.
     assert_reset(agent.target_listeners[9]).await;
     let denied = node::value(&agent, &refusals("not_allowed"));
     assert_eq!((denied, refused(&agent)), (7.0, 9.0));
@@ -110,7 +110,7 @@ async fn without_a_list_every_tunnel_is_refused() {
     assert_eq!(at_server(&world, "adit_node_tunnels_opened_total"), 0.0);
 }
 
-/// Even when the list names them.
+/// An `--allowed-destination` that covers the listeners does not allow them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_own_listeners_are_never_dialled() {
     let own = ports::free();
@@ -137,7 +137,7 @@ async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
     let silent = targets::silent_host();
     let (world, agent) = node::world(&[&silent.address], &[&silent.address]).await;
     assert_refused(&world, &agent, 0, "timed_out").await;
-    // A client that resets its connection is not dialled for any longer.
+    // The server stops dialling when the client resets its connection.
     let stream = connect(agent.target_listeners[0]).await;
     until("the server dials", || {
         at_server(&world, "adit_node_waiting") == 1.0
@@ -174,7 +174,7 @@ async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
     assert!(held >= Duration::from_millis(4900), "{held:?}");
     assert!(held < Duration::from_secs(8), "{held:?}");
     assert_eq!(node::value(&agent, &refusals("no_lane")), 1.0);
-    // One that becomes free in time is taken.
+    // A held connection gets a lane that becomes free in time.
     let mut second = connect(agent.target_listeners[0]).await;
     until("it is held", || {
         node::value(&agent, "adit_node_waiting") == 1.0
@@ -185,7 +185,7 @@ async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
     assert_eq!(refused(&agent), 1.0);
 }
 
-/// A server without lanes, as upstream's: told apart from one that is not there.
+/// An upstream server takes no lanes. The agent distinguishes it from a missing server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told() {
     let world = World::start(&[]).await;
@@ -217,13 +217,13 @@ async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told()
     );
 }
 
-/// The next one is reset at once, and those that wait are not harmed by it.
+/// The next connection is reset at once, and the waiting connections are unaffected.
 ///
 /// Limit (peers): Connections of an agent's node listeners
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_more() {
     const WAITING: u16 = 1024;
-    // Two descriptors for each: the limit is raised as the programs do it themselves.
+    // Each connection takes two descriptors of this process. The limit is raised as the programs raise theirs.
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -233,7 +233,7 @@ async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_mor
     let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let count = |reason: &str| node::value(&agent, &refusals(reason));
     let waiting = || node::value(&agent, "adit_node_waiting");
-    // They wait for five seconds. A machine that needs longer for so many begins again.
+    // Connections wait for five seconds. A machine that needs longer to open all of them tries again.
     for _attempt in 0..5 {
         let given_up = count("no_server");
         let mut held = Vec::new();
@@ -264,7 +264,6 @@ async fn without_any_server_a_connection_is_reset_after_five_seconds() {
     assert_eq!(node::value(&agent, &refusals("no_server")), 1.0);
 }
 
-/// An agent that drains takes no more connections, and those it has go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_agent_closes_its_listeners_and_serves_on() {
     let (port, _target) = targets::echo().await;
@@ -281,7 +280,7 @@ async fn a_draining_agent_closes_its_listeners_and_serves_on() {
     };
     within("its listener is closed", refused).await;
     echo(&mut stream, b"behind").await;
-    // A probe that the listener took just before it closed is over soon.
+    // The listener may have accepted a last probe just before it closed; its connection ends soon.
     until("only that tunnel is open", || {
         node::value(&agent, OPEN) == 1.0
     })
@@ -291,7 +290,7 @@ async fn a_draining_agent_closes_its_listeners_and_serves_on() {
     assert_eq!(node::value(&agent, OPEN), 0.0);
 }
 
-/// The body of a GET, whatever its status.
+/// The response to a GET, head included, whatever its status.
 async fn get(url: &str) -> String {
     use tokio::io::AsyncWriteExt as _;
     let rest = url.strip_prefix("http://").expect("http");

@@ -1,4 +1,4 @@
-//! Node to control plane with two servers: which of them gets a connection, and what happens when one goes away.
+//! Node to control plane with two servers: which server gets a connection, and what happens when a server goes away.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::targets;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, sample, server_plan};
 
-/// A second server beside a world's own, of the same certificates.
+/// A second server with the certificates of the world's own server.
 async fn second(world: &World, allowed: &str) -> RunningServer {
     let socket = world.dir.path().join("second.sock");
     let args: Vec<String> = world
@@ -58,7 +58,7 @@ async fn connections_are_spread_over_servers_at_random() {
     }
     let shares = (at_server(&world, OPENED), at(&second, OPENED));
     assert_eq!(shares.0 + shares.1, f64::from(CONNECTIONS));
-    // One side with fewer than five of sixty: once in 10^11 runs.
+    // Fewer than five of sixty at one server: once in 10^12 runs.
     assert!(shares.0 >= 5.0 && shares.1 >= 5.0, "{shares:?}");
 }
 
@@ -80,7 +80,7 @@ async fn a_server_that_goes_away_before_its_answer_is_replaced_by_another() {
         let second = second.take().expect("it runs");
         within("its end", second.stop(Some(Duration::ZERO))).await;
     }
-    // The destination takes connections again, and the other server's is among them.
+    // The destination accepts connections again, including that of the other server.
     let _serving = targets::echo_on(silent.revive());
     echo(&mut stream, b"by the other server").await;
     assert_eq!(refused(&agent), 0.0);
@@ -95,7 +95,7 @@ async fn a_server_that_goes_away_before_its_answer_is_replaced_by_another() {
 async fn a_server_that_drains_gets_no_more_connections() {
     let (port, _target) = targets::echo().await;
     let (world, second, agent) = two(&format!("127.0.0.1:{port}")).await;
-    // Connections until both servers have one.
+    // Opens connections until both servers have one.
     let mut held = Vec::new();
     while at_server(&world, OPENED) == 0.0 || at(&second, OPENED) == 0.0 {
         let mut stream = connect(agent.target_listeners[0]).await;
@@ -117,7 +117,7 @@ async fn a_server_that_drains_gets_no_more_connections() {
         }
         assert_eq!(of_second(OPENED), Some(opened));
         assert_eq!(at_server(&world, OPENED), before + 40.0);
-        // It said so once, or as often as connections came before that was known.
+        // The draining server refuses one OPEN, or two if the agent sent another before it knew.
         let told = of_second(&refusals("leaving")).unwrap_or_default();
         assert!((1.0..=2.0).contains(&told), "{told}");
         assert_eq!(refused(&agent), 0.0);

@@ -1,4 +1,4 @@
-//! Node to control plane: tunnels that an agent opens for whoever connects to its listeners.
+//! Node to control plane: tunnels that an agent opens for connections to its listeners.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect as frontend, targets};
 
-/// A world with one destination, which is allowed, and its agent's listener for it.
+/// A world with one allowed destination, and its agent's listener for it.
 async fn world_to(port: u16, flags: &[&str]) -> (World, RunningAgent) {
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");
@@ -39,7 +39,7 @@ async fn connections_reach_their_destination_through_the_server() {
         })
         .await;
     }
-    // An OPEN on an idle lane is noticed when it comes. The look after idle lanes, once a second, would take ten.
+    // The server must notice an OPEN on an idle lane as it arrives. A check of idle lanes once a second would take ten seconds.
     let elapsed = since.elapsed();
     assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
     assert_quiet(&world, &agent).await;
@@ -50,7 +50,7 @@ async fn connections_reach_their_destination_through_the_server() {
         assert_eq!(at_server(&world, &series), 20.0 * 13.0);
         assert_eq!(node::value(&agent, &series), 20.0 * 13.0);
     }
-    // They are not a client's.
+    // They do not count as tunnels of clients.
     let of_clients = at_server(&world, "adit_tunnels_opened_total{path=\"lane\"}");
     assert_eq!(of_clients, 0.0);
 }
@@ -76,14 +76,14 @@ async fn bulk_arrives_byte_by_byte_in_both_directions() {
         assert_quiet(&world, &agent).await;
         let clean = "adit_node_tunnels_closed_total{reason=\"clean\"}";
         let (server, agent) = (at_server(&world, clean), node::value(&agent, clean));
-        // An agent of another test may have looked for its server at this port.
+        // An agent of another test may have connected to this listener in search of its server.
         assert!(server >= 1.0 && agent >= 1.0, "{server}, {agent}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn either_side_may_close_its_half_first() {
-    // The client first: the destination answers once it has read everything.
+    // The client closes first: the destination answers once it has read everything.
     let (port, _summing, mut seen) = targets::summing().await;
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
@@ -101,7 +101,7 @@ async fn either_side_may_close_its_half_first() {
     assert_eq!(answer, format!("{}\n", sum.hash));
     assert_quiet(&world, &agent).await;
 
-    // The destination first: it goes on reading.
+    // The destination closes first, and continues to read.
     let (done, mut read_all) = tokio::sync::mpsc::channel(1);
     let (port, _target) = targets::serve(move |mut stream| {
         let done = done.clone();
@@ -225,7 +225,7 @@ async fn two_hundred_connections_at_once_are_all_served_and_leave_nothing() {
     assert_eq!(at_server(&world, OPENED), CONNECTIONS as f64);
 }
 
-/// Few lanes, which both ends want at the same time: OPENs cross, and whoever yields asks again.
+/// Both ends want the same few lanes, so OPENs cross. The end that yields retries.
 ///
 /// Limit (isolation): 300 simultaneous dials of each end over few lanes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,7 +284,7 @@ async fn tunnels_of_both_ends_take_turns_on_one_lane() {
     assert_eq!(opened(&world.server().metrics.scrape().text()), 1.0);
 }
 
-/// The binary header, with the source that the agent saw and its id.
+/// A PROXY protocol v2 header carries the source address that the agent saw, and the agent's id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_destination_is_told_whose_connection_it_is() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -308,7 +308,7 @@ async fn a_destination_is_told_whose_connection_it_is() {
     assert_eq!(read, expected);
 }
 
-/// Whoever connects before there is a server waits for it.
+/// A connection that comes before any server waits for one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_listens_before_any_server_is_there() {
     let (port, _target) = targets::echo().await;
@@ -327,7 +327,7 @@ async fn an_agent_listens_before_any_server_is_there() {
     echo(&mut stream, b"at last").await;
 }
 
-/// An agent that leaves looks like no end of a destination's.
+/// An EOF would look like an end of the destination.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
     let (port, _target) = targets::echo().await;
@@ -339,7 +339,6 @@ async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
     assert_is_reset(&mut stream).await;
 }
 
-/// The same for one that still waits for its tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_are_held_are_reset_when_their_agent_leaves() {
     let (_world, agent) = node::without_server("127.0.0.1:9").await;

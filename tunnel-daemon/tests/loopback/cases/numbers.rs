@@ -14,7 +14,7 @@ use crate::support::world::World;
 
 const KIB: usize = 1024;
 
-/// Payload sizes until so many bytes have come.
+/// Sizes of DATA payloads, until this many bytes have arrived.
 async fn sizes(call: &mut Call, bytes: usize) -> Vec<usize> {
     let (mut sizes, mut got) = (Vec::new(), 0);
     while got < bytes {
@@ -35,16 +35,16 @@ fn largest(sizes: &[usize]) -> usize {
     sizes.iter().copied().max().unwrap_or(0)
 }
 
-/// The agent's number of the tunnel of a [`Raw`].
+/// The agent's connection id of the tunnel of a [`Raw`].
 const RAW_CONN: i64 = 5;
 
-/// A tunnel of a client to an agent without or with our extensions, both made of packets.
+/// A tunnel between a client and an agent that are both made of packets. The agent has Adit's extensions or not.
 struct Raw {
     link: Call,
     call: Call,
-    /// The client's number of it.
+    /// The client's connection id of the tunnel.
     conn: i64,
-    /// Bytes that the agent may send to begin with; 0 for an agent that knows no credit.
+    /// The agent's initial credit in bytes; 0 for an agent without credit.
     credit: u64,
     _connections: [Connection; 2],
 }
@@ -86,7 +86,7 @@ impl Raw {
     }
 }
 
-/// What an agent without or with our extensions gets of an upload.
+/// DATA payload sizes that an agent receives for an upload, with or without Adit's extensions.
 async fn towards_an_agent(extensions: &[(&str, &str)]) -> Vec<usize> {
     const BYTES: usize = 2 << 20;
     let world = World::start(&[]).await;
@@ -95,7 +95,7 @@ async fn towards_an_agent(extensions: &[(&str, &str)]) -> Vec<usize> {
     sizes(&mut tunnel.link, BYTES).await
 }
 
-/// What a server without or with our extensions gets of a download.
+/// DATA payload sizes that a server receives for a download, with or without Adit's extensions.
 async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
     const BYTES: usize = 2 << 20;
     let (port, _target) = targets::source(BYTES as u64).await;
@@ -110,7 +110,7 @@ async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
     sizes
 }
 
-/// With its heads a packet is no longer than 32 KiB: for a longer one gRPC-Go clears a mebibyte, each time.
+/// With its headers a packet has at most 32 KiB. For each longer packet gRPC-Go clears a buffer of 1 MiB.
 ///
 /// Limit (sizes): DATA payload to Go agents and servers
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,13 +131,13 @@ async fn adit_peers_get_packets_of_at_most_64_kibibytes() {
     assert_eq!(largest(&server), 64 * KIB, "towards a server: {server:?}");
 }
 
-/// Whatever the pieces are in which its bytes come, and those of lanes in clear text are of up to 256 KiB. A Go client
-/// that reads slowly loses its tunnel over a packet that takes it ten seconds.
+/// The limit holds for every source, although plaintext lanes deliver up to 256 KiB at once. A Go client that reads slowly
+/// loses its tunnel over a packet that takes it ten seconds.
 ///
 /// Limit (sizes): DATA payload to gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_start_with_packets_of_at_most_32_kibibytes() {
-    /// In fewer packets than prove that a client reads.
+    /// Fewer packets than the server needs to see that a client keeps up.
     const BYTES: usize = 12 * 32 * KIB;
     const PLAINTEXT: &[&str] = &["--lane-security=plaintext"];
     const LINK: &[&str] = &["--lanes-per-link=0"];
@@ -158,13 +158,13 @@ async fn clients_start_with_packets_of_at_most_32_kibibytes() {
     }
 }
 
-/// The least that is called a large packet.
+/// Least size of a large packet.
 const LARGE_BYTES: usize = 256 * KIB;
 
-/// Lets an agent send all it may before its client takes any of it, again and again, until there is a large packet.
+/// Repeats until a large packet arrives: the agent sends all it may, and then the client reads it.
 async fn large_over_a_link(extensions: &[(&str, &str)]) {
     const PACKET_BYTES: usize = 32 * KIB;
-    /// Far less than what a server holds for a link without credit.
+    /// Far below what a server holds for a link without credit.
     const WITHOUT_CREDIT: u64 = 8 << 20;
     const READ: &str = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DATA\",segment=\"from_agent\"}";
     let world = World::start(&[]).await;
@@ -185,12 +185,12 @@ async fn large_over_a_link(extensions: &[(&str, &str)]) {
                 left -= packet;
                 packets += 1;
             }
-            // Now it waits at the server, but for what the client's window takes.
+            // The bytes wait at the server, except those that fit the client's window.
             world.server_metric(READ, f64::from(packets)).await;
             if largest(&sizes(&mut tunnel.call, bytes).await) >= LARGE_BYTES {
                 return;
             }
-            // Of all that was taken; credit grows for a client that leaves nothing.
+            // The credit covers everything that the client took. It grows while the client reads everything.
             credit = match tunnel.link.payload().await {
                 Some(Payload::Window(window)) => window.bytes,
                 other => panic!("instead of credit: {other:?}"),
@@ -200,9 +200,9 @@ async fn large_over_a_link(extensions: &[(&str, &str)]) {
     .await;
 }
 
-/// The same on a lane, where the kernel's buffers are the bound.
+/// The same on a lane, where the kernel's buffers are the limit.
 async fn large_over_a_lane() {
-    /// Less than the kernel takes for a lane.
+    /// Less than the kernel buffers for a lane.
     const BYTES: usize = 1 << 20;
     let world = World::start(&[]).await;
     let (_connection, _link, mut lane) = bound(&world).await;
@@ -227,8 +227,8 @@ async fn large_over_a_lane() {
     .await;
 }
 
-/// The other way: whatever way and in whatever pieces its bytes come, to a client that takes them they go in fewer and
-/// fewer packets. They cost the Go library by the packet, not by the byte.
+/// The reverse: a client that keeps up gets fewer and larger packets, whatever the path and the chunks of its bytes. The Go
+/// library's cost is per packet, not per byte.
 ///
 /// Limit (sizes): DATA payload to gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,7 +238,7 @@ async fn a_client_that_takes_its_bytes_gets_packets_of_256_kibibytes_and_more() 
     large_over_a_link(&[]).await;
 }
 
-/// Sends 24 MiB that nobody wants, waits until the server has read them, and asks what it may send then.
+/// Sends 24 MiB for an unknown connection id, waits until the server has read them, and returns the send window.
 async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
     let world = World::start(&[]).await;
     let agent = Connection::agent(&world).await;
@@ -271,7 +271,7 @@ async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
     link.send.capacity()
 }
 
-/// HTTP/2 libraries give a window back in pieces of up to a third, so at rest it is between two thirds and all of it.
+/// HTTP/2 libraries return a window in pieces of up to a third. At rest the window has between two thirds and all of its size.
 ///
 /// Limit (memory): HTTP/2 stream window of a link to a Go agent | 2 MiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -282,8 +282,8 @@ async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
     assert!(adit <= 16 << 20, "{adit} bytes");
 }
 
-/// Of clients, in frames of any size; the connection goes on after a refusal. Of agents six frames are taken, which is
-/// 96 KiB of a peer that does not know yet, or does not care, that ours may be larger.
+/// A client may use frames of any size, and its connection survives a refusal. An agent may use six frames: 96 KiB from a peer
+/// that keeps to frames of 16 KiB, before or after it learns that the server accepts larger ones.
 ///
 /// Limit (sizes): HTTP/2 header list | 256 KiB; 96 KiB from an agent that uses frames of 16 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
-//! Tunnels opened and closed by the thousand, in both dialects and in every way a client can leave: nothing stays behind at
-//! either end, whatever they travelled on, and each tunnel and each byte is counted.
+//! Thousands of tunnels are opened and closed in both dialects, with every way for a client to leave, on every path. Neither
+//! end leaks anything, and each tunnel and each byte is counted.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,36 +27,36 @@ const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 const CALLS: &str = "konnectivity_network_proxy_server_grpc_connections{service_method=\"Proxy\"}";
 
-/// Clients at the same time.
+/// Concurrent clients.
 const AT_ONCE: usize = 8;
-/// All tunnels of a turn.
+/// Time for all tunnels of one [`Site::turn`].
 const TURN_WITHIN: Duration = Duration::from_secs(300);
-/// Lanes that tunnels one after the other need, beside those that end as pipes.
+/// Limit on opened lanes, not counting those that raw lanes used up.
 const LANES_MAX: f64 = 200.0;
-/// A link may begin a hundred pipes at once, wherever other lanes are idle.
+/// Least number of raw lanes. A link may start 100 at once while other lanes are idle.
 const PIPES_MIN: f64 = 20.0;
-/// Of a tunnel whose bytes are to be spliced, once a quarter of a MiB of them was copied.
+/// Bytes of a tunnel that is to be spliced; splicing starts after 256 KiB of copying.
 const BULK_BYTES: usize = 4 << 20;
-/// Least tunnels in bulk, and the time for as many as it takes: a link may begin fifty pipes a second.
+/// Least number of bulk tunnels, and the time for as many as it takes. A link may start 50 raw lanes a second.
 const BULK_TUNNELS: usize = 20;
 const BULK_WITHIN: Duration = Duration::from_secs(60);
 
-/// How a client leaves.
+/// How a client leaves its tunnel.
 #[derive(Clone, Copy)]
 enum End {
-    /// It asks for the end, or half-closes, and the target follows.
+    /// The client sends CLOSE_REQ or half-closes, and the target closes, too.
     InOrder,
-    /// It is gone after an answer.
+    /// The client leaves after the answer.
     Heard,
-    /// Before the answer.
+    /// The client leaves before the answer.
     Unheard,
-    /// Before it says a word.
+    /// The client leaves before it sends a byte.
     Silent,
 }
 
 impl End {
     const ALL: [Self; 4] = [Self::InOrder, Self::Heard, Self::Unheard, Self::Silent];
-    /// Those that cut no byte off.
+    /// Ends that lose no bytes.
     const COUNTABLE: [Self; 3] = [Self::InOrder, Self::Heard, Self::Silent];
 
     fn bytes(self, text: &[u8]) -> Bytes {
@@ -70,7 +70,7 @@ impl End {
     }
 }
 
-/// What clients said and heard.
+/// Bytes that clients sent and received.
 #[derive(Clone, Copy, Default)]
 struct Bytes {
     said: u64,
@@ -84,7 +84,7 @@ impl Bytes {
     }
 }
 
-/// Where clients find the server, and what they ask for.
+/// The server's sockets, and the target.
 #[derive(Clone)]
 struct Site {
     connect: PathBuf,
@@ -104,7 +104,7 @@ impl Site {
         }
     }
 
-    /// The same target at another address for each client: ports of closed connections may not be free again for a minute.
+    /// The same target at a different address for each client: ports in TIME_WAIT may be unavailable for a minute.
     fn of_client(&self, client: usize) -> Self {
         Self {
             target: format!("127.0.0.{}:{}", client + 1, self.port),
@@ -112,10 +112,10 @@ impl Site {
         }
     }
 
-    /// So many tunnels, some at a time.
+    /// Opens and closes this many tunnels, [`AT_ONCE`] at a time.
     async fn turn(&self, opens: usize, ends: &'static [End]) -> Bytes {
         let mut jobs = JoinSet::new();
-        // In a row for each client, or each would have one dialect and one end.
+        // Each client gets consecutive numbers. With a stride, each client would have one dialect and one end.
         let row = opens.div_ceil(AT_ONCE);
         for (client, first) in (0..opens).step_by(row).enumerate() {
             let numbers = first..opens.min(first + row);
@@ -138,7 +138,6 @@ impl Site {
         .await
     }
 
-    /// One tunnel from open to close.
     async fn open_and_close(&self, number: usize, ends: &[End]) -> Bytes {
         let (text, end) = (text(number), ends[number % ends.len()]);
         let bytes = end.bytes(&text);
@@ -165,7 +164,7 @@ impl Site {
         }
     }
 
-    /// On a connection of its own, as kube-apiserver does it.
+    /// Opens a connection for the tunnel, as kube-apiserver does.
     async fn by_grpc(&self, number: usize, text: Vec<u8>, end: End) {
         let connection = Connection::client_at(&self.grpc).await;
         let mut call = connection.proxy().await;
@@ -191,7 +190,7 @@ impl Site {
         }
     }
 
-    /// Much at once, there and back: to the end, or, each second time, the client is gone in the middle.
+    /// Echoes many bytes. Every second client leaves in the middle; the others continue to EOF.
     async fn bulk(&self, number: usize, text: &[u8]) {
         let mut stream = connect::open(&self.connect, &self.target).await;
         if number.is_multiple_of(2) {
@@ -214,13 +213,12 @@ impl Site {
     }
 }
 
-/// What is said on a tunnel.
+/// The bytes sent on a tunnel.
 fn text(number: usize) -> Vec<u8> {
     targets::pattern(number as u64, 1 + number % 5000)
 }
 
-/// Tunnels of a test. At full size, for which the program that cargo builds with the tests is too slow, it is a hundred thousand
-/// on what most run.
+/// Number of tunnels in a test. The full numbers need a named program: the one that cargo builds with the tests is too slow.
 fn opens(way: Way) -> usize {
     let long = match (named_program(), way) {
         (None, _) => 10_000,
@@ -230,16 +228,16 @@ fn opens(way: Way) -> usize {
     nightly(long, 1_000)
 }
 
-/// Bytes that both ends have counted since they started.
+/// Bytes that the server has counted for its tunnels since the start, and bytes of the relay at both ends.
 struct Counted {
     to_target: f64,
     to_client: f64,
-    /// By relay threads of server and agent.
+    /// Bytes counted by the relay threads of server and agent.
     relayed: [f64; 2],
 }
 
 impl Counted {
-    /// Once both ends are at rest, and have opened and closed as many tunnels as there were.
+    /// Waits until both ends are at rest and have counted this many tunnels opened and closed.
     async fn after(tunnels: usize, pair: &Pair) -> Self {
         pair.assert_at_rest().await;
         metric(pair.processes.health, CALLS, 0.0).await;
@@ -261,7 +259,6 @@ impl Counted {
         }
     }
 
-    /// What came since `before`.
     fn since(&self, before: &Self) -> Self {
         Self {
             to_target: self.to_target - before.to_target,
@@ -271,19 +268,19 @@ impl Counted {
     }
 }
 
-/// Of server and agent.
+/// Health ports of server and agent.
 fn healths(pair: &Pair) -> [SocketAddr; 2] {
     [pair.processes.health, pair.agent_health]
 }
 
-/// Opens and closes tunnels, some at a time.
+/// The test for one path.
 async fn thousands(way: Way) {
     if !way.is_possible("opens_and_closes") {
         return;
     }
     let pair = Pair::start_with(way.flags()).await;
     let site = Site::of(&pair);
-    // Each client once through everything, so that what is opened once for good is open.
+    // Each client opens every kind of tunnel once, so that descriptors opened once for good are already open.
     let mut opened = 2 * End::ALL.len() * AT_ONCE;
     site.turn(opened, &End::ALL).await;
     let before = Counted::after(opened, &pair).await;
@@ -305,7 +302,7 @@ async fn thousands(way: Way) {
     let bytes = site.turn(half, &End::ALL).await;
     opened += half;
     let counted = Counted::after(opened, &pair).await.since(&after);
-    // Bytes that nobody waited for may have gone either way.
+    // Bytes in flight when their client left may be counted or not.
     let (said, heard) = (bytes.said as f64, bytes.heard as f64);
     let ordered = [heard, counted.to_client, counted.to_target, said];
     assert!(ordered.is_sorted(), "{ordered:?}");
@@ -320,8 +317,8 @@ async fn thousands(way: Way) {
     assert_on_lanes(&pair, way, opened).await;
 }
 
-/// Tunnels one after the other until both ends have spliced, so that pipes of the kernel were in use, too, and cut off while
-/// they held bytes. Returns how many.
+/// Opens tunnels in sequence until both ends have spliced. Kernel pipes are then in use, and some are cut while they hold
+/// bytes. Returns the number of tunnels.
 async fn splice(pair: &Pair, site: &Site) -> usize {
     let text = targets::pattern(0, BULK_BYTES);
     let [server, agent] = healths(pair);
@@ -339,7 +336,7 @@ async fn splice(pair: &Pair, site: &Site) -> usize {
     .await
 }
 
-/// They were on lanes, and few lanes were enough.
+/// Asserts that the tunnels used lanes, and that few lanes were enough.
 async fn assert_on_lanes(pair: &Pair, way: Way, opens: usize) {
     let health = pair.processes.health;
     let (pipes, used) = (value(health, PIPES).await, value(health, USED).await);

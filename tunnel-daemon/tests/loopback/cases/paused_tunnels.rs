@@ -1,4 +1,4 @@
-//! Paused tunnels in great number, on one link and on one connection of a client: they hold nobody up.
+//! Many paused tunnels on one link and on one client connection: they do not block others.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,19 +21,19 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// Of each dialect and direction: a thousand in all at night.
+/// Tunnels of each dialect and direction: 1,000 in all at night.
 fn each() -> u32 {
     nightly(250, 100)
 }
-/// More than is held anywhere on the way to a target that reads nothing: 256 KiB each by HTTP/2, the endpoint and the agent, and
-/// what the kernel buffers.
+/// More than all buffers hold between a client and a target that reads nothing: 256 KiB each in HTTP/2, the endpoint and the
+/// agent, plus the kernel's buffers.
 const UPLOAD_BLOCKS: usize = 64;
-/// What a link may hold, and the smallest window of a thousand tunnels.
+/// Limit on the bytes held for a link, plus the smallest window of a thousand tunnels.
 const HELD_BYTES_MAX: f64 = 96.0 * 1024.0 * 1024.0;
-/// Success is what counts, not its time: other tests run beside this one.
+/// Only success matters, not time: other tests run in parallel.
 const DIALS: Duration = Duration::from_secs(60);
 
-/// Tunnels that are paused by a client or a target that reads nothing.
+/// Tunnels that a client or a target pauses by not reading.
 struct Paused {
     readers: Vec<UnixStream>,
     _calls: (Connection, Vec<Call>),
@@ -41,7 +41,7 @@ struct Paused {
     _uploads: (Connection, Vec<Call>),
 }
 
-/// Sends for ever on a tunnel of its own.
+/// Sends on a tunnel until it is cut.
 async fn send(mut stream: UnixStream, sent: Arc<AtomicU64>) {
     let block = vec![7; 64 * 1024];
     while let Ok(count) = stream.write(&block).await {
@@ -50,7 +50,7 @@ async fn send(mut stream: UnixStream, sent: Arc<AtomicU64>) {
 }
 
 impl Paused {
-    /// [`each`] in each dialect and each direction; `source` never stops sending and `sink` never reads.
+    /// Opens [`each`] tunnels of each dialect and direction. `source` never stops sending, and `sink` never reads.
     async fn start(processes: &Processes, source: &str, sink: &str) -> Self {
         let (world, health) = (&processes.world, processes.health);
         let (down, up) = (
@@ -72,7 +72,7 @@ impl Paused {
             uploads.push(call);
         }
         metric(health, TUNNELS, f64::from(4 * each())).await;
-        // Each client that takes nothing and each call that is not read is counted while it is so.
+        // The gauge counts each client that takes nothing and each call that is not read.
         metric(health, &full("Connect"), f64::from(2 * each())).await;
         metric(health, &full("Proxy"), f64::from(each())).await;
         until_still("no socket takes more", || sent.load(Relaxed)).await;
@@ -85,7 +85,7 @@ impl Paused {
     }
 }
 
-/// On the link only credit and budgets hold bytes, so nothing that is paused is in the way of anything else.
+/// On the link only credit and budgets hold bytes, so a paused tunnel blocks nothing else.
 ///
 /// Limit (isolation): New dials beside 1,000 paused tunnels
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +112,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
         }
     })
     .await;
-    // They are still there, held by no more than what is promised, and none was cut.
+    // All tunnels are still open, none was cut, and the bytes held stay within the limit.
     let text = scrape(processes.health).await;
     assert!(
         sample(&text, TUNNELS) >= Some(f64::from(4 * each())),
@@ -126,7 +126,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
         let held = sample(&scrape(health).await, "adit_held_bytes").expect("a gauge");
         assert!(held <= HELD_BYTES_MAX, "{held} bytes");
     }
-    // A reader that goes on finds every byte.
+    // A reader that resumes gets every byte.
     for reader in paused.readers.iter_mut().take(5) {
         let mut some = vec![0; 1_000_000];
         within("bytes after the pause", reader.read_exact(&mut some))
@@ -135,7 +135,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
         assert!(some == targets::pattern(0, some.len()));
     }
 
-    // Targets first: bytes towards one that reads nothing linger for half a minute.
+    // Targets close first: bytes for a target that reads nothing linger for half a minute.
     for target in [&source, &sink] {
         let _cut = target.drain(Duration::ZERO).await;
     }
@@ -146,7 +146,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     }
 }
 
-/// The connection's window is never what a stalled stream fills.
+/// Stalled streams never fill the connection's window.
 ///
 /// Limit (memory): HTTP/2 windows of a gRPC client | the largest there is for the connection; at most 1 MiB per call
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,15 +179,13 @@ async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connect
     world.server_metric(TUNNELS, 0.0).await;
 }
 
-/// The numbers: as large as HTTP/2 allows for the connection, at most 1 MiB for each stream.
-///
 /// Limit (memory): HTTP/2 windows of a gRPC client
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_connection_has_the_largest_window_and_its_streams_small_ones() {
     const INITIAL_WINDOW_SIZE: u16 = 4;
     const SETTINGS: u8 = 4;
     const WINDOW_UPDATE: u8 = 8;
-    /// What each window is without a word.
+    /// Initial size of both windows in HTTP/2.
     const DEFAULT: u32 = 65_535;
     const STREAM_MAX: u32 = 1 << 20;
     let world = World::start(&[]).await;
@@ -197,7 +195,7 @@ async fn a_client_connection_has_the_largest_window_and_its_streams_small_ones()
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     stream.write_all(preface).await.expect("taken");
     let (mut of_stream, mut of_connection) = (DEFAULT, DEFAULT);
-    // There is no stream: what is updated is the connection.
+    // There is no stream, so each WINDOW_UPDATE is for the connection.
     while of_stream == DEFAULT || of_connection == DEFAULT {
         let (kind, _flags, body) = within("both windows", frame(&mut stream)).await;
         match kind {

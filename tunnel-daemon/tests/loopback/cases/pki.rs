@@ -1,4 +1,4 @@
-//! `adit pki` as a user runs it: what it makes is enough for a server, an agent and a client.
+//! `adit pki` as a user runs it: its files suffice for a server, an agent and a client.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -24,7 +24,7 @@ fn said(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The flags that a command prints for the files that it made, of which the first begins with `--` and `side`.
+/// The flags that a command prints for the files that it made. The first flag begins with `--` and `side`.
 fn flags(text: &str, side: &str) -> Vec<String> {
     let begin = format!("  --{side}");
     let line = text.lines().find(|line| line.starts_with(&begin));
@@ -79,7 +79,7 @@ async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
     let agent = started("agent", dir, &[&agent, &flags(&agent_files, "ca-cert")]);
     metric(server.address("health"), LINKS, 1.0).await;
 
-    // The days that are left are a metric of both, of each file.
+    // Both programs export the expiry time of each file.
     for (process, files) in [(&server, 4), (&agent, 2)] {
         let text = scrape(process.address("health")).await;
         let series = "adit_certificate_expiry_timestamp_seconds{file=\"pki/";
@@ -126,7 +126,7 @@ async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
     while let Some(answered) = answer.join_next().await {
         answered.expect("it answers");
     }
-    // An agent is no client: another authority signed its certificate.
+    // An agent's certificate does not admit a client: another CA signed it.
     let output = tokio::task::block_in_place(|| call("agent-edge-1"));
     assert!(!output.status.success());
 }
@@ -173,7 +173,7 @@ fn mistakes_name_the_file_and_the_remedy() {
     );
 }
 
-/// Scripts name each command, and no command that users are not to call.
+/// Completion scripts and manual pages cover the public commands, and no internal command.
 #[test]
 fn completions_and_manual_pages_are_those_of_the_commands() {
     let folder = tempfile::tempdir().expect("a folder");

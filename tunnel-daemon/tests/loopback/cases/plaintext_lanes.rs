@@ -1,4 +1,4 @@
-//! Lanes in clear text, and tunnels on them that do without frames.
+//! Plaintext lanes, and raw lanes: tunnels on them without frames.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
-/// A server and an agent that both want lanes in clear text.
+/// A server and an agent that both have plaintext lanes.
 async fn plain(flags: &[&str]) -> (World, RunningAgent) {
     let flags = [&[PLAINTEXT], flags].concat();
     let world = World::start(&flags).await;
@@ -34,7 +34,7 @@ async fn plain(flags: &[&str]) -> (World, RunningAgent) {
     (world, agent)
 }
 
-/// Waits until everything of a tunnel is accounted for.
+/// Waits until this many lanes are used up and no lane is busy.
 async fn over(world: &World, tunnels: f64) {
     until("lanes are used up", || value(world, USED) == tunnels).await;
     until("no lane is busy", || value(world, BUSY) == 0.0).await;
@@ -65,13 +65,12 @@ async fn bytes_arrive_whole_with_either_engine() {
             agent_moved.iter().flatten().sum::<f64>() == moved
         })
         .await;
-        // Client and target say nothing more, and the server's own end of it is told as such.
+        // Client and target both sent EOF, so the server counts the tunnel as cleanly closed.
         let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
         world.server_metric(clean, 1.0).await;
     }
 }
 
-/// Whoever speaks first is heard, and early bytes of a client are not lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_bytes_of_either_side_arrive() {
     let (world, _agent) = plain(&[]).await;
@@ -98,7 +97,7 @@ async fn first_bytes_of_either_side_arrive() {
     over(&world, 2.0).await;
 }
 
-/// gRPC clients need frames, and a lane that has carried some may become a pipe later.
+/// gRPC clients need frames. A lane that has carried frames may become a raw lane later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_dialects_share_lanes_in_clear_text() {
     let (world, _agent) = plain(&[]).await;
@@ -117,7 +116,7 @@ async fn both_dialects_share_lanes_in_clear_text() {
     assert_eq!(value(&world, HITS), 20.0);
 }
 
-/// Dials in quick succession use lanes that come back rather than wait for new ones; all succeed.
+/// Dials in quick succession use lanes that come back instead of waiting for new ones. All dials succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_dials_succeeds() {
     const TUNNELS: usize = 300;
@@ -135,7 +134,7 @@ async fn a_burst_of_dials_succeeds() {
     }
     drop(streams);
     until("no lane is busy", || value(&world, BUSY) == 0.0).await;
-    // Not each of so many took a lane along.
+    // Not every tunnel used up its lane.
     for path in ["lane", "raw-lane"] {
         let series = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
         assert!(value(&world, &series) > 0.0, "{path}");
@@ -144,7 +143,6 @@ async fn a_burst_of_dials_succeeds() {
     assert_eq!(value(&world, lost), 0.0);
 }
 
-/// One end alone does not give the protection up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
     const MARK: &[u8] = b"nobody on the way may read this";
@@ -174,7 +172,6 @@ async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
     }
 }
 
-/// The lane is of use for the next tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_dial_leaves_the_lane_as_it_was() {
     let (world, _agent) = plain(&[]).await;
@@ -187,8 +184,8 @@ async fn a_failed_dial_leaves_the_lane_as_it_was() {
     assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
 }
 
-/// A client that leaves while its dial runs: the agent may have gone over to bytes, so the lane is closed. That nothing is
-/// said on it meanwhile is the core's, `lane::tests::raw`.
+/// A client leaves during its dial. The agent may already have switched to raw bytes, so the lane is closed. The core's
+/// `lane::tests::raw` tests that no frame is sent on the lane meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_given_up_takes_its_lane_along() {
     let (world, _agent) = plain(&[]).await;
@@ -232,14 +229,14 @@ async fn a_tunnel_half_closed_and_silent_is_cut() {
     world.server_metric(idle, 1.0).await;
 }
 
-/// A tunnel on a pipe: where it would leave fewer than two lanes idle it would have frames.
+/// Opens a tunnel on a raw lane. A tunnel that leaves fewer than two lanes idle has frames instead.
 async fn open_pipe(world: &World, target: &str) -> UnixStream {
     warm(world).await;
     connect::open(&world.connect(), target).await
 }
 
-/// One tunnel whose client has closed behind bytes that its target never takes, so that its end was passed on to nobody;
-/// beside it one that is half-closed and moves, and one that is open both ways and does not.
+/// The client of one tunnel closes behind bytes that its target never reads, so the EOF reaches no peer. Beside it, one tunnel
+/// is half-closed and moves, and one is open in both directions and paused.
 async fn a_stuck_half_close_is_cut(engine: &str) {
     const PACE: Duration = Duration::from_millis(50);
     if !engine_is_possible(engine, "a_half_close_behind_bytes_that_nobody_takes_is_cut") {
@@ -257,7 +254,7 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     let (sink, port) = targets::narrow();
     let _sink = targets::deaf_on(sink);
     let mut stuck = open_pipe(&world, &format!("127.0.0.1:{port}")).await;
-    // Of one with frames nobody would read the end behind bytes that wait.
+    // On a lane with frames the EOF behind queued bytes would not be read.
     assert_eq!(value(&world, RAW), 3.0);
     let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
     let sending = async {
@@ -295,8 +292,6 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     assert!(all == targets::pattern(0, all.len()));
 }
 
-/// With both drivers.
-///
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_close_behind_bytes_that_nobody_takes_is_cut() {
@@ -332,7 +327,7 @@ async fn a_server_or_agent_that_stops_ends_its_tunnels() {
     }
 }
 
-/// Nobody has spoken yet: the server waits for the first word, and the relay has not heard of the tunnel.
+/// No byte has been sent yet: the server waits for the first one, and the relay does not know the tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
     let (mut world, agent) = plain(&[]).await;
@@ -349,14 +344,14 @@ async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
         sample(&scrape.text(), shutdown) == Some(1.0)
     })
     .await;
-    // Cut off, not half-closed, or this target would stay.
+    // The tunnel is cut in both directions. A half-close would leave the connection to this target open.
     until("the target is left alone", || {
         agents.open_endpoint_connections() == 0
     })
     .await;
 }
 
-/// As above, of a client that could take an end for a target that had nothing to say.
+/// As above, for a client that could mistake a FIN for the EOF of a silent target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_resets_clients_on_whose_tunnels_nobody_has_spoken() {
     let flags = [&[PLAINTEXT], Kind::Tcp.flags()].concat();
@@ -371,14 +366,14 @@ async fn a_server_that_stops_resets_clients_on_whose_tunnels_nobody_has_spoken()
     let end = within("the end", stream.read_u8()).await;
     let seen = end.map_err(|error| error.kind());
     assert_eq!(seen, Err(ErrorKind::ConnectionReset));
-    // It had no frames.
+    // The tunnel had no frames.
     until("its lane is used up", || {
         sample(&scrape.text(), USED) == Some(1.0)
     })
     .await;
 }
 
-/// What passes between an agent and its server, noted.
+/// Records the bytes between an agent and its server.
 pub(super) struct Tap {
     pub(super) address: SocketAddr,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,

@@ -1,8 +1,9 @@
-//! Command lines of the platforms that run upstream's programs, on ours: with their program names, their flags, and files
-//! where they put them, in a file system and network of their own. The Kubernetes API is not there yet, as when a control
-//! plane boots.
+//! Starts Adit with the command lines of platforms that run upstream's programs: their program names, their flags, and files at
+//! their paths. Each program has its own file system and network. The Kubernetes API is not there yet, as when a control plane
+//! boots.
 //!
-//! That takes `unshare`, `mount` and `ip`, and root or user namespaces. docs/reference/platforms.md has the table of this run.
+//! The test needs `unshare`, `mount` and `ip`, and root or user namespaces. docs/reference/platforms.md has the table of
+//! results.
 
 mod rows;
 
@@ -24,22 +25,22 @@ use self::rows::{End, PLATFORMS, Platform};
 use crate::support::process::named_program;
 use crate::support::skip::skip_unprivileged;
 
-/// Set in the process that is inside: what to start.
+/// Environment variable of the inner process: what to start.
 const INSIDE: &str = "ADIT_TEST_PLATFORM";
-/// What it says when the program serves its health port.
+/// Output of the inner process when the program serves its health port.
 const STARTS: &str = "it starts";
-/// Where the docs have the table.
+/// The page with the table.
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../docs/reference/platforms.md"
 );
-/// What stands around it there.
+/// Markers around the table.
 const BEGIN: &str = "<!-- platforms: begin -->\n";
 const END: &str = "<!-- platforms: end -->\n";
 /// Time for a program to start.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Whether the program starts; otherwise what it said, or why nothing can be said here.
+/// Whether the program starts. An error says why this host cannot tell. The output of a refused start is printed.
 fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Result<bool, String> {
     let task = json!({
         "program": program,
@@ -71,7 +72,7 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
     Ok(false)
 }
 
-/// What is in docs/reference/platforms.md.
+/// The table for docs/reference/platforms.md.
 fn table(rows: &[(&Platform, [Option<bool>; 2])]) -> String {
     let mut text = "| platform | agents prove themselves by | `adit` as its server | `adit` as its agent |\n|---|---|---|---|\n".to_owned();
     let cell = |starts: Option<bool>| match starts {
@@ -98,7 +99,7 @@ fn command_lines_of_platforms_start() {
     const TEST: &str = "platforms::command_lines_of_platforms_start";
     let program = named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into());
     let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
-    // The programs are called by the platforms' names for them.
+    // The programs are called by the platforms' names.
     let dir = TempDir::new().unwrap();
     let links: BTreeMap<&str, _> = ["proxy-server", "proxy-agent", "konnectivity-server"]
         .into_iter()
@@ -133,7 +134,7 @@ fn command_lines_of_platforms_start() {
     );
 }
 
-/// No test but in the process that is inside.
+/// Does nothing outside the inner process.
 #[test]
 fn inside() {
     let Some(task) = std::env::var_os(INSIDE) else {
@@ -190,7 +191,7 @@ fn healthy(port: u16) -> bool {
         && answer.starts_with("HTTP/1.1 200")
 }
 
-/// Writable copies of the folders that platforms have their files in, and in them the files that the flags name.
+/// Makes the platforms' folders writable with overlays, and writes the files that the flags name.
 fn prepare(flags: &[&str], files: &Path) -> Result<(), String> {
     let run = |program: &str, args: &[&str]| {
         let output = Command::new(program)
@@ -207,7 +208,7 @@ fn prepare(flags: &[&str], files: &Path) -> Result<(), String> {
         }
     };
     run("ip", &["link", "set", "lo", "up"])?;
-    // Before the files are hidden: they may be below one of the folders.
+    // The files are read before the mounts, which may hide them.
     let of = |name: &str| fs::read(files.join(name)).map_err(|error| error.to_string());
     let (cert, key, ca) = (of("server.crt")?, of("server.key")?, of("ca.crt")?);
     run("mount", &["-t", "tmpfs", "tmpfs", "/mnt"])?;

@@ -1,4 +1,4 @@
-//! The binary: killed, told to stop, called by other names.
+//! The real binary: killed, ended by signals, and called by other names.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::support::world::World;
 use crate::support::{connect, ports, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
-/// New dials work again within this after a kill -9.
+/// Limit for new dials to work again after a kill -9.
 const RECOVERED: Duration = Duration::from_secs(5);
 
 pub(super) struct Processes {
@@ -28,7 +28,7 @@ impl Processes {
     pub(super) async fn start(flags: &[&str]) -> Self {
         let flags = [&["--log-format=json"], flags].concat();
         let mut world = World::start(&flags).await;
-        // The in-process server only chose names and made files.
+        // The in-process server only chose paths and created files.
         world.stop_server(Duration::ZERO).await;
         let server = Process::start("server", &world.server_args("0"), world.dir.path());
         let (agents, health) = (server.address("agents"), server.address("health"));
@@ -64,7 +64,7 @@ impl Processes {
     }
 }
 
-/// Endless echoes on tunnels of their own, until dropped or cut.
+/// Echoes on this many tunnels, until dropped or cut.
 fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
     let mut jobs = JoinSet::new();
     for _tunnel in 0..tunnels {
@@ -81,7 +81,7 @@ fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
     jobs
 }
 
-/// The moments are spread by a seed; the assertions hold at any.
+/// A seed spreads the moments of the kills. The assertions hold at any moment.
 ///
 /// Limit (times): New dials after an agent or server was killed | served within 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -110,7 +110,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
         let mut witness = connect::open(&processes.world.connect(), &kept_target).await;
         let mut doomed = load(&processes, &killed_target, 8);
         let mut clients = load(&processes, &kept_target, 8);
-        // Load at full speed for a moment nobody chose.
+        // Load at full speed until a random moment.
         let _over = tokio::time::timeout(moment(), async {
             while doomed.join_next().await.is_some() {}
         })
@@ -123,7 +123,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
         connect::echo(&mut witness, b"of another agent").await;
         agent = processes.agent("killed", &flags);
         processes.recovered(&killed_target).await;
-        // All clients at once, in the middle of their bytes.
+        // All clients leave at once, in the middle of their bytes.
         clients.shutdown().await;
         connect::echo(&mut witness, b"of another client").await;
     }
@@ -146,7 +146,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     no_descriptor_left(&processes.server, processes.health, server_fds).await;
     no_descriptor_left(&kept, kept_health, kept_fds).await;
 
-    // The server itself: its agents find the next one on the same port.
+    // The server is killed, too: its agents find the next one on the same port.
     let mut cut = load(&processes, &kept_target, 8);
     let _over =
         tokio::time::timeout(moment(), async { while cut.join_next().await.is_some() {} }).await;
@@ -172,7 +172,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     no_descriptor_left(&kept, kept_health, kept_fds).await;
 }
 
-/// Upstream's server hangs with an open client stream.
+/// Upstream's server hangs while a client stream is open.
 ///
 /// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -193,7 +193,7 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     let limit = grace + Duration::from_secs(5);
     let start = Instant::now();
     agent.signal(Signal::TERM);
-    // Draining: what is open goes on, and so do new dials, as this agent is the only one.
+    // While it drains, open tunnels continue. So do new dials, because this is the only agent.
     connect::echo(&mut stream, b"while draining").await;
     assert!(agent.end(limit).success());
     assert!(
@@ -211,7 +211,6 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     drop(agent);
 }
 
-/// A second signal does not wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_signal_ends_the_server_at_once() {
     let (port, _target) = targets::echo().await;
@@ -229,7 +228,6 @@ async fn second_signal_ends_the_server_at_once() {
     assert_eq!(status.code(), Some(1), "as upstream");
 }
 
-/// A drop-in: upstream's names, by symlink, with upstream's flags.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     let (port, _target) = targets::echo().await;
@@ -239,7 +237,7 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     let (_server, mut agent, health) = upstreams_flags(&world, "-mode=http-connect", &[]).await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     connect::echo(&mut stream, b"drop-in").await;
-    // As upstream: the first signal drains without limit, the second ends it with 0.
+    // As in upstream, the first signal drains without limit, and the second ends the agent with code 0.
     agent.signal(Signal::TERM);
     let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
     metric(health, drained, 1.0).await;
@@ -248,13 +246,13 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     assert!(agent.end(Duration::from_secs(20)).success());
 }
 
-/// A server and an agent in upstream's names and flags, with a link between them, and the server's health port.
+/// A linked server and agent with upstream's names and flags, and the server's health port.
 pub(super) async fn upstreams_flags(
     world: &World,
     mode: &str,
     flags: &[&str],
 ) -> (Process, Process, std::net::SocketAddr) {
-    // Upstream's flags take no port 0: these are free now, and nothing else here asks for fixed ones.
+    // Upstream's flags do not accept port 0. No other test gets these ports.
     let [agents, health, admin, agent_health, agent_admin] = free_ports();
     let file = |path: std::path::PathBuf| path.display().to_string();
     let dir = world.dir.path();
@@ -300,7 +298,7 @@ pub(super) async fn upstreams_flags(
     (server, agent, health)
 }
 
-/// klog's `--stderrthreshold` is ERROR unless it is given.
+/// klog's `--stderrthreshold` is ERROR by default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
     let mut world = World::start(&[]).await;
@@ -317,12 +315,12 @@ async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
     assert_eq!(server.log(), "");
 }
 
-/// Upstream's programs log it and go on, whether the port is taken or its host has no address.
+/// Upstream's programs log the failure and continue, whether the port is taken or the host does not resolve.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_goes_on_without_its_admin_port() {
     let [taken] = free_ports();
     let _holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it is free");
-    // No name has a label of more than 63 bytes, so nobody is asked for it.
+    // A DNS label has at most 63 bytes, so no name server is asked.
     let no_name = "x".repeat(64);
     for flag in [
         format!("--admin-port={taken}"),
@@ -339,7 +337,7 @@ async fn a_compat_server_goes_on_without_its_admin_port() {
     }
 }
 
-/// Upstream's server waits for ever for a client that keeps its stream open.
+/// Upstream's server waits without limit for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
     let (port, _target) = targets::echo().await;
@@ -362,7 +360,7 @@ async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
     }
 }
 
-/// Each tunnel and each dial that failed is in the log, once, with what it moved.
+/// Each tunnel and each failed dial is logged once, with its byte counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     let (port, _target) = targets::echo().await;
@@ -421,7 +419,7 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     assert_eq!(seen, expected.map(|row| row.map(str::to_owned)));
 }
 
-/// The Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
+/// The Go client library gives up a tunnel whose user does not read. The log must name the client as the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
     let (port, _target) = targets::source(1 << 30).await;
@@ -431,7 +429,7 @@ async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
     let connection = Connection::client(&processes.world).await;
     let mut call = connection.proxy().await;
     call.open(1, &format!("127.0.0.1:{port}")).await;
-    // Its window fills, and it reads no more: time is what this is about.
+    // The client's window fills, and the client reads no more. The subject of this test is the time.
     tokio::time::sleep(Duration::from_secs(11)).await;
     drop((call, connection));
     until("its event", || {
@@ -446,7 +444,7 @@ async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
     );
 }
 
-/// The names upstream's programs have.
+/// Creates symlinks with the names of upstream's programs.
 pub(super) fn linked(world: &World) {
     for name in ["proxy-server", "proxy-agent"] {
         let link = world.dir.path().join(name);
@@ -454,7 +452,7 @@ pub(super) fn linked(world: &World) {
     }
 }
 
-/// Below the ephemeral range, which upstream's flags demand.
+/// Ports that upstream's flags accept: below the ephemeral range.
 pub(super) fn free_ports<const N: usize>() -> [u16; N] {
     std::array::from_fn(|_| ports::free())
 }

@@ -1,4 +1,4 @@
-//! Tunnels on which nothing moves cost no processor time, whatever their sockets have to report for as long as that lasts.
+//! Tunnels on which nothing moves take no processor time, whatever readiness their sockets report meanwhile.
 
 use std::io;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::support::wait::within;
 use crate::support::ways::Way;
 use crate::support::world::World;
 
-/// A peer sends until nothing is taken, since the other one does not read.
+/// The peer sends until the tunnel takes no more; the other peer does not read.
 const SENDS: u8 = 1;
-/// A peer half-closes behind that.
+/// The peer half-closes after that.
 const ENDS: u8 = 2;
-/// Of all four kinds of peers.
+/// All four behaviours of a peer.
 const DOES: [u8; 4] = [0, SENDS, ENDS, SENDS | ENDS];
-/// After so long nothing more is taken.
+/// A write that takes longer than this means that the tunnel is full.
 const FULL_AFTER: Duration = Duration::from_millis(300);
-/// Of a second. A loop of one task takes all it can get.
+/// Limit per second. A busy loop of one task would take all of it.
 const PROCESSOR_MAX: Duration = Duration::from_millis(100);
-/// Seconds in which there must be one that is quiet.
+/// Number of seconds of which one must be quiet.
 const SECONDS_MAX: usize = 15;
 
 async fn behave(stream: &mut (impl Io + ?Sized), does: u8) -> io::Result<()> {
@@ -40,7 +40,7 @@ async fn behave(stream: &mut (impl Io + ?Sized), does: u8) -> io::Result<()> {
     Ok(())
 }
 
-/// On the link, on lanes with TLS, and on raw lanes that each driver relays.
+/// On the link, on TLS lanes, and on raw lanes with each driver.
 ///
 /// Limit (isolation): CPU time of 16 half-closed, closed or stuck tunnels | at most 100 ms in 1 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,7 +54,7 @@ async fn lasting_conditions_take_no_processor_time() {
         let agent_flags = if way.is_some() { flags } else { &[] };
         let _agent = world.agent("agent-1", agent_flags).await;
         world.links(1).await;
-        // Its first byte says what a target does.
+        // The first byte tells the target how to behave.
         let (port, _target) = targets::serve(|mut stream| async move {
             let does = stream.read_u8().await?;
             behave(&mut stream, does).await?;
@@ -68,7 +68,7 @@ async fn lasting_conditions_take_no_processor_time() {
                 let mut stream = Kind::Unix.open(&world, &target).await;
                 under_way.spawn(async move {
                     stream.write_all(&[does]).await.expect("an open tunnel");
-                    // A tunnel that both have ended may be over.
+                    // A tunnel that both peers have ended may be closed.
                     let _over = behave(&mut *stream, client).await;
                     stream
                 });
@@ -93,7 +93,7 @@ async fn lasting_conditions_take_no_processor_time() {
     }
 }
 
-/// Of this process, all threads together.
+/// Processor time of all threads of this process.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).expect("it is not negative")

@@ -1,5 +1,5 @@
-//! What drives the relay, and why: the same in the log, on the health port and in the metrics of server and agent, and in the
-//! access event of each tunnel.
+//! The relay's engine and the reason for it: the log, the health port and the metrics of server and agent agree, and so does
+//! the access event of each tunnel.
 
 use adit_relay::{Basis, Choice, Preference, probe};
 use serde_json::Value;
@@ -11,12 +11,12 @@ use crate::support::wait::until;
 use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
-/// How the warning about lanes in clear text begins.
+/// Start of the warning about plaintext lanes.
 const CLEAR_TEXT: &str = "--lane-security=plaintext: lanes carry tunnels in clear text";
-/// Fields of an access event.
+/// Fields of an access event that say how its bytes moved.
 const MOVED: [&str; 5] = ["path", "engine", "driver", "driver_reason", "end"];
 
-/// As metrics and access events spell it.
+/// The reason as metrics and access events spell it.
 fn word(basis: Basis) -> &'static str {
     match basis {
         Basis::Asked => "asked",
@@ -28,7 +28,7 @@ fn word(basis: Basis) -> &'static str {
     }
 }
 
-/// Events of a log whose message begins so.
+/// Log events whose message starts like this.
 fn events(process: &Process, message: &str) -> Vec<Value> {
     let log = process.log();
     let lines = log.lines();
@@ -41,8 +41,8 @@ fn events(process: &Process, message: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Server and agent with these flags say everywhere that this is their engine; `used`: by some of their tunnels, on lanes in
-/// clear text, about which both warn.
+/// Starts a server and an agent with these flags, and asserts that both report this engine everywhere. `used`: tunnels on
+/// plaintext lanes may use the engine, and both programs warn about these lanes.
 async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Process) {
     let processes = Processes::start(flags).await;
     let agent = processes.agent("a", flags);
@@ -82,7 +82,7 @@ async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Proces
     (processes, agent)
 }
 
-/// The access event of a tunnel from its beginning to its end.
+/// Opens and closes a tunnel, and returns its access event.
 async fn access_event(processes: &Processes) -> Value {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -129,7 +129,7 @@ async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
     }
 }
 
-/// As most run it: lanes have TLS, and no tunnel is the relay's.
+/// The most common setup: lanes have TLS, and no tunnel uses the relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_without_a_use_is_told_as_such() {
     let choice = probe(Preference::Epoll).expect("always there");

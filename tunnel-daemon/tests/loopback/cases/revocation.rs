@@ -1,4 +1,4 @@
-//! What becomes of agents whose certificates were good when they came.
+//! Agents whose certificates become invalid while they are connected.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::support::targets;
 use crate::support::wait::{until, within_for};
 use crate::support::world::{World, echo};
 
-/// Time until a tunnel on a lane is found to be one of an agent that may not stay.
+/// Time until the server cuts a lane's tunnel whose agent may not stay.
 const SOON: Duration = Duration::from_secs(15);
 const ENDED: &str = "adit_links_ended_total{reason=\"certificate\"}";
 const HANDSHAKES: &str = "adit_handshakes_failed_total{reason=\"failed\"}";
@@ -19,14 +19,14 @@ fn crl(files: &ThrowawayFiles) -> PathBuf {
     files.dir().join("crl.pem")
 }
 
-/// As an editor saves it.
+/// Replaces the file by a rename, as an editor saves it.
 fn write(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("a file");
     std::fs::rename(&new, path).expect("a file");
 }
 
-/// A revocation list of the world's CA that names the certificate of this name.
+/// Writes a revocation list of the world's CA that contains the certificates of these names.
 fn revoke(files: &ThrowawayFiles, names: &[&str]) {
     let certificates = names
         .iter()
@@ -39,7 +39,7 @@ fn revoke(files: &ThrowawayFiles, names: &[&str]) {
     );
 }
 
-/// A second agent, `agent-2`, with a certificate of its own.
+/// Issues a certificate for a second agent, `agent-2`, and writes an empty revocation list.
 fn prepare(files: &ThrowawayFiles) {
     files.issue("agent-2", Usage::Client, &[]).expect("a pair");
     revoke(files, &[]);
@@ -79,10 +79,10 @@ async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() 
     let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
     assert!(!matches!(over, Ok(Some(_))), "{over:?}");
     assert_eq!(value(&world, ENDED), 1.0);
-    // It comes again, and its handshake fails.
+    // The agent reconnects, and its handshake fails.
     until("a refusal", || value(&world, HANDSHAKES) >= 1.0).await;
     world.assert_serves(&target).await;
-    // What is no list changes nothing.
+    // An invalid list changes nothing.
     write(&crl(&world.files), "nonsense\n");
     let refused = value(&world, HANDSHAKES);
     until("another refusal", || {
@@ -103,7 +103,7 @@ async fn an_agent_that_no_ca_vouches_for_any_more_loses_its_link() {
     let agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
     let another = ThrowawayCa::new("another").expect("a CA").cert_pem();
-    // Both: nobody is refused while one is replaced by the other.
+    // The bundle contains both CAs, so that no agent is refused while one replaces the other.
     let both = format!("{}{another}", world.files.ca().cert_pem());
     write(&world.files.ca_file(), &both);
     let reloads = "adit_tls_reloads_total{result=\"ok\"}";

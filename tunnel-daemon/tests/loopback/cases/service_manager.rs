@@ -1,4 +1,4 @@
-//! Sockets and notifications of a service manager, as systemd does both.
+//! Sockets and notifications of a service manager, as systemd handles both.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -14,12 +14,12 @@ use crate::support::world::World;
 use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
-/// For an orderly end, and for a notification on a busy machine.
+/// Time for an orderly exit, or for a notification on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a service manager passes to a server: where to notify, and a listening socket at `socket`.
+/// The command of a server that a service manager starts: where to notify, and `socket` as a passed socket.
 fn command(args: &[String], notify: &Path, socket: &(impl AsFd + AsRawFd)) -> Command {
-    // The socket is kept open over exec, under its own number.
+    // The socket stays open over exec, under its own number.
     fcntl_setfd(socket, FdFlags::empty()).expect("it is open");
     let mut command = Command::new(program());
     command
@@ -38,7 +38,7 @@ fn notification(socket: &UnixDatagram) -> String {
 
 async fn world() -> (World, UnixDatagram, std::path::PathBuf, UnixListener) {
     let mut world = World::start(&["--log-format=json"]).await;
-    // The server in this process only chose names and made files.
+    // The in-process server only chose paths and created files.
     world.stop_server(Duration::ZERO).await;
     let notify = world.dir.path().join("notify.sock");
     let told = UnixDatagram::bind(&notify).expect("a free name");
@@ -65,7 +65,7 @@ async fn a_server_takes_over_the_socket_of_its_frontend_and_notifies() {
     server.signal(Signal::TERM);
     assert_eq!(notification(&told), "STOPPING=1\n");
     assert!(server.end(LIMIT).success());
-    // Clients connect to it while no server runs.
+    // Clients can connect to the socket while no server runs.
     let after = std::fs::metadata(world.connect()).expect("the file of the service manager stays");
     use std::os::unix::fs::MetadataExt as _;
     assert_eq!((before.dev(), before.ino()), (after.dev(), after.ino()));

@@ -1,4 +1,4 @@
-//! Signals that ask for something else than an end, sent to the binary.
+//! Signals that do not end a program, sent to the binary.
 
 use std::fs;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::support::{connect, targets};
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const READING: &str = "SIGHUP received: reading files again";
 
-/// Starts the binary with SIGHUP as `env` leaves it, whatever these tests were started with.
+/// Starts the binary with the SIGHUP disposition that `env` sets, whatever these tests inherited.
 fn start(world: &World, hangup: &str, name: &str, args: &[String]) -> Process {
     let mut command = Command::new("env");
     command.args([hangup, "--"]).arg(program()).args(&args[1..]);
@@ -89,7 +89,7 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
         "{error:#}"
     );
 
-    // Also what an agent proves itself by is in no line.
+    // An agent's token is in no log line, either.
     let token = world.dir.path().join("token");
     fs::write(
         &token,

@@ -1,5 +1,5 @@
-//! Agents that are there and say nothing, as when they are stopped or the network drops everything: new dials go to others of
-//! their kind, and it is said.
+//! Agents that are connected and do not respond, as when they are stopped or the network drops everything. New dials go to
+//! other agents, and the server reports the silence.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const SILENT: &str = "adit_links_silent";
-/// Less than the 25 s after which a dial to a stopped agent fails, and enough for a busy machine.
+/// Less than the 25 s after which a dial to a stopped agent fails, with room for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
 async fn serves(processes: &Processes, target: &str) {
@@ -23,7 +23,7 @@ async fn serves(processes: &Processes, target: &str) {
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
 }
 
-/// Until the kernel has stopped it; what it was doing until then is its own.
+/// Sends SIGSTOP, and waits until the kernel has stopped the process.
 pub(super) async fn stop(agent: &Process) {
     agent.signal(Signal::STOP);
     until("it to be stopped", || {
@@ -42,7 +42,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     metric(processes.health, LINKS, 2.0).await;
     serves(&processes, &target).await;
     stop(&one).await;
-    // How soon is a matter of `adit_net::grpc`, whose tests have a time of their own.
+    // The tests of `adit_net::grpc` cover how soon this happens, with a clock of their own.
     metric(processes.health, SILENT, 1.0).await;
     let ready = ask(processes.health, "/readyz?verbose").await;
     assert!(
@@ -56,7 +56,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     metric(processes.health, SILENT, 0.0).await;
     let log = processes.server.log();
     assert!(log.contains("agent is silent") && log.contains("agent responds again"));
-    // Who serves now is the other way round.
+    // The agents change roles.
     stop(&other).await;
     metric(processes.health, SILENT, 1.0).await;
     for _dial in 0..10 {

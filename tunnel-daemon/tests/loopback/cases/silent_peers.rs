@@ -1,4 +1,4 @@
-//! Peers of the agent port that say nothing, or one byte and no more: they keep no agent out.
+//! Peers of the agent port that send nothing, or a single byte, do not keep agents out.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ use crate::support::process::{Process, at_least, metric};
 use crate::support::targets;
 use crate::support::world::World;
 
-/// Descriptors of the server: an eighth of them is for silent peers.
+/// Descriptors of the server. Silent peers get an eighth of them.
 const LIMIT: u32 = 1024;
 const SILENT_MAX: u32 = LIMIT / 8;
-/// Peers of either kind: more than there are handshakes at once.
+/// Peers of each kind: more than the limit on concurrent handshakes.
 const PEERS: u32 = 300;
-/// How a TLS record begins, and all that a slow peer says.
+/// Type of a TLS handshake record: the only byte that a slow peer sends.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// Addresses that are no agent's: each can have half of the handshakes.
+/// Addresses that no agent uses. Each can have half of the handshakes.
 const STRANGERS: [u8; 2] = [2, 3];
 
 async fn stranger(server: SocketAddr, last: u8) -> TcpStream {
@@ -34,7 +34,7 @@ async fn stranger(server: SocketAddr, last: u8) -> TcpStream {
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_and_slow_peers_keep_no_agent_out() {
-    // A descriptor for each peer: the limit is raised as the programs do it themselves.
+    // Each peer takes a descriptor of this process. The limit is raised as the programs raise theirs.
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -52,7 +52,7 @@ async fn silent_and_slow_peers_keep_no_agent_out() {
     let mut peers = Vec::new();
     for (_peer, last) in (0..PEERS).zip(STRANGERS.into_iter().cycle()) {
         let mut slow = stranger(agents, last).await;
-        // It may be one too many, and sent away by now.
+        // The server may already have closed this connection as one too many.
         let _written = slow.write_all(&[HANDSHAKE_RECORD]).await;
         peers.push(slow);
     }
@@ -64,7 +64,7 @@ async fn silent_and_slow_peers_keep_no_agent_out() {
 
     let _agent = world.agent_of(agents.port(), "agent-1", &[]).await;
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
-    // By then the slow ones would have been cut off, whoever else waits.
+    // After this timeout the slow peers are cut off in any case.
     assert!(began.elapsed() < TLS_HANDSHAKE_TIMEOUT, "it had to wait");
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }

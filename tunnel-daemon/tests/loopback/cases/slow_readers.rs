@@ -1,5 +1,5 @@
-//! Clients that take 20 KB/s for a minute from a target that could send for ever, on whatever their tunnel travels: TCP holds
-//! the target, not our memory nor the kernel's.
+//! Clients that read 20 KB/s for a minute from a target that never stops sending, on every path. TCP stops the target, so
+//! neither our memory nor the kernel's grows.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use crate::support::wait::{until_still, within};
 use crate::support::ways::Way;
 use crate::support::{connect, targets};
 
-/// Bytes that a client takes in a second.
+/// Bytes that a client reads per second.
 const RATE: usize = 20_000;
-/// So often in a second it takes some.
+/// Reads per second.
 const TURNS: u32 = 4;
 const SECONDS: u32 = 60;
-/// Of each process, beyond what it had with one tunnel.
+/// Limit for each process, beyond its memory after the first tunnel.
 const RESIDENT_MAX: u64 = 8 << 20;
-/// Pipes of the kernel by which bytes are spliced, 256 KiB each: one for each direction of a tunnel, and some kept.
+/// Kernel pipes for splicing, 256 KiB each: one for each direction of a tunnel, plus spare ones.
 const KERNEL_PIPES_MAX: usize = 4;
-/// Of the server, by its own count.
+/// Limit on what the server itself counts as held.
 const HELD_MAX: f64 = 1e6;
 
-/// Most bytes the kernel lets one socket have: the third number.
+/// Most bytes that the kernel grants one socket: the third number.
 fn granted_by_the_kernel(sysctl: &str) -> u64 {
     let path = format!("/proc/sys/net/ipv4/{sysctl}");
     let text = std::fs::read_to_string(path).expect("Linux says so");
@@ -32,7 +32,7 @@ fn granted_by_the_kernel(sysctl: &str) -> u64 {
     most.parse().expect("a number")
 }
 
-/// What the tunnels of a CONNECT client travel on, as the server counts them.
+/// The server's count of tunnels on the path of a CONNECT client.
 fn opened_by(way: Way) -> &'static str {
     if way.has_pipes() {
         "adit_tunnels_opened_total{path=\"raw-lane\"}"
@@ -41,13 +41,13 @@ fn opened_by(way: Way) -> &'static str {
     }
 }
 
-/// Reads for a minute, and then nothing.
+/// Reads for a minute, and then stops.
 async fn read_slowly(way: Way) {
     if !way.is_possible("slow_readers") {
         return;
     }
-    // In the TCP sockets of a process: what the kernel grants a lane, to be sent, and a target that sent at full speed until
-    // it was held. A target that is not held sends a hundred times as much.
+    // In the TCP sockets of a process: the send buffer of a lane, and the receive buffer of a target that sent at full speed. A
+    // target that nothing stops sends a hundred times as much.
     let queued_max = granted_by_the_kernel("tcp_rmem") + granted_by_the_kernel("tcp_wmem");
     let pair = Pair::start_with(way.flags()).await;
     let health = pair.processes.health;
@@ -56,7 +56,7 @@ async fn read_slowly(way: Way) {
         pair.processes.world.connect(),
         format!("127.0.0.1:{source}"),
     );
-    // What is allocated once for good.
+    // The first tunnel allocates what is allocated once for good.
     let mut first = connect::open(&socket, &target).await;
     let mut some = vec![0; 4_000_000];
     within("bytes", first.read_exact(&mut some))
@@ -91,7 +91,7 @@ async fn read_slowly(way: Way) {
             "bytes from {at} on"
         );
         at += some.len() as u64;
-        // Not each time: the kernel's table of sockets has those of all tests.
+        // Not in each turn: the kernel's socket table contains the sockets of all tests.
         if turn % TURNS == 0 {
             assert_small();
             assert!(value(health, "adit_held_bytes").await < HELD_MAX);
@@ -101,9 +101,9 @@ async fn read_slowly(way: Way) {
     assert_small();
     assert_eq!(value(health, HITS).await, 2.0);
     assert_eq!(value(health, opened_by(way)).await, 2.0);
-    // The kernels' buffers are full, so the target is held.
+    // The kernel's buffers are full, so TCP stops the target.
     assert!(pair.agent.tcp_queue_bytes() > 0);
-    // Nothing of it was lost meanwhile.
+    // No bytes were lost meanwhile.
     let mut some = vec![0; 2_000_000];
     within("bytes after the pause", stream.read_exact(&mut some))
         .await
@@ -117,7 +117,7 @@ async fn read_slowly(way: Way) {
     );
 }
 
-/// At the same time, since they wait more than they compute.
+/// The paths run at the same time, since they wait more than they compute.
 ///
 /// Limit (memory): Kernel socket buffers of paused clients and targets
 /// Limit (isolation): Memory of 20 KB/s readers on lanes | at most 8 MiB more per process, one kernel socket buffer per

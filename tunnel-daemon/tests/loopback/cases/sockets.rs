@@ -1,4 +1,4 @@
-//! Connections that come and go in great number.
+//! Large numbers of short connections.
 
 use std::os::unix::net::UnixStream;
 
@@ -8,7 +8,7 @@ use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// A process of its own, so that its descriptors are nobody else's.
+/// The server is a separate process, so that its descriptors belong to no other test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn quick_connects_leave_no_descriptor_or_task_behind() {
@@ -20,7 +20,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
     let args = world.agent_args("a", agents.port(), &["--log-format=json"]);
     let agent = Process::start("agent", &args, world.dir.path());
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
-    // Once through everything, so that what is opened once for good is open.
+    // Each frontend is used once, so that descriptors opened once for good are already open.
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
     metric(
         health,
@@ -36,7 +36,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
             match number % 10 {
                 0 => {
                     let stream = std::net::TcpStream::connect(agents).expect("it listens");
-                    // Reset instead of TIME_WAIT, or this host runs out of ports.
+                    // RST instead of TIME_WAIT, in which this host would run out of ports.
                     let socket = socket2::SockRef::from(&stream);
                     socket
                         .set_linger(Some(std::time::Duration::ZERO))
@@ -50,7 +50,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
     within("all connects", connecting)
         .await
         .expect("no refusal");
-    // Sockets still being noticed are not lost ones; the scrape's own is closed by then, too.
+    // The server must first notice the sockets that are closed. The scrape's own connection is closed by then, too.
     metric(
         health,
         "konnectivity_network_proxy_server_http_connections",

@@ -1,8 +1,8 @@
-//! Servers found by SRV records: an agent that is given `srv:NAME` and a name server, and no address at all.
+//! Servers found by SRV records: an agent gets `srv:NAME` and a name server, and no address.
 //!
-//! The name server is in this process, at an address of loopback. Only a mount namespace can give the agent a
-//! `/etc/resolv.conf` of its own, so this takes root and the commands `unshare` and `mount`. Without them the tests are
-//! skipped, but not as root where `CI` is set.
+//! The name server runs in this process, at a loopback address. Only a mount namespace can give the agent its own
+//! `/etc/resolv.conf`, so the tests need root and the commands `unshare` and `mount`. Without them the tests are skipped; as
+//! root with `CI` set they fail instead.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -21,16 +21,16 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// What agents are given.
+/// The service name that agents get.
 const SERVICE: &str = "_konnectivity._tcp.adit.test";
 /// The name in the server's certificate.
 const SERVER: &str = "server.test";
-/// A name that is in no certificate.
+/// A name that the server's certificate does not contain at first.
 const OTHER: &str = "other.test";
-/// Servers an agent holds.
+/// Servers to which an agent is connected.
 const HELD: &str = "konnectivity_network_proxy_agent_open_server_connections";
 
-/// An SRV record of [`SERVICE`]; its host is at 127.0.0.1, whatever it is called.
+/// An SRV record of [`SERVICE`]. Every host has the address 127.0.0.1.
 #[derive(Clone, Copy)]
 struct Record {
     priority: u16,
@@ -58,7 +58,7 @@ struct NameServer {
 }
 
 impl NameServer {
-    /// At the first address of loopback, from a range that is nobody's, whose port 53 is free.
+    /// Listens at the first address of 127.83.0.0/24 whose port 53 is free.
     async fn start(records: &[Record]) -> Result<Self, String> {
         let (socket, ip) = Self::bind().await?;
         let records = Arc::new(Mutex::new(records.to_vec()));
@@ -69,7 +69,7 @@ impl NameServer {
             while let Ok((length, from)) = socket.recv_from(&mut question).await {
                 let known = known.lock().expect("nobody panics with it").clone();
                 if let Some(answer) = answer(&question[..length], &known) {
-                    // Who asked may have given up.
+                    // The client may have given up.
                     let _sent = socket.send_to(&answer, from).await;
                 }
             }
@@ -93,13 +93,13 @@ impl NameServer {
         Err("port 53 is taken on all of 127.83.0.0/24".to_owned())
     }
 
-    /// From now on it says this.
+    /// Replaces the records.
     fn say(&self, records: &[Record]) {
         *self.records.lock().expect("nobody panics with it") = records.to_vec();
     }
 }
 
-/// An answer to one question (RFC 1035, section 4), or nothing to what is none.
+/// The answer to one question (RFC 1035, section 4); `None` if the query is malformed.
 fn answer(query: &[u8], records: &[Record]) -> Option<Vec<u8>> {
     const HEADER: usize = 12;
     const A: u16 = 1;
@@ -130,12 +130,13 @@ fn answer(query: &[u8], records: &[Record]) -> Option<Vec<u8>> {
     let count = u8::try_from(data.len()).ok()?;
     let exists = is_host || is(SERVICE);
     let mut answer = query.get(..2)?.to_vec();
-    // An authoritative answer, recursion available; code 3 is "no such name". Then one question, and the answers.
+    // Flags: an authoritative answer, recursion available, and code 3 for "no such name". Counts: one question, and the
+    // answers.
     answer.extend([0x85, if exists { 0x80 } else { 0x83 }]);
     answer.extend([0, 1, 0, count, 0, 0, 0, 0]);
     answer.extend(question);
     for data in data {
-        // The question's name, its kind and class, and no time in which it may be reused.
+        // A pointer to the question's name, the type, the class, and a TTL of 0.
         answer.extend([0xc0, 0x0c]);
         answer.extend(kind.to_be_bytes());
         answer.extend([0, 1, 0, 0, 0, 0]);
@@ -145,7 +146,7 @@ fn answer(query: &[u8], records: &[Record]) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// A name as it travels.
+/// A name in wire format.
 fn labels(name: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for label in name.split('.') {
@@ -156,12 +157,12 @@ fn labels(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Why this host cannot run such a test, said loudly; fails as root where `CI` is set.
+/// Reports why this host cannot run the test; fails as root where `CI` is set.
 fn skipped(why: &str) {
     skip_unprivileged("a name server of ours", why);
 }
 
-/// A name server with these records, unless this host lets us have none.
+/// A name server with these records; `None` if this host does not allow one.
 async fn name_server(records: &[Record]) -> Option<NameServer> {
     if !rustix::process::geteuid().is_root() {
         skipped("it takes root");
@@ -176,7 +177,7 @@ async fn name_server(records: &[Record]) -> Option<NameServer> {
     }
 }
 
-/// An agent that knows no server but by [`SERVICE`], and asks this name server.
+/// An agent that finds servers only by [`SERVICE`], and asks this name server.
 fn agent(world: &World, names: &NameServer) -> Process {
     let dir = world.dir.path();
     let conf = dir.join("resolv.conf");
@@ -190,7 +191,7 @@ fn agent(world: &World, names: &NameServer) -> Process {
     with_resolver(&conf, "agent-1", &args, dir)
 }
 
-/// The program in a mount namespace with this `/etc/resolv.conf`.
+/// Starts `adit` in a mount namespace with this `/etc/resolv.conf`.
 fn with_resolver(conf: &Path, name: &str, args: &[String], dir: &Path) -> Process {
     let mount = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
     let mut words = ["unshare", "--mount", "sh", "-c", mount]
@@ -216,7 +217,7 @@ async fn an_agent_takes_host_and_port_of_its_server_from_srv_records() {
     world.assert_serves(&format!("127.0.0.1:{target}")).await;
 }
 
-/// RFC 2782: the lower number first, and the next one when nobody answers there.
+/// RFC 2782: the lower priority number comes first, and the next one if that server does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_answers_the_record_of_the_next_priority_is_tried() {
     let world = World::start(&[]).await;
@@ -233,7 +234,7 @@ async fn where_nobody_answers_the_record_of_the_next_priority_is_tried() {
     world.links(1).await;
 }
 
-/// Records are asked for again at each attempt: a server that moves is found where it went.
+/// Each attempt asks for the records again, so an agent follows a server that moves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_moves_to_another_port_is_found_by_its_new_record() {
     let (target, _target) = targets::echo().await;
@@ -251,7 +252,7 @@ async fn a_server_that_moves_to_another_port_is_found_by_its_new_record() {
     world.assert_serves(&format!("127.0.0.1:{target}")).await;
 }
 
-/// Whoever answers for the name server may send agents anywhere, but not have them believe it is their server.
+/// A spoofed DNS answer can send agents to any host, but they do not accept that host as their server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_that_the_certificate_does_not_name_is_refused() {
     let world = World::start(&[]).await;
@@ -272,7 +273,7 @@ async fn a_host_that_the_certificate_does_not_name_is_refused() {
     })
     .await;
     assert_eq!(world.server().links(), 0);
-    // The same certificate is good for the name of another host.
+    // The agent connects once the server's certificate contains this name.
     world
         .files
         .issue("server", Usage::Server, &[OTHER.to_owned()])
@@ -280,7 +281,7 @@ async fn a_host_that_the_certificate_does_not_name_is_refused() {
     world.links(1).await;
 }
 
-/// Two servers behind one name, drawn by weight: an agent goes on until it has both.
+/// The weights of two servers behind one name make the choice random. The agent retries until it holds both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_servers_behind_one_name_are_found() {
     let flags = ["--server-count=2", "--log-format=json"];

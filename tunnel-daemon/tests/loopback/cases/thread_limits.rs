@@ -1,4 +1,4 @@
-//! Hosts that refuse threads (pids limit): a start ends with one line, and a process that has started needs no further thread.
+//! Hosts that refuse threads (pids limit): a failed start logs one error, and a running process needs no further thread.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use crate::support::targets;
 use crate::support::wait::{until_blocking, within};
 use crate::support::world::World;
 
-/// More than any start needs.
+/// More threads than any start needs.
 const THREADS_MAX: u64 = 64;
-/// For a process to start or to end on a busy machine.
+/// Time for a process to start or to exit on a busy machine.
 const START: Duration = Duration::from_secs(15);
-/// The resolver looks at its files every 5 s.
+/// More than the 5 s between the resolver's checks of its files.
 const RESOLVER_LOOKS_AGAIN: Duration = Duration::from_millis(5_500);
 const RELOADED: &str = "adit_tls_reloads_total{result=\"ok\"}";
 
-/// Starts `program` with one thread more each time until it is up, and returns it with all the threads it may ever have.
+/// Starts `program` with one more thread each time until it is up. The returned process can start no further thread.
 fn with_least_threads(world: &World, name: &str, args: &[String], up: &str) -> Process {
     for threads in 1..THREADS_MAX {
-        // A user of its own: the limit counts all processes of a user.
+        // Each attempt has its own user, because the limit counts all processes of a user.
         let user = 0x4000_0000 + std::process::id() * 64 + u32::try_from(threads).expect("few");
         confined::give(world.dir.path(), user);
         confined::give(world.files.dir(), user);

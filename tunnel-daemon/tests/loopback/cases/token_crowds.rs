@@ -1,4 +1,4 @@
-//! A thousand agents with tokens at once, alone and beside strangers.
+//! A thousand agents with tokens at once, alone and beside peers without one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -15,25 +15,25 @@ use crate::support::stub_lane::{Stub, ask, grant};
 use crate::support::wait::until;
 
 const AGENTS: usize = 1000;
-/// Most of all links and lanes that may take.
+/// Time for all links, and for all lanes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Lanes that are being connected at once: fewer than one address may have.
+/// Lanes that connect concurrently: fewer than one address may have.
 const AT_ONCE: usize = 32;
-/// Silent strangers: as many as connections may wait to be bound.
+/// Silent peers: as many as the limit on unbound connections.
 const STRANGERS: u32 = 256;
 
-/// Who is linked, and what its lanes are bound by.
+/// Links of agents, with the grants for their lanes.
 struct Linked {
     _connection: Vec<Connection>,
     links: Vec<(Call, LaneGrant)>,
 }
 
-/// Links of all agents, as after a server's restart. All are at one address, which has few places until the first of them is let
-/// in, so some have to come again, as agents do.
+/// Links all agents, as after a restart of the server. All of them share one address, which has few slots until its first agent
+/// is admitted. So some agents are refused and retry, as real agents do.
 async fn link_all(tokens: &Tokens) -> Linked {
     let began = Instant::now();
     let mut connections = Vec::new();
-    // As many as one process has descriptors for, over connections that each have some.
+    // This process has too few descriptors for a connection per agent, so several agents share one.
     for _connection in 0..AGENTS / 8 {
         connections.push(tokens.stranger().await);
     }
@@ -76,7 +76,7 @@ async fn a_thousand_agents_come_back_with_as_many_reviews() {
     assert_eq!(value(&tokens.world, refused), 0.0);
 }
 
-/// Somebody of an address of its own who wants a lane and then says nothing.
+/// A peer with its own address that asks for a lane and then sends nothing.
 async fn stranger(tokens: &Tokens, number: u32) -> Stub {
     let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 8, 0, 1)) + number);
     let socket = TcpSocket::new_v4().expect("a socket");
@@ -87,7 +87,7 @@ async fn stranger(tokens: &Tokens, number: u32) -> Stub {
     Stub::nobody_over(tcp.expect("it listens"), &tokens.world).await
 }
 
-/// Half of all places are kept for addresses that links come from.
+/// Half of all slots are reserved for addresses that have links.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
     let tokens = Tokens::start(&[]).await;
@@ -112,10 +112,11 @@ async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
         .await;
     let bound = lanes.iter().flatten().count();
     assert_eq!((bound, lanes.len()), (AGENTS, AGENTS));
-    // An agent learns a moment before its lane is counted.
+    // An agent learns that its lane is bound a moment before the server counts it.
     let idle = "adit_lanes{state=\"idle\"}";
     until("all lanes", || value(&tokens.world, idle) == 1000.0).await;
-    // They were silent all the while; as many as are let wait were, and more if the first had to go meanwhile.
+    // The silent peers kept their slots meanwhile. The server greeted as many as may wait, and more if it closed the first
+    // ones.
     let mut silent = strangers
         .into_iter()
         .map(|mut stranger| async move { stranger.piece().await.is_some() })

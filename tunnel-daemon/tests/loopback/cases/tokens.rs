@@ -1,5 +1,5 @@
-//! Agents that prove themselves by a service account token: who is let in, in which words others are not, and what an agent
-//! with a token has.
+//! Agents that authenticate with a service account token: which tokens are accepted, in which words others are refused, and
+//! what an agent with a token can do.
 
 use std::path::{Path, PathBuf};
 
@@ -20,14 +20,14 @@ use crate::support::{node, targets, tls};
 const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
 const AUDIENCE: &str = "system:konnectivity-server";
 
-/// A server that has tokens reviewed, and who reviews them.
+/// A server that has tokens reviewed, and the API server that reviews them.
 pub(super) struct Tokens {
     pub(super) world: World,
     pub(super) api: FakeApi,
     folder: TempDir,
 }
 
-/// The flags that have tokens reviewed.
+/// The server's flags for token reviews.
 fn token_flags(folder: &TempDir) -> Vec<String> {
     vec![
         "--agent-namespace=kube-system".to_owned(),
@@ -41,7 +41,7 @@ fn token_flags(folder: &TempDir) -> Vec<String> {
 }
 
 impl Tokens {
-    /// Of a server that asks for nothing else.
+    /// A server that requires a token and no certificate.
     pub(super) async fn start(flags: &[&str]) -> Self {
         Self::start_with(&[&["!--cluster-ca-cert"], flags].concat()).await
     }
@@ -60,21 +60,21 @@ impl Tokens {
         Self { world, api, folder }
     }
 
-    /// The header of an agent with a new token of a node.
+    /// The `authorization` value of an agent, with a new token of a node.
     pub(super) fn bearer(&self, node: &str) -> String {
         format!("Bearer {}", self.api.issue(AGENT, AUDIENCE, node))
     }
 
-    /// A file with a new token of a node.
+    /// Writes a new token of a node to a file.
     fn token_file(&self, node: &str) -> PathBuf {
         let file = self.folder.path().join(format!("token-{node}"));
         let token = self.api.issue(AGENT, AUDIENCE, node);
-        // As most tools write it.
+        // Most tools end the file with a newline.
         std::fs::write(&file, format!("{token}\n")).expect("a file");
         file
     }
 
-    /// An agent with a token and the CA, and nothing else.
+    /// An agent with a token and without a certificate.
     async fn agent(&self, id: &str, node: &str, flags: &[&str]) -> RunningAgent {
         let token = format!("--token-path={}", self.token_file(node).display());
         let own = ["!--agent-cert", "!--agent-key", &token];
@@ -88,11 +88,11 @@ impl Tokens {
         Connection::over(stream.expect("a handshake")).await
     }
 
-    /// Whoever shows this pair of certificate and key, or none, is turned away by TLS.
+    /// Asserts that TLS refuses a peer with this pair of certificate and key, or without one.
     async fn assert_no_handshake(&self, identity: Option<(&Path, &Path)>) {
         let ca = self.world.files.ca_file();
         let dialed = tls::dial(self.world.server().agents, &ca, identity).await;
-        // TLS 1.3 tells the client with the first read.
+        // With TLS 1.3 the client learns of the refusal by its first read.
         if let Ok(mut stream) = dialed {
             let mut bytes = [0; 64];
             let read = within("a refusal", stream.read(&mut bytes)).await;
@@ -106,7 +106,7 @@ impl Tokens {
         connection.call("/AgentService/Connect", &headers).await
     }
 
-    /// Status and text of a call with these values of `authorization`.
+    /// Status and message of a call with these values of `authorization`.
     async fn answer(&self, values: &[&str]) -> (String, String) {
         let connection = self.stranger().await;
         let mut call = self.connect(&connection, values).await;
@@ -128,7 +128,7 @@ impl Tokens {
     }
 }
 
-/// In upstream's order and words.
+/// Checks have upstream's order, and refusals have upstream's text.
 ///
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,7 +177,7 @@ async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
                 "{validate}incoming request from \"a\" service account. Expected \"konnectivity-agent\""
             ),
         ),
-        // As of another cluster: it looks right, and its signature is not ours.
+        // A token of another cluster: its claims are right, but its signature is not.
         (
             vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": in_time}))],
             format!("{validate}[invalid bearer token, unknown]"),
@@ -210,7 +210,7 @@ async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
     }
 }
 
-/// A native agent needs a token and a CA, and has lanes as one with a certificate does.
+/// A native agent needs only a token and a CA. It has lanes, as an agent with a certificate does.
 ///
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +227,6 @@ async fn an_agent_with_a_token_serves_and_has_lanes() {
     assert!(tokens.value("adit_tunnels_opened_total{path=\"lane\"}") >= 1.0);
 }
 
-/// Nothing of an agent is there for others before its token is let in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_behind() {
     let tokens = Tokens::start(&[]).await;
@@ -244,7 +243,7 @@ async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_b
         tokens.value("konnectivity_network_proxy_server_ready_backend_connections"),
         0.0
     );
-    // The stream goes, and the connection stays.
+    // The stream ends, and the connection stays open.
     drop(call);
     tokens
         .world
@@ -262,7 +261,7 @@ async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_b
     tokens.world.links(1).await;
 }
 
-/// As when the API server restarts beside its own proxy: what is linked stays, and what comes back waits.
+/// The API server restarts beside its own proxy: open links stay, and agents that reconnect have to wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_stay_while_the_api_server_is_away_and_come_back_with_it() {
     let (port, _target) = targets::echo().await;
@@ -283,7 +282,7 @@ async fn links_stay_while_the_api_server_is_away_and_come_back_with_it() {
     tokens.world.assert_serves(&target).await;
 }
 
-/// One stolen token must not take every node's id.
+/// A stolen token must not take over the agent id of every node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
     let (port, _target) = targets::echo().await;
@@ -296,11 +295,11 @@ async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
     let mut intruder = tokens.connect(&connection, &[&stolen]).await;
     assert!(intruder.headers().await.unwrap().contains_key("serverid"));
     tokens.world.links(2).await;
-    // The intruder answers no dial, so one that reached it would hang.
+    // The intruder answers no dial, so a dial to it would hang.
     for _dial in 0..10 {
         tokens.world.assert_serves(&target).await;
     }
-    // The pod that replaces the owner's has another token of the same node.
+    // The pod that replaces the owner's pod has another token of the same node.
     let replaced = tokens.agent("agent-1", "node-1", &[]).await;
     tokens.world.links(3).await;
     within("the owner's end", owner.stop()).await;
@@ -310,7 +309,7 @@ async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
     drop(replaced);
 }
 
-/// Grants know accounts and nodes.
+/// A grant can name accounts and nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_claims_only_what_is_granted_to_its_node() {
     let tokens =
@@ -331,7 +330,7 @@ async fn a_token_claims_only_what_is_granted_to_its_node() {
     tokens.world.links(1).await;
 }
 
-/// The way from certificates to tokens.
+/// A server accepts either proof during a migration from certificates to tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_either_proof_will_do_what_is_shown_must_hold() {
     let (port, _target) = targets::echo().await;
@@ -356,15 +355,15 @@ async fn where_either_proof_will_do_what_is_shown_must_hold() {
         owners[1].ends_with("node=node-2") && owners[2].ends_with("node=node-3"),
         "{owners:?}"
     );
-    // A token beside a certificate is not let pass for the certificate's sake.
+    // An invalid token is refused, even beside a valid certificate.
     let connection = Connection::agent(&tokens.world).await;
     let mut call = tokens.connect(&connection, &["Bearer a.b.c"]).await;
     assert_eq!(call.headers().await.unwrap()["grpc-status"], "2");
-    // Nor a certificate of another CA for the token's.
+    // A certificate of another CA fails the handshake.
     let other = World::start(&[]).await;
     let (cert, key) = (other.files.cert("agent"), other.files.key("agent"));
     tokens.assert_no_handshake(Some((&cert, &key))).await;
-    // And without either there is no link.
+    // Without a certificate and a token there is no link.
     let (status, message) = tokens.answer(&[]).await;
     assert_eq!(
         (status.as_str(), message.as_str()),
@@ -389,7 +388,7 @@ async fn where_both_proofs_are_needed_one_will_not_do() {
     tokens.world.links(1).await;
 }
 
-/// A lane without a certificate proves itself by its link's secret, and only to a link without one.
+/// A lane without a certificate authenticates with its link's secret, and only to a link without a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_without_a_certificate_is_bound_to_no_link_of_a_certificate() {
     let tokens = Tokens::start_with(&[]).await;
@@ -405,7 +404,7 @@ async fn a_lane_without_a_certificate_is_bound_to_no_link_of_a_certificate() {
     assert!(lane.bind(&grant).await);
 }
 
-/// Node-to-control-plane rules know an agent by its token.
+/// A token identifies an agent in the rules for node-to-control-plane tunnels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_with_a_token_opens_tunnels_to_the_control_plane() {
     let (port, _target) = targets::echo().await;

@@ -1,4 +1,4 @@
-//! Tunnels that work: every byte, in order, both ways, to the end.
+//! Tunnels deliver every byte, in order, in both directions, to the end.
 
 use adit::agent::RunningAgent;
 use adit::demo::grpc_client::{ClientError, GrpcTunnel};
@@ -29,7 +29,6 @@ async fn both_frontends_carry_an_echo() {
         .await;
 }
 
-/// Nothing is cut off the end by the target's close.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn downloads_arrive_whole_before_the_close() {
     let (port, _target) = targets::source(BULK as u64).await;
@@ -53,7 +52,6 @@ async fn downloads_arrive_whole_before_the_close() {
     assert_eq!(Sum::of(&all), expected, "HTTP-CONNECT");
 }
 
-/// A client that closes its sending half still gets the answer, through an Adit agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_client_may_half_close_and_still_read() {
     let (port, _target, mut seen) = targets::summing().await;
@@ -137,7 +135,7 @@ async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
     assert_eq!(Sum::of(&back), expected);
 }
 
-/// The agent's words reach the client.
+/// The client gets the agent's error text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_and_unknown_targets_say_why() {
     let (world, _agent) = World::with_agent().await;
@@ -159,7 +157,7 @@ async fn refused_and_unknown_targets_say_why() {
     world.server_metric(series, 4.0).await;
 }
 
-/// With the status of HTTP CONNECT.
+/// A CONNECT client gets status 500.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_without_an_agent_says_so() {
     let world = World::start(&[]).await;
@@ -191,15 +189,13 @@ async fn bytes_pipelined_behind_connect_arrive_first() {
     assert_eq!(sum, Some(Sum::of(&pattern(0, 70_000))));
 }
 
-/// On the link.
-///
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     let world = World::start(&["--lanes-per-link=0", "--half-closed-timeout=1s"]).await;
     let _agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
-    // Says one word after the client's end, then nothing, and never closes.
+    // The target sends one byte after the client's EOF, then nothing, and never closes.
     let (port, _target) = targets::serve(|mut stream| async move {
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await?;
@@ -218,7 +214,7 @@ async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     world.server_metric(closed, 1.0).await;
 }
 
-/// Kube-apiserver fails when bytes arrive in the read that brings the 200.
+/// kube-apiserver fails when target bytes arrive in the same read as the 200.
 ///
 /// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,7 +240,6 @@ async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
     }
 }
 
-/// No mix-up between tunnels that are open at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
     let (port, _target) = targets::echo().await;
@@ -271,11 +266,11 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
     .await;
 }
 
-/// Where frontends on TCP listen.
+/// Listen addresses of TCP frontends.
 pub(super) const V4: &str = "127.0.0.1:0";
 const V6: &str = "[::1]:0";
 
-/// A frontend of that dialect on TCP, with certificates, and an agent.
+/// A TCP frontend of this dialect with certificates, and an agent.
 pub(super) async fn on_tcp(dialect: &str, at: &str) -> (World, RunningAgent) {
     let world = World::start(&[
         &format!("--frontend={dialect}=tcp:{at}"),
@@ -289,7 +284,7 @@ pub(super) async fn on_tcp(dialect: &str, at: &str) -> (World, RunningAgent) {
     (world, agent)
 }
 
-/// A frontend on TCP proves itself and its clients by certificates, as one on a unix socket need not.
+/// A TCP frontend authenticates itself and its clients with certificates; a unix socket frontend need not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     grpc_over_tcp(V4).await;

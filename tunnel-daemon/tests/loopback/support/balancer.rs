@@ -1,4 +1,4 @@
-//! A load balancer of connections.
+//! A TCP load balancer.
 
 use std::future::{Future as _, poll_fn};
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Leads connections to servers in turns.
+/// Distributes connections to servers in round-robin order.
 pub(crate) struct Balancer {
     pub(crate) address: SocketAddr,
     servers: Arc<Mutex<Vec<SocketAddr>>>,
-    /// Connections of this number and before pass nothing on.
+    /// Connections up to this number forward nothing.
     frozen: watch::Sender<usize>,
     accepted: Arc<Mutex<usize>>,
     _accepting: JoinSet<()>,
@@ -58,24 +58,24 @@ impl Balancer {
         }
     }
 
-    /// As a NAT that forgets: connections that are there pass nothing on any more, and do not end; new ones work.
+    /// Acts like a NAT that forgets: existing connections stay open and forward nothing, and new connections work.
     pub(crate) fn freeze(&self) {
         let accepted = *self.accepted.lock().expect("a number");
         self.frozen.send_replace(accepted);
     }
 
-    /// All connections work again. No byte is lost.
+    /// All connections forward again, without loss.
     pub(crate) fn thaw(&self) {
         self.frozen.send_replace(0);
     }
 
-    /// From now on these.
+    /// Replaces the servers for new connections.
     pub(crate) fn lead_to(&self, servers: &[SocketAddr]) {
         *self.servers.lock().expect("a list") = servers.to_vec();
     }
 }
 
-/// Polls `copy` only while connections of this number are not frozen.
+/// Polls `copy` only while the connection of this number is not frozen.
 async fn unless_frozen<T>(
     number: usize,
     mut frozen: watch::Receiver<usize>,

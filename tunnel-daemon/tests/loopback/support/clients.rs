@@ -11,12 +11,12 @@ use super::wait::within;
 use super::world::World;
 use super::{connect, tls};
 
-/// What a client has in its hands, whatever it is.
+/// A client's connection of any kind.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// What a client connects by.
+/// The kind of socket that a client connects to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Unix,
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Unix, Self::Tcp, Self::Tls];
 
-    /// What a world's server needs to serve it, beside what it has.
+    /// Flags that a world's server needs for this kind.
     pub(crate) fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Unix => &[],
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// A server and an agent whose tunnels ride lanes, or the link, for such clients.
+    /// A server for such clients and an agent, with tunnels on lanes or on the link.
     pub(crate) async fn world(self, lanes: bool) -> (World, RunningAgent) {
         let mut flags = self.flags().to_vec();
         if !lanes {
@@ -81,13 +81,13 @@ impl Kind {
         self.connect(world, frontend).await
     }
 
-    /// An open tunnel; fails the test on anything but a 200.
+    /// Opens a tunnel; fails the test on any answer but a 200.
     pub(crate) async fn open(self, world: &World, target: &str) -> Box<dyn Io> {
         let frontend = world.server().frontends.first().copied();
         self.open_at(world, frontend, target).await
     }
 
-    /// The same at a server that may be a process of its own, by this frontend if it is to be one on TCP.
+    /// As [`Self::open`], at a server that may be a separate process. `frontend` is its TCP frontend, if it has one.
     pub(crate) async fn open_at(
         self,
         world: &World,

@@ -1,6 +1,6 @@
-//! Processes with few rights: under a seccomp profile of `deploy/seccomp`, and as a user who owns nothing.
+//! Processes with few rights: under a seccomp profile of `deploy/seccomp`, and as a user that owns nothing.
 //!
-//! The launcher is this test binary, started again: it takes the filter upon itself and becomes the program.
+//! The launcher is this test binary, started again. It installs the filters and then executes the program.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
@@ -19,14 +19,14 @@ use seccomp_filters::filters;
 #[path = "../../../seccomp_filters.rs"]
 mod seccomp_filters;
 
-/// The user that owns nothing, and its group.
+/// The user and the group that own nothing.
 pub(crate) const NOBODY: u32 = 65534;
-/// What the launcher is to do, as JSON.
+/// Environment variable with the launcher's task, as JSON.
 const TASK: &str = "ADIT_TEST_LAUNCH";
-/// The test that is the launcher.
+/// The test that acts as the launcher.
 const LAUNCHER: &str = "cases::least_privilege::launcher_becomes_the_program";
 
-/// A profile as container runtimes read it.
+/// A profile in the format of container runtimes.
 #[derive(Clone)]
 pub(crate) struct Profile(Value);
 
@@ -41,7 +41,7 @@ impl Profile {
         Self(profile)
     }
 
-    /// With further calls allowed, whatever it said of them.
+    /// Allows further calls, whatever the profile says about them.
     pub(crate) fn with(mut self, names: &[&str]) -> Self {
         let rules = self.0["syscalls"].as_array_mut().expect("rules");
         let named = |rule: &Value| {
@@ -55,20 +55,20 @@ impl Profile {
     }
 }
 
-/// What a process may.
+/// What a process may do.
 #[derive(Clone)]
 pub(crate) struct Rights {
-    /// The calls it may make.
+    /// The system calls that it may make.
     pub(crate) profile: Profile,
-    /// Whether a call that is not listed kills, which no program can pass over; else it fails as in production.
+    /// Whether an unlisted call kills the process, which no program can ignore. Otherwise the call fails, as in production.
     pub(crate) deadly: bool,
-    /// Who it runs as, if not as the user of the tests.
+    /// The user that it runs as; `None` for the user of the tests.
     pub(crate) user: Option<u32>,
-    /// Processes and threads that its user may have, if that is limited.
+    /// Limit on the processes and threads of its user.
     pub(crate) threads: Option<u64>,
 }
 
-/// Starts a program with these rights; see [`Process::start`].
+/// Starts `adit` with these rights; see [`Process::start`].
 pub(crate) fn start(name: &str, rights: &Rights, args: &[String], dir: &Path) -> Process {
     let command = command(Path::new(env!("CARGO_BIN_EXE_adit")), args, rights);
     Process::start_command(name, command, dir)
@@ -81,7 +81,7 @@ pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Comma
     } else {
         json!({"errno": libc::EPERM})
     };
-    // Passed on open: another user may not reach the folder it is in.
+    // Passed as open files, because another user may not be able to reach their folder.
     let (launcher, program) = (
         inherited(&std::env::current_exe().expect("it")),
         inherited(program),
@@ -103,7 +103,7 @@ pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Comma
     if let Some(user) = rights.user {
         command.uid(user).gid(user);
     }
-    // They stay open as long as the tests run: the command may be started at any time.
+    // The files stay open until the tests end: the command may be started at any time.
     std::mem::forget((launcher, program));
     command
 }
@@ -118,7 +118,7 @@ fn path_of(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// The launcher's part: does nothing unless asked to.
+/// Does the launcher's task, if there is one.
 pub(crate) fn launch_if_asked() {
     let Ok(task) = std::env::var(TASK) else {
         return;
@@ -149,14 +149,14 @@ pub(crate) fn launch_if_asked() {
         };
         setrlimit(Resource::Nproc, limit).expect("a lower limit");
     }
-    // The last one is the list, which has no seccomp(2) in it.
+    // The last filter is the allow list, which does not contain seccomp(2).
     for program in &programs {
         seccompiler::apply_filter(program).expect("a filter");
     }
     panic!("becoming the program: {}", command.exec());
 }
 
-/// Makes a folder and everything in it the user's.
+/// Makes the user the owner of a folder and of everything in it.
 pub(crate) fn give(folder: &Path, user: u32) {
     for entry in fs::read_dir(folder).expect("a folder").flatten() {
         if entry.path().is_dir() {

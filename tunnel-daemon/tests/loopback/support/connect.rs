@@ -1,4 +1,4 @@
-//! An HTTP-CONNECT client that reads not one byte beyond the answer's head.
+//! An HTTP-CONNECT client that reads no byte beyond the head of the answer.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use tokio::net::UnixStream;
 
 use super::wait::within;
 
-/// The head that says that a tunnel is open.
+/// The head of the answer when a tunnel is open.
 pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
 
-/// The answer and the socket behind it.
+/// The head of the answer, and the socket behind it.
 pub(crate) struct Answer {
     pub(crate) head: String,
     pub(crate) stream: UnixStream,
 }
 
-/// Writes `request` and reads the answer's head.
+/// Writes `request` and reads the head of the answer.
 pub(crate) async fn request(socket: &Path, request: &[u8]) -> Answer {
     let mut stream = UnixStream::connect(socket)
         .await
@@ -29,7 +29,7 @@ pub(crate) async fn request(socket: &Path, request: &[u8]) -> Answer {
     Answer { head, stream }
 }
 
-/// Reads to the empty line; what there is, if the connection ends first.
+/// Reads to the empty line. If the connection ends first, the head is incomplete.
 pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     within("an answer to CONNECT", async {
         let mut head = Vec::new();
@@ -49,14 +49,14 @@ pub(crate) fn head(target: &str) -> Vec<u8> {
     format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").into_bytes()
 }
 
-/// An open tunnel; fails the test on anything but a 200.
+/// Opens a tunnel; fails the test on any answer but a 200.
 pub(crate) async fn open(socket: &Path, target: &str) -> UnixStream {
     let answer = request(socket, &head(target)).await;
     assert_eq!(answer.head, ESTABLISHED, "answer for {target}");
     answer.stream
 }
 
-/// Status code and body of a refusal, read to the end of the connection.
+/// Status code and body of a refusal, read to EOF.
 pub(crate) async fn refused(socket: &Path, bytes: &[u8]) -> (u16, String) {
     let mut answer = request(socket, bytes).await;
     let status = answer
@@ -68,7 +68,7 @@ pub(crate) async fn refused(socket: &Path, bytes: &[u8]) -> (u16, String) {
     (status, rest(&mut answer.stream).await)
 }
 
-/// Everything to the end.
+/// Reads to EOF.
 pub(crate) async fn rest(stream: &mut UnixStream) -> String {
     let mut body = String::new();
     within(
@@ -93,7 +93,7 @@ pub(crate) async fn echo(stream: &mut UnixStream, text: &[u8]) {
     assert_eq!(back, text);
 }
 
-/// Sends `bytes`, half-closes, and expects all of them back before the other end closes, too.
+/// Sends `bytes`, half-closes, and expects all of them back before EOF.
 pub(crate) async fn echo_to_the_end(stream: &mut UnixStream, bytes: &[u8]) {
     let (mut read, mut write) = stream.split();
     let back = async {

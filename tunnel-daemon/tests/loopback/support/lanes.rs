@@ -1,18 +1,18 @@
-//! What the server's metrics say of lanes, in the words of the tests.
+//! Metrics of a server's lanes.
 
 use super::wait::until;
 use super::world::{World, sample};
 
 /// Lanes that wait for a tunnel.
 pub(crate) const IDLE: &str = "adit_lanes{state=\"idle\"}";
-/// Lanes that carry one.
+/// Lanes that carry a tunnel.
 pub(crate) const BUSY: &str = "adit_lanes{state=\"busy\"}";
-/// Dials that a lane took.
+/// Dials that got a lane.
 pub(crate) const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
-/// Dials that found none.
+/// Dials that got no lane.
 pub(crate) const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
 
-/// Lanes that were bound since the start, by the text of a scrape: those that are open, and those that were closed.
+/// Number of lanes bound since the start, from a scrape: open lanes plus closed lanes.
 pub(crate) fn opened(text: &str) -> f64 {
     let lanes = |line: &&str| {
         line.starts_with("adit_lanes{") || line.starts_with("adit_lanes_closed_total{")
@@ -24,13 +24,13 @@ pub(crate) fn opened(text: &str) -> f64 {
         .sum()
 }
 
-/// A series that has to be there.
+/// The value of a series, which must exist.
 pub(crate) fn value(world: &World, series: &str) -> f64 {
     let text = world.server().metrics.scrape().text();
     sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
-/// Waits until lanes are warm.
+/// Waits for four idle lanes.
 pub(crate) async fn warm(world: &World) {
     until("warm lanes", || value(world, IDLE) >= 4.0).await;
 }

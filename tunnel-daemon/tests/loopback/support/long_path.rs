@@ -1,5 +1,5 @@
-//! A long path between agents and their server: what is sent is under way for a while, however much it is. It shows what
-//! limits a tunnel above TCP; the sockets at its ends are near.
+//! A long path between agents and their server: it delays all bytes, however many there are. It shows what limits a tunnel
+//! above TCP, because the sockets at its ends are local.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
@@ -14,34 +14,34 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-/// One read, hence the smallest thing that is under way.
+/// Size of one read, and so the least amount in flight.
 const PIECE_BYTES: usize = 64 * 1024;
-/// Most that one direction holds; far more than any test looks for.
+/// Limit on pieces in flight in one direction, far above what any test expects.
 const PIECES_MAX: usize = 1024;
 const CONNECTIONS_MAX: usize = 1024;
 
-/// Where bytes of a connection go.
+/// Direction of bytes on a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Towards {
     Server,
     Agent,
 }
 
-/// What passed on one connection.
+/// Statistics of one connection.
 #[derive(Default)]
 struct Passage {
-    /// Most bytes that were under way at once, towards the server and towards the agent.
+    /// Most bytes in flight at once, towards the server and towards the agent.
     most_bytes: [AtomicUsize; 2],
 }
 
 impl Passage {
-    /// Most bytes that were under way at once in one direction.
+    /// Most bytes in flight at once in one direction.
     fn most_bytes(&self, towards: Towards) -> usize {
         self.most_bytes[towards as usize].load(Relaxed)
     }
 }
 
-/// See the module. It ends with the value.
+/// A path that works until this is dropped; see the module.
 pub(crate) struct LongPath {
     /// Where agents connect.
     pub(crate) address: SocketAddr,
@@ -50,7 +50,7 @@ pub(crate) struct LongPath {
 }
 
 impl LongPath {
-    /// A path to `server` that takes `delay` each way.
+    /// A path to `server` that takes `delay` in each direction.
     pub(crate) async fn to(server: SocketAddr, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -94,7 +94,7 @@ impl LongPath {
         connections.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Most bytes of one connection that were under way at once in one direction.
+    /// Most bytes of one connection in flight at once in one direction.
     pub(crate) fn most_bytes(&self, towards: Towards) -> usize {
         let connections = self.connections();
         let most = connections
@@ -104,7 +104,7 @@ impl LongPath {
     }
 }
 
-/// One direction of a connection, until it ends or the other side is gone.
+/// Copies one direction of a connection, until it ends or the other side is gone.
 async fn carry(
     mut from: OwnedReadHalf,
     to: OwnedWriteHalf,

@@ -1,6 +1,6 @@
-//! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
+//! Shared parts of the loopback tests: running servers and agents, targets, and clients of all kinds.
 
-/// The Kubernetes API as the tests of `adit-kube` have it.
+/// The fake Kubernetes API of the tests of `adit-kube`.
 #[path = "../../../kube/tests/support/mod.rs"]
 pub(crate) mod api;
 pub(crate) mod balancer;
@@ -11,7 +11,7 @@ pub(crate) mod lanes;
 pub(crate) mod long_path;
 pub(crate) mod node;
 pub(crate) mod patterned;
-/// Those of all test binaries are told apart by the same files.
+/// All test binaries share these lock files, so that no port is given twice.
 #[path = "../../interop/support/ports.rs"]
 pub(crate) mod ports;
 pub(crate) mod process;

@@ -1,4 +1,4 @@
-//! Connections of a node: to an agent's own listeners.
+//! Connections of a node to an agent's own listeners.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tokio::net::TcpStream;
 use super::wait::{until, within};
 use super::world::{World, sample};
 
-/// Open tunnels that agents asked for.
+/// Open tunnels that agents opened.
 pub(crate) const OPEN: &str = "adit_node_tunnels";
-/// All there were.
+/// All tunnels that agents have opened.
 pub(crate) const OPENED: &str = "adit_node_tunnels_opened_total";
 
-/// A world whose server dials these destinations for agents, and its agent's listeners for `targets`.
+/// A world whose server allows these destinations, and an agent that listens for `targets`.
 pub(crate) async fn world(allowed: &[&str], targets: &[&str]) -> (World, RunningAgent) {
     let flags: Vec<String> = allowed
         .iter()
@@ -28,7 +28,7 @@ pub(crate) async fn world(allowed: &[&str], targets: &[&str]) -> (World, Running
     (world, agent)
 }
 
-/// An agent, `agent-1`, that listens for these destinations on ports the kernel chooses.
+/// An agent, `agent-1`, that listens for these destinations on ports that the kernel chooses.
 pub(crate) async fn agent(world: &World, targets: &[&str]) -> RunningAgent {
     let flags: Vec<String> = targets
         .iter()
@@ -69,9 +69,9 @@ pub(crate) async fn echo(stream: &mut TcpStream, text: &[u8]) {
     assert_eq!(back, text);
 }
 
-/// A connection to this listener is reset, not closed.
+/// Asserts that a connection to this listener is reset, not closed.
 pub(crate) async fn assert_reset(address: SocketAddr) {
-    // It may be reset before its connect has returned.
+    // The RST may arrive before `connect` returns.
     let connected = within("a connection to the agent", TcpStream::connect(address)).await;
     let read = match connected {
         Ok(mut stream) => within("a reset", stream.read_u8()).await,
@@ -81,13 +81,13 @@ pub(crate) async fn assert_reset(address: SocketAddr) {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
 }
 
-/// What an agent's metrics say.
+/// The value of an agent's series, which must exist.
 pub(crate) fn value(agent: &RunningAgent, series: &str) -> f64 {
     let text = agent.metrics.scrape().text();
     sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
-/// The series of a reason.
+/// The series of refusals for a reason.
 pub(crate) fn refusals(reason: &str) -> String {
     format!("adit_node_refusals_total{{reason=\"{reason}\"}}")
 }
@@ -102,7 +102,7 @@ pub(crate) fn refused(agent: &RunningAgent) -> f64 {
     values.sum()
 }
 
-/// Nothing is left of any tunnel, at either end.
+/// Waits until neither end has a node tunnel, a waiting connection or a busy lane.
 pub(crate) async fn assert_quiet(world: &World, agent: &RunningAgent) {
     until("no node tunnel is left", || {
         let at_server = ["adit_node_tunnels", "adit_node_waiting", super::lanes::BUSY]

@@ -1,4 +1,4 @@
-//! Tunnels whose every byte is known: each follows from its place in the stream and is checked at both ends as it comes.
+//! Tunnels whose every byte follows from its position in the stream. Both ends check the bytes as they arrive.
 
 use std::io;
 use std::path::Path;
@@ -18,14 +18,14 @@ use super::wait::{until_for, within};
 use super::world::{channel, open};
 
 const BLOCK_BYTES: usize = 32 * 1024;
-/// Far below what a relay takes for bulk, which it splices.
+/// Far below the size from which a relay splices.
 const SMALL_CHUNK_BYTES: usize = 512;
-/// For megabytes through programs that are built for debugging, on a busy machine.
+/// Time for megabytes through debug builds on a busy machine.
 const MOVES_WITHIN: Duration = Duration::from_secs(120);
-/// After so many bytes a stream repeats: a prime, so that no block size hides a shift.
+/// A stream repeats after this many bytes: a prime, so that no block size hides a shift.
 const PERIOD: u64 = 251;
 
-/// What `count` bytes from `at` on have to be; at most [`BLOCK_BYTES`].
+/// The `count` bytes expected from `at` on; at most [`BLOCK_BYTES`].
 fn expected(at: u64, count: usize) -> &'static [u8] {
     static TWICE: OnceLock<Vec<u8>> = OnceLock::new();
     let table = TWICE.get_or_init(|| pattern(0, 2 * BLOCK_BYTES));
@@ -33,7 +33,7 @@ fn expected(at: u64, count: usize) -> &'static [u8] {
     &table[from..from + count]
 }
 
-/// Bytes that came, as they should be and not.
+/// Counts of correct and of wrong bytes.
 #[derive(Default)]
 pub(crate) struct Ledger {
     right: AtomicU64,
@@ -50,7 +50,7 @@ impl Ledger {
         found.fetch_add(bytes.len() as u64, Relaxed);
     }
 
-    /// Bytes that were as they should be.
+    /// Number of correct bytes.
     pub(crate) fn right(&self) -> u64 {
         self.right.load(Relaxed)
     }
@@ -62,7 +62,7 @@ impl Ledger {
     }
 }
 
-/// Sends back what it gets, and checks it: a stream may begin anywhere in the pattern.
+/// A target that echoes and checks what it receives. A stream may begin anywhere in the pattern.
 pub(crate) async fn target() -> (u16, Tasks, Arc<Ledger>) {
     let ledger = Arc::new(Ledger::default());
     let seen = Arc::clone(&ledger);
@@ -87,21 +87,22 @@ async fn echo(mut stream: TcpStream, ledger: Arc<Ledger>) -> io::Result<()> {
 /// How tunnels of a [`Load`] send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sends {
-    /// Whatever has come back.
+    /// The client sends without pause, whatever has come back.
     Bulk,
-    /// A little at a time. Never nothing, or a client that is gone might look like one that has said all.
+    /// The client sends small chunks, and some are always in flight. Otherwise a client that is gone could look like one that
+    /// has finished.
     Crumbs,
 }
 
-/// Tunnels that send for ever, until they are cut.
+/// Tunnels that send until they are cut.
 pub(crate) struct Load {
     tunnels: JoinSet<()>,
-    /// What came back to the clients.
+    /// Checks the bytes that came back to the clients.
     pub(crate) ledger: Arc<Ledger>,
 }
 
 impl Load {
-    /// So many tunnels, every other one in the gRPC dialect, each on a connection of its own. `http` and `grpc` are the
+    /// Opens this many tunnels, each on its own connection, and every other one in the gRPC dialect. `http` and `grpc` are the
     /// sockets of a server.
     pub(crate) async fn start(
         http: &Path,
@@ -128,7 +129,7 @@ impl Load {
         load
     }
 
-    /// Waits until so many bytes more have come back.
+    /// Waits until this many more bytes have come back.
     pub(crate) async fn moves(&self, bytes: u64) {
         let enough = self.ledger.right() + bytes;
         until_for(MOVES_WITHIN, &format!("{bytes} bytes more"), || {
@@ -137,7 +138,7 @@ impl Load {
         .await;
     }
 
-    /// Waits until each of them was cut.
+    /// Waits until every tunnel was cut.
     pub(crate) async fn ended(&mut self) {
         within("all tunnels to end", async {
             while let Some(tunnel) = self.tunnels.join_next().await {
@@ -147,14 +148,14 @@ impl Load {
         .await;
     }
 
-    /// That none of them was cut.
+    /// Asserts that no tunnel was cut.
     pub(crate) fn assert_open(&mut self) {
         let ended = self.tunnels.try_join_next();
         assert!(ended.is_none(), "a tunnel was cut");
     }
 }
 
-/// One tunnel of a [`Load`], to the end of what comes back.
+/// Runs one tunnel of a [`Load`] until its echo ends.
 async fn drive<S>(io: S, start: u64, sends: Sends, ledger: Arc<Ledger>)
 where
     S: AsyncRead + AsyncWrite,
@@ -185,7 +186,7 @@ where
         while write.write_all(expected(at, BLOCK_BYTES)).await.is_ok() {
             at += BLOCK_BYTES as u64;
         }
-        // What is still on its way back is checked, too.
+        // Bytes that are still in flight are checked, too.
         std::future::pending::<()>().await;
     };
     let checking = async {

@@ -16,9 +16,9 @@ use tokio::net::TcpStream;
 use super::wait::{until_blocking, within};
 use super::world::sample;
 
-/// For a process to start on a busy machine.
+/// Time for a process to start on a busy machine.
 const START: Duration = Duration::from_secs(20);
-/// Names the program to start, for tests that want a faster one than cargo builds for them.
+/// Environment variable with the program to start, for tests that want a faster build than cargo's.
 const PROGRAM: &str = "ADIT_PROGRAM";
 
 /// A running `adit`; dropping it kills it.
@@ -28,12 +28,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the binary; `args[0]` is what it is called as. Logs go to `dir` as JSON.
+    /// Starts the binary; `args[0]` is the name that it is called by. The log goes to a file in `dir`.
     pub(crate) fn start(name: &str, args: &[String], dir: &Path) -> Self {
         Self::start_program(name, &program(), args, dir)
     }
 
-    /// As [`Process::start`], another path to the binary.
+    /// As [`Process::start`], with another path to the binary.
     pub(crate) fn start_program(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
         let (called, rest) = args.split_first().expect("a name");
         let mut command = Command::new(program);
@@ -41,7 +41,7 @@ impl Process {
         Self::start_command(name, command, dir)
     }
 
-    /// Starts what is prepared.
+    /// Starts a prepared command.
     pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).expect("the log file opens");
@@ -64,7 +64,7 @@ impl Process {
         field.expect("a field").trim().to_owned()
     }
 
-    /// As [`Process::start`], with so many descriptors and no more.
+    /// As [`Process::start`], with a limit on descriptors.
     pub(crate) fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
         let limited = format!("ulimit -n {descriptors}; exec \"$@\"");
         let program = program().display().to_string();
@@ -79,7 +79,7 @@ impl Process {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// An address of the line that says it is up.
+    /// An address from the process's JSON log, once a line has this field.
     pub(crate) fn address(&self, field: &str) -> SocketAddr {
         until_blocking(&format!("{field} in {}", self.log.display()), START, || {
             let log = self.log();
@@ -90,7 +90,7 @@ impl Process {
         })
     }
 
-    /// As [`Self::address`], of a process that logs text.
+    /// As [`Self::address`], for a process that logs text.
     pub(crate) fn listener(&self, field: &str) -> SocketAddr {
         let field = format!(" {field}=");
         until_blocking(&format!("{field} in {}", self.log.display()), START, || {
@@ -100,7 +100,7 @@ impl Process {
         })
     }
 
-    /// How it has ended, if it has.
+    /// The exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child")
     }
@@ -110,13 +110,13 @@ impl Process {
         kill_process(Pid::from_raw(raw).expect("positive"), signal).expect("it runs");
     }
 
-    /// kill -9, and reaped.
+    /// Sends SIGKILL, and reaps the process.
     pub(crate) fn kill(&mut self) {
         let _ended_before = self.child.kill();
         let _reaped_before = self.child.wait();
     }
 
-    /// Waits for its own end.
+    /// Waits until the process exits by itself.
     pub(crate) fn end(&mut self, limit: Duration) -> ExitStatus {
         let name = self.log.display().to_string();
         until_blocking(&format!("the end of {name}"), limit, || {
@@ -124,7 +124,7 @@ impl Process {
         })
     }
 
-    /// Resident memory now, bytes.
+    /// Resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("it runs");
@@ -133,17 +133,17 @@ impl Process {
         kib.expect("a resident size") * 1024
     }
 
-    /// Pipes of the kernel that it has open.
+    /// Number of kernel pipes that the process has open.
     pub(crate) fn pipes(&self) -> usize {
         let dir = format!("/proc/{}/fd", self.child.id());
         let names = fs::read_dir(dir).expect("it runs").flatten();
         let links = names.filter_map(|name| fs::read_link(name.path()).ok());
         let pipes = links.filter(|link| link.to_string_lossy().starts_with("pipe:"));
-        // Both ends have the name of the one pipe.
+        // Both ends of a pipe have the same name.
         pipes.collect::<HashSet<PathBuf>>().len()
     }
 
-    /// Bytes in the queues of its TCP sockets, both ways, as the kernel counts them.
+    /// Bytes in the queues of its TCP sockets, in both directions, as the kernel counts them.
     pub(crate) fn tcp_queue_bytes(&self) -> u64 {
         let dir = format!("/proc/{}/fd", self.child.id());
         let names = fs::read_dir(dir).expect("it runs").flatten();
@@ -164,12 +164,11 @@ impl Process {
             sockets.contains(inode).then(|| (inode.to_owned(), both))
         };
         let table = table.expect("it runs");
-        // A table that changes while it is read may name a socket more than once.
+        // If the table changes during the read, it may contain a socket more than once.
         let each: HashMap<String, u64> = table.lines().filter_map(queues).collect();
         each.values().sum()
     }
 
-    /// Open descriptors now.
     pub(crate) fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id()))
             .expect("it runs")
@@ -181,7 +180,7 @@ pub(crate) fn program() -> PathBuf {
     named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into())
 }
 
-/// The program that was named to be started instead of the one that cargo built.
+/// The program that [`PROGRAM`] names, instead of the one that cargo built.
 pub(crate) fn named_program() -> Option<PathBuf> {
     std::env::var_os(PROGRAM).map(PathBuf::from)
 }
@@ -198,7 +197,7 @@ impl Drop for Process {
     }
 }
 
-/// An address in a field of any depth: as itself, or the first TCP address of a list of `--frontend`.
+/// An address in a field at any depth: the value itself, or the first TCP address of a list of `--frontend` values.
 fn find(value: &Value, field: &str) -> Option<SocketAddr> {
     let object = value.as_object()?;
     let text = object.get(field).and_then(Value::as_str);
@@ -210,12 +209,12 @@ fn find(value: &Value, field: &str) -> Option<SocketAddr> {
         .or_else(|| object.values().find_map(|inner| find(inner, field)))
 }
 
-/// A scrape of a health port.
+/// The metrics of a health port.
 pub(crate) async fn scrape(health: SocketAddr) -> String {
     ask(health, "/metrics").await
 }
 
-/// What a health port answers, head included.
+/// A health port's response, head included.
 pub(crate) async fn ask(health: SocketAddr, path: &str) -> String {
     within(path, async {
         let mut stream = TcpStream::connect(health).await?;
@@ -229,7 +228,7 @@ pub(crate) async fn ask(health: SocketAddr, path: &str) -> String {
     .expect("the health port answers")
 }
 
-/// Lanes that are bound.
+/// Number of bound lanes.
 async fn lanes(health: SocketAddr) -> f64 {
     let text = scrape(health).await;
     let of = |state: &str| {
@@ -239,15 +238,15 @@ async fn lanes(health: SocketAddr) -> f64 {
     of("idle") + of("busy")
 }
 
-/// Descriptors of a process that are no lanes: those are kept for later, and may be on their way meanwhile.
+/// Descriptors of a process that are not lanes. Lanes are pooled, and may open or close meanwhile.
 pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> f64 {
     let lanes = lanes(health).await;
     let all = u32::try_from(process.descriptors()).expect("a few");
     f64::from(all) - lanes
 }
 
-/// The same without pipes, which a relay keeps for later, too, once the number has stayed the same for a while: no lane comes
-/// or goes.
+/// Descriptors of a process that are neither lanes nor pipes, which a relay pools, too. Waits until the number is stable, so
+/// that no lane opens or closes meanwhile.
 pub(crate) async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
     const LOOKS: u32 = 10;
     within("descriptors settle", async {
@@ -263,7 +262,7 @@ pub(crate) async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
     .await
 }
 
-/// Waits until a process holds no more descriptors than it had, not one.
+/// Waits until a process holds not a single descriptor more than before, lanes and pipes aside.
 pub(crate) async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     within("not one descriptor is left", async {
         while own_descriptors(process, health).await > before {
@@ -276,13 +275,13 @@ pub(crate) async fn not_one_descriptor_left(process: &Process, health: SocketAdd
 /// Descriptors of a process that are neither lanes nor pipes.
 async fn own_descriptors(process: &Process, health: SocketAddr) -> f64 {
     let pipes = u32::try_from(process.pipes()).expect("a few");
-    // Each has two ends.
+    // A pipe has two ends.
     descriptors_without_lanes(process, health).await - 2.0 * f64::from(pipes)
 }
 
-/// Waits until a process holds no more descriptors than `before`, lanes aside.
+/// Waits until a process holds no more descriptors than `before`, except lanes and a small slack.
 pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
-    /// Lanes that are opened or closed at this moment, and one connection of the scrape itself.
+    /// For lanes that open or close at this moment, and for the scrape's own connection.
     const SLACK: f64 = 5.0;
     within("no descriptor is left", async {
         while descriptors_without_lanes(process, health).await > before + SLACK {
@@ -328,7 +327,7 @@ pub(crate) async fn sum_is(health: SocketAddr, family: &str, value: f64) {
     panic!("{family} is {last}, not {value}");
 }
 
-/// A series of a process that has to be there.
+/// The value of a series of a process, which must exist.
 pub(crate) async fn value(health: SocketAddr, series: &str) -> f64 {
     let text = scrape(health).await;
     sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))

@@ -1,4 +1,4 @@
-//! Calls made of packets: clients and agents that say whatever a test wants.
+//! Calls made of packets: clients and agents that send whatever a test wants.
 
 use std::path::Path;
 
@@ -20,9 +20,9 @@ use super::tls;
 use super::wait::within;
 use super::world::World;
 
-/// Of a stream and of a connection, unless they say otherwise.
+/// HTTP/2's default window of a stream and of a connection.
 const WINDOW_BYTES: u32 = 65_535;
-/// Of [`Call::upload`].
+/// Payload of each packet of [`Call::upload`].
 const UPLOAD_BLOCK_BYTES: usize = 64 * 1024;
 
 /// An HTTP/2 connection on which calls can be made; dropping it cuts the socket.
@@ -31,7 +31,7 @@ pub(crate) struct Connection {
     _driver: JoinSet<()>,
 }
 
-/// One call, raw.
+/// One raw call.
 pub(crate) struct Call {
     pub(crate) send: SendStream<Bytes>,
     response: Option<ResponseFuture>,
@@ -48,8 +48,8 @@ impl Connection {
         connection
     }
 
-    /// With these windows for each stream and for all together; that of streams may be 0, for a peer that may send nothing,
-    /// until another one is sent.
+    /// With these windows for each stream and for the connection. A stream window of 0 lets the peer send nothing, until
+    /// another one is sent through the returned channel.
     async fn with_windows<S>(io: S, window: u32, all: u32) -> (Self, oneshot::Sender<u32>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -58,7 +58,7 @@ impl Connection {
         builder
             .initial_max_send_streams(4096)
             .initial_window_size(window)
-            // So that what may be sent is the peer's window and not our own buffer.
+            // The peer's window must limit sending, not the local buffer.
             .max_send_buffer_size(64 << 20)
             .initial_connection_window_size(all);
         let handshake = within("an HTTP/2 handshake", builder.handshake(io));
@@ -95,7 +95,7 @@ impl Connection {
         Self::over(stream.expect("the frontend listens")).await
     }
 
-    /// As [`Self::client`], with the windows that Go's clients begin with.
+    /// As [`Self::client`], with the initial windows of Go's clients.
     pub(crate) async fn go_client(world: &World) -> Self {
         let stream = UnixStream::connect(world.grpc()).await;
         let stream = stream.expect("the frontend listens");
@@ -104,7 +104,7 @@ impl Connection {
         connection
     }
 
-    /// As [`Self::client`], with so little room in each stream.
+    /// As [`Self::client`], with this window for each stream.
     pub(crate) async fn narrow_client(world: &World, window: u32) -> Self {
         let stream = UnixStream::connect(world.grpc()).await;
         let stream = stream.expect("the frontend listens");
@@ -112,7 +112,7 @@ impl Connection {
         connection
     }
 
-    /// As [`Self::narrow_client`], with that much room in each stream, until told to read nothing more from its socket.
+    /// As [`Self::narrow_client`], until the returned channel ends all reads from the socket.
     pub(crate) async fn client_that_stops(
         world: &World,
         window: u32,
@@ -131,17 +131,17 @@ impl Connection {
         (connection, stop)
     }
 
-    /// Someone with an agent's certificate.
+    /// A peer with an agent's certificate.
     pub(crate) async fn agent(world: &World) -> Self {
         Self::agent_as(world, "agent").await
     }
 
-    /// Someone with the certificate of that name.
+    /// A peer with the certificate of this name.
     pub(crate) async fn agent_as(world: &World, name: &str) -> Self {
         Self::over(welcomed(world, name).await).await
     }
 
-    /// An agent to which nothing can be sent until it sends a window.
+    /// An agent whose window lets the server send nothing, until another window is sent through the channel.
     pub(crate) async fn deaf_agent(world: &World) -> (Self, oneshot::Sender<u32>) {
         Self::with_windows(welcomed(world, "agent").await, 0, 1 << 30).await
     }
@@ -174,7 +174,7 @@ impl Connection {
         self.call("/ProxyService/Proxy", &[]).await
     }
 
-    /// An agent's call, answered: the server knows the agent now. It offers no extensions, as Go agents.
+    /// An agent's call that the server has accepted. It offers no extensions, like a Go agent.
     pub(crate) async fn link(&self, id: &str, identifiers: &str) -> Call {
         let headers = [("agentid", id), ("agentidentifiers", identifiers)];
         let mut call = self.call("/AgentService/Connect", &headers).await;
@@ -192,7 +192,7 @@ async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
 }
 
 impl Call {
-    /// The server's end of a call that was answered.
+    /// The server's end of a call that was accepted.
     pub(crate) fn accepted(send: SendStream<Bytes>, recv: RecvStream) -> Self {
         Self {
             send,
@@ -202,7 +202,7 @@ impl Call {
         }
     }
 
-    /// The answer's headers, which must not have been waited for before.
+    /// The response headers; may be awaited only once.
     pub(crate) async fn headers(&mut self) -> Option<HeaderMap> {
         let response = self.response.take().expect("asked once");
         let answer = within("response headers", response).await.ok()?;
@@ -233,7 +233,7 @@ impl Call {
         self.packet(PacketType::Data, data(conn, bytes));
     }
 
-    /// Queues an upload of so many blocks at once, whatever of it can be sent. Its payload is the same memory everywhere.
+    /// Queues an upload of this many blocks at once, however much of it can be sent. All payloads share the same memory.
     pub(crate) fn upload(&mut self, conn: i64, blocks: usize) {
         static BLOCK: [u8; UPLOAD_BLOCK_BYTES] = [7; UPLOAD_BLOCK_BYTES];
         let payload = Bytes::from_static(&BLOCK);
@@ -283,7 +283,7 @@ impl Call {
         .await
     }
 
-    /// Takes so many bytes of a call that was answered, and gives no window back for them.
+    /// Reads this many bytes of a call that was answered, and returns no window for them.
     pub(crate) async fn keep(&mut self, bytes: usize) {
         let recv = self.recv.as_mut().expect("answered");
         within("bytes to keep", async {
@@ -296,7 +296,7 @@ impl Call {
         .await;
     }
 
-    /// Waits for the end of a call that was answered: why it was reset, if it was.
+    /// Waits for the end of a call that was answered, and returns the reason of a reset.
     pub(crate) async fn reset(&mut self) -> Option<h2::Reason> {
         let recv = self.recv.as_mut().expect("answered");
         within("the end of the call", async {
@@ -314,7 +314,7 @@ impl Call {
         self.next().await.and_then(|packet| packet.payload)
     }
 
-    /// Dials and gives the connection id.
+    /// Dials, and returns the connection id.
     pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
         self.dial(random, address);
         match self.payload().await {
@@ -369,7 +369,7 @@ pub(crate) fn framed(body: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// A packet whose type and payload need not fit.
+/// A packet whose type and payload may disagree.
 pub(crate) fn encoded(kind: i32, payload: Option<Payload>) -> Vec<u8> {
     let packet = Packet {
         r#type: kind,
@@ -395,7 +395,7 @@ pub(crate) fn data(conn: i64, bytes: impl Into<Bytes>) -> Payload {
     })
 }
 
-/// One whole message off the front.
+/// Takes one complete message from the front.
 pub(crate) fn take(buffer: &mut BytesMut) -> Option<Packet> {
     let length = buffer.get(1..5)?.try_into().ok().map(u32::from_be_bytes)?;
     let length = usize::try_from(length).ok()?;

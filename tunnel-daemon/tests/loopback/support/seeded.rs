@@ -1,4 +1,4 @@
-//! Numbers and bytes that follow from a seed: both ends know what has to come, and a failure can be had again.
+//! Numbers and bytes from a seed: both ends know the expected bytes, and failures are reproducible.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// After so many bytes words begin again: a prime, so that no size of a block hides a shift.
+/// The bytes repeat after this many: a prime, so that no block size hides a shift.
 const PERIOD: usize = 1_048_583;
 /// Largest chunk, in bits.
 const CHUNK_BITS: usize = 18;
 const CHUNK_MAX: usize = 1 << CHUNK_BITS;
 
-/// Numbers that look like chance (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -27,27 +27,27 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Zero or more, and less than `limit`.
+    /// A number from zero to `limit`, exclusive.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.number() % limit as u64).expect("less than a usize")
     }
 
-    /// One to `2^bits`, small ones as often as large ones.
+    /// A number from one to `2^bits`; small numbers are as frequent as large ones.
     pub(crate) fn size(&mut self, bits: usize) -> usize {
         let bits = self.below(bits + 1);
         1 + self.below(1 << bits)
     }
 }
 
-/// Sizes of what is written or read at once.
+/// Sizes of single reads and writes.
 pub(crate) struct Chunks {
     random: Random,
-    /// Small sizes come as often as large ones, up to so many bits; else each size as often as any other.
+    /// Small sizes up to this many bits are as frequent as large ones. `None`: all sizes are equally frequent.
     bits: Option<usize>,
 }
 
 impl Chunks {
-    /// Of up to `2^bits` bytes, and no more than 256 KiB.
+    /// Chunks of up to `2^bits` bytes, and at most 256 KiB.
     pub(crate) fn new(seed: u64, bits: usize) -> Self {
         Self {
             random: Random::new(seed),
@@ -55,7 +55,7 @@ impl Chunks {
         }
     }
 
-    /// Of up to 256 KiB, half of that on average.
+    /// Chunks of up to 256 KiB, half of that on average.
     pub(crate) fn large(seed: u64) -> Self {
         Self {
             random: Random::new(seed),
@@ -71,34 +71,34 @@ impl Chunks {
     }
 }
 
-/// What one end says to the other: so many bytes, each of which follows from its place.
+/// The bytes that one end sends, each of which follows from its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Words {
     start: usize,
     pub(crate) bytes: usize,
 }
 
-/// What the other end has heard of it.
+/// What the other end has received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Heard {
     pub(crate) bytes: usize,
-    /// They are the first ones of what was said.
+    /// The bytes received are a prefix of the bytes sent.
     pub(crate) intact: bool,
     pub(crate) end: End,
 }
 
-/// What came behind the last byte.
+/// What followed the last byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// The other end says no more.
+    /// The reader got EOF.
     InOrder,
     Failed(ErrorKind),
-    /// Enough was heard.
+    /// The reader stopped, because enough bytes had arrived.
     NotAwaited,
 }
 
 impl Words {
-    /// Others than those of another seed, as far as a million bytes allow.
+    /// Bytes that differ from those of another seed, as far as a table of a million bytes allows.
     pub(crate) fn new(seed: u64, bytes: usize) -> Self {
         let start = Random::new(seed).below(PERIOD);
         Self { start, bytes }
@@ -111,7 +111,7 @@ impl Words {
         &table()[from..from + count]
     }
 
-    /// Sends a part of them in chunks of random size.
+    /// Sends a part of the bytes in chunks of random size.
     pub(crate) async fn say(
         self,
         part: Range<usize>,
@@ -128,7 +128,7 @@ impl Words {
         write.flush().await
     }
 
-    /// Reads to the end, or until `enough` bytes have come, in chunks of random size, and checks each.
+    /// Reads to EOF, or until `enough` bytes have arrived, in chunks of random size, and checks each chunk.
     pub(crate) async fn hear(
         self,
         enough: usize,
@@ -155,7 +155,7 @@ impl Words {
     }
 }
 
-/// The bytes of all words, made once: what is large is to cost its ends less than who carries it.
+/// The table of all bytes, computed once: a large transfer must cost the test less than the program under test.
 fn table() -> &'static [u8] {
     static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
     TABLE.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The server's end of a lane, as honest as a test wants it.
+//! The server's end of a lane, which follows the protocol as far as a test wants.
 
 use std::io::Write as _;
 
@@ -22,7 +22,7 @@ pub(crate) struct ServerLane {
     pub(crate) end: LaneEnd,
 }
 
-/// A tunnel with frames.
+/// The OPEN of a tunnel with frames.
 pub(crate) fn request(address: &str) -> OpenRequest {
     OpenRequest {
         protocol: "tcp".to_owned(),
@@ -32,13 +32,13 @@ pub(crate) fn request(address: &str) -> OpenRequest {
     }
 }
 
-/// The frame that ends the greeting.
+/// The READY frame, which ends the greeting.
 pub(crate) fn ready() -> Vec<u8> {
     Greeting::ready_frame(false, false).to_bytes().to_vec()
 }
 
 impl ServerLane {
-    /// The next lane of an agent, greeted up to its BIND. READY is the caller's to send.
+    /// Accepts the next lane of an agent, and greets it up to its BIND. The caller sends READY.
     pub(crate) async fn greet(server: &mut StubServer) -> Self {
         let mut lane = Self {
             stream: server.accept_lane().await,
@@ -57,20 +57,20 @@ impl ServerLane {
         lane
     }
 
-    /// The same, and READY.
+    /// As [`Self::greet`], and sends READY.
     pub(crate) async fn bound(server: &mut StubServer) -> Self {
         let mut lane = Self::greet(server).await;
         lane.send(&ready()).await;
         lane
     }
 
-    /// The frames that wait to be sent.
+    /// The frames that are queued.
     pub(crate) fn waiting(&mut self) -> Vec<Vec<u8>> {
         let frames = std::iter::from_fn(|| self.end.poll_frame());
         frames.map(|frame| frame.to_bytes().to_vec()).collect()
     }
 
-    /// What the session makes of them: each a record of its own, or several where it takes more than one.
+    /// TLS records of this plaintext: one for each element, or several for a long one.
     pub(crate) fn sealed(&mut self, records: &[Vec<u8>]) -> Vec<u8> {
         let (_, session) = self.stream.get_mut();
         let mut sealed = Vec::new();
@@ -83,7 +83,7 @@ impl ServerLane {
         sealed
     }
 
-    /// Writes bytes that are sealed already to the connection, at once.
+    /// Writes sealed records to the connection at once.
     pub(crate) async fn write_sealed(&mut self, sealed: &[u8]) {
         let (tcp, _) = self.stream.get_mut();
         within("a write", tcp.write_all(sealed))
@@ -106,7 +106,7 @@ impl ServerLane {
         }
     }
 
-    /// Plays the server's end by the rules until an event comes; `None` when the agent has closed the lane.
+    /// Follows the protocol as a server until an event arrives; `None` when the agent has closed the lane.
     pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
         loop {
             self.flush().await;
@@ -125,7 +125,7 @@ impl ServerLane {
     }
 
     async fn send(&mut self, frame: &[u8]) {
-        // The agent may have closed already, which the next read finds out.
+        // The agent may already have closed the connection; the next read reports that.
         let _gone = within("a write", self.stream.write_all(frame)).await;
         let _gone = within("a write", self.stream.flush()).await;
     }

@@ -1,15 +1,15 @@
-//! Tests that do not run on this host.
+//! Skips tests that this host cannot run.
 
 use std::fmt::Display;
 use std::io::Write as _;
 use std::net::TcpListener;
 
-/// Says what is not run, and why, past the harness: it keeps what a test prints that passes.
+/// Reports what is skipped, and why, past the test harness, which captures the output of tests that pass.
 pub(crate) fn skip(what: &str, why: impl Display) {
     writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
 }
 
-/// Whether this host has IPv6; without, `test` is skipped loudly.
+/// Whether this host has IPv6. Without IPv6 `test` is reported as skipped.
 pub(crate) fn has_v6(test: &str) -> bool {
     let bound = TcpListener::bind("[::1]:0");
     if let Err(error) = &bound {
@@ -18,8 +18,8 @@ pub(crate) fn has_v6(test: &str) -> bool {
     bound.is_ok()
 }
 
-/// As [`skip`], where what is missing may be a privilege. Root has them all in CI, and nothing else would tell that a test never
-/// runs there.
+/// As [`skip`], where a missing privilege may be the cause. In CI root has every privilege, and a skip there would hide that a
+/// test never runs.
 ///
 /// # Panics
 /// As root where `CI` is set.

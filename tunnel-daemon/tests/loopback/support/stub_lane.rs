@@ -1,4 +1,4 @@
-//! The agent's end of a lane, as honest as a test wants it.
+//! The agent's end of a lane, which follows the protocol as far as a test wants.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::tls;
 use super::wait::{until, within};
 use super::world::World;
 
-/// A link that offers lanes, and what the server grants it.
+/// Opens a link that offers lanes, and returns the server's grant.
 pub(crate) async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGrant) {
     let mut call = ask(connection, id, &[]).await;
     let grant = grant(&mut call).await.expect("lanes are granted");
@@ -29,7 +29,7 @@ pub(crate) async fn link(world: &World, connection: &Connection, id: &str) -> (C
     (call, grant)
 }
 
-/// Asks for a link with lanes, under more headers.
+/// Asks for a link with lanes, with additional headers.
 pub(crate) async fn ask(connection: &Connection, id: &str, more: &[(&str, &str)]) -> Call {
     let headers = [
         ("agentid", id),
@@ -41,7 +41,7 @@ pub(crate) async fn ask(connection: &Connection, id: &str, more: &[(&str, &str)]
     connection.call("/AgentService/Connect", &headers).await
 }
 
-/// What a server grants; `None`: it refuses the link.
+/// The server's grant of lanes; `None` if the answer has no grant, as when the server refuses the link.
 pub(crate) async fn grant(call: &mut Call) -> Option<LaneGrant> {
     let answer = call.headers().await.expect("an answer");
     let pairs = answer
@@ -50,7 +50,7 @@ pub(crate) async fn grant(call: &mut Call) -> Option<LaneGrant> {
     ServerHello::from_headers(pairs).ok()?.lane_grant
 }
 
-/// As an agent that would have nothing but TLS.
+/// The BIND of an agent that supports no lanes but those with TLS.
 pub(crate) fn bind(link: LinkId, proof: Proof) -> Bind {
     Bind {
         link,
@@ -60,7 +60,7 @@ pub(crate) fn bind(link: LinkId, proof: Proof) -> Bind {
     }
 }
 
-/// A connection to the agent port that speaks the lane protocol, with the certificate of that name.
+/// A connection to the agent port that speaks the lane protocol, with or without a certificate.
 pub(crate) struct Stub {
     pub(crate) stream: TlsStream<TcpStream>,
     frames: FrameReader,
@@ -73,19 +73,19 @@ impl Stub {
         Self::connect_over(tcp.expect("it listens"), world, name).await
     }
 
-    /// The same, over a connection that is there already.
+    /// The same over an existing connection.
     pub(crate) async fn connect_over(tcp: TcpStream, world: &World, name: &str) -> Self {
         let (cert, key) = (world.files.cert(name), world.files.key(name));
         Self::secured(tcp, world, Some((&cert, &key))).await
     }
 
-    /// The same without a certificate, at any server that has the world's.
+    /// As [`Self::connect`] without a certificate, to any server with the world's certificates.
     pub(crate) async fn nobody(server: SocketAddr, world: &World) -> Self {
         let tcp = TcpStream::connect(server).await;
         Self::nobody_over(tcp.expect("it listens"), world).await
     }
 
-    /// The same, over a connection that is there already.
+    /// The same over an existing connection.
     pub(crate) async fn nobody_over(tcp: TcpStream, world: &World) -> Self {
         Self::secured(tcp, world, None).await
     }
@@ -164,12 +164,12 @@ impl Stub {
     }
 
     pub(crate) async fn bytes(&mut self, bytes: &[u8]) {
-        // The server may have closed already, which the next read finds out.
+        // The server may already have closed the connection; the next read reports that.
         let _gone = self.stream.write_all(bytes).await;
         let _gone = self.stream.flush().await;
     }
 
-    /// Plays the agent's end by the rules until an event comes; `None` when the server has closed the lane.
+    /// Follows the protocol as an agent until an event arrives; `None` when the server has closed the lane.
     pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
         loop {
             self.flush().await;
@@ -188,7 +188,7 @@ impl Stub {
     }
 }
 
-/// An agent with one lane.
+/// An agent with one bound lane.
 pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
     let connection = Connection::agent(world).await;
     let (call, grant) = link(world, &connection, "agent-1").await;
@@ -197,7 +197,6 @@ pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
     (connection, call, lane)
 }
 
-/// Waits for one lane that waits for a tunnel.
 pub(crate) async fn one_idle(world: &World) {
     let series = "adit_lanes{state=\"idle\"}";
     until("an idle lane", || value(world, series) == 1.0).await;

@@ -1,4 +1,4 @@
-//! A server made of packets, for our agent.
+//! A server made of packets, for tests of the agent.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,14 +23,14 @@ use super::raw::Call;
 use super::wait::within;
 use super::world::World;
 
-/// Listens where agents would find a server.
+/// Accepts agents in place of a server.
 pub(crate) struct StubServer {
     listener: TcpListener,
     tls: TlsAcceptor,
     connections: JoinSet<()>,
 }
 
-/// An agent's call that waits for its answer.
+/// An agent's call before its answer.
 pub(crate) struct Caller {
     pub(crate) headers: HeaderMap,
     respond: SendResponse<Bytes>,
@@ -44,7 +44,7 @@ impl StubServer {
         Self::start_on(listener.expect("a free port"), world)
     }
 
-    /// The same, on a listener that is there already.
+    /// The same on an existing listener.
     pub(crate) fn start_on(listener: TcpListener, world: &World) -> Self {
         let cert = CertificateDer::from_pem_file(world.files.cert("server"));
         let key = PrivateKeyDer::from_pem_file(world.files.key("server"));
@@ -67,7 +67,7 @@ impl StubServer {
         self.listener.local_addr().expect("bound").port()
     }
 
-    /// The next agent's call; its connection lives as long as this server.
+    /// The next agent's call. Its connection lives as long as this server.
     pub(crate) async fn accept(&mut self) -> Caller {
         let (caller, called) = oneshot::channel();
         let tls = self.secured().await;
@@ -86,14 +86,14 @@ impl StubServer {
         within("a call", called).await.expect("the agent calls")
     }
 
-    /// The next connection that an agent would have as a lane, before its greeting.
+    /// The next connection of an agent for a lane, before its greeting.
     pub(crate) async fn accept_lane(&mut self) -> TlsStream<TcpStream> {
         let tls = self.secured().await;
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(ALPN.as_bytes()));
         tls
     }
 
-    /// Knows these protocols from now on: h2 alone as a Go server does, or none, as one that is deaf to ALPN.
+    /// Sets the ALPN protocols from now on: h2 alone like a Go server, or none like a server without ALPN.
     pub(crate) fn speak_only(&mut self, protocols: &[&str]) {
         let mut config = ServerConfig::clone(self.tls.config());
         let names = protocols.iter().map(|name| name.as_bytes().to_vec());
@@ -101,12 +101,13 @@ impl StubServer {
         self.tls = TlsAcceptor::from(Arc::new(config));
     }
 
-    /// Takes the next connection that an agent would have as a lane, and that becomes none: when it came.
+    /// Accepts an agent's next connection for a lane, but agrees on no protocol. Returns the time of arrival.
     pub(crate) async fn turn_lane_away(&mut self) -> Instant {
         let stream = within("an attempt", self.listener.accept());
         let (stream, _) = stream.await.expect("a connection");
         let came = Instant::now();
-        // Without a protocol in common it fails. A server that knows none agrees to none, and the agent hangs up.
+        // Without a common protocol the handshake fails. A server without ALPN agrees on none, and the agent closes the
+        // connection.
         if let Ok(mut tls) = within("a TLS handshake", self.tls.accept(stream)).await {
             assert_eq!(tls.get_ref().1.alpn_protocol(), None);
             let said = within("its end", tls.read(&mut [0])).await;
@@ -115,7 +116,7 @@ impl StubServer {
         came
     }
 
-    /// The next connection, of which its peer hears nothing.
+    /// Accepts the next connection, and sends nothing.
     pub(crate) async fn accept_in_silence(&mut self) -> TcpStream {
         let stream = within("a connection", self.listener.accept());
         stream.await.expect("a connection").0
@@ -130,12 +131,12 @@ impl StubServer {
 }
 
 impl Caller {
-    /// Grants one lane, too.
+    /// Accepts the link, and grants one lane.
     pub(crate) fn greet_with_lane(self) -> Call {
         self.greet_with_lanes("1")
     }
 
-    /// Grants so many.
+    /// Accepts the link, and grants this many lanes.
     pub(crate) fn greet_with_lanes(self, max: &str) -> Call {
         let secret = "07".repeat(LANE_SECRET_BYTES);
         self.greet(&[
@@ -147,7 +148,7 @@ impl Caller {
         ])
     }
 
-    /// Answers as a server does, with further headers.
+    /// Answers as a server does, with additional headers.
     pub(crate) fn greet(mut self, more: &[(&'static str, &str)]) -> Call {
         let mut answer = Response::builder()
             .header("content-type", "application/grpc")

@@ -1,4 +1,4 @@
-//! Targets on the loopback network: all of 127/8 leads to them, so that a target's address can choose its agent.
+//! Targets on the loopback network. All of 127/8 leads to them, so that a target's address can select its agent.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
-/// Connections of one target at once.
+/// Limit on concurrent connections of one target.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Serves each connection with `serve`; gives the port, open on every loopback address.
+/// Serves each connection with `serve`, and returns the port, which is open on every IPv4 address of this host.
 pub(crate) async fn serve<H, F>(serve: H) -> (u16, Tasks)
 where
     H: Fn(TcpStream) -> F + Send + 'static,
@@ -34,7 +34,7 @@ where
     tasks.spawn_always("target", async move {
         while let Ok((stream, _)) = listener.accept().await {
             let work = serve(stream);
-            // A peer that breaks a connection is what many tests are about.
+            // A broken connection is no error: many tests break connections on purpose.
             let served = async move { drop(work.await) };
             connections
                 .spawn("target-connection", served)
@@ -44,12 +44,12 @@ where
     tasks
 }
 
-/// Sends back what it gets; closes when its peer has.
+/// Echoes, and closes when its peer has closed.
 pub(crate) async fn echo() -> (u16, Tasks) {
     serve(echo_one).await
 }
 
-/// The same, on a listener that is there already.
+/// The same on an existing listener.
 pub(crate) fn echo_on(listener: TcpListener) -> Tasks {
     serve_on(listener, echo_one)
 }
@@ -72,7 +72,7 @@ pub(crate) async fn server_first(greeting: &'static [u8]) -> (u16, Tasks) {
     .await
 }
 
-/// Reads to the end, reports what came, and only then answers with the sum of all bytes and closes.
+/// Reads to EOF or an error and reports the sum of all bytes. Then it answers with the sum, and closes.
 pub(crate) async fn summing() -> (u16, Tasks, mpsc::Receiver<Sum>) {
     let (reports, seen) = mpsc::channel(64);
     let (port, tasks) = serve(move |mut stream| {
@@ -99,12 +99,12 @@ pub(crate) async fn summing() -> (u16, Tasks, mpsc::Receiver<Sum>) {
     (port, tasks, seen)
 }
 
-/// Sends [`pattern`] bytes for ever, or until `bytes` are sent, then closes.
+/// Sends this many [`pattern`] bytes, then closes.
 pub(crate) async fn source(bytes: u64) -> (u16, Tasks) {
     serve(move |stream| send_pattern(stream, bytes)).await
 }
 
-/// The same, on a listener that is there already.
+/// The same on an existing listener.
 pub(crate) fn source_on(listener: TcpListener, bytes: u64) -> Tasks {
     serve_on(listener, move |stream| send_pattern(stream, bytes))
 }
@@ -119,7 +119,7 @@ async fn send_pattern(mut stream: TcpStream, bytes: u64) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// `count` bytes of the pattern from `at` on. 251 is prime: no block size hides a shift.
+/// `count` bytes of the pattern from `at` on. 251 is prime, so that no block size hides a shift.
 pub(crate) fn pattern(at: u64, count: usize) -> Vec<u8> {
     (at..at + count as u64).map(|i| (i % 251) as u8).collect()
 }
@@ -157,8 +157,8 @@ impl Sum {
     }
 }
 
-/// An address that refuses connections as long as the socket lives: bound, so that nobody else is given its port, and not
-/// listening.
+/// An address that refuses connections as long as the socket lives. The socket is bound, which reserves the port, and does not
+/// listen.
 pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket
@@ -168,7 +168,7 @@ pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// An address that answers no dial: its queue of connections is full for as long as this lives.
+/// An address that answers no dial: its accept queue is full while this lives.
 pub(crate) struct SilentHost {
     pub(crate) address: String,
     listener: Socket,
@@ -176,8 +176,8 @@ pub(crate) struct SilentHost {
 }
 
 impl SilentHost {
-    /// How many sockets of this host are being connected to it, but for those that fill its queue: how many of these it has
-    /// taken yet is the kernel's business.
+    /// Number of this host's sockets that are connecting to the address. The fillers of the queue do not count, since the
+    /// kernel decides which of them it accepts.
     pub(crate) fn dials(&self) -> usize {
         const SYN_SENT: &str = "02";
         let port = |address: &str| {
@@ -198,7 +198,7 @@ impl SilentHost {
         sockets.count()
     }
 
-    /// Its queue, which is taken from from now on.
+    /// The listener, which accepts connections from now on.
     pub(crate) fn revive(self) -> TcpListener {
         self.listener.set_nonblocking(true).expect("a flag");
         self.listener.listen(64).expect("it listens");
@@ -215,7 +215,7 @@ pub(crate) fn silent_host() -> SilentHost {
     listener.listen(0).expect("it listens");
     let address = listener.local_addr().expect("bound");
     let mut fillers = Vec::new();
-    // The kernel takes one more than it is asked to; those behind wait for an answer.
+    // The kernel accepts one connection more than the backlog; further ones wait for an answer.
     for _connection in 0..4 {
         let filler = socket();
         filler.set_nonblocking(true).expect("a flag");
@@ -235,7 +235,7 @@ fn local_port(socket: &Socket) -> Option<u16> {
     Some(address.as_socket()?.port())
 }
 
-/// Breaks each connection off once it has read something.
+/// Resets each connection after its first byte.
 pub(crate) async fn resetting() -> (u16, Tasks) {
     serve(|mut stream| async move {
         stream.read_u8().await?;
@@ -244,12 +244,12 @@ pub(crate) async fn resetting() -> (u16, Tasks) {
     .await
 }
 
-/// Takes connections and never says or hears anything.
+/// Accepts connections, and neither sends nor reads.
 pub(crate) async fn deaf() -> (u16, Tasks) {
     serve(hold).await
 }
 
-/// The same, on a listener that is there already.
+/// The same on an existing listener.
 pub(crate) fn deaf_on(listener: TcpListener) -> Tasks {
     serve_on(listener, hold)
 }
@@ -260,10 +260,10 @@ async fn hold(stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Of connections that the kernel buffers little of, at either end.
+/// A socket with small kernel buffers, for either end of a connection.
 fn narrow_socket() -> Socket {
     const BUFFER_BYTES: usize = 16 * 1024;
-    /// A sender has room for some ten segments before it has sent one, and those of the loopback network have 64 KiB.
+    /// A sender may queue about ten segments before it has sent one, and segments of the loopback network have 64 KiB.
     const SEGMENT_BYTES: u32 = 1400;
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_send_buffer_size(BUFFER_BYTES).expect("a size");
@@ -272,7 +272,7 @@ fn narrow_socket() -> Socket {
     socket
 }
 
-/// A connection that the kernel buffers little of, to a listener of this host.
+/// A connection with small kernel buffers, to a listener of this host.
 pub(crate) fn narrow_to(address: SocketAddr) -> TcpStream {
     let socket = narrow_socket();
     socket.connect(&address.into()).expect("it listens");
@@ -280,8 +280,8 @@ pub(crate) fn narrow_to(address: SocketAddr) -> TcpStream {
     TcpStream::from_std(socket.into()).expect("a connection")
 }
 
-/// A listener on every loopback address, and its port, for connections that the kernel buffers little of: what is paused
-/// there costs next to no memory, however many there are.
+/// A listener on every IPv4 address of this host, and its port. Its connections have small kernel buffers, so that even many
+/// paused ones take little memory.
 pub(crate) fn narrow() -> (TcpListener, u16) {
     let socket = narrow_socket();
     let any = SocketAddr::from(([0, 0, 0, 0], 0));

@@ -1,4 +1,4 @@
-//! TLS connections to the agent port, as agents and strangers make them.
+//! TLS connections to a server's ports, with or without a certificate.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// As an agent: [`dial_as`] with gRPC's protocol.
+/// As an agent: [`dial_as`] with ALPN `h2`.
 pub(crate) async fn dial(
     address: SocketAddr,
     ca: &Path,
@@ -21,7 +21,7 @@ pub(crate) async fn dial(
     dial_as(b"h2", address, ca, identity).await
 }
 
-/// A handshake that offers the protocol `alpn`, trusts `ca` and shows the pair `identity` (certificate, key), if any.
+/// A handshake that offers the ALPN protocol `alpn`, trusts `ca` and presents `identity` (certificate, key), if any.
 pub(crate) async fn dial_as(
     alpn: &[u8],
     address: SocketAddr,
@@ -32,7 +32,7 @@ pub(crate) async fn dial_as(
     over(stream, alpn, ca, identity).await
 }
 
-/// The same, over a connection that is there already.
+/// The same over an existing connection.
 pub(crate) async fn over(
     stream: TcpStream,
     alpn: &[u8],
@@ -65,7 +65,7 @@ pub(crate) async fn over(
         .await
 }
 
-/// The certificate that the far end showed.
+/// The certificate that the server presented.
 pub(crate) fn shown(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
     let (_, session) = stream.get_ref();
     session

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// No single step of a test takes longer, even on a busy machine.
+/// Limit for any single step of a test, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often a condition is looked at again.
+/// Interval between two checks of a condition.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Awaits `work`; fails the test naming what did not happen.
+/// Awaits `work`. After the limit the test fails and names what did not happen.
 #[track_caller]
 pub(crate) fn within<T>(what: &str, work: impl Future<Output = T>) -> impl Future<Output = T> {
     within_for(LIMIT, what, work)
@@ -29,7 +29,7 @@ pub(crate) fn within_for<T>(
     }
 }
 
-/// Looks at the condition until it holds.
+/// Checks the condition until it holds.
 #[track_caller]
 pub(crate) fn until(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
     until_for(LIMIT, what, condition)
@@ -49,14 +49,14 @@ pub(crate) fn until_for(
     })
 }
 
-/// Looks at a number until it has not changed for a second: whatever made it grow is held back. A look may take a good part of
-/// that, as at the table of all sockets of a host.
+/// Checks a number until it has not changed for a second, which means that its source is blocked. A check may take a good part
+/// of a second, as one of the table of all sockets of a host does.
 #[track_caller]
 pub(crate) fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
     within(what, stands_still(async move || number()))
 }
 
-/// As [`until_still`], of a number that has to be asked for, and without a limit.
+/// As [`until_still`], for a number from an asynchronous call, and without a limit.
 pub(crate) async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
     const STILL: Duration = Duration::from_secs(1);
     const LOOKS: u32 = 5;
@@ -72,7 +72,7 @@ pub(crate) async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
     }
 }
 
-/// As [`until`], for tests that have no runtime.
+/// As [`until`], for tests without a runtime.
 #[track_caller]
 pub(crate) fn until_blocking<T>(
     what: &str,

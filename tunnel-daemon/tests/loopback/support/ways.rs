@@ -1,10 +1,10 @@
-//! What tunnels travel on between a server and an agent that are processes of their own.
+//! Paths of tunnels between a server and an agent.
 
 use adit_relay::{Preference, probe};
 
 use crate::support::skip::skip_unprivileged;
 
-/// Lanes with TLS, or lanes in clear text, on which tunnels of CONNECT clients are pipes that a driver of the relay moves.
+/// TLS lanes, or plaintext lanes on which tunnels of CONNECT clients are raw lanes, with one of the relay's drivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Tls,
@@ -15,7 +15,7 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) const ALL: [Self; 3] = [Self::Tls, Self::Epoll, Self::IoUring];
 
-    /// What server and agent need for it.
+    /// Flags that server and agent need for this path.
     pub(crate) fn flags(self) -> &'static [&'static str] {
         match self {
             Self::Tls => &[],
@@ -24,13 +24,12 @@ impl Way {
         }
     }
 
-    /// Whether tunnels may be pipes.
+    /// Whether tunnels may be raw lanes.
     pub(crate) fn has_pipes(self) -> bool {
         self != Self::Tls
     }
 
-    /// Whether this host allows the driver. If not, `test` is skipped loudly, and fails as root where
-    /// `CI` is set.
+    /// Whether this host allows the driver. If not, `test` is reported as skipped, and fails as root where `CI` is set.
     pub(crate) fn is_possible(self, test: &str) -> bool {
         if self != Self::IoUring {
             return true;
@@ -43,7 +42,7 @@ impl Way {
     }
 }
 
-/// As [`Way::is_possible`], by what `--relay-engine` is given.
+/// As [`Way::is_possible`], for a value of `--relay-engine`.
 pub(crate) fn engine_is_possible(engine: &str, test: &str) -> bool {
     engine != "io-uring" || Way::IoUring.is_possible(test)
 }

@@ -1,4 +1,4 @@
-//! What lies between an agent and its server: connections that a test can cut, deafen or hold up.
+//! The connections between an agent and its server, which a test can cut, silence or hold.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -23,13 +23,13 @@ pub(crate) struct Wire {
 
 struct Connection {
     copying: AbortHandle,
-    /// Its socket towards the server.
+    /// The socket towards the server.
     server: OwnedFd,
-    /// Its socket towards the agent.
+    /// The socket towards the agent.
     agent: OwnedFd,
 }
 
-/// Connections that are taken from agents and led nowhere.
+/// Connections that are accepted from agents and not forwarded.
 #[derive(Default)]
 struct Held {
     wanted: AtomicBool,
@@ -39,7 +39,7 @@ struct Held {
 }
 
 impl Held {
-    /// Until its agent gives it up or all are let go.
+    /// Holds a connection until its agent closes it or all are released.
     async fn hold(&self, mut agent: TcpStream) {
         let now = self.now.fetch_add(1, Relaxed) + 1;
         self.most.fetch_max(now, Relaxed);
@@ -77,7 +77,7 @@ impl Wire {
                 let copying = copying.spawn(async move {
                     let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
                     for end in [SockRef::from(&agent), SockRef::from(&server)] {
-                        // There is another descriptor of each.
+                        // Each socket has another descriptor, so a drop would not close it.
                         let _over_before = end.shutdown(Shutdown::Both);
                     }
                 });
@@ -96,48 +96,48 @@ impl Wire {
         }
     }
 
-    /// What an agent opens first is its link.
+    /// Cuts the link, which is the first connection of an agent.
     pub(crate) fn cut_link(&self) {
         let mut connections = self.connections.lock().expect("nothing panics");
         connections.remove(0).copying.abort();
     }
 
-    /// New connections are taken and not answered from now on.
+    /// From now on new connections are accepted and not answered.
     pub(crate) fn hold(&self) {
         self.held.wanted.store(true, Relaxed);
     }
 
-    /// Closes those that are held, and leads new ones to the server again.
+    /// Closes the held connections, and forwards new ones to the server again.
     pub(crate) fn let_go(&self) {
         self.held.wanted.store(false, Relaxed);
         self.held.let_go.notify_waiters();
     }
 
-    /// Connections that are held now, and the most at once so far.
+    /// Number of connections held now, and the most at once so far.
     pub(crate) fn held(&self) -> (usize, usize) {
         (self.held.now.load(Relaxed), self.held.most.load(Relaxed))
     }
 
-    /// Nothing that the server sends on a lane arrives any more, nor is it acknowledged: as when the path is gone: the
-    /// socket's own filter drops all packets, before TCP sees them.
+    /// Drops everything that the server sends on lanes, unacknowledged, as when the path is gone. A filter on the socket drops
+    /// all packets before TCP sees them.
     ///
     /// # Errors
-    /// This host lets only privileged processes have filters.
+    /// This host allows filters only to privileged processes.
     pub(crate) fn deafen_lanes(&self) -> io::Result<()> {
         self.deafen(|lane| &lane.server)
     }
 
-    /// As [`Self::deafen_lanes`], and the same for what agents send on lanes.
+    /// As [`Self::deafen_lanes`], and also drops what agents send on lanes.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Self::deafen_lanes`].
     pub(crate) fn deafen_lanes_to_both(&self) -> io::Result<()> {
         self.deafen(|lane| &lane.server)?;
         self.deafen(|lane| &lane.agent)
     }
 
     fn deafen(&self, end: impl Fn(&Connection) -> &OwnedFd) -> io::Result<()> {
-        /// Returns 0: of this packet no byte is wanted.
+        /// Returns 0: no byte of the packet is kept.
         const DROP: SockFilter = SockFilter::new(0x06, 0, 0, 0);
         let connections = self.connections.lock().expect("nothing panics");
         assert!(connections.len() > 1, "a link and lanes");

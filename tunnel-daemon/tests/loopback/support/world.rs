@@ -1,4 +1,4 @@
-//! A server with its frontends, agents, certificates and sockets, all in this process and gone with it.
+//! A server with its frontends, agents, certificates and sockets, all in this process.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use tonic::transport::Channel;
 
 use super::wait::{until, within};
 
-/// Changes limits that no flag changes.
+/// Changes limits that have no flag.
 type Adjust = fn(&mut IsolationPlan, &mut ConnectPlan);
 
-/// One server (which tests may restart) and what it needs.
+/// One server, which tests may restart, and what it needs.
 pub(crate) struct World {
     pub(crate) files: ThrowawayFiles,
     pub(crate) dir: TempDir,
@@ -29,18 +29,18 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A server with both dialects on unix sockets and no agents. `flags` are added to the command line; `{certs}` in them is
-    /// the directory of the certificates, and `!--NAME` takes a flag out that is there otherwise.
+    /// A server with both dialects on unix sockets, and no agents. `flags` are added to the command line. In them `{certs}` is
+    /// the directory of the certificates, and `!--NAME` removes a default flag.
     pub(crate) async fn start(flags: &[&str]) -> Self {
         Self::start_with(|_files| (), flags).await
     }
 
-    /// As [`World::start`], with limits that no flag changes.
+    /// As [`World::start`], with changed limits that have no flag.
     pub(crate) async fn start_adjusted(flags: &[&str], adjust: Adjust) -> Self {
         Self::start_as(|_files| (), flags, adjust).await
     }
 
-    /// As [`World::start`], once `prepare` has added to the certificates.
+    /// As [`World::start`], after `prepare` has added to the certificates.
     pub(crate) async fn start_with(prepare: impl FnOnce(&ThrowawayFiles), flags: &[&str]) -> Self {
         Self::start_as(prepare, flags, |_isolation, _heads| ()).await
     }
@@ -50,7 +50,7 @@ impl World {
         flags: &[&str],
         adjust: Adjust,
     ) -> Self {
-        // The last one is in no DNS: only a test's own forward proxy knows it.
+        // The last name is not in DNS: only a test's own proxy, name server or hosts file resolves it.
         let names = ["127.0.0.1", "::1", "localhost", "server.test"].map(str::to_owned);
         let mut world = Self {
             files: ThrowawayFiles::create(&names).expect("certificates"),
@@ -64,7 +64,7 @@ impl World {
         world
     }
 
-    /// With one agent, `agent-1`, linked.
+    /// A world with one linked agent, `agent-1`.
     pub(crate) async fn with_agent() -> (Self, RunningAgent) {
         let world = Self::start(&[]).await;
         let agent = world.agent("agent-1", &[]).await;
@@ -72,7 +72,7 @@ impl World {
         (world, agent)
     }
 
-    /// The flags of this world's server, program name included.
+    /// The command line of this world's server, program name included.
     pub(crate) fn server_args(&self, agent_port: &str) -> Vec<String> {
         let mut args = vec![
             "adit".to_owned(),
@@ -94,7 +94,7 @@ impl World {
         args
     }
 
-    /// The flags of an agent of this world's server, program name included.
+    /// The command line of an agent of this world's server, program name included.
     pub(crate) fn agent_args(&self, id: &str, port: u16, flags: &[&str]) -> Vec<String> {
         let mut args = vec![
             "adit".to_owned(),
@@ -120,14 +120,14 @@ impl World {
         self.server = Some(server::start(&plan).await.expect("the server starts"));
     }
 
-    /// Stops the server at once and starts another on the same port and sockets.
+    /// Stops the server at once, and starts another on the same agent port and sockets.
     pub(crate) async fn restart_server(&mut self) {
         let port = self.server().agents.port().to_string();
         self.stop_server(Duration::ZERO).await;
         self.serve(&port).await;
     }
 
-    /// Starts a server where there is none.
+    /// Starts a server after [`World::stop_server`].
     pub(crate) async fn start_server(&mut self, port: u16) {
         self.serve(&port.to_string()).await;
     }
@@ -147,7 +147,7 @@ impl World {
         self.agent_of(port, id, flags).await
     }
 
-    /// Starts an agent of another server on this host.
+    /// Starts an agent of the server at this port of the host.
     pub(crate) async fn agent_of(&self, port: u16, id: &str, flags: &[&str]) -> RunningAgent {
         let plan = agent_plan(&self.agent_args(id, port, flags)).expect("flags are right");
         agent::start(&plan).await.expect("the agent starts")
@@ -158,7 +158,7 @@ impl World {
         until(&format!("{count} links"), || self.server().links() == count).await;
     }
 
-    /// Waits until a series of the server has this value; `series` with its labels as exported.
+    /// Waits until a series of the server has this value. `series` includes its labels, as exported.
     pub(crate) async fn server_metric(&self, series: &str, value: f64) {
         let scrape = self.server().metrics.scrape();
         let what = format!("{series} = {value}");
@@ -182,7 +182,7 @@ impl World {
         open(self.channel().await, target).await
     }
 
-    /// Both frontends carry an echo to `target`, on new tunnels.
+    /// Asserts that both frontends carry an echo to `target`, on new tunnels.
     pub(crate) async fn assert_serves(&self, target: &str) {
         let mut tunnel = self.tunnel(target).await;
         echo(&mut tunnel, b"grpc still works").await;
@@ -192,7 +192,7 @@ impl World {
     }
 }
 
-/// Adds flags, and takes those out that begin with an exclamation mark.
+/// Adds flags. A flag that begins with `!` removes the flag that it names.
 fn with_flags(args: &mut Vec<String>, flags: impl Iterator<Item = String>) {
     for flag in flags {
         match flag.strip_prefix('!') {
@@ -202,7 +202,7 @@ fn with_flags(args: &mut Vec<String>, flags: impl Iterator<Item = String>) {
     }
 }
 
-/// Reads a server's command line.
+/// Parses a server's command line.
 pub(crate) fn server_plan(args: &[String]) -> Result<ServerPlan, String> {
     match command(args)? {
         Command::Server(plan) => Ok(*plan),
@@ -210,7 +210,7 @@ pub(crate) fn server_plan(args: &[String]) -> Result<ServerPlan, String> {
     }
 }
 
-/// Reads an agent's command line.
+/// Parses an agent's command line.
 pub(crate) fn agent_plan(args: &[String]) -> Result<AgentPlan, String> {
     match command(args)? {
         Command::Agent(plan) => Ok(*plan),
@@ -218,7 +218,7 @@ pub(crate) fn agent_plan(args: &[String]) -> Result<AgentPlan, String> {
     }
 }
 
-/// As [`agent_plan`], with these variables in its environment.
+/// As [`agent_plan`], with these environment variables.
 pub(crate) fn agent_plan_in(env: &[(&str, String)], args: &[String]) -> Result<AgentPlan, String> {
     let value = |name: &str| {
         let mut found = env.iter().filter(|(known, _)| *known == name);
@@ -271,7 +271,7 @@ pub(crate) async fn echo(tunnel: &mut GrpcTunnel, text: &[u8]) {
     assert_eq!(back, text);
 }
 
-/// A sample of a scrape; `None` for a series that is not there, so that no test passes on a misspelt name.
+/// The value of a series in a scrape; `None` if the series is missing, so that no test passes on a misspelt name.
 pub(crate) fn sample(text: &str, series: &str) -> Option<f64> {
     text.lines()
         .filter_map(|line| line.rsplit_once(' '))

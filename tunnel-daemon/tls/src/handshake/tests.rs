@@ -1,4 +1,4 @@
-//! Handshakes between our two sides over a loopback connection, with throw-away certificates.
+//! Tests of handshakes between both sides over a loopback connection, with throw-away certificates.
 
 mod protocols;
 
@@ -24,7 +24,7 @@ struct World {
     client: ClientTls,
 }
 
-/// A server that wants client certificates and a client with one, both for gRPC.
+/// A server that requires client certificates and a client with one, both for gRPC.
 fn world() -> World {
     let files = ThrowawayFiles::create(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     let no_extra: [&str; 0] = [];
@@ -63,15 +63,15 @@ async fn sockets() -> ((Socket, PeerAddr), (Socket, PeerAddr)) {
 
 type Ended = Result<ByteStream, HandshakeError>;
 
-/// Both sides of one handshake against `host`, up to the first byte from the server: with TLS 1.3 a client learns only
-/// then that its certificate was refused.
+/// Both sides of one handshake against `host`, up to the first byte from the server. With TLS 1.3 only that byte shows a
+/// client whether the server accepted its certificate.
 async fn shake(world: &World, host: &str) -> (Ended, Ended) {
     let server = Reloadable::load(world.server.clone()).unwrap();
     let client = Reloadable::load(world.client.clone()).unwrap();
     shake_once_more(&server, &client, host).await
 }
 
-/// As [`shake`], between two sides that may know each other.
+/// Like [`shake`], between two sides that may resume a session.
 async fn shake_once_more(
     server: &ReloadableServerTls,
     client: &ReloadableClientTls,
@@ -316,7 +316,7 @@ async fn next_handshake_uses_replaced_files_of_both_sides() {
     );
 }
 
-/// The system's clock, put forward.
+/// The system's clock, moved forward.
 #[derive(Debug)]
 struct Ahead(Duration);
 
@@ -347,7 +347,7 @@ async fn no_session_is_resumed_after_its_certificate_has_expired() {
     server.set_clock(&at(Duration::from_secs(48 * 60 * 60)));
     for _attempt in 0..2 {
         let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
-        // Nothing is resumed: the certificate itself is looked at.
+        // No session is resumed: the certificate itself is checked.
         assert!(
             matches!(accepted, Err(HandshakeError::Failed(_))),
             "{accepted:?}"
@@ -360,7 +360,7 @@ async fn no_session_is_resumed_after_its_certificate_has_expired() {
     connected.unwrap();
 }
 
-/// A certificate of a name whose validity ends before that of all others, by some hours.
+/// A client whose self-signed certificate expires before all others, after some hours.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn short_lived(world: &World, hours: u64) -> ClientTls {
     use rcgen::{CertificateParams, KeyPair};
@@ -373,7 +373,7 @@ fn short_lived(world: &World, hours: u64) -> ClientTls {
     let (cert_path, key_path) = (world.files.cert("short"), world.files.key("short"));
     std::fs::write(&cert_path, certificate.pem()).unwrap();
     std::fs::write(&key_path, key.serialize_pem()).unwrap();
-    // It is its own CA for the server.
+    // The certificate acts as its own CA for the server.
     let bundle = format!("{}{}", world.files.ca().cert_pem(), certificate.pem());
     std::fs::write(world.files.ca_file(), bundle).unwrap();
     ClientTls {
@@ -408,7 +408,8 @@ async fn an_expired_session_ends_alone() {
     }
 }
 
-/// With other CAs each client is judged again; the server's own certificate has nothing to do with its clients'.
+/// After a change of CAs each client certificate is verified again; the server's own certificate does not affect client
+/// sessions.
 #[tokio::test]
 async fn sessions_outlive_a_renewal_of_the_server_and_no_change_of_its_cas() {
     use crate::reload::{Reload, Reloaded};

@@ -1,4 +1,5 @@
-//! One end of ours, the other plain rustls or ours: the same bytes whatever the sizes, and nothing forged gets through.
+//! Tests of record streams against plain rustls and against each other: bytes are intact for all sizes, and forged
+//! records are refused.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -60,7 +61,7 @@ async fn connection() -> (ByteStream, ByteStream) {
             .unwrap()
     };
     let (mut server, mut client) = tokio::join!(accept, connect);
-    // A greeting each way, as lanes have it: by then the server's tickets have been read.
+    // A greeting in each direction, as on lanes: after it the client has read the server's tickets.
     server.write_all(b"hello").await.unwrap();
     server.flush().await.unwrap();
     let mut five = [0; 5];
@@ -83,7 +84,7 @@ async fn ours() -> (RecordStream, RecordStream) {
     (records(server), records(client))
 }
 
-/// Copies of secrets of the library are of types that clear what they hold.
+/// Copies of the library's secrets have types that clear them on drop.
 #[tokio::test]
 async fn secrets_are_cleared_when_they_are_dropped() {
     fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
@@ -148,7 +149,7 @@ async fn a_peer_that_stays_with_rustls_notices_nothing() {
     assert_eq!(read(&mut client).await.unwrap(), Bytes::new());
 }
 
-/// Payload, and all around it.
+/// Payload and record overhead both count.
 #[tokio::test]
 async fn everything_that_was_read_is_counted() {
     let (mut server, mut client) = ours().await;
@@ -159,13 +160,13 @@ async fn everything_that_was_read_is_counted() {
     assert_eq!(counts, [50_000 + 4 * RECORD_OVERHEAD, 0]);
 }
 
-/// The end of a session may share a read with what comes behind it.
+/// The close_notify of a session may share a read with the plaintext after it.
 #[tokio::test]
 async fn clear_text_begins_right_behind_the_good_byes() {
     for together in [false, true] {
         let (mut server, client) = ours().await;
         let mut client = if together {
-            // As `into_clear` says it, with clear text in the same packet.
+            // Sends close_notify as `into_clear` does, with plaintext in the same packet.
             let mut out = borrow().to_vec();
             let room = &mut out[..RECORD_OVERHEAD + 2];
             let to = server.seal_one(room, ALERT, |plain| {
@@ -209,7 +210,7 @@ async fn an_end_without_good_bye_is_an_error() {
 async fn keys_are_renewed_and_a_wish_for_new_ones_is_granted() {
     let (mut server, mut client) = ours().await;
     for round in 0..3 {
-        // Almost used up: the renewal comes between two batches.
+        // The keys are almost used up, so their renewal comes between two batches.
         client.tx.records = RECORDS_PER_KEY - 1;
         let before = client.tx.secret.clone();
         for _batch in 0..3 {
@@ -219,7 +220,7 @@ async fn keys_are_renewed_and_a_wish_for_new_ones_is_granted() {
         assert_ne!(client.tx.secret, before, "round {round}");
         assert_eq!(client.tx.secret, server.rx.secret);
     }
-    // rustls as the peer that asks: it wants our keys renewed, too.
+    // With rustls as the peer: it requests new keys from this module.
     let (server, client) = connection().await;
     let mut client = records(client);
     let ByteStream::Tls(server) = server else {
@@ -239,7 +240,7 @@ async fn keys_are_renewed_and_a_wish_for_new_ones_is_granted() {
 
 #[tokio::test]
 async fn what_was_tampered_with_or_repeated_does_not_get_through() {
-    // The record of a sender, sealed but not sent.
+    // A record that the sender has sealed but not sent.
     fn sealed(stream: &mut RecordStream, payload: &[u8]) -> Vec<u8> {
         let mut out = Outbox::default();
         out.push(Bytes::copy_from_slice(payload));
@@ -274,7 +275,7 @@ async fn what_was_tampered_with_or_repeated_does_not_get_through() {
         let error = read_error.unwrap_or_else(|| panic!("{what} got through"));
         assert_ne!(error.kind(), io::ErrorKind::UnexpectedEof, "{what}");
     }
-    // Records that arrive in another order.
+    // Records that arrive in a different order.
     let (mut server, mut client) = ours().await;
     let (first, second) = (sealed(&mut client, b"1"), sealed(&mut client, b"2"));
     client
@@ -312,7 +313,7 @@ async fn a_connection_that_waits_holds_no_buffer() {
     assert!(client.sealed.is_none());
 }
 
-/// Whatever the pieces are, what fits leaves in full records from one buffer, and so by one write.
+/// Chunks of any size that fit are sealed as full records in one buffer, and so leave with one write.
 #[tokio::test]
 async fn a_batch_is_sealed_into_one_buffer() {
     const BYTES: usize = 100_000;
@@ -327,10 +328,10 @@ async fn a_batch_is_sealed_into_one_buffer() {
     assert_eq!(written, (0, BYTES + 7 * RECORD_OVERHEAD));
 }
 
-/// The first of them is given out, the others wait in the same block.
+/// The read returns the first record, and the other records wait in the same block.
 #[tokio::test]
 async fn one_read_takes_all_records_that_are_there() {
-    /// Less than any kernel takes for a reader that has read little so far.
+    /// Less than any kernel buffers for a reader that has read little so far.
     const BYTES: usize = 2 * PLAIN_BYTES_MAX;
     const SEALED: usize = BYTES + 2 * RECORD_OVERHEAD;
     let waiting = |stream: &RecordStream| {
@@ -338,7 +339,7 @@ async fn one_read_takes_all_records_that_are_there() {
         usize::try_from(bytes.unwrap()).unwrap()
     };
     let (mut server, mut client) = ours().await;
-    // The second time it is known to move bulk.
+    // The second time the reader counts as a bulk reader.
     for _time in 0..2 {
         write(&mut server, [pattern(BYTES)]).await;
         let arrival = async {
@@ -357,7 +358,7 @@ async fn one_read_takes_all_records_that_are_there() {
 
 #[tokio::test]
 async fn sessions_that_cannot_be_taken_over_are_refused() {
-    // Bytes that rustls has decrypted and nobody has read.
+    // rustls has decrypted bytes that were not read.
     let (mut server, client) = connection().await;
     let ByteStream::Tls(mut client) = client else {
         panic!("no TLS")
@@ -369,7 +370,7 @@ async fn sessions_that_cannot_be_taken_over_are_refused() {
         client.into_records(),
         Err(TakeOverError::Session(_))
     ));
-    // Nobody kept its secrets.
+    // The session did not keep its secrets.
     let ByteStream::Tls(mut server) = server else {
         panic!("no TLS")
     };
@@ -398,7 +399,7 @@ proptest! {
                 sizes.iter().map(|size| { at += size; sent[at - size..at].to_vec() }).collect::<Vec<_>>()
             };
             let (there, back) = (cut(&sent.0, &there), cut(&sent.1, &back));
-            // Each end writes while the other does not read; loopback buffers hold that much.
+            // Each end writes while the other end does not read; loopback buffers hold that much.
             let write_both = async { tokio::join!(write(&mut client, there), read_all(&mut server, there_sum)).1 };
             let got = tokio::time::timeout(DEADLINE, write_both).await.unwrap();
             prop_assert!(got == sent.0);
@@ -410,7 +411,7 @@ proptest! {
     }
 }
 
-/// What the other kernel may take over is not read ahead, wherever the reads end.
+/// Records that the kernel may take over must stay in the socket, wherever the reads end.
 #[tokio::test]
 async fn a_record_read_alone_leaves_the_next_one_in_the_socket() {
     let (mut server, mut client) = ours().await;
@@ -427,7 +428,7 @@ async fn a_record_read_alone_leaves_the_next_one_in_the_socket() {
         })
     };
     tokio::time::timeout(DEADLINE, both).await.unwrap();
-    // Read ahead once, part of a record is completed and no more.
+    // After one read-ahead, the partial record is completed and no more is read.
     write(&mut server, [pattern(40_000)]).await;
     let first = read(&mut client).await.unwrap();
     let mut got = first.len();
@@ -442,14 +443,14 @@ async fn a_record_read_alone_leaves_the_next_one_in_the_socket() {
     assert!(client.read.bytes().is_empty());
 }
 
-/// A session that the kernel does not take goes on as if nobody had asked.
+/// A session that the kernel refuses continues unchanged.
 #[tokio::test]
 async fn a_session_that_is_not_ready_for_the_kernel_goes_on() {
     let (mut server, mut client) = ours().await;
     write(&mut server, [pattern(100), pattern(40_000)]).await;
     let mut got = read(&mut client).await.unwrap().len();
     if client.read.bytes().is_empty() {
-        // The rest came later: without a byte ahead nothing would be refused.
+        // The rest arrived later: without bytes read ahead the kernel would accept the session.
         client.update_due = true;
     }
     let refused = client.start_kernel_tls().unwrap_err();

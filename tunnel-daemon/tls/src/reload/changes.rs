@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// A log beside the files would have them read again with each line.
+    /// A log file in the same directory would otherwise cause a reload with each line.
     #[tokio::test]
     async fn other_files_of_the_directory_change_nothing() {
         let directory = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ mod tests {
         fs::write(&ours, "").unwrap();
         fs::write(&log, "").unwrap();
         let mut changes = Changes::of(&[&ours], &Reread::default());
-        // Two events each: it is written, and closed.
+        // Two events each: write and close.
         let mut after = async |path: &Path, text: &str| {
             fs::write(path, text).unwrap();
             [changes.event().await, changes.event().await]

@@ -1,4 +1,5 @@
-//! Files replaced, broken, put right and swapped by symbolic link; with `reload_now` and with the watcher.
+//! Tests of files that are replaced, broken, repaired and swapped by symbolic link; with `reload_now` and with the
+//! watcher.
 
 use super::*;
 use crate::{
@@ -10,7 +11,7 @@ use adit_config::tls_policy::TlsPolicy;
 use std::{fs, os::unix::fs::symlink};
 use tokio::sync::mpsc;
 
-/// Longer than any of these tests should take: shows that the watcher noticed, not the poll.
+/// Longer than any of these tests takes, so only the watcher can notice a change.
 const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn issue() -> Issued {
@@ -100,7 +101,7 @@ fn emptied_client_ca_never_replaces_a_full_one() {
     assert!(Arc::ptr_eq(&before, &tls.current()));
 }
 
-/// Broken files on the disk change nothing about the certificates in use.
+/// Broken files on disk do not affect the certificates in use.
 #[test]
 fn expiry_is_that_of_the_certificates_in_use() {
     let directory = tempfile::tempdir().unwrap();
@@ -136,7 +137,7 @@ fn expiry_is_that_of_the_certificates_in_use() {
     assert_eq!(tls.expiries(), before);
 }
 
-/// What the watcher reports, as text.
+/// The watcher's reports, as text.
 struct Reports(mpsc::Sender<String>);
 
 impl ReloadEvents for Reports {
@@ -155,7 +156,7 @@ impl ReloadEvents for Reports {
     fn expiries(&self, _expiries: &[Expiry]) {}
 }
 
-/// A running watcher, which the drop of the guard stops.
+/// A running watcher, stopped on drop.
 struct Watching {
     reports: mpsc::Receiver<String>,
     tasks: adit_net::tasks::Tasks,
@@ -188,13 +189,13 @@ impl Watching {
             .expect("a watcher")
     }
 
-    /// Skips failures: files that are written one after the other may be seen half-way.
+    /// Skips failures: the watcher may see files half-way through successive writes.
     async fn until_loaded(&mut self) {
         while self.next().await != "server loaded" {}
     }
 }
 
-/// Counts how often it is read.
+/// Counts its reloads.
 struct Counted(mpsc::Sender<()>);
 
 impl Reload for Counted {
@@ -245,7 +246,7 @@ async fn watcher_reports_broken_files_once_and_their_repair() {
     let mut watching = Watching::start(&tls, Duration::from_millis(20));
     fs::write(&cert, "garbage").unwrap();
     assert_eq!(watching.next().await, "server failed");
-    // Polls go on every 20 ms meanwhile, and none of them may report the same thing again.
+    // Polls run every 20 ms meanwhile, and none of them may report the same failure again.
     fs::write(&cert, good).unwrap();
     assert_eq!(watching.next().await, "server loaded");
     let drained = watching.tasks.drain(Duration::from_secs(60)).await;
@@ -296,7 +297,7 @@ async fn polling_alone_notices_a_change_too() {
     let (directory, tls) = loaded();
     let before = tls.current();
     let mut watching = Watching::start(&tls, Duration::from_millis(20));
-    // A file that is a link to another directory, made after the watch began: nothing watches that directory.
+    // Each file becomes a link into another directory, created after the watch began and therefore not watched.
     let elsewhere = tempfile::tempdir().unwrap();
     write_pair(elsewhere.path(), &issue());
     for name in ["tls.crt", "tls.key"] {

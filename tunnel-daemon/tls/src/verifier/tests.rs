@@ -1,4 +1,5 @@
-//! Chains of every usage, for both roles: one usage more than rustls is accepted, and nothing else that it refuses.
+//! Tests of chains with every usage, for both roles: one usage more than in rustls is accepted, and no other chain that
+//! rustls refuses.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +17,7 @@ type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// For `server.example`, valid from yesterday until tomorrow.
+/// Parameters of a certificate for `server.example`, valid from yesterday until tomorrow.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn params(name: &str, usages: &[Usage]) -> CertificateParams {
     let mut params = CertificateParams::new(["server.example".to_owned()]).unwrap();
@@ -54,7 +55,7 @@ fn store(anchor: &CertificateDer<'static>) -> RootCertStore {
     roots
 }
 
-/// Whether both sides of TLS accept a chain, its own certificate first: as a server's of this name, and as a client's.
+/// Whether both roles accept a chain, leaf first: as a server's chain for this name, and as a client's chain.
 fn judged(
     anchor: &CertificateDer<'static>,
     chain: &[&CertificateDer<'static>],
@@ -107,7 +108,7 @@ fn any_usage_is_every_usage() {
     }
 }
 
-/// Usages of an intermediate CA bound those of what it signs.
+/// Usages of an intermediate CA limit the usages of the certificates it signs.
 #[test]
 fn a_ca_for_any_usage_may_sign_for_every_usage() {
     let root = root();
@@ -131,7 +132,7 @@ fn a_ca_for_any_usage_may_sign_for_every_usage() {
 fn any_usage_excuses_nothing_else() {
     let root = root();
     let leaf = issued(&root, &[Usage::Any]);
-    // Of another CA, and of one that is not there.
+    // A chain signed by another CA, and a chain whose CA is missing.
     let other = Issuer::self_signed(ca_params("root", &[]), key()).unwrap();
     for anchor in [other.der(), self::root().der()] {
         let [server, client] = refusals(judged(anchor, &[leaf.der()], "server.example"));
@@ -143,7 +144,7 @@ fn any_usage_excuses_nothing_else() {
         assert!(unsigned.contains(&server) || others(&server), "{server:?}");
         assert!(unsigned.contains(&client) || others(&client), "{client:?}");
     }
-    // Another name: a client has none to be checked.
+    // Another server name; clients have no name to check.
     let [server, client] = judged(root.der(), &[leaf.der()], "other.example");
     assert!(
         matches!(
@@ -155,7 +156,6 @@ fn any_usage_excuses_nothing_else() {
         "{server:?}"
     );
     assert_eq!(client, Ok(()));
-    // Dates.
     let now = SystemTime::now();
     let mut expired = params("leaf", &[Usage::Any]);
     expired.not_after = (now - DAY / 2).into();
@@ -166,10 +166,10 @@ fn any_usage_excuses_nothing_else() {
             "{why:?}"
         );
     }
-    // A CA in place of a peer.
+    // A CA certificate used as a leaf.
     let ca = Issuer::signed_by(ca_params("ca", &[Usage::Any]), key(), &root).unwrap();
     assert_eq!(accepted(root.der(), &[ca.der()]), (false, false));
-    // A leaf that signs.
+    // A leaf certificate that signs.
     let signing = Issuer::signed_by(params("leaf", &[Usage::Any]), key(), &root).unwrap();
     let below = issued(&signing, &[Usage::Any]);
     assert_eq!(
@@ -178,7 +178,7 @@ fn any_usage_excuses_nothing_else() {
     );
 }
 
-/// As `openssl req -x509 -addext basicConstraints=CA:FALSE` makes them, put into the CA file of the peer.
+/// Certificates as made by `openssl req -x509 -addext basicConstraints=CA:FALSE`, placed in the CA file of the peer.
 #[test]
 fn a_certificate_that_signs_itself_is_accepted_unless_it_is_a_ca() {
     for usages in [&[][..], &[Usage::Any]] {
@@ -229,7 +229,7 @@ fn a_revoked_certificate_for_any_usage_is_refused() {
     };
     assert_eq!(judge(&sound), Ok(()));
     assert_eq!(judge(&revoked), Err(CertificateError::Revoked.into()));
-    // No list of the CA that signed: its state is not known.
+    // No CRL of the signing CA, so the revocation status is unknown.
     let ca = Issuer::signed_by(ca_params("ca", &[]), key(), &root).unwrap();
     let below = issued(&ca, &[Usage::Any]);
     let judged = clients.verify_client_cert(below.der(), &[ca.der().clone()], UnixTime::now());

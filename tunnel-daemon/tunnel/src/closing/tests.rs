@@ -1,4 +1,4 @@
-//! Last bytes on their way to peers that go on speaking, or do not listen.
+//! Tests of the last bytes to peers that keep sending, or that do not read.
 
 use std::io::ErrorKind;
 use std::pin::pin;
@@ -16,16 +16,16 @@ use crate::channel::ENDPOINT_FIN;
 use crate::{CopyEnd, DirtyList, Endpoint, copy_bidirectional};
 use adit_tls::stream::ByteStream;
 
-/// More than a peer's kernel takes unless its program reads, and less than ours does.
+/// More than the peer's kernel takes while its program does not read, and less than both kernels take together.
 const BYTES: usize = 1_300_000;
-/// Nothing here takes longer.
+/// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn pattern() -> Vec<u8> {
     (0..=250).cycle().take(BYTES).collect()
 }
 
-/// Ours and its peer.
+/// The socket under test and its peer.
 async fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let dial = TcpStream::connect(listener.local_addr().unwrap());
@@ -69,14 +69,14 @@ async fn last_bytes_reach_a_peer_that_goes_on_speaking_and_then_it_learns_how_it
 #[tokio::test]
 async fn a_socket_whose_bytes_are_delivered_is_closed_at_once() {
     let (mut ours, mut peer) = pair().await;
-    // As whoever moved the bytes has left it.
+    // The socket option that the copy loop has set.
     reset_on_close(&ours);
     assert!(poll!(pin!(close_gracefully(&mut ours, Closing::InOrder))).is_ready());
     drop(ours);
     assert_eq!(peer.read(&mut [0; 1]).await.unwrap(), 0);
 }
 
-/// Bytes that are lost with a reset, so that half of a stream is not taken for the whole.
+/// A reset drops unsent bytes, so that a truncated stream does not look complete.
 #[tokio::test]
 async fn a_reset_waits_for_nothing() {
     let (mut ours, mut peer) = pair().await;
@@ -123,12 +123,12 @@ async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
     let begun = Instant::now();
     close_gracefully(&mut ours, Closing::InOrder).await;
     let waited = begun.elapsed();
-    // Its kernel may have taken some at first.
+    // The peer's kernel may have taken some bytes at first.
     let patience = limits::LINGER_TIMEOUT..=limits::LINGER_TIMEOUT * 2;
     assert!(patience.contains(&waited), "{waited:?}");
 }
 
-/// Or whoever reads half of a stream at the other end of the tunnel takes it for the whole.
+/// Otherwise the reader at the other end of the tunnel would take a truncated stream as complete.
 #[tokio::test]
 async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
     let (mut ours, peer) = pair().await;
@@ -149,7 +149,7 @@ async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
     assert_eq!(channel.endpoint_flags() & ENDPOINT_FIN, 0);
 }
 
-/// It closes nothing and reads on only when its answer is taken, which is for nobody any more.
+/// The target closes nothing, and reads on only once its answers are taken, although the client is gone.
 #[tokio::test]
 async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
     let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
@@ -169,7 +169,7 @@ async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
                 0 => return heard,
                 count => heard.extend_from_slice(&block[..count]),
             }
-            // Nobody hears the last of it.
+            // The last answers are not read.
             let _gone = write.write_all(&block).await;
         }
     };

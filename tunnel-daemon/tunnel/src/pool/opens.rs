@@ -217,7 +217,7 @@ mod tests {
 
     const LANES: usize = 3 * IDLE_BATCH_LANES;
 
-    /// Opens none.
+    /// Opens no tunnel.
     struct Nobody;
 
     impl AgentOpens for Nobody {
@@ -245,7 +245,7 @@ mod tests {
         idle.lanes.iter().filter(|lane| lane.is_readable()).count()
     }
 
-    /// Others have their turn between two goes, whatever an agent says on all its lanes at once.
+    /// Other tasks run between two batches, however many lanes an agent uses at once.
     #[tokio::test]
     async fn few_bells_are_answered_in_one_go_and_all_in_the_end() {
         let pool = pool();

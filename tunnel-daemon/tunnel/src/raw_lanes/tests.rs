@@ -1,5 +1,5 @@
-//! The hand-over of a lane from frames to bytes, from both ends and with both drivers: whatever a read ends with and however
-//! much was read early, each byte arrives once and in its place.
+//! Tests of the hand-over of a lane from frames to raw bytes, at both ends and with both drivers. Wherever a read ends
+//! and however much was read early, each byte arrives once and in order.
 
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -18,20 +18,20 @@ use adit_telemetry::labels::EndReason;
 use adit_telemetry::labels::Path;
 use adit_telemetry::tunnels::{OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};
 
-/// For one tunnel.
+/// Time limit of one tunnel.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes that either side says once the relay has both sockets.
+/// Bytes that each side sends once the relay has both sockets.
 const LATE_BYTES: usize = 300;
-/// Every length up to this one, and [`BOUNDARIES`].
+/// Every length up to this one is tested, and [`BOUNDARIES`].
 const LENGTH_MAX: usize = 300;
-/// Sizes of what reads and writes have room for: blocks of a socket's reader, pieces that are joined, buffers of a relay.
+/// Buffer sizes of reads and writes: blocks of a socket's reader, joined chunks, buffers of a relay.
 const BOUNDARIES: [usize; 8] = [512, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 
-/// What both ends say in frames on a lane's first tunnel.
+/// Frames of both ends on a lane's first tunnel.
 struct Said {
-    /// The server's.
+    /// The server's OPEN.
     open: Vec<u8>,
-    /// The agent's. In front of the answer stands another frame.
+    /// The agent's answer, after another frame.
     opened: Vec<u8>,
 }
 
@@ -66,7 +66,7 @@ fn request() -> OpenRequest {
     }
 }
 
-/// Bytes of a stream from a place in it on. No block size hides a shift: 251 is prime.
+/// Bytes of a stream from an offset on. No block size hides a shift: 251 is prime.
 fn pattern(from: usize, count: usize) -> Vec<u8> {
     (0..=250).cycle().skip(from % 251).take(count).collect()
 }
@@ -76,7 +76,7 @@ fn lengths() -> impl Iterator<Item = usize> {
     (0..=LENGTH_MAX).chain(BOUNDARIES.into_iter().flat_map(around))
 }
 
-/// A relay, and what tunnels on it need.
+/// A relay, and the objects that its tunnels need.
 struct World {
     relay: Arc<RawLaneRelay>,
     metrics: ServerMetrics,
@@ -86,17 +86,17 @@ struct World {
 }
 
 impl World {
-    /// One for each driver.
+    /// One world for each driver.
     async fn both() -> Vec<Self> {
         let mut worlds = Vec::new();
         for preference in [Preference::Epoll, Preference::IoUring] {
             match probe(preference) {
                 Ok(choice) => worlds.push(Self::new(choice).await),
                 Err(why) => {
-                    // Other users may have no ring.
+                    // Other users may lack io_uring.
                     let root = rustix::process::geteuid().is_root();
                     assert!(!root || std::env::var_os("CI").is_none(), "{why}");
-                    // Past the harness, which keeps what tests print.
+                    // Written to stderr directly, because the test harness captures `eprintln!`.
                     writeln!(io::stderr(), "SKIPPED pipes by {preference:?}: {why}").ok();
                 }
             }
@@ -108,7 +108,7 @@ impl World {
         Self::within(choice, None).await
     }
 
-    /// Whose sockets have at most so many KiB each way.
+    /// A world whose sockets have at most that many KiB in each direction.
     async fn within(choice: Choice, socket_kib: Option<u16>) -> Self {
         let metrics = ServerMetrics::new(&[]);
         let facts = TunnelFacts {
@@ -136,8 +136,8 @@ impl World {
         (one.unwrap(), other.unwrap().0)
     }
 
-    /// A lane that has read the first bytes of what its peer says with its greeting, and up to the second cut with the end of
-    /// its TLS session; the rest is on the connection.
+    /// A lane that has read part of its peer's bytes. The first cut ends the bytes read with the greeting; the second
+    /// ends those read with the end of TLS. The rest is in the socket.
     fn lane(socket: TcpStream, role: LaneRole, said: &[u8], cuts: [usize; 2]) -> Lane {
         let mut frames = FrameReader::default();
         frames.push(Bytes::copy_from_slice(&said[..cuts[0]]));
@@ -145,7 +145,7 @@ impl World {
         Lane::in_clear(socket, role, frames, left)
     }
 
-    /// Relays a tunnel whose `near` socket sends and gets this much.
+    /// Relays a tunnel whose `near` socket sends and receives that many bytes.
     async fn carry(&self, near: UnixStream, early: Vec<u8>, raw_lane: RawLane, bytes: [usize; 2]) {
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
@@ -155,7 +155,8 @@ impl World {
         assert_eq!(counted, bytes.map(|bytes| bytes as u64));
     }
 
-    /// The server's end: `early` bytes of its client came before the answer, and behind that `spoken` bytes of the target.
+    /// Tests the server's end: `early` bytes of its client arrive before the answer, and `spoken` bytes of the target
+    /// after it.
     async fn server_end(&self, early: usize, spoken: usize, cuts: [usize; 2]) {
         let (socket, agent) = self.connection().await;
         let (near, client) = UnixStream::pair().unwrap();
@@ -180,8 +181,8 @@ impl World {
         tokio::join!(serving, agent, client);
     }
 
-    /// The agent's end: its target has said `spoken` bytes before the relay takes over, and the server sends `early` ones as
-    /// soon as it has the answer.
+    /// Tests the agent's end. Its target sends `spoken` bytes before the relay takes over. The server sends `early` bytes
+    /// as soon as it has the answer.
     async fn agent_end(&self, early: usize, spoken: usize, cuts: [usize; 2]) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
@@ -205,7 +206,7 @@ impl World {
             exchange(server, pattern(0, early + LATE_BYTES), hears).await;
         };
         let target = async {
-            // At least one of them is there when the lane goes over.
+            // At least one byte has arrived when the lane is handed over.
             target.write_all(&pattern(0, spoken.max(1))).await.unwrap();
             let late = spoken + LATE_BYTES - spoken.max(1);
             let hears = pattern(0, early + LATE_BYTES);
@@ -214,7 +215,7 @@ impl World {
         tokio::join!(serving, server, target);
     }
 
-    /// What the metrics say of the relay: its tunnels, and panics of its threads.
+    /// The relay's metrics: its tunnels, and panics of its threads.
     fn counted(&self) -> [f64; 2] {
         self.relay.publish();
         let text = self.metrics.scrape().text();
@@ -224,7 +225,7 @@ impl World {
         })
     }
 
-    /// A lane that its agent gives away for the tunnel that the server asks for.
+    /// The agent's lane, handed over for the tunnel that the server opens.
     async fn agent_pipe(&self, socket: TcpStream) -> RawLane {
         let open = &self.said.open;
         let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
@@ -233,7 +234,8 @@ impl World {
         lane.into_raw(self.metrics.adit()).unwrap()
     }
 
-    /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
+    /// Tests the agent's end of an open tunnel: the relay fits its sockets to the available memory, and to the bound
+    /// `from_birth`.
     async fn buffers_fit(&self, from_birth: Option<u16>) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
@@ -266,7 +268,7 @@ impl World {
                 if is_small {
                     assert_eq!(sizes, small);
                 } else {
-                    // A host may allow less than it gives by itself.
+                    // The host's limit may be below the kernel's own default.
                     assert!(
                         sizes
                             .iter()
@@ -281,7 +283,7 @@ impl World {
         let (_outcome, ()) = tokio::join!(running, changing);
     }
 
-    /// The agent's end of a tunnel that is open when the threads of its relay fail.
+    /// Tests the agent's end of an open tunnel whose relay threads fail.
     async fn lost_with_its_thread(&self) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
@@ -305,7 +307,7 @@ impl World {
         assert_eq!(told, (EndReason::RelayFailed, 6));
         let end = server.read_to_end(&mut Vec::new()).await.unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
-        // All threads, or the next tunnel might come to one that is about to fail.
+        // All threads must have failed, or the next tunnel might get a thread that is about to fail.
         let choice = self.relay.handle.choice().clone();
         let threads = RelayConfig::new(choice).threads as f64;
         while self.counted()[1] < threads {
@@ -315,7 +317,7 @@ impl World {
     }
 }
 
-/// Says all of it and ends, and has to hear this and then the end.
+/// Sends all of `says` and then FIN; must receive `hears` and then EOF.
 async fn exchange(stream: impl AsyncRead + AsyncWrite, says: Vec<u8>, hears: Vec<u8>) {
     let (mut read, mut write) = tokio::io::split(stream);
     let saying = async {
@@ -338,7 +340,7 @@ async fn exchange(stream: impl AsyncRead + AsyncWrite, says: Vec<u8>, hears: Vec
     );
 }
 
-/// Every pair of places up to this one, the second not before the first.
+/// Every pair of cuts up to `max`, the second not before the first.
 fn cuts(max: usize) -> impl Iterator<Item = [usize; 2]> {
     (0..=max).flat_map(move |first| (first..=max).map(move |second| [first, second]))
 }
@@ -369,7 +371,7 @@ async fn an_agent_loses_no_byte_at_the_switch_wherever_its_reads_end() {
     }
 }
 
-/// However much of it the server has read behind the answer: nothing, half of it, all.
+/// The server has read no byte, half of the bytes or all bytes after the answer.
 #[tokio::test]
 async fn a_server_loses_no_early_byte_however_many_there_are() {
     for world in World::both().await {
@@ -394,7 +396,7 @@ async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
     }
 }
 
-/// A tunnel says why it was lost, its peer sees a reset, and the threads go on with others. All of that is counted.
+/// A lost tunnel reports why, its peer sees a reset, and the threads continue with other tunnels. All of that is counted.
 #[tokio::test]
 async fn a_thread_that_fails_takes_its_tunnels_along_and_goes_on() {
     for world in World::both().await {

@@ -1,4 +1,4 @@
-//! Commands that run no server and no agent, and what is answered by text alone.
+//! Commands that start neither a server nor an agent, and commands that only print text.
 
 use std::path::Path;
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
         agent.connect && error.message().contains("no such file"),
         "{error}"
     );
-    // Upstream's flags behind upstream's switch.
+    // Upstream's flags, selected by `--compat`.
     let compat = given(&["check", "server", "--compat", "--server-port=99999"]);
     assert!(matches!(compat.given, CheckGiven::Refused(_)), "{compat:?}");
     let help = run(&["check", "server", "--help"]).unwrap().command;

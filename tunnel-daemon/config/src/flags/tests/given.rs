@@ -1,4 +1,4 @@
-//! Flags from a file and from the environment.
+//! Tests of flags from a file and from the environment.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -7,7 +7,8 @@ use super::{file, run};
 use crate::plan::ServerPlan;
 use crate::{Command, ConfigError, parse};
 
-/// A server by a file of that text, whose `PEM` is a file that is there, by variables and by further flags.
+/// A server from a config file with this text (`PEM` stands for an existing file), from variables, and from further
+/// flags.
 fn server(
     text: &str,
     variables: &[(&str, &str)],
@@ -65,7 +66,7 @@ fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
     assert_eq!(one.frontends.len(), 1);
 }
 
-/// `false` and 0 are said, too; what is empty, or about a Service of Kubernetes, is not.
+/// `false` and `0` are values; empty variables and Kubernetes Service variables are ignored.
 #[test]
 fn a_switch_is_turned_off_and_what_kubernetes_says_of_services_is_no_flag() {
     let insecure = "ADIT_INSECURE_ALLOW_UNAUTHENTICATED_AGENTS";
@@ -150,7 +151,7 @@ fn what_is_wrong_is_named_with_its_place() {
         }
         assert_eq!((error.exit_code(), error.is_json()), (1, false));
     }
-    // A tip is no fault of what it names.
+    // The tip names a flag that the file sets, but the error is not attributed to the file.
     let typed = server(FILE, &[], &["--dial-timeou=1s"]).unwrap_err();
     let told = typed.message();
     assert!(

@@ -1,4 +1,4 @@
-//! Node to control plane.
+//! Flags of connections from nodes to the control plane.
 
 use super::{agent, server};
 

@@ -1,4 +1,4 @@
-//! What is captured, and where.
+//! Flags that select the captured connections.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
         "--redirect-cgroup",
         "/sys/fs/cgroup/x",
     ];
-    // It is a way in by itself.
+    // A redirect needs no further frontend.
     let (plan, _) = with(&whole).unwrap();
     let redirect = plan.transparent.redirect.as_ref().unwrap();
     assert_eq!(
@@ -68,7 +68,7 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
 fn rules_may_stand_in_a_file_and_captured_processes_in_other_namespaces() {
     let base = ["--cluster-ca-cert=PEM", "--redirect-cgroup=/c"];
     let with = |more: &[&str]| server(&[&base[..], more].concat());
-    // A file is enough.
+    // A rule file suffices.
     let (plan, _) = with(&[
         "--redirect-file=/etc/adit/rules",
         "--redirect-netns=auto",

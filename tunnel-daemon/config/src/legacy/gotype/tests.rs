@@ -1,4 +1,4 @@
-//! Tables of what Go accepts, and how it says no.
+//! Tables of values that Go accepts, and of Go's error messages.
 
 use proptest::prelude::*;
 

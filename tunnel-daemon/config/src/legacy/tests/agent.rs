@@ -221,7 +221,7 @@ fn what_cannot_work_is_raised_with_a_warning() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }
 
-/// The forms of command lines that docs/migration.md promises to take as they are.
+/// The forms of command lines that docs/migration.md promises to accept unchanged.
 #[test]
 fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
     let files = Files::new();
@@ -316,7 +316,8 @@ fn the_forward_proxy_of_the_environment_is_in_the_plan() {
     assert_eq!(plan.agent_id.as_str(), "me");
 }
 
-/// Upstream has no such flag; without it a drop-in could not reach what we refuse unless it is named.
+/// Upstream has no such flag. Without it a compat-mode agent could not reach targets that Adit refuses unless they are
+/// named.
 #[test]
 fn targets_can_be_named_as_natively() {
     let files = Files::new();

@@ -177,7 +177,7 @@ fn every_flag_is_accepted_as_name_equals_default() {
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     assert!(server(files.server(), &all).is_ok());
     let mut options = AgentOptions::new("id".to_owned());
-    // No word will do as the one, and there is no such file as the other.
+    // `allow-target` accepts no sample word, and the sample file of `ca-cert` does not exist.
     let all: Vec<String> = options
         .flags()
         .iter()
@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// Anything, and what comes close to a flag.
+/// Random text, and text that resembles a flag.
 fn argument() -> impl Strategy<Value = String> {
     let names = "(server-port|agent-id|v|alpn-proto|sync-interval|cipher-suites|lease-label|logtostderr|h|help|compat|server|agent|frontend)";
     prop_oneof![

@@ -1,4 +1,4 @@
-//! Upstream's command lines through the public door.
+//! Upstream's command lines, parsed through the public API.
 
 mod agent;
 mod grammar;
@@ -14,7 +14,7 @@ use super::shared::SharedOptions;
 use crate::plan::{AgentPlan, ServerPlan};
 use crate::{Command, ConfigError, Parsed, parse};
 
-/// No variable is set.
+/// An environment without variables.
 pub(super) fn no_env(_name: &str) -> Option<String> {
     None
 }
@@ -38,7 +38,7 @@ fn defaults(flags: &[Flag<'_>]) -> Vec<String> {
     defaults
 }
 
-/// The same without the flags that both programs have.
+/// The same, without the flags that both programs share.
 fn defaults_beside_shared(flags: &[Flag<'_>]) -> Vec<String> {
     let shared = defaults(&SharedOptions::default().flags());
     let mut defaults = defaults(flags);
@@ -46,7 +46,7 @@ fn defaults_beside_shared(flags: &[Flag<'_>]) -> Vec<String> {
     defaults
 }
 
-/// A directory with files that exist, to name in flags.
+/// A directory with existing files, to name in flags.
 pub(super) struct Files {
     dir: TempDir,
 }
@@ -69,7 +69,7 @@ impl Files {
         format!("--{flag}={}", self.path(name))
     }
 
-    /// What a server on a unix socket needs.
+    /// Required flags of a server on a Unix socket.
     pub(super) fn server(&self) -> Vec<String> {
         vec![
             "--uds-name=/run/x.sock".to_owned(),
@@ -80,7 +80,7 @@ impl Files {
         ]
     }
 
-    /// What a server on TCP needs.
+    /// Required flags of a server on TCP.
     pub(super) fn tcp_server(&self) -> Vec<String> {
         let mut args = self.server().split_off(2);
         args.extend([
@@ -98,7 +98,7 @@ fn with(base: Vec<String>, more: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// The parsed `proxy-server` with `more` behind `base`.
+/// The parsed `proxy-server` with `more` after `base`.
 pub(super) fn server(
     base: Vec<String>,
     more: &[&str],

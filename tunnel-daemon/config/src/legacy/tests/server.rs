@@ -184,7 +184,7 @@ fn lanes_can_be_switched_off_and_a_number_that_is_none_names_the_flag() {
     );
 }
 
-/// As the insecure flag, it is taken beside upstream's flags. Commas do not end a grant.
+/// `--agent-grant` is accepted beside upstream's flags, like the insecure flag. A comma does not separate grants.
 #[test]
 fn grants_are_taken_beside_upstreams_flags_and_checked() {
     let files = Files::new();
@@ -265,7 +265,7 @@ fn tokens_are_reviewed_where_all_three_flags_are_given() {
     assert_eq!((tokens.rate.burst, tokens.rate.per_second > 4.9), (7, true));
     assert_eq!(tokens.api, adit_kube::access::Source::InCluster);
     assert!(warnings.is_empty(), "{warnings:?}");
-    // With the CA beside them upstream itself refuses these flags.
+    // Upstream itself refuses these flags together with the CA.
     let error = server(files.server(), &flags[1..]).unwrap_err();
     let text = "--cluster-ca-cert can not be used when agent authentication is enabled";
     assert!(error.message().contains(text), "{error}");
@@ -295,7 +295,7 @@ fn tokens_are_reviewed_where_all_three_flags_are_given() {
     assert_eq!(server(files.server(), &off).unwrap().0.agents.tokens, None);
 }
 
-/// The forms of command lines that docs/migration.md promises to take as they are, or with a CA.
+/// The forms of command lines that docs/migration.md promises to accept unchanged, or with a CA.
 #[test]
 fn command_lines_of_hosted_control_planes_are_taken_with_a_ca_of_agents() {
     let files = Files::new();

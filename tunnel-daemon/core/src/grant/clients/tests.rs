@@ -1,4 +1,4 @@
-//! Tests of client rules: what they cover, whom they hold for, and spellings that must not lead past them.
+//! Tests of client rules: covered targets, matching clients, and spellings that must not bypass the rules.
 
 use proptest::prelude::*;
 
@@ -59,7 +59,7 @@ fn addresses_and_names_are_allowed_as_they_are_asked_for_in_any_spelling() {
         "[::ffff:11.0.0.1]:443",
         "[::1]:443",
         "[64:ff9b::a01:203]:443",
-        // Names, whatever an agent's resolver makes of them.
+        // Names, even if an agent's resolver would read them as addresses.
         "10.1.2.3.:443",
         "010.1.2.3:443",
         "10.1:443",
@@ -124,7 +124,7 @@ fn a_star_is_every_target_but_guarded_addresses_are_to_be_named() {
     }
 }
 
-/// A Go agent dials any network that Go knows: `unix` has paths for addresses.
+/// A Go agent dials any network that Go knows; for `unix` the address is a path.
 #[test]
 fn networks_other_than_tcp_are_denied() {
     let all = anonymous(&["*"]);
@@ -169,7 +169,7 @@ fn a_rule_with_names_holds_for_certificates_that_have_all_of_them() {
     }
 }
 
-/// Each rule for itself: a guarded address that is named for one client is named for no other.
+/// Rules apply independently: an address guarded for all is allowed only to the client whose rule names it.
 #[test]
 fn a_guarded_address_is_allowed_only_to_the_client_it_is_named_for() {
     let rules = rules(&["cn=a,169.254.169.254:80", "0.0.0.0/0"]);

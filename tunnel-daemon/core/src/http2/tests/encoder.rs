@@ -1,4 +1,4 @@
-//! An HPACK encoder and framer that does as it is told, and the reader of what comes out.
+//! An HPACK encoder and framer whose caller makes every choice, and the reader of the rewritten stream.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ use crate::http2::{
 /// Name and value.
 pub(super) type Field = (Vec<u8>, Vec<u8>);
 
-/// How the encoder is to write one field, where the table gives it the choice.
+/// How the encoder writes one field where HPACK permits several forms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Choice {
-    /// 0 incremental indexing, 1 without, 2 never.
+    /// 0: incremental indexing; 1: without indexing; 2: never indexed.
     pub(super) kind: u8,
     pub(super) whole_by_index: bool,
     pub(super) name_by_index: bool,
@@ -24,7 +24,7 @@ pub(super) struct Choice {
     pub(super) huffman_value: bool,
 }
 
-/// Enough of the static table to refer to: index, name.
+/// The static table entries used here: index and name.
 const STATIC: [(usize, &str); 4] = [
     (1, ":authority"),
     (4, ":path"),
@@ -32,7 +32,7 @@ const STATIC: [(usize, &str); 4] = [
     (58, "user-agent"),
 ];
 
-/// An HPACK encoder that does as it is told.
+/// An HPACK encoder whose caller chooses the form of each field.
 pub(super) struct Encoder {
     table: VecDeque<Field>,
     capacity: usize,
@@ -131,12 +131,12 @@ pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8], out: &mut 
     out.put_slice(payload);
 }
 
-/// How a header block is put into frames.
+/// How a header block is split into frames.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Framing {
     pub(super) padding: Option<u8>,
     pub(super) priority: bool,
-    /// Where the block is cut; taken modulo its length.
+    /// Offsets at which the block is cut, modulo its length.
     pub(super) cuts: Vec<usize>,
 }
 
@@ -175,10 +175,10 @@ pub(super) fn header_frames(block: &[u8], stream: u32, how: &Framing, out: &mut 
     }
 }
 
-/// Decoded header blocks, and the other frames as they are.
+/// Decoded header blocks, and the other frames unchanged.
 pub(super) type ReadBack = (Vec<Vec<Field>>, Vec<(FrameHeader, Vec<u8>)>);
 
-/// What a decoder written by somebody else sees in a whole stream.
+/// Reads a whole stream with an independent HPACK decoder.
 pub(super) fn read_back(mut stream: &[u8]) -> ReadBack {
     stream = stream.strip_prefix(PREFACE).unwrap();
     let mut decoder = loona_hpack::Decoder::new();

@@ -1,4 +1,4 @@
-//! Tunnels that both ends open on one lane: in turns, across each other, given up at any moment.
+//! Tests of tunnels opened by both ends of one lane: in turn, crossing each other, and cancelled at any stage.
 
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ fn both_ends_open_in_turns_on_one_lane_beyond_the_wrap_of_its_sequence() {
             pair.ends[1 - opener].refuse(RefusalCode::Refused, "");
         } else {
             pair.ends[1 - opener].accept();
-            // Either of them closes first.
+            // Either end closes first.
             let closer = if round % 5 < 2 { opener } else { 1 - opener };
             pair.settle();
             pair.ends[closer].close("");
@@ -42,7 +42,7 @@ fn both_ends_open_in_turns_on_one_lane_beyond_the_wrap_of_its_sequence() {
 
 #[test]
 fn an_agents_open_that_is_given_up_leaves_the_lane_to_both() {
-    // What has happened by then: nothing, it has left, it was read, it was answered, the answer has left, it was read.
+    // Stages of the agent's OPEN: 0 queued, 1 sent, 2 read; of the answer: 3 queued, 4 sent, 5 read.
     for stage in 0..6 {
         for refused in [false, true] {
             let mut pair = Pair::new();
@@ -168,7 +168,7 @@ fn refusals_keep_their_reason_and_unknown_ones_are_failures() {
     assert_eq!(end.poll_event(), Some(LaneEvent::Failed { code, text }));
 }
 
-/// One end that has so many tunnels to open, one after another, and asks again when it had to yield.
+/// One end with a fixed number of tunnels to open in sequence; it retries after each yield.
 #[derive(Default)]
 struct Opener {
     left: usize,
@@ -179,7 +179,7 @@ struct Opener {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// However opens of both ends cross, whoever yields asks again, and in the end each has had all its tunnels.
+    /// An end that yields retries; in the end both ends have opened all their tunnels.
     ///
     /// Limit (isolation): 300 simultaneous dials of each end over few lanes | all succeed and no lane is lost
     #[test]

@@ -1,4 +1,4 @@
-//! What frames an end takes and what it makes of others: their order, their size, their greetings.
+//! Tests of lane frames: accepted order and size, greetings, and violations.
 
 use super::*;
 use crate::ids::{LinkId, ServerId};
@@ -30,7 +30,7 @@ fn frames_out_of_turn_end_the_lane() {
         let handled = end.handle(piece.clone());
         assert!(handled.is_err(), "{piece:?}");
     }
-    // Late frames of tunnels before are void.
+    // Late frames of earlier tunnels are ignored.
     let mut pair = Pair::opened();
     for piece in [data(0), frame(FrameType::Reset, 0xffff, b"")] {
         pair.ends[SERVER].handle(piece).unwrap();
@@ -42,7 +42,7 @@ fn frames_out_of_turn_end_the_lane() {
     );
 }
 
-/// A peer that makes an end answer and reads nothing loses its lane before much has piled up.
+/// A peer that causes answers and reads none loses its lane before the answer queue grows beyond its limit.
 ///
 /// Limit (peers): PING answers and control frames queued on a lane | 16 and 64, then the lane ends
 #[test]
@@ -129,12 +129,12 @@ fn long_texts_and_addresses_are_cut_not_refused() {
     assert_eq!(pair.take(SERVER).len(), 2);
 }
 
-/// As on links: a text waits for whoever is told, and no budget counts it.
+/// As on links: the text waits in memory until the endpoint takes it, and no budget counts it.
 ///
 /// Limit (sizes): Text of a failed dial or close | the first 4 KiB are kept
 #[test]
 fn of_a_peers_text_four_kibibytes_are_kept_whatever_is_in_it() {
-    // None of these is text, and each becomes a character of three bytes.
+    // Each byte is invalid UTF-8 and becomes a replacement character of three bytes.
     static LONG: [u8; CONTROL_BYTES_MAX] = [0xff; CONTROL_BYTES_MAX];
     for (kind, flags) in [
         (FrameType::Failed, 0),
@@ -209,7 +209,7 @@ fn greetings_round_trip_and_broken_ones_are_refused() {
     assert!(Greeting::read(header(FrameType::Data), Bytes::new()).is_err());
     let long = Bytes::copy_from_slice(&[b'x'; NONCE_BYTES + 1025]);
     assert!(Greeting::read(header(FrameType::Hello), long).is_err());
-    // Every part of the proof's input changes it.
+    // Every part of the proof's input changes the result.
     let input = proof_input(&hello, LinkId(1), &[1; 32]);
     let mut other = hello.clone();
     other.nonce[31] = 0;

@@ -1,4 +1,4 @@
-//! Both ends of a lane by hand: what each event means, and every crossing that the simulation found.
+//! Tests of both ends of a lane, step by step: the meaning of each event, and every crossing that the simulation found.
 
 mod both;
 mod frames;
@@ -18,13 +18,13 @@ fn request() -> OpenRequest {
     }
 }
 
-/// Both ends of a lane and what is on its way, per direction in order.
+/// Both ends of a lane and the bytes in flight, in order for each direction.
 struct Pair {
     ends: [LaneEnd; 2],
     readers: [FrameReader; 2],
     wires: [BytesMut; 2],
     seen: [Vec<LaneEvent>; 2],
-    /// What each end has read since frames were over.
+    /// Raw bytes each end has read after its last frame.
     raw: [BytesMut; 2],
 }
 
@@ -55,7 +55,7 @@ impl Pair {
         }
     }
 
-    /// Lets one end read up to `bytes` of what the other has written.
+    /// Lets one end read up to `bytes` that the other end has written.
     fn read(&mut self, at: usize, bytes: usize) -> Result<(), LaneViolation> {
         let wire = &mut self.wires[1 - at];
         let bytes = bytes.min(wire.len());
@@ -194,7 +194,7 @@ fn closes_of_both_ends_cross() {
     pair.ends[AGENT].close("read: connection reset by peer");
     pair.settle();
     pair.assert_idle();
-    // Neither hears of the other's close: both had said that they take no more.
+    // Neither end reports the other's close: both had already closed.
     assert_eq!(pair.take(AGENT), [LaneEvent::Idle]);
     assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
     pair.open();
@@ -238,7 +238,7 @@ fn resets_of_both_ends_cross_and_leave_the_lane_clean() {
 #[test]
 fn a_late_reset_does_not_hit_the_next_tunnel() {
     let mut pair = Pair::opened();
-    // The agent has finished; its reset crosses the server's FIN and the OPEN right behind it.
+    // The agent has finished; its reset crosses the server's FIN and the OPEN right behind that FIN.
     pair.ends[AGENT].fin();
     pair.settle();
     pair.ends[SERVER].fin();
@@ -296,13 +296,13 @@ fn a_dial_given_up_is_told_to_the_other_end_unless_it_never_left() {
     pair.ends[SERVER].open(&request(), 0).unwrap();
     pair.settle();
     pair.ends[SERVER].reset("");
-    // The answer crosses the reset.
+    // The agent's answer crosses the server's reset.
     pair.ends[AGENT].accept();
     pair.settle();
     let open = LaneEvent::Open(request());
     assert_eq!(pair.take(AGENT), [open, reset(""), LaneEvent::Idle]);
     assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
-    // The answer of a dialler that did not notice is void.
+    // A late answer of the agent's dialler is ignored.
     pair.ends[AGENT].accept();
     pair.ends[AGENT].refuse(RefusalCode::Failed, "");
     pair.settle();
@@ -339,7 +339,7 @@ fn a_crossing_open_that_was_given_up_at_once_still_leaves_the_lane_clean() {
     pair.write(SERVER, 1);
     pair.settle();
     pair.assert_idle();
-    // The server learns that its tunnel did not open, and the agent never heard of one.
+    // The server learns that its tunnel did not open; the agent reports no tunnel.
     assert_eq!(pair.take(SERVER), [reset(""), LaneEvent::Idle]);
     assert_eq!(pair.take(AGENT), [LaneEvent::Idle]);
     pair.open();

@@ -1,4 +1,4 @@
-//! Lanes that become pipes: where the frames end, and who may still say something.
+//! Tests of raw lanes: where frames end, and which end may still send frames.
 
 use proptest::prelude::*;
 
@@ -12,13 +12,13 @@ fn raw_request() -> OpenRequest {
 }
 
 impl Pair {
-    /// Sends bytes on an end whose frames are over, behind those that wait.
+    /// Sends raw bytes behind the queued frames of one end.
     fn send_raw(&mut self, at: usize, bytes: &[u8]) {
         self.write(at, usize::MAX);
         self.wires[at].extend_from_slice(bytes);
     }
 
-    /// Both ends as far as an OPEN that the agent has seen.
+    /// A pair whose agent has received the server's OPEN of a raw lane.
     fn asked() -> Self {
         let mut pair = Self::new();
         pair.ends[SERVER].open(&raw_request(), 3).unwrap();
@@ -29,7 +29,7 @@ impl Pair {
     }
 }
 
-/// Whatever a read ends with: the bytes behind OPENED are the tunnel's, all of them, and none before.
+/// Wherever a read ends, exactly the bytes behind OPENED belong to the tunnel.
 #[test]
 fn the_switch_loses_no_byte_wherever_a_read_ends() {
     let bytes: Vec<u8> = (0..=255).collect();
@@ -61,7 +61,7 @@ fn a_refused_pipe_leaves_a_lane_that_can_be_used() {
     pair.open();
 }
 
-/// An agent whose kernel did not take the lane's TLS over: the dial is not lost, and the lane is of use afterwards.
+/// When the agent's kernel did not take over TLS, the dial still succeeds, and the lane is reusable afterwards.
 #[test]
 fn a_pipe_that_is_accepted_with_frames_is_a_tunnel_like_others() {
     let mut pair = Pair::asked();
@@ -85,7 +85,7 @@ fn a_pipe_that_is_accepted_with_frames_is_a_tunnel_like_others() {
     pair.open();
 }
 
-/// An agent that cuts the tunnel off before it answered has not gone raw.
+/// An agent that resets the tunnel before its answer has not switched to raw bytes.
 #[test]
 fn a_pipe_reset_before_the_answer_is_acknowledged() {
     let mut pair = Pair::asked();
@@ -113,7 +113,7 @@ fn nothing_is_said_between_open_and_its_answer() {
     server.fin();
     server.close("");
     assert!(!server.has_frames());
-    // Nor when the dial is given up: the connection has to be closed.
+    // A cancelled dial sends nothing either: the connection has to be closed.
     server.reset("gave up");
     assert!(!server.has_frames() && server.is_raw() && !server.is_idle());
     assert!(server.handle(frame(FrameType::Opened, 0, 1, b"")).is_err());
@@ -130,7 +130,7 @@ fn an_open_that_never_left_is_taken_back() {
     pair.open();
 }
 
-/// The peer waits for it, also if the pipe is never asked for.
+/// The peer waits for the acknowledgement, even if the raw lane is never requested.
 #[test]
 fn a_late_reset_is_acknowledged_in_front_of_an_open_that_waits() {
     let mut pair = Pair::opened();
@@ -176,7 +176,7 @@ fn a_pipe_that_crosses_an_open_wins_without_a_word() {
     assert!(pair.raw[AGENT].is_empty());
 }
 
-/// One step; numbers pick the end.
+/// One step of a simulated raw lane; the numbers choose the end.
 #[derive(Clone, Debug)]
 enum Step {
     Open(usize, bool),
@@ -210,8 +210,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Framed tunnels and pipes in any order, with delays and ends nobody chose: no end sees a violation, and what an end
-    /// reads as a pipe's bytes is what the other sent as such, from the first on.
+    /// Framed and raw tunnels in random order, with random delays: no end sees a violation. The raw bytes that an end
+    /// reads are those its peer sent, from the first byte on.
     #[test]
     fn pipes_begin_where_frames_end(steps in proptest::collection::vec(step(), 0..200)) {
         let mut pair = Pair::new();
@@ -240,7 +240,7 @@ proptest! {
                 Step::Reset(at) => {
                     let before = pair.ends[at].is_raw();
                     pair.ends[at].reset("");
-                    // Given up: its owner closes the connection.
+                    // The dial was cancelled, so the lane's owner closes the connection.
                     closed = !before && pair.ends[at].is_raw();
                 }
                 Step::Ping(at) => pair.ends[at].ping(1),

@@ -1,10 +1,10 @@
-//! Both ends at random: steps and delays nobody chose, whatever the peer sends.
+//! Tests of both ends with random steps and random delays.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// One step of a simulated lane; numbers pick the end.
+/// One step of a simulated lane; the numbers choose the end.
 #[derive(Clone, Debug)]
 enum Step {
     Open(usize),
@@ -35,12 +35,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What both ends of one tunnel said and heard, to compare once the lane is idle.
+/// What both ends of one tunnel sent and received, compared once the lane is idle.
 #[derive(Default)]
 struct Books {
     sent: [Vec<u8>; 2],
     heard: [Vec<u8>; 2],
-    /// Whose sent bytes must all arrive: it finished, and nobody cut the tunnel off.
+    /// Per sender: all its bytes must arrive, because it finished and neither end reset the tunnel.
     complete: [bool; 2],
     cut: bool,
 }
@@ -48,12 +48,12 @@ struct Books {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever the ends do and however frames are delayed: no end ever sees a violation, bytes arrive in order, those
-    /// of a tunnel that ended in order arrive all, and once everything has arrived the lane is clean.
+    /// For any steps and delays, no end sees a violation, and bytes arrive in order. A tunnel that ended cleanly delivers
+    /// all its bytes. After all frames have arrived, the lane is clean.
     #[test]
     fn ends_that_keep_the_rules_agree(steps in proptest::collection::vec(step(), 0..200)) {
         let mut pair = Pair::new();
-        // By sequence, since one end may be a tunnel ahead.
+        // Keyed by sequence, since one end may be a tunnel ahead.
         let mut books: std::collections::HashMap<u16, Books> = std::collections::HashMap::new();
         let mut next = 0_u8;
         let mut finish = Vec::new();
@@ -88,7 +88,7 @@ proptest! {
                     if matches!(step, Step::Fin(_)) {
                         end.fin();
                     } else {
-                        // What the other end says from here on is void.
+                        // Frames from the other end are ignored from here on.
                         book.cut |= !end.is_idle();
                         end.close("");
                     }
@@ -112,7 +112,7 @@ proptest! {
             for event in pair.take(touched) {
                 match event {
                     LaneEvent::Data(bytes) => {
-                        // Data of a step belongs to the tunnel of now or, if a new one came right behind, the one before.
+                        // Data belongs to the current tunnel or, if a new OPEN followed at once, to the previous tunnel.
                         let of = [sequence, sequence.wrapping_sub(1)].into_iter().find(|sequence| {
                             books.get(sequence).is_some_and(|book| {
                                 let heard = book.heard[touched].len();

@@ -1,4 +1,4 @@
-//! Any history of links coming, draining, falling silent, retiring and going, against the rules over a plain list.
+//! Random histories of links that come, drain, fall silent, retire and go, checked against the rules on a plain list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ enum Step {
     },
     Remove(usize),
     Drain(usize),
-    /// Or is heard again, if it is dead already.
+    /// Marks the link silent; if it is already dead, the link is heard again.
     Silence(usize),
-    /// Or revives it, if it is retired.
+    /// Retires the link, or revives a retired link.
     Retire(usize),
 }
 
@@ -48,7 +48,7 @@ struct Row {
 }
 
 impl Row {
-    /// The less, the rather.
+    /// Preference: a lower rank is chosen first.
     fn rank(&self) -> u8 {
         match self.silence {
             Silence::None => u8::from(self.draining),
@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-/// The rules again, over a plain list: which links may be chosen for a host, and with which preference. `silent`: hosts whose last
+/// The rules on a plain list: which links may be chosen for a host, and with which preference. `silent`: hosts whose last
 /// link ended in silence.
 fn allowed(
     rows: &[Row],
@@ -82,7 +82,8 @@ fn allowed(
             .into_values()
             .collect()
     };
-    // An agent with any better link (under that key) is not asked for its worse ones, but then the pass before has found it.
+    // A pass also takes worse links of agents that have a better link under the key, but then an earlier pass was not
+    // empty.
     (0..3)
         .map(|rank| newest(by_host, rank))
         .find(|set| !set.is_empty())

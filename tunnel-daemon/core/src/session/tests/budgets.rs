@@ -1,4 +1,4 @@
-//! Peers without credit: shares, budgets, and who has to go.
+//! Tests of links to peers without credit: shares, budgets, and which tunnels end when a budget is full.
 
 use super::*;
 use crate::session::MemoryPressure;
@@ -65,7 +65,7 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     assert_eq!(rig.packets().len(), 2, "one close, one packet");
 }
 
-/// A fast download beside stalled readers is not what pays for them.
+/// A fast download is not ended because other readers stall.
 #[test]
 fn a_full_budget_ends_who_does_not_read_before_who_does() {
     for (idle_ms, reads) in [(500, false), (501, true)] {
@@ -84,7 +84,7 @@ fn a_full_budget_ends_who_does_not_read_before_who_does() {
 
 #[test]
 fn nobody_under_its_share_is_ended() {
-    // 16 tunnels of 64 MiB own 4 MiB each, 32 own 2 MiB each.
+    // Of 64 MiB, each of 16 tunnels owns 4 MiB, and each of 32 owns 2 MiB.
     let mut rig = rig(64 * MIB);
     let conns: Vec<_> = (0..32).map(|_| rig.open(0).1).collect();
     for conn in &conns {
@@ -95,7 +95,7 @@ fn nobody_under_its_share_is_ended() {
     assert_eq!(ends(&mut rig).len(), 1, "the one over its share");
 }
 
-/// What lingers after a close is memory too.
+/// Bytes that linger after a close count as memory.
 ///
 /// Limit (memory): Bytes held for an endpoint after the other end closed | the budgets of link and process; they give
 /// way first
@@ -126,7 +126,7 @@ fn two_links(peers: [&str; 2]) -> (Arc<ProcessBudget>, [Rig; 2]) {
     (budget, rigs)
 }
 
-/// Who adds the last byte need not be who fills the budget.
+/// The link that adds the last byte is not necessarily the link that holds most.
 ///
 /// Limit (memory): Bytes held by the process (`--process-budget`) | a quarter of the smallest `memory.max` of its
 /// cgroups, else of the machine's memory; at least the budget of one link
@@ -150,7 +150,7 @@ fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
     }
 }
 
-/// Many small tunnels of one peer, on several links, do not cost another peer its large one.
+/// Many small tunnels of one peer on several links do not end another peer's large tunnel.
 ///
 /// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
@@ -172,7 +172,7 @@ fn links_of_one_peer_are_one_holder() {
     assert_eq!((ended, ends(&mut one)), (1, Vec::new()));
 }
 
-/// A link whose peer holds most is given a second; one that adds too much meanwhile pays for it.
+/// A link whose peer holds most has one second to shrink; a link that adds too much meanwhile loses a tunnel at once.
 ///
 /// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
@@ -227,7 +227,7 @@ fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
     assert_eq!(ends(&mut rig), []);
 }
 
-/// What a client leaves behind when it closes is memory until the peer takes it, or does not.
+/// Queued bytes of a closed client count as memory until the peer takes them or the tunnel ends.
 ///
 /// Limit (memory): Bytes queued of a client or target that has closed | 256 KiB per tunnel, counted by
 /// `--process-budget`

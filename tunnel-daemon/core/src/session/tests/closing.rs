@@ -1,4 +1,4 @@
-//! Ends: half-close, graceful close, reset, lingering, and what both sides say about it.
+//! Tests of tunnel ends: half-close, graceful close, reset, lingering, and the packets of both ends.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn half_close_leaves_the_other_direction_open() {
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
 }
 
-/// A process that ends waits for these.
+/// A process that shuts down waits for these tunnels.
 #[test]
 fn a_tunnel_that_its_endpoint_closed_and_left_lingers_until_it_is_confirmed() {
     let mut rig = Rig::server(true);
@@ -53,7 +53,7 @@ fn without_credit_a_fin_closes_the_tunnel() {
     assert_eq!(server.packets(), [payload(conn, 10), close_req(conn)]);
 }
 
-/// The target closes, the peer hears it with an empty text and the id is free.
+/// After the target's close the peer receives an empty text, and the id is free again.
 ///
 /// Upstream (packets): An agent answers dial, data and the target's close with the right ids.
 #[test]
@@ -68,7 +68,7 @@ fn a_target_that_ends_is_a_close_with_an_empty_text() {
     assert_eq!((rig.link.tunnels(), rig.link.conns.len()), (0, 0));
 }
 
-/// Also when both requests come before the answer could leave.
+/// This holds even when both requests arrive before the first answer is sent.
 ///
 /// Upstream (packets): An agent confirms a close; a second close names an unknown connID.
 #[test]
@@ -92,7 +92,7 @@ fn the_second_close_request_finds_an_unknown_connection() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// Nothing passes the bytes its answer waits for.
+/// No packet overtakes the bytes that the close response waits for.
 #[test]
 fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     let mut rig = Rig::agent(false);
@@ -103,8 +103,6 @@ fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
 }
 
-/// What was sent before the close arrives.
-///
 /// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[test]
 fn bytes_before_a_close_are_delivered_and_then_the_end() {
@@ -123,7 +121,7 @@ fn bytes_before_a_close_are_delivered_and_then_the_end() {
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
 }
 
-/// 30 s without progress, then the endpoint is cut. Progress starts them again.
+/// After 30 s without progress the endpoint is reset; progress restarts the 30 s.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress | 30 s, then cut
 #[test]
@@ -146,7 +144,7 @@ fn an_endpoint_lingers_thirty_seconds_without_progress() {
     assert_eq!((rig.link.tunnels(), rig.link.next_deadline()), (0, None));
 }
 
-/// Bytes behind a close wait 30 s for credit, and a cut is not a clean end.
+/// Bytes queued before a close wait 30 s for credit; the close that follows a cut has an error text.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[test]
@@ -158,7 +156,7 @@ fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(25));
     rig.receive(window(conn, 10));
-    // Bytes of the other direction are no progress of this one.
+    // Bytes of the other direction are no progress of this direction.
     rig.data(conn, 5);
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(29));
@@ -171,7 +169,7 @@ fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     }
 }
 
-/// Half of an upload would look like the whole of it.
+/// A truncated upload would look complete to the target.
 #[test]
 fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
     let mut rig = Rig::agent(true);
@@ -189,7 +187,7 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// For uploads: what was cut behind a close is told before it.
+/// For uploads: a reset precedes the close when queued bytes were dropped.
 #[test]
 fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
     let mut rig = Rig::server(true);
@@ -217,7 +215,7 @@ fn a_close_nobody_confirms_is_over_after_ten_seconds() {
     assert_eq!(rig.packets(), [], "it was closed once");
 }
 
-/// Five minutes without a byte; a byte, or a reader that drains, starts them again.
+/// The limit is five minutes without a byte; a byte, or a reader that drains, restarts the five minutes.
 ///
 /// Limit (times): A half-closed and silent tunnel | reset after 5 min
 #[test]
@@ -243,7 +241,8 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
     }
 }
 
-/// For an end that stays behind bytes that the peer never takes: from when it is known, and from each byte that moves.
+/// An end may be queued behind bytes that the peer never takes. Its time runs from the notification of that end, and
+/// restarts with each byte that moves.
 ///
 /// Limit (times): A half-closed and silent tunnel
 #[test]

@@ -1,11 +1,11 @@
-//! Credit: what is granted, when it is announced, what is an offence.
+//! Tests of credit: the amount granted, the time of each announcement, and violations.
 
 use super::*;
 use crate::session::{Event, LinkFailure, WINDOW_MAX_BYTES, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 
 const HALF: u64 = WINDOW_START_BYTES / 2;
 
-/// Long enough not to count as hungry, short of a peer that has waited.
+/// Advances 1 s: more than `WINDOW_GROWS_WITHIN`, less than `WINDOW_AT_LEAST_EVERY`.
 fn calm(rig: &mut Rig) {
     rig.now = rig.now.after(seconds(1));
 }
@@ -17,7 +17,7 @@ fn dial_window(packet: &Packet) -> u64 {
     }
 }
 
-/// The sum is capped per link; what comes later starts small but starts.
+/// A link caps the sum of credit; tunnels above the cap start with the smallest window.
 ///
 /// Limit (memory): Initial credit of a tunnel between Adit ends | 256 KiB each way; 16 KiB while credit is short
 #[test]
@@ -31,7 +31,7 @@ fn a_link_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     }
 }
 
-/// Per process as well, over all its links.
+/// A process caps the sum of credit as well, over all its links.
 ///
 /// Limit (memory): Initial credit of a tunnel between Adit ends
 #[test]
@@ -59,7 +59,7 @@ fn a_process_half_full_starts_tunnels_at_sixteen_kibibytes() {
         (budget.max_bytes() / 2, WINDOW_START_BYTES),
         (1, WINDOW_MIN_BYTES),
     ] {
-        // In the kernel and queued counts as much as held.
+        // Bytes in the kernel and queued bytes count as much as held bytes.
         budget.enter_kernel(fill - fill / 2);
         budget.queue(fill / 2);
         rig.dial();
@@ -67,7 +67,7 @@ fn a_process_half_full_starts_tunnels_at_sixteen_kibibytes() {
     }
 }
 
-/// Sent when half is drained, not before, and for all that was drained.
+/// WINDOW is sent once half the window is drained, and covers all drained bytes.
 #[test]
 fn window_is_sent_when_half_is_drained() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
@@ -96,7 +96,7 @@ fn windows_not_yet_sent_are_added_up() {
     assert_eq!(rig.packets(), [window(conn, 2 * HALF)]);
 }
 
-/// A reader that needs minutes for half a window makes progress the sender's linger time can see.
+/// A reader that needs minutes for half a window makes progress that the sender's linger timer must see.
 #[test]
 fn a_slow_reader_is_announced_while_its_peer_waits() {
     let mut rig = Rig::server(true);
@@ -130,8 +130,8 @@ fn a_hungry_endpoint_gets_a_larger_window_up_to_sixteen_mebibytes() {
     assert_eq!(rig.link.granted, WINDOW_MAX_BYTES);
 }
 
-/// What the credit allowed comes at once, and the next a round trip later. The endpoint says what it has drained when much
-/// of that burst is gone, not when half is, and later that all is.
+/// The full credit arrives as one burst per round trip. The endpoint reports drained bytes once much of a burst is gone,
+/// and again once all is gone.
 ///
 /// Limit (memory): Longest round trip for which credit grows | 0.5 s. Credit of a slow endpoint does not grow
 #[test]
@@ -160,7 +160,7 @@ fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
     }
 }
 
-/// An endpoint that always has more than it takes would only hold more.
+/// A larger window would only make an endpoint that is behind hold more bytes.
 ///
 /// Limit (memory): Longest round trip for which credit grows
 #[test]
@@ -176,7 +176,7 @@ fn a_window_does_not_grow_for_an_endpoint_that_is_behind() {
     }
 }
 
-/// Never promised twice; a window that had grown shrinks instead.
+/// Credit is never promised twice; a window that had grown shrinks.
 #[test]
 fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
     let mut small = config(Role::Server, true);
@@ -189,7 +189,7 @@ fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
         .endpoint_drained(grown, WINDOW_START_BYTES, rig.now);
     assert_eq!(rig.packets(), [window(conn, 2 * WINDOW_START_BYTES)]);
     rig.data(conn, 2 * WINDOW_START_BYTES);
-    // One byte short of half: nothing is refilled yet, and others take what was given back.
+    // One byte short of half: no refill yet, and other tunnels take the returned credit.
     rig.link
         .endpoint_drained(grown, 2 * WINDOW_START_BYTES - 1, rig.now);
     while rig.link.granted + WINDOW_START_BYTES <= cap {
@@ -205,14 +205,14 @@ fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
         "granted {} of {cap}",
         rig.link.granted
     );
-    // It falls towards the smallest window, never to nothing.
+    // The window shrinks towards the smallest window, never to zero.
     rig.link
         .endpoint_drained(grown, 3 * WINDOW_START_BYTES, rig.now);
     let inc = &rig.link.tunnels.get(grown).unwrap().inc;
     assert!(inc.open_credit() >= WINDOW_MIN_BYTES, "{inc:?}");
 }
 
-/// Zero and overflow are offences, of that tunnel only.
+/// Zero and overflow are violations by that tunnel only.
 #[test]
 fn a_useless_window_ends_its_own_tunnel_only() {
     for useless in [0, WINDOW_MAX_BYTES, u64::MAX] {
@@ -280,7 +280,7 @@ fn credit_for_a_tunnel_already_gone_is_counted_and_ignored() {
     assert_eq!(rig.packets(), []);
 }
 
-/// A peer that knows no credit gets none, and its numbers mean nothing.
+/// A peer without credit gets none, and its WINDOW packets are ignored.
 #[test]
 fn without_credit_window_and_fin_are_unknown_packets() {
     let mut rig = Rig::server(false);
@@ -293,8 +293,6 @@ fn without_credit_window_and_fin_are_unknown_packets() {
     assert_eq!(rig.packets(), []);
 }
 
-/// One CLOSE for each unknown id, whatever keeps coming.
-///
 /// Upstream (packets): An agent answers data for an unknown connID with a close.
 #[test]
 fn an_unknown_connection_is_closed_once() {
@@ -309,8 +307,6 @@ fn an_unknown_connection_is_closed_once() {
     assert_eq!(agent.packets(), [close_rsp(77, "unrecognized connectID")]);
 }
 
-/// The control queue is bounded and its overflow ends the link.
-///
 /// Limit (peers): Control packets queued for the peer of a link | 65,536, then the link ends
 #[test]
 fn a_peer_that_reads_no_control_packets_loses_the_link() {

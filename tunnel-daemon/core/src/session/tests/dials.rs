@@ -1,4 +1,4 @@
-//! Dials: one outcome each, cancels that cross answers, ids, caps and deadlines.
+//! Tests of dials: one outcome each, cancellations that cross answers, ids, limits and deadlines.
 
 use super::*;
 
@@ -19,8 +19,8 @@ fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
     assert_eq!(rig.link.pending_dials(), 0);
 }
 
-/// The packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
-/// before the answer. What a client sends before that, its frontend keeps back.
+/// Packets of an open tunnel keep their order. `DIAL_CLS` follows for a dial whose client leaves before the answer; the
+/// frontend holds the client's bytes until that answer.
 ///
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
@@ -41,8 +41,6 @@ fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// What one client leaves behind, others do not notice.
-///
 /// Upstream (dials): Pending dials of a client's stream end with it; those of other streams stay.
 #[test]
 fn a_client_that_leaves_takes_only_its_own_pending_dials() {
@@ -57,7 +55,7 @@ fn a_client_that_leaves_takes_only_its_own_pending_dials() {
     assert_eq!(rig.actions(), [Action::DialDone { key: stays, conn }]);
 }
 
-/// Only a dial that was not written may be tried elsewhere.
+/// Only a dial that was not written may be retried on another agent.
 #[test]
 fn a_failed_dial_tells_whether_the_agent_may_have_seen_it() {
     let mut rig = Rig::server(true);
@@ -84,8 +82,6 @@ fn a_dial_that_never_left_leaves_no_packet_behind() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// A link that takes no dial in a dial's whole time is retired until its stream takes packets again.
-///
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
 fn a_link_that_takes_no_dial_in_time_is_retired_until_it_takes_packets() {
@@ -112,7 +108,7 @@ fn a_link_that_takes_no_dial_in_time_is_retired_until_it_takes_packets() {
     assert_eq!(rig.packets().len(), 1);
 }
 
-/// A silent agent is not a stuck link: its other dials go on.
+/// An agent that does not answer is not a stuck link: other dials continue.
 #[test]
 fn an_agent_that_does_not_answer_is_not_retired() {
     let mut rig = Rig::server(false);
@@ -123,8 +119,6 @@ fn an_agent_that_does_not_answer_is_not_retired() {
     rig.dial();
 }
 
-/// 25 s, and the agent is told.
-///
 /// Limit (times): Dial at a server, native mode | 25 s
 #[test]
 fn a_written_dial_times_out_and_is_called_off() {
@@ -167,7 +161,7 @@ fn an_answer_that_crossed_the_cancel_is_closed_once() {
     assert_eq!((rig.packets(), rig.actions()), (vec![], vec![]));
 }
 
-/// It is no failure: the dial was called off, and its outcome counted then.
+/// A late answer is no failure: the dial was cancelled, and its outcome was counted then.
 ///
 /// Limit (peers): Cancelled dials remembered for late answers | 1,024 per link, 60 s each
 #[test]
@@ -206,7 +200,7 @@ fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
     assert_eq!(answer(&mut rig, 5, 0), [Event::LateAnswer]);
 }
 
-/// One dial into a black hole stays in front until its own deadline.
+/// One dial to an unresponsive target stays at the front of the queue until its own deadline.
 ///
 /// Limit (peers): Dial deadlines kept by a link | twice its dials, plus 64
 #[test]
@@ -228,7 +222,7 @@ fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
         assert!(rig.link.tunnels.get(key).is_none());
     }
     assert!(rig.link.dial_order.capacity() < 1_000);
-    // The first one's deadline is still known.
+    // The deadline of the first dial is still known.
     rig.pass(seconds(25));
     assert_eq!(rig.link.pending_dials(), 0);
 }
@@ -324,7 +318,7 @@ fn an_agent_answers_with_the_same_random_and_a_connection_id() {
         window: 0,
     };
     assert_eq!(rig.packets(), [refused]);
-    // The failed dial has used up its id, as every agent counts.
+    // The failed dial has used an id, as in every agent.
     assert_eq!(rig.dial_req(79, 0).slot, 1);
     assert_eq!(rig.link.conn_last, 3);
 }
@@ -352,7 +346,6 @@ fn an_agent_may_call_a_dial_off() {
     assert_eq!(rig.link.tunnels(), 0);
 }
 
-/// The agent's text reaches whoever dialled.
 #[test]
 fn a_refused_dial_carries_the_text_of_the_agent() {
     let mut rig = Rig::server(true);

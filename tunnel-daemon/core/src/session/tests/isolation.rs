@@ -1,11 +1,9 @@
-//! One link never touches another, and one connection never another.
+//! Tests of isolation: between links, and between the tunnels of one link.
 
 use super::*;
 use crate::session::Event;
 use crate::wire::packet::Violation;
 
-/// At once, not by timeout. Only what belongs to that link.
-///
 /// Limit (times): Pending dials of a lost link | fail at once
 /// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
 /// Upstream (dials): A dial fails at once when its agent is lost.
@@ -47,7 +45,7 @@ fn a_lost_link_cancels_the_dials_of_an_agent() {
     assert_eq!((rig.link.tunnels(), rig.link.granted), (0, 0));
 }
 
-/// On another link the id or dial does not exist; the victim notices nothing.
+/// On another link the id or dial does not exist; the other agent's tunnel and dial are unaffected.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[test]
@@ -75,7 +73,6 @@ fn a_foreign_agent_cannot_answer_or_write_for_another() {
     assert_eq!(victim.packets(), [payload(conn, 3)]);
 }
 
-/// An answer that names a connection in use fails its own dial only.
 #[test]
 fn an_answer_with_an_id_in_use_does_not_touch_its_owner() {
     let mut rig = Rig::server(true);
@@ -92,7 +89,7 @@ fn an_answer_with_an_id_in_use_does_not_touch_its_owner() {
     assert_eq!(rig.packets(), []);
 }
 
-/// Two streams of one agent with equal connection ids.
+/// Two streams of one agent have equal connection ids.
 ///
 /// Upstream (agents): Two links with one agent id do not mix their tunnels.
 #[test]
@@ -110,8 +107,6 @@ fn two_streams_of_one_agent_do_not_mix() {
     }
 }
 
-/// An oversized message hurts its own connection.
-///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[test]
 fn an_oversized_message_ends_the_connection_it_names() {
@@ -126,8 +121,6 @@ fn an_oversized_message_ends_the_connection_it_names() {
     assert!(rig.endpoint_data(good, bytes(1)));
 }
 
-/// Packets of the other role and unknown types change nothing.
-///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[test]
 fn packets_that_make_no_sense_are_counted_and_change_nothing() {
@@ -183,7 +176,7 @@ fn an_agent_that_drains_says_so_and_nothing_ends() {
     assert_eq!(server.link.tunnels(), 1);
 }
 
-/// Whoever is told may take its time, and there may be many of them.
+/// The text stays in memory until each endpoint takes it, and there may be many endpoints.
 ///
 /// Limit (sizes): Text of a failed dial or close
 #[test]
@@ -207,7 +200,7 @@ fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
     assert_eq!(failed(&rig.actions()[0]), (&kept, true));
 }
 
-/// A budget counts their own bytes only, however large the buffer was that they came in.
+/// A budget counts only the queued bytes, so these must not keep the larger read buffer alive.
 ///
 /// Limit (memory): Small chunks queued for a slow endpoint | coalesced from 64 chunks on, up to 16 KiB each
 #[test]

@@ -1,4 +1,4 @@
-//! One test for each rule of a link. [`Rig`] is one link with a scripted peer and hand-moved time.
+//! One test for each rule of a link. [`Rig`] is one link with a scripted peer and manual time.
 
 mod budgets;
 mod closing;
@@ -71,7 +71,7 @@ impl Rig {
         Self::new(config(Role::Agent, credit))
     }
 
-    /// As an endpoint gives them: counted as queued.
+    /// Adds the bytes as an endpoint does: counted as queued.
     fn endpoint_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
         self.link.budget().queue(bytes.len() as u64);
         self.link.endpoint_data(key, bytes)
@@ -88,7 +88,7 @@ impl Rig {
         });
     }
 
-    /// Everything to do, counters left out.
+    /// All pending actions except counters.
     fn actions(&mut self) -> Vec<Action> {
         std::iter::from_fn(|| self.link.poll_action())
             .filter(|action| !matches!(action, Action::Count(_)))
@@ -100,7 +100,7 @@ impl Rig {
         std::iter::from_fn(|| self.link.poll_transmit(now)).collect()
     }
 
-    /// Packets that leave now, payload without its content.
+    /// All packets that can be sent now; payload is replaced by zeros of the same length.
     fn packets(&mut self) -> Vec<Packet> {
         self.transmits()
             .into_iter()
@@ -114,7 +114,7 @@ impl Rig {
             .collect()
     }
 
-    /// Lets time pass as a driver would: a tick each second.
+    /// Advances time as a driver does: one tick each second.
     fn pass(&mut self, time: Duration) {
         for _second in 0..time.as_secs() {
             self.now = self.now.after(seconds(1));
@@ -159,7 +159,7 @@ impl Rig {
         }
     }
 
-    /// Opens a tunnel in either role and forgets the packets. Agents number connections from 1 as well.
+    /// Opens a tunnel in either role and drops the packets. Agents also number connections from 1.
     fn open(&mut self, window: u64) -> (TunnelKey, i64) {
         let key = if self.link.config.role == Role::Server {
             let key = self.dial();
@@ -177,7 +177,7 @@ impl Rig {
         (key, self.dials)
     }
 
-    /// The end an endpoint was told, if it was.
+    /// The end reported to the endpoint, if any.
     fn end_of(&mut self, wanted: TunnelKey) -> Option<TunnelEnd> {
         self.actions().into_iter().find_map(|action| match action {
             Action::Ended { key, end } if key == wanted => Some(end),

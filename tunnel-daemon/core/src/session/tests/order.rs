@@ -1,4 +1,4 @@
-//! What passes what on the wire, how large packets are, and that nobody is starved.
+//! Tests of packet order, packet size, and fairness between tunnels.
 
 use super::*;
 
@@ -11,7 +11,6 @@ fn is_dial(transmit: &Transmit) -> bool {
     )
 }
 
-/// Ends and credit of other tunnels pass data, an end stays behind its own.
 #[test]
 fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     let mut rig = Rig::server(true);
@@ -39,7 +38,7 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     );
 }
 
-/// Or an endpoint would not know how many it may give again.
+/// An endpoint needs the count to know how many pieces it may queue again.
 #[test]
 fn a_packet_tells_how_many_pieces_end_with_it() {
     let mut rig = Rig::server(true);
@@ -58,7 +57,7 @@ fn a_packet_tells_how_many_pieces_end_with_it() {
     assert_eq!(pieces, [2, 0, 2]);
 }
 
-/// Without a close before it, an endpoint that is gone is a reset.
+/// An endpoint that vanishes without a close causes a reset.
 #[test]
 fn an_endpoint_that_vanishes_discards_its_queued_bytes() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
@@ -73,7 +72,7 @@ fn an_endpoint_that_vanishes_discards_its_queued_bytes() {
     }
 }
 
-/// Go agents do not know better.
+/// Go agents know no reset.
 #[test]
 fn without_credit_an_endpoint_that_vanishes_is_a_close() {
     let mut rig = Rig::server(false);
@@ -83,7 +82,7 @@ fn without_credit_an_endpoint_that_vanishes_is_a_close() {
     assert_eq!(rig.packets(), [close_req(conn)]);
 }
 
-/// Peer to endpoint: readers that pause do not hold up the link.
+/// Peer to endpoint: paused readers do not delay the link.
 ///
 /// Limit (isolation): New dials beside 1,000 paused tunnels | not delayed
 #[test]
@@ -107,7 +106,7 @@ fn a_thousand_paused_readers_do_not_delay_a_dial() {
     }
 }
 
-/// Endpoint to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
+/// Endpoint to peer: bytes that wait for credit or for scheduling do not delay the link either.
 ///
 /// Limit (isolation): New dials beside 1,000 paused tunnels
 #[test]
@@ -157,7 +156,7 @@ fn tunnels_take_turns_packet_by_packet() {
     );
 }
 
-/// Pieces are joined up to the limit, never beyond it, and never empty.
+/// Pieces are joined up to the limit, never beyond it; no packet is empty.
 ///
 /// Limit (sizes): DATA payload to Go agents and servers | 32,704 bytes; 32 KiB with all headers
 /// Upstream (packets): No empty DATA packet is sent.
@@ -175,7 +174,7 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
     );
 }
 
-/// An empty piece once held the close back for ever.
+/// Regression: an empty piece blocked the close forever.
 #[test]
 fn an_empty_piece_holds_nothing_back() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {

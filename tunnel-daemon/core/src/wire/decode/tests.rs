@@ -1,4 +1,4 @@
-//! The decoder against prost: whatever the split, the meaning is the same.
+//! Tests of the decoder against prost: the result is the same for every split.
 
 use bytes::{BufMut as _, Bytes};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn frame(message: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `stream` cut at `cuts`, wherever they lie.
+/// `stream`, cut at `cuts` modulo its length.
 fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
     ends.push(stream.len());
@@ -25,7 +25,7 @@ fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
         .collect()
 }
 
-/// Feeds `stream` cut at `cuts`, joining neighbouring DATA of one connection.
+/// Feeds `stream` cut at `cuts`, joining adjacent DATA of one connection.
 fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
     let mut decoder = Decoder::default();
     let mut out: Vec<Received> = Vec::new();
@@ -51,7 +51,7 @@ fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
     Ok(out)
 }
 
-/// How many packets `stream` counts for, cut at `cuts`.
+/// The number of packets counted for `stream`, cut at `cuts`.
 fn counted(stream: &[u8], cuts: &[usize]) -> usize {
     let mut decoder = Decoder::default();
     let mut count = 0;
@@ -233,7 +233,7 @@ fn a_full_size_message_passes() {
     assert_eq!(got, Ok(vec![Received::Packet(full)]));
 }
 
-/// A peer that begins long messages and does not end them would have us hold as much for each of its streams.
+/// A peer that starts long messages and never ends them would otherwise occupy that much memory for each stream.
 ///
 /// Limit (sizes): gRPC message
 /// Limit (memory): Incomplete gRPC messages | 16 KiB per call or link
@@ -302,8 +302,8 @@ fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
     assert_eq!(decoder.next(), Ok(None));
 }
 
-/// A budget counts the bytes that an endpoint holds: they must not keep what came around them as well, of which the peer decides
-/// how much it is.
+/// A budget counts the bytes that an endpoint holds. These bytes must not keep the buffer around them alive, since the
+/// peer chooses its size.
 #[test]
 fn a_piece_keeps_little_beside_its_own_bytes() {
     let data = |conn, length| {
@@ -330,7 +330,7 @@ fn a_piece_keeps_little_beside_its_own_bytes() {
     assert!(!whole.is_unique(), "most of a frame is not copied");
 }
 
-/// The same for data in a message of another shape, of which a budget counts the data only.
+/// The same holds for DATA in a message of unusual shape: a budget counts its data only.
 #[test]
 fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
     for held in [1, COPY_BELOW_BYTES, 2000] {
@@ -355,7 +355,7 @@ fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
     }
 }
 
-/// The same for what had to be joined: a long message that is no data, and a head that is cut, over and over again.
+/// The same holds for joined buffers: of a long message without data, and of a message head that is split repeatedly.
 #[test]
 fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
     let long = Packet::CloseRsp {

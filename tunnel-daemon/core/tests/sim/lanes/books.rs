@@ -1,4 +1,4 @@
-//! What is known of every tunnel, whichever lane carries it, and how often each thing happened: the referee's notebook.
+//! Records of every tunnel, whichever lane carries it, and counts of every event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use adit_core::session::Moment;
 use crate::record::Who;
 use crate::rng::Rng;
 
-/// What can befall a lane or a tunnel.
+/// Events of a lane or a tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Seen {
     WholeToTarget,
@@ -18,39 +18,39 @@ pub(super) enum Seen {
     Pong,
     NoPong,
     Refused,
-    /// The agent's OPEN crossed the server's and yielded.
+    /// The agent's OPEN crossed the server's OPEN and yielded.
     Yielded,
-    /// It had been given up by then: the agent never heard of the server's.
+    /// The agent had cancelled its OPEN by then, so it never heard of the server's OPEN.
     Unheard,
-    /// An OPEN that had not left was taken back.
+    /// An unsent OPEN was taken back.
     TakenBack,
     GivenUp,
-    /// An OPEN whose bytes the other kernel did not have after 2 s.
+    /// An OPEN whose bytes the peer's kernel had not acknowledged after 2 s.
     Unacknowledged,
-    /// No lane was idle.
+    /// No lane was idle, so the tunnel used the link.
     OnLink,
     Wanted,
     Drained,
     ResetByPeer,
-    /// A close that was not confirmed in 10 s.
+    /// A close that was not confirmed within 10 s.
     Unconfirmed,
     HalfClosedSilent,
-    /// Bytes behind the end of a tunnel that made no progress.
+    /// Bytes queued before the end of a tunnel made no progress.
     NoProgress,
     /// A RESET without an answer for 5 s.
     ResetUnanswered,
     /// A reader that paused for 10 s or more.
     LongPause,
-    /// A connection that went with a tunnel on it.
+    /// A connection that was lost with a tunnel on it.
     LostTunnel,
     PipeWhole,
-    /// Bytes of a pipe in the same read as the frame before them.
+    /// Raw bytes in the same read as the last frame.
     EarlyBytes,
     PipeWithFrames,
     PipeGivenUp,
 }
 
-/// How often each must have been seen over all seeds: lanes on which nothing happens prove nothing.
+/// Minimum count of each event over all seeds: without events the simulation proves nothing.
 const LEAST: &[(Seen, u64)] = &[
     (Seen::WholeToTarget, 1_000),
     (Seen::WholeToClient, 1_000),
@@ -80,7 +80,7 @@ const LEAST: &[(Seen, u64)] = &[
     (Seen::PipeGivenUp, 20),
 ];
 
-/// How often each thing happened.
+/// Count of each event.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage(BTreeMap<Seen, u64>);
 
@@ -95,7 +95,7 @@ impl Coverage {
         }
     }
 
-    /// Everything has happened often enough.
+    /// Asserts that every event has occurred often enough.
     pub(crate) fn check(&self) {
         for (what, least) in LEAST {
             let count = self.0.get(what).copied().unwrap_or(0);
@@ -105,48 +105,48 @@ impl Coverage {
     }
 }
 
-/// How an attempt to open a tunnel ended, as its opener sees it.
+/// Result of an attempt to open a tunnel, as the opener sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Opened,
     Refused,
-    /// Agent: the server opened at the same time.
+    /// Agent: the server's OPEN crossed, and the agent's attempt yielded.
     Yielded,
-    /// Server: the agent opened at the same time, and gave up.
+    /// Server: the agent's OPEN crossed, and the agent cancelled it.
     Unheard,
     GaveUp,
-    /// Its lane was lost or cut.
+    /// The lane was lost or reset.
     Lost,
 }
 
-/// What one endpoint of a tunnel did and heard.
+/// What one endpoint of a tunnel sent and received.
 #[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) sent: u64,
     pub(super) heard: u64,
-    /// It has said that it sends no more.
+    /// It has sent its end.
     pub(super) finished: bool,
-    /// It takes no more.
+    /// It takes no more bytes.
     pub(super) deaf: bool,
-    /// It has heard that the other sends no more.
+    /// It has received the peer's end.
     pub(super) told: bool,
 }
 
-/// One tunnel, from its OPEN to the last byte. Its client is the opener, its target the other end.
+/// One tunnel, from its OPEN to the last byte. The client is the opener; the target is the other end.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) by_agent: bool,
     pub(super) raw: bool,
-    /// Nothing befell it, so it must be whole.
+    /// No fault hit this tunnel, so all its bytes must arrive.
     tame: bool,
     outcome: Option<Outcome>,
-    /// How often the other end was asked.
+    /// How often the target end received the OPEN.
     pub(super) asked: u32,
     pub(super) accepted: bool,
     pub(super) reset_by_target: bool,
-    /// Its OPEN was taken back before it left.
+    /// The OPEN was taken back before it was sent.
     pub(super) never_left: bool,
-    /// Somebody cut it off, or its connection was lost.
+    /// An end reset the tunnel, or its connection was lost.
     pub(super) cut: bool,
     client: Side,
     target: Side,
@@ -181,7 +181,7 @@ impl Record {
         assert_eq!(before, None, "two outcomes: {self:?}");
     }
 
-    /// Everything that must hold once nothing moves any more.
+    /// Checks all invariants once nothing moves any more.
     pub(super) fn check(&self, coverage: &mut Coverage) {
         assert!(self.asked <= 1, "asked twice: {self:?}");
         assert!(!self.never_left || self.asked == 0, "{self:?}");
@@ -214,18 +214,18 @@ impl Record {
     }
 }
 
-/// What all ends of a world share, one of which has its turn.
+/// State that all ends of a world share during one turn.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) now: Moment,
     pub(super) rng: Rng,
     pub(super) records: Vec<Record>,
     pub(super) coverage: Coverage,
-    /// New tunnels are opened, used and left in order.
+    /// New tunnels run without faults and end cleanly.
     pub(super) tame: bool,
-    /// Something happened, so that others may act.
+    /// Something happened, so the other ends may act.
     pub(super) moved: bool,
-    /// The agent heard that more lanes would be of use.
+    /// The server asked the agent for more lanes.
     pub(super) wanted: bool,
 }
 
@@ -242,7 +242,7 @@ impl Turn {
         }
     }
 
-    /// Up to so many milliseconds from now.
+    /// A random moment at most `most` milliseconds from now.
     pub(super) fn within_millis(&mut self, most: u64) -> Moment {
         let millis = self.rng.within(0..=most);
         self.now.after(Duration::from_millis(millis))

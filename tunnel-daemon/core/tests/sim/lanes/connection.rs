@@ -1,4 +1,4 @@
-//! A lane: both of its ends, the connection between them, and what befalls it.
+//! A lane: both of its ends, the connection between them, and its faults.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use super::wire::Wire;
 pub(super) const SERVER: usize = 0;
 pub(super) const AGENT: usize = 1;
 
-/// A lane at rest is looked at this often.
+/// How often an idle lane gets a turn.
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Connection {
     ends: [End; 2],
-    /// What each end writes.
+    /// The direction each end writes.
     wires: [Wire; 2],
-    /// When the kernel of each end finds out that the other is gone without a word.
+    /// When the kernel of each end detects that the peer is gone.
     notices_at: [Option<Moment>; 2],
-    /// It needs no turn before.
+    /// The lane needs no turn before this moment.
     pub(super) wakes_at: Moment,
 }
 
-/// The connection as one end sees it.
+/// Both directions as one end sees them.
 fn seen_by(at: usize, wires: &mut [Wire; 2]) -> Wires<'_> {
     let [from_server, from_agent] = wires;
     if at == SERVER {
@@ -56,7 +56,7 @@ impl Connection {
         &self.ends[at]
     }
 
-    /// To open or drain: it gets its turn at once.
+    /// Access for an OPEN or a DRAIN: the lane gets its turn at once.
     pub(super) fn end_mut(&mut self, at: usize) -> &mut End {
         self.wakes_at = Moment::default();
         &mut self.ends[at]
@@ -66,7 +66,7 @@ impl Connection {
         self.ends.iter().all(End::is_closed)
     }
 
-    /// Whether it could carry a new tunnel, with nothing of others left anywhere.
+    /// Whether the lane could carry a new tunnel, with nothing of earlier tunnels left.
     pub(super) fn is_clean(&self) -> bool {
         let quiet = self.wires.iter().all(Wire::is_quiet);
         let [server, agent] = &self.ends;
@@ -76,7 +76,7 @@ impl Connection {
         clean && self.notices_at == [None; 2]
     }
 
-    /// Both ends have their turn, in either order.
+    /// Gives both ends a turn, in either order.
     pub(super) fn step(&mut self, turn: &mut Turn) {
         self.wires
             .iter_mut()
@@ -115,7 +115,7 @@ impl Connection {
         next.unwrap_or_else(|| now.after(LOOKED_AT_EVERY))
     }
 
-    /// The ends of a lane that waits ask each other for a sign of life.
+    /// Both ends of an idle lane send a PING.
     pub(super) fn sweep(&mut self, number: u64, turn: &mut Turn) {
         for at in [SERVER, AGENT] {
             let mut wires = seen_by(at, &mut self.wires);
@@ -124,7 +124,7 @@ impl Connection {
         self.wakes_at = turn.now;
     }
 
-    /// An end closes a lane that waits, as when it is short of descriptors.
+    /// An end closes an idle lane, as when it is short of file descriptors.
     pub(super) fn close_waiting(&mut self, at: usize, turn: &mut Turn) {
         if self.ends[at].is_waiting() {
             let mut wires = seen_by(at, &mut self.wires);
@@ -133,13 +133,13 @@ impl Connection {
         }
     }
 
-    /// Nothing arrives at one end until then.
+    /// Nothing arrives at the peer of `at` until then.
     pub(super) fn jam(&mut self, at: usize, until: Moment) {
         self.wires[at].jam(until);
         self.wakes_at = Moment::default();
     }
 
-    /// Somebody in between resets the connection.
+    /// A middlebox resets the connection.
     pub(super) fn cut(&mut self, turn: &mut Turn) {
         for wire in &mut self.wires {
             wire.reset(turn.rng.once_in(2));
@@ -147,7 +147,7 @@ impl Connection {
         self.wakes_at = turn.now;
     }
 
-    /// From now on nothing arrives at either end, and no kernel says so before long.
+    /// From now on nothing arrives at either end, and the kernels detect that only later.
     pub(super) fn fall_silent(&mut self, turn: &mut Turn) {
         for (wire, notices_at) in self.wires.iter_mut().zip(&mut self.notices_at) {
             wire.fall_silent();

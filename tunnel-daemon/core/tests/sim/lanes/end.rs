@@ -1,4 +1,4 @@
-//! One end of a lane as its driver treats it: reads, acts, writes, and closes what cannot be used again.
+//! One end of a lane as its driver treats it: reads, acts, writes, and closes a lane that cannot be reused.
 
 mod acts;
 mod events;
@@ -14,15 +14,15 @@ use super::endpoint::Endpoint;
 use super::wire::{Found, Wire};
 use crate::record::Who;
 
-/// Bytes that may wait here for the connection before an endpoint is asked for more.
+/// Bytes that may wait for the connection before the endpoint is asked for more.
 const QUEUE_BYTES_MAX: usize = 16 << 10;
-/// Frames likewise.
+/// Frames that may wait for the connection before the endpoint is asked for more.
 const QUEUE_FRAMES_MAX: usize = 32;
-/// Bytes of frames cut out before the connection has to take some.
+/// Encoded bytes that may wait before the connection takes some.
 const OUT_BYTES_MAX: usize = 4 << 10;
-/// Frames that wait at an end whose endpoints keep to that, with answers to the peer.
+/// Most frames queued at an end whose endpoint obeys `QUEUE_FRAMES_MAX`, including answers to the peer.
 const FRAMES_MAX: usize = 64;
-/// An OPEN that the other kernel has not acknowledged by then is taken elsewhere.
+/// An OPEN that the peer's kernel has not acknowledged by then is retried on another path.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The two directions of a lane's connection as one end sees them.
@@ -31,7 +31,7 @@ pub(super) struct Wires<'a> {
     pub(super) outgoing: &'a mut Wire,
 }
 
-/// What is to come of a tunnel that the peer asks for.
+/// The answer to a tunnel that the peer opens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Accept,
@@ -40,36 +40,36 @@ enum Verdict {
     Reset,
 }
 
-/// What an end does with its lane.
+/// State of an end.
 #[derive(Debug)]
 enum Stage {
-    /// Waits for somebody to open a tunnel.
+    /// Waits for an OPEN of either end.
     Idle,
     Opening {
         uid: usize,
-        /// When the OPEN has to be acknowledged by the other kernel, until that was seen.
+        /// Deadline for the peer kernel's acknowledgement of the OPEN; `None` once acknowledged.
         judged_at: Option<Moment>,
         gives_up_at: Moment,
     },
     Answering {
         uid: usize,
         verdict: Verdict,
-        /// `None`: never.
+        /// `None`: the answer never comes.
         ends_at: Option<Moment>,
     },
     Tunnel(Endpoint),
-    /// Frames are over.
+    /// Raw bytes follow; there are no more frames.
     Pipe {
         endpoint: Endpoint,
         heard_end: bool,
     },
-    /// The endpoint is gone; the end of its tunnel is still on its way.
+    /// The endpoint is gone; the end of its tunnel is still in flight.
     Settling {
         uid: usize,
-        /// Bytes that were on their way when it was last looked at.
+        /// Unacknowledged bytes at the last check.
         before: usize,
         until: Moment,
-        /// Cut off, and waiting for the answer.
+        /// The tunnel was reset, and its answer is missing.
         cutting: bool,
     },
 }
@@ -81,7 +81,7 @@ pub(super) struct End {
     frames: FrameReader,
     out: BytesMut,
     stage: Stage,
-    /// The number of a ping without an answer.
+    /// The number of a PING without an answer.
     ping: Option<u64>,
     closed: bool,
 }
@@ -103,17 +103,17 @@ impl End {
         self.closed
     }
 
-    /// Whether it waits for a tunnel, whoever opens it.
+    /// Whether it waits for an OPEN of either end.
     pub(super) fn is_waiting(&self) -> bool {
         !self.closed && matches!(self.stage, Stage::Idle)
     }
 
-    /// Whether a tunnel may be opened on it here.
+    /// Whether this end may open a tunnel on it.
     pub(super) fn is_free(&self) -> bool {
         self.is_waiting() && self.machine.can_open()
     }
 
-    /// Whether nothing of any tunnel is left here, and nothing waits.
+    /// Whether nothing of any tunnel is left at this end, and nothing is queued.
     pub(super) fn is_clean(&self) -> bool {
         self.is_free()
             && self.is_flushed()
@@ -121,7 +121,7 @@ impl End {
             && !self.machine.is_draining()
     }
 
-    /// Opens a tunnel; the end is free. `want`: lanes the server would like beside it.
+    /// Opens a tunnel; the end must be free. `want`: additional lanes that the server asks for.
     pub(super) fn open(&mut self, raw: bool, want: u32, turn: &mut Turn) {
         let uid = turn.records.len();
         if self.machine.sequence() > 0 {
@@ -155,12 +155,12 @@ impl End {
         };
     }
 
-    /// Wants no further tunnel on this lane.
+    /// Allows no further tunnel on this lane.
     pub(super) fn drain(&mut self) {
         self.machine.drain();
     }
 
-    /// Asks the peer of a lane that waits for a sign of life. Only the server minds: a lane that owes one is closed.
+    /// Sends a PING on an idle lane. Only the server acts on a missing answer: it closes the lane.
     pub(super) fn sweep(&mut self, number: u64, turn: &mut Turn, wires: &mut Wires<'_>) {
         if !self.is_waiting() {
             return;
@@ -176,7 +176,7 @@ impl End {
         self.machine.ping(number);
     }
 
-    /// Reads, acts, writes: in that order, as the driver does.
+    /// Reads, acts, writes: the order of the driver.
     pub(super) fn step(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
         self.read(turn, wires);
         if !self.closed {
@@ -251,7 +251,7 @@ impl End {
                 endpoint,
                 heard_end,
             } => endpoint.reads(now) && !heard_end,
-            // What waits leaves before the next tunnel is looked at.
+            // Queued frames leave before the next tunnel is considered.
             Stage::Settling { .. } => !self.machine.is_idle(),
             Stage::Idle | Stage::Opening { .. } | Stage::Answering { .. } => true,
         }
@@ -270,7 +270,7 @@ impl End {
         }
     }
 
-    /// Makes bytes of the next frame; false when there is none.
+    /// Encodes the next frame; false when there is none.
     fn cut_out_frame(&mut self) -> bool {
         let frame = self.machine.poll_frame();
         if let Some(frame) = &frame {
@@ -280,12 +280,12 @@ impl End {
         frame.is_some()
     }
 
-    /// Whether all that was to be written has left this process.
+    /// Whether everything queued has left this process.
     fn is_flushed(&self) -> bool {
         self.out.is_empty() && !self.machine.has_frames()
     }
 
-    /// Bytes that the other kernel does not have.
+    /// Bytes that the peer's kernel has not received.
     fn unacknowledged(&self, wires: &Wires<'_>) -> usize {
         self.machine.queued_bytes() + self.out.len() + wires.outgoing.unacknowledged()
     }
@@ -311,7 +311,7 @@ impl End {
         };
     }
 
-    /// The endpoint, or who would have been one, needs the lane no more.
+    /// The endpoint, or a failed attempt, needs the lane no more.
     fn let_go(&mut self, uid: usize, turn: &mut Turn) {
         turn.moved = true;
         self.stage = Stage::Settling {
@@ -322,7 +322,7 @@ impl End {
         };
     }
 
-    /// The connection is no more, or the other end has closed it; with it goes what it carries.
+    /// The connection is lost, or the peer has closed it; its tunnel is lost as well.
     pub(super) fn lost(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
         let carried = match &self.stage {
             Stage::Idle => None,
@@ -343,7 +343,7 @@ impl End {
         self.close(turn, wires);
     }
 
-    /// Closes the connection; what its kernel has taken still arrives.
+    /// Closes the connection; bytes that the kernel has taken still arrive.
     pub(super) fn close(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
         turn.moved = true;
         self.closed = true;
@@ -351,7 +351,7 @@ impl End {
         wires.incoming.reset(false);
     }
 
-    /// Closes it so that what is on its way is dropped.
+    /// Resets the connection; bytes in flight are dropped.
     fn reset_connection(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
         turn.moved = true;
         self.closed = true;

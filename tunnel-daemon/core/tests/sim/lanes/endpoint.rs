@@ -1,4 +1,4 @@
-//! One side of a tunnel: says its piece at its pace, reads at its pace, and leaves in its own way.
+//! One side of a tunnel: it writes and reads at its own pace, and has its own kind of exit.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use bytes::Bytes;
 use super::books::{Seen, Turn};
 use crate::record::{Who, is_stream, stream_bytes};
 
-/// A close is confirmed by then, or its endpoint is told that it was not.
+/// Time within which a close must be confirmed; after that the endpoint leaves.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a half-closed tunnel may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Longer than any tunnel lives.
 const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
-/// From here on a pause is a long one.
+/// A pause of at least this length counts as long.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 
-/// What an endpoint does when it has said everything.
+/// What an endpoint does after it has written everything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Exit {
     Fin,
     Close,
     Reset,
-    /// Waits for the other side.
+    /// Waits for the peer to close.
     Stay,
 }
 
-/// What an endpoint wants done with its tunnel.
+/// What an endpoint requests for its tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wish {
     Fin,
@@ -40,21 +40,21 @@ pub(super) struct Endpoint {
     pub(super) uid: usize,
     who: Who,
     to_send: u64,
-    /// Pauses before it says more, milliseconds at most.
+    /// Longest pause between writes, in milliseconds.
     thinks_millis: u64,
     sends_at: Moment,
-    /// Pauses in which it reads nothing, milliseconds at most.
+    /// Longest pause of the reader, in milliseconds.
     nap_millis: u64,
     naps_left: u32,
     asleep_until: Moment,
     exit: Exit,
     finished: bool,
-    /// When its patience is over, whatever has happened by then.
+    /// When it leaves, whatever has happened by then.
     leaves_at: Moment,
     leaves_by: Wish,
     left: bool,
     closed_at: Option<Moment>,
-    /// When a byte was last sent or heard.
+    /// When a byte was last sent or received.
     moved_at: Moment,
 }
 
@@ -105,7 +105,7 @@ impl Endpoint {
         endpoint
     }
 
-    /// Whether it takes bytes; nobody does for an endpoint that has closed, and then they are void.
+    /// Whether it takes bytes. After a close it takes and ignores them.
     pub(super) fn reads(&self, now: Moment) -> bool {
         now >= self.asleep_until || self.closed_at.is_some()
     }
@@ -114,13 +114,13 @@ impl Endpoint {
         self.finished
     }
 
-    /// Whether it has closed, and was not told in time that all is over.
+    /// Whether its close was not confirmed in time.
     pub(super) fn is_unconfirmed(&self, now: Moment) -> bool {
         self.closed_at
             .is_some_and(|at| now >= at.after(CONFIRMED_WITHIN))
     }
 
-    /// Whether nothing has moved for so long that a half-closed tunnel is cut off.
+    /// Whether no byte has moved for so long that a half-closed tunnel is reset.
     pub(super) fn is_silent(&self, now: Moment) -> bool {
         self.closed_at.is_none() && now >= self.moved_at.after(SILENCE_MAX)
     }
@@ -151,7 +151,7 @@ impl Endpoint {
         }
     }
 
-    /// The other side sends no more: everything it has sent is here.
+    /// The peer sends no more; all bytes it has sent must be here.
     pub(super) fn told(&mut self, turn: &mut Turn) {
         let record = &mut turn.records[self.uid];
         let from = record.side(other(self.who));
@@ -163,7 +163,7 @@ impl Endpoint {
         self.moved_at = turn.now;
     }
 
-    /// The next bytes it says, at most `room` of them.
+    /// The next bytes it writes, at most `room`.
     pub(super) fn next_chunk(&mut self, room: usize, turn: &mut Turn) -> Option<Bytes> {
         let sent = turn.records[self.uid].side(self.who).sent;
         if self.finished || sent >= self.to_send || turn.now < self.sends_at || room == 0 {
@@ -180,7 +180,7 @@ impl Endpoint {
         Some(bytes)
     }
 
-    /// What it wants done now; each is told once.
+    /// Its next request; each request is returned once.
     pub(super) fn wish(&mut self, turn: &mut Turn) -> Option<Wish> {
         let record = &mut turn.records[self.uid];
         let side = record.side(self.who);
@@ -217,7 +217,7 @@ impl Endpoint {
         Some(wish)
     }
 
-    /// The next moment at which it may do something by itself.
+    /// The next moment at which it may act by itself.
     pub(super) fn wakes_at(&self, now: Moment) -> Option<Moment> {
         let times = [
             Some(self.asleep_until),

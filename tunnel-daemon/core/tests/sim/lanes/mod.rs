@@ -1,7 +1,7 @@
-//! Simulation of lanes: one agent's lanes to one server, both drivers in short around the real machine, connections
-//! that are slow, cut, or silent, and clients, targets and readers with a will of their own.
+//! Simulation of lanes: one agent's lanes to one server. Both drivers are abridged around the real lane machine.
+//! Connections are slow, reset or silent; clients and targets have random paces.
 //!
-//! TCP loses no byte, so what is lost here is time, or the connection.
+//! TCP loses no byte, so the faults are delay and loss of the connection.
 
 mod books;
 mod connection;

@@ -1,4 +1,4 @@
-//! One direction of a lane's connection: every byte in order, but late, in pieces, and as long as the connection lives.
+//! One direction of a lane's connection: bytes arrive in order, delayed and in pieces, while the connection lives.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use bytes::{Bytes, BytesMut};
 
 use crate::rng::Rng;
 
-/// What a reader finds.
+/// Result of a read.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// Never empty.
+    /// At least one byte.
     Bytes(Bytes),
     Nothing,
     /// The writer has closed its direction, and everything was read.
     End,
-    /// The connection is no more.
+    /// The connection was reset.
     Reset,
 }
 
-/// Bytes at the writer's kernel, on their way, and at the reader's.
+/// Bytes in the writer's kernel, in flight, and in the reader's kernel.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Without an acknowledgement, each with the time at which it arrives; oldest first.
+    /// Unacknowledged chunks with their arrival times, oldest first.
     flight: VecDeque<(Moment, Bytes)>,
     flight_bytes: usize,
     send_bytes_max: usize,
@@ -31,10 +31,10 @@ pub(super) struct Wire {
     receive_bytes_max: usize,
     delay: Duration,
     jammed_until: Moment,
-    /// When the end of this direction arrives.
+    /// When the FIN of this direction arrives.
     finished: Option<Moment>,
     reset: bool,
-    /// Nothing gets through any more, not even that the connection is closed.
+    /// Nothing arrives any more, including FIN and RST.
     silent: bool,
 }
 
@@ -73,19 +73,19 @@ impl Wire {
         }
     }
 
-    /// The writer sends no more.
+    /// The writer sends FIN.
     pub(super) fn finish(&mut self, now: Moment) {
         if self.finished.is_none() {
             self.finished = Some(now.after(self.delay));
         }
     }
 
-    /// Bytes that the reader's kernel does not have.
+    /// Bytes that the reader's kernel has not received.
     pub(super) fn unacknowledged(&self) -> usize {
         self.flight_bytes
     }
 
-    /// Lets arrive what is due, as far as the reader's kernel has room.
+    /// Delivers due bytes, as far as the reader's kernel has room.
     pub(super) fn advance(&mut self, now: Moment) {
         if self.silent || now < self.jammed_until {
             return;
@@ -117,7 +117,7 @@ impl Wire {
         }
     }
 
-    /// Whether the reader's kernel has been told that the connection is no more.
+    /// Whether the reader's kernel has seen the reset.
     pub(super) fn is_reset(&self) -> bool {
         self.reset && !self.silent
     }
@@ -126,7 +126,7 @@ impl Wire {
         self.flight.is_empty() && self.arrived.is_empty()
     }
 
-    /// When something arrives by itself.
+    /// When the next bytes or the FIN arrive.
     pub(super) fn next_arrival(&self, now: Moment) -> Option<Moment> {
         if self.silent {
             return None;
@@ -141,7 +141,7 @@ impl Wire {
         self.jammed_until = until;
     }
 
-    /// The connection is no more. `delivers`: what has arrived can still be read.
+    /// Resets the connection. `delivers`: bytes that have arrived can still be read.
     pub(super) fn reset(&mut self, delivers: bool) {
         if self.silent {
             return;
@@ -154,7 +154,7 @@ impl Wire {
         }
     }
 
-    /// The other host is gone without a word.
+    /// The peer's host is gone without FIN or RST.
     pub(super) fn fall_silent(&mut self) {
         self.silent = true;
     }

@@ -1,4 +1,4 @@
-//! An agent and its lanes to one server, time, and the faults that befall them.
+//! An agent, its lanes to one server, time, and faults.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use super::books::{Coverage, Seen, Turn};
 use super::connection::{AGENT, Connection, SERVER};
 use crate::rng::Rng;
 
-/// Lanes that wait are asked for a sign of life this often.
+/// How often idle lanes are probed with a PING.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
-/// With fewer idle lanes left the agent is asked for more.
+/// With fewer idle lanes left, the server asks the agent for more.
 const IDLE_MIN: usize = 2;
-/// Everything has come to its end by then once nothing new begins: the longest pauses, and every timer in turn.
+/// Time in which all tunnels end once no new event starts: the longest pauses, and every timer in turn.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20 * 60);
-/// Rounds of a world that moves without end.
+/// A world with more rounds moves forever.
 const ROUNDS_MAX: u64 = 300_000;
 
-/// Clients at the server and processes beside the agent, who dial.
+/// A client at the server or a process at the agent that dials.
 #[derive(Debug)]
 struct Dialler {
     at: usize,
     dials_at: Moment,
-    /// Between two dials, milliseconds at most.
+    /// Longest gap between two dials, in milliseconds.
     gap_millis: u64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct LaneWorld {
     sweeps: u64,
     sweeps_at: Moment,
     befalls_at: Moment,
-    /// Between two faults, milliseconds at most.
+    /// Longest gap between two faults, in milliseconds.
     calm_millis: u64,
     busy_until: Moment,
 }
@@ -75,7 +75,7 @@ impl LaneWorld {
         }
     }
 
-    /// The whole life of a world: busy, then at rest, then its lanes are put to the test, and all is judged.
+    /// Runs a world: busy, then at rest, then tunnels on all lanes, then all checks.
     pub(crate) fn live(&mut self, coverage: &mut Coverage) {
         while self.turn.now < self.busy_until {
             self.keep_lanes();
@@ -95,12 +95,11 @@ impl LaneWorld {
         coverage.add(&self.turn.coverage);
     }
 
-    /// How long it has lived.
     pub(crate) fn simulated(&self) -> Duration {
         self.turn.now.0
     }
 
-    /// Every lane that needs it has its turn, then time passes.
+    /// Gives every due lane its turn, then advances time.
     fn round(&mut self) {
         self.sweep();
         for lane in &mut self.lanes {
@@ -130,7 +129,7 @@ impl LaneWorld {
         next
     }
 
-    /// The agent keeps as many lanes as are of use.
+    /// The agent opens and closes lanes as `Growth` decides.
     fn keep_lanes(&mut self) {
         let now = self.turn.now;
         let before = self.bound_at.len();
@@ -165,7 +164,7 @@ impl LaneWorld {
         }
     }
 
-    /// Places of the lanes on which this side may open a tunnel.
+    /// Indices of the lanes on which this side may open a tunnel.
     fn free(&self, at: usize) -> impl Iterator<Item = usize> {
         let lanes = self.lanes.iter().enumerate();
         lanes
@@ -196,7 +195,7 @@ impl LaneWorld {
             let few = at == SERVER && free.len() <= IDLE_MIN;
             let raw = at == SERVER && self.turn.rng.once_in(6);
             lane.end_mut(at).open(raw, u32::from(few), &mut self.turn);
-            // Both at the same time, now and then.
+            // Now and then both ends open at the same time.
             if self.turn.rng.once_in(6) && lane.end(1 - at).is_free() {
                 lane.end_mut(1 - at).open(false, 0, &mut self.turn);
             }
@@ -263,7 +262,7 @@ impl LaneWorld {
         unclean.collect()
     }
 
-    /// Opens a tunnel on each lane: if the lane is as clean as it looks, the tunnel will be whole.
+    /// Opens a tunnel on each lane: on a clean lane all its bytes arrive.
     fn use_every_lane(&mut self, at: usize) {
         for lane in &mut self.lanes {
             lane.jam(SERVER, self.turn.now);

@@ -1,4 +1,4 @@
-//! Listeners with TLS: whose handshake begins, who waits for it, and who makes room.
+//! Tests of TLS listeners: which handshake begins, which one waits, and which one is ended.
 
 use std::{
     io,
@@ -34,17 +34,17 @@ use adit_tls::{
     tls::{Alpn, ServerTls},
 };
 
-/// Bounds that no test reaches.
+/// Limits that no test reaches.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     handshakes_max: 16,
     silent_max: 16,
     waiting_max: 16,
     answers_within: PATIENCE,
 };
-/// Far beyond any test on real sockets.
+/// Far longer than any test with real sockets.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Accepts until `stop`, and lets whoever finishes a handshake go.
+/// Accepts until `stop`, and closes connections after their handshakes.
 fn greeting<I: Incoming>(
     incoming: I,
     limits: HandshakeLimits,
@@ -71,7 +71,7 @@ fn greeting<I: Incoming>(
     accept_loop(incoming, Some(tls), tasks, events, stop, |_stream| async {})
 }
 
-/// A listener with so many slots for handshakes, and its address.
+/// A listener with that many handshake slots, and its address.
 struct Served {
     address: SocketAddr,
     tasks: Tasks,
@@ -104,14 +104,14 @@ impl Served {
         served
     }
 
-    /// Connected from an address of this host, and silent.
+    /// Connects from an address of this host, and sends nothing.
     async fn connect(&self, from: [u8; 4]) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((from, 0).into()).unwrap();
         socket.connect(self.address).await.unwrap()
     }
 
-    /// The same, and its hello is sent: the answer's first byte says that its handshake has begun.
+    /// Connects and sends a ClientHello; the first byte of the answer shows that the handshake has begun.
     async fn hello(&self, from: [u8; 4]) -> TcpStream {
         let mut stream = self.connect(from).await;
         stream.write_all(&client_hello()).await.unwrap();
@@ -124,7 +124,7 @@ impl Served {
     }
 }
 
-/// The first words of a TLS client.
+/// The ClientHello of a TLS client.
 fn client_hello() -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -166,7 +166,7 @@ async fn of_too_many_silent_peers_the_oldest_are_closed_at_once_and_the_rest_at_
     assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
 }
 
-/// Room for two connections.
+/// Has room for two connections.
 #[derive(Default)]
 struct RoomForTwo {
     open: AtomicUsize,
@@ -207,12 +207,12 @@ async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
     while room.accepted.load(Ordering::SeqCst) < 9 {
         room.changed.notified().await;
     }
-    // Two at a time, once they have had the time to speak.
+    // Two at a time, once each has had its time to send the first byte.
     assert_eq!(started.elapsed(), 4 * SPEAKS_WITHIN);
     assert!(room.open.load(Ordering::SeqCst) <= 2);
 }
 
-/// Those behind them wait in the kernel's queue, as they do without TLS.
+/// Further connections wait in the kernel's queue, as without TLS.
 ///
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
@@ -243,7 +243,7 @@ async fn handshakes_in_flight_are_capped_and_silent_peers_are_none() {
     while served.tasks.running() < 4 {
         tokio::task::yield_now().await;
     }
-    // The second waits its turn; otherwise it would fail within these rounds of the runtime.
+    // The second connection waits for a slot; otherwise it would fail within these rounds of the runtime.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
@@ -298,7 +298,7 @@ async fn a_stop_closes_those_who_wait_and_those_in_the_middle_of_a_handshake() {
     }
     served.stop.cancel();
     for mut peer in others.into_iter().chain([first]) {
-        // To the end, or a reset if there are bytes that nobody has read.
+        // EOF, or a reset if the server left bytes unread.
         let mut rest = Vec::new();
         let closed = peer.read_to_end(&mut rest);
         let closed = tokio::time::timeout(Duration::from_secs(10), closed).await;

@@ -1,4 +1,4 @@
-//! Tests of both files: what is right counts, whatever stands beside it.
+//! Tests of both files: valid items count, whatever invalid items surround them.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// What a resolv.conf says, and its problems as `LINE ITEM: WHY`.
+/// The parsed resolv.conf, and its problems as `LINE ITEM: WHY`.
 fn conf(text: impl AsRef<[u8]>) -> (ResolvConf, Vec<String>) {
     let mut problems = Problems::of(Path::new("resolv.conf"));
     let conf = ResolvConf::parse(text.as_ref(), &mut problems);

@@ -1,4 +1,4 @@
-//! Tests of the system resolver against a small name server of our own.
+//! Tests of the system resolver against a small name server.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -18,8 +18,8 @@ use super::*;
 mod bounds;
 mod changes;
 
-/// Answers A, AAAA and SRV questions from a list; unlisted names do not exist, and names below `dead.` get no answer at all.
-/// Stops when dropped.
+/// Answers A, AAAA and SRV queries from a list. Unlisted names do not exist; names below `dead.` get no answer. Stops
+/// when dropped.
 struct NameServer {
     port: u16,
     asked: Arc<Mutex<Vec<String>>>,
@@ -30,7 +30,7 @@ struct NameServer {
 enum Reply {
     Data(Vec<RData>),
     Code(ResponseCode),
-    /// Only the other family is answered.
+    /// AAAA queries get no answer; A queries do.
     Silence,
 }
 
@@ -97,7 +97,7 @@ impl NameServer {
         self.asked.lock().unwrap().drain(..).collect()
     }
 
-    /// Waits until so many names below `dead.` were asked for.
+    /// Waits until that many names below `dead.` were queried.
     async fn asked_for_dead(&self, names: usize) {
         let asked_for = || {
             let asked = self.asked.lock().unwrap();
@@ -140,7 +140,7 @@ fn ips(list: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Looks each of these names up, and waits for the answers until dropped.
+/// Looks up each of these names; the lookups end when the set is dropped.
 fn look_up(
     resolver: &Arc<SystemResolver>,
     names: impl Iterator<Item = String>,
@@ -207,7 +207,7 @@ async fn missing_names_and_failing_servers_are_told_apart() {
     );
 }
 
-/// Sockets at 127.0.0.1 and 127.0.0.2, of the same port.
+/// Sockets at 127.0.0.1 and 127.0.0.2 with the same port.
 async fn two_places() -> (UdpSocket, UdpSocket) {
     let first = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let port = first.local_addr().unwrap().port();
@@ -217,7 +217,7 @@ async fn two_places() -> (UdpSocket, UdpSocket) {
 
 const TWO: &str = "nameserver 127.0.0.1\nnameserver 127.0.0.2\noptions timeout:0\n";
 
-/// As where only the first one knows the names of a network, and the second is nearer.
+/// Only the first name server knows the name, and the second one answers faster.
 #[tokio::test]
 async fn name_servers_are_asked_in_their_order() {
     let (first, second) = two_places().await;
@@ -279,7 +279,7 @@ async fn a_server_that_drops_aaaa_questions_costs_little() {
     assert!(start.elapsed() < ATTEMPT_MAX, "{:?}", start.elapsed());
 }
 
-/// Without them it would be 127.0.0.1 that is asked: their interfaces have names that the parser takes for none.
+/// The DNS library's own parser rejects these interface names; without name servers 127.0.0.1 would be queried.
 #[tokio::test]
 async fn name_servers_with_zones_are_used() {
     let server = NameServer::start(BTreeMap::new()).await;
@@ -354,7 +354,7 @@ async fn with_rotate_each_lookup_begins_at_the_next_name_server() {
     for name in ["a.", "b."] {
         assert_eq!(resolver.lookup_ip(name).await, Ok(ips("10.0.0.1")));
     }
-    // Of each name one family.
+    // Each server got the two queries of one name: A and AAAA.
     assert_eq!((first.asked().len(), second.asked().len()), (2, 2));
 }
 
@@ -396,7 +396,7 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     )
     .await;
     assert_eq!(sibling, Ok(Ok(ips("10.0.0.2"))), "it has slots of its own");
-    // Three rounds of dead names are before it: half a second each, but two and more if none yielded.
+    // Three rounds of dead names come first: 0.5 s each, but at least 2 s each if none yielded.
     let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
     assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
 }

@@ -1,4 +1,4 @@
-//! Which bytes are spliced and which are copied, and what a pipe holds.
+//! Tests of the choice between splice and copy, and of the content of pipes.
 
 use super::{PIPE, World, begin};
 use crate::{config::Thresholds, direction::Step, outcome::Op};

@@ -1,4 +1,4 @@
-//! Bytes that both ends can make for themselves, sent and received in chunks of random size.
+//! Deterministic bytes for both ends, sent and received in chunks of random size.
 
 use std::{
     io::{self, Read, Write},
@@ -7,7 +7,7 @@ use std::{
 
 use socket2::Socket;
 
-/// Bytes that both ends can make for themselves.
+/// A generator of deterministic bytes and numbers.
 pub(crate) struct Pattern(u64);
 
 impl Pattern {
@@ -22,7 +22,7 @@ impl Pattern {
         self.0
     }
 
-    /// Between one and `max`.
+    /// A number between one and `max`.
     pub(crate) fn up_to(&mut self, max: usize) -> usize {
         1 + usize::try_from(self.number() % max as u64).unwrap()
     }
@@ -37,14 +37,14 @@ impl Pattern {
     }
 }
 
-/// A stream without an end, of which each byte follows from its place. Made once, so that a GiB of it costs the two ends less
+/// An endless stream whose bytes follow from their offsets. Generated once, so that a GiB of it costs the two ends less
 /// than the relay.
 pub(crate) struct Endless(Vec<u8>);
 
 impl Endless {
-    /// After so many bytes it begins again: a prime, so that no size of a block hides a shift.
+    /// The stream repeats after this many bytes: a prime, so that no block size hides a shift.
     const PERIOD: usize = 1_048_583;
-    /// Chunks are of up to `2^CHUNK_BITS` bytes, small ones as often as large ones.
+    /// Chunks have up to `2^CHUNK_BITS` bytes; small chunks are as frequent as large ones.
     const CHUNK_BITS: usize = 18;
     const CHUNK_MAX: usize = 1 << Self::CHUNK_BITS;
 
@@ -64,7 +64,7 @@ impl Endless {
         sizes.up_to(1 << bits)
     }
 
-    /// Sends so many bytes in chunks of random size and ends the writing half.
+    /// Sends that many bytes in chunks of random size, then FIN.
     pub(crate) fn send(&self, mut socket: &Socket, bytes: usize, seed: u64) {
         let (mut sizes, mut at) = (Pattern::new(seed), 0);
         while at < bytes {
@@ -75,7 +75,7 @@ impl Endless {
         socket.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// Reads to the end in chunks of random size, and checks each. Returns how many bytes they were.
+    /// Reads to EOF in chunks of random size, and checks each chunk. Returns the number of bytes.
     pub(crate) fn receive(&self, mut socket: &Socket, seed: u64) -> usize {
         let (mut sizes, mut at) = (Pattern::new(seed), 0);
         let mut chunk = vec![0; Self::CHUNK_MAX];
@@ -92,7 +92,7 @@ impl Endless {
     }
 }
 
-/// Sends `bytes` in chunks of random size and ends the writing half.
+/// Sends `bytes` in chunks of random size, then FIN.
 pub(crate) fn send_all(mut socket: &Socket, bytes: &[u8], chunk_max: usize, seed: u64) {
     let mut sizes = Pattern::new(seed);
     let mut rest = bytes;
@@ -104,7 +104,7 @@ pub(crate) fn send_all(mut socket: &Socket, bytes: &[u8], chunk_max: usize, seed
     socket.shutdown(Shutdown::Write).unwrap();
 }
 
-/// Reads to the end in chunks of random size.
+/// Reads to EOF in chunks of random size.
 pub(crate) fn receive_all(mut socket: &Socket, chunk_max: usize, seed: u64) -> io::Result<Vec<u8>> {
     let mut sizes = Pattern::new(seed);
     let mut all = Vec::new();

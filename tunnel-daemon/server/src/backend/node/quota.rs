@@ -128,7 +128,7 @@ mod tests {
                 .iter()
                 .all(|quota| quota.dial(&source(&name)).is_none())
         );
-        // The same id of another certificate is another agent.
+        // The same agent id with another certificate is another agent.
         let stranger = quotas.of(&agent, &other);
         assert!(stranger.dial(&source(&other)).is_some());
         for opens in 0..OPENS_BURST {
@@ -150,7 +150,7 @@ mod tests {
         let dial = |at: usize| agents[at].dial(&source(&names[at]));
         let held = [dial(0).unwrap(), dial(1).unwrap()];
         assert!((0..3).all(|at| dial(at).is_none()));
-        // Of its own it has as many left as before.
+        // Its own limit is unused.
         assert_eq!(agents[2].dials.available_permits(), DIALS_PER_AGENT_MAX);
         drop(held);
         assert!(dial(2).is_some());
@@ -187,7 +187,7 @@ mod tests {
         assert!(tunnel().is_some());
     }
 
-    /// Or an agent that links anew would be allowed as much at once as it likes.
+    /// Otherwise a reconnecting agent could exceed its rate.
     ///
     /// Limit (memory): Tunnel quotas of agents | one per agent id and certificate in use, and at most as many unused
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         let quotas = Quotas::new(8);
         let (agent, name): (_, Arc<str>) = (AgentId::new("agent"), "one".into());
         let link = quotas.of(&agent, &name);
-        // At the time of its last link, so that none is there again.
+        // The time of the agent's last link, so that no quota has been refilled.
         let then = Instant::now();
         while link.may_open(then) {}
         drop(link);

@@ -1,4 +1,4 @@
-//! Calls without a dial, on paused time.
+//! Tests of calls without a dial, on paused time.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn context() -> FrontendContext {
     }
 }
 
-/// A message that has no effect keeps no call open, before a dial or when it is over.
+/// A message without effect keeps no call open, neither before a dial nor after a tunnel.
 ///
 /// Limit (times): A gRPC call without a dial or tunnel | ends after 60 s with `DEADLINE_EXCEEDED`
 #[tokio::test(start_paused = true)]
@@ -60,7 +60,7 @@ async fn a_call_without_a_dial_ends_after_sixty_seconds() {
             for nonsense in [
                 None,
                 Some(Packet::CloseReq { conn: ConnId(5) }),
-                // There is no such tunnel: nothing more is done for this client.
+                // The tunnel does not exist: nothing more is done for this client.
                 Some(Packet::Data {
                     conn: ConnId(5),
                     bytes: "x".into(),

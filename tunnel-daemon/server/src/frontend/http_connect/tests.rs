@@ -1,4 +1,4 @@
-//! Request heads that do not end, on paused time, and answers that nobody takes.
+//! Tests of CONNECT heads that never end, on paused time, and of answers that the client does not read.
 
 use adit_core::ids::{AgentId, ConnId, LinkId};
 use adit_core::registry::Registry;
@@ -104,7 +104,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     }
 }
 
-/// A tunnel that has just opened, for a client that is gone already.
+/// A tunnel that has just opened, for a client that has already left.
 fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexStream>, Endpoint) {
     let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
     let open = OpenTunnel {
@@ -128,7 +128,7 @@ fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexS
     (channel, client, open.carrier)
 }
 
-/// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
+/// The state that a tunnel keeps while it lives. A wrapper around such a future easily doubles it.
 #[test]
 fn the_state_of_a_connection_stays_small() {
     let limits = DialLimits {
@@ -176,8 +176,8 @@ fn the_state_of_a_connection_stays_small() {
     assert!(bytes <= 528, "{bytes} bytes for grpc");
 }
 
-/// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a router with a link
-/// is never answered.
+/// Serves a client while the early bytes of other clients use up the shared budget. Returns whether all of `sends` was
+/// taken, and the answer. A dial over the link is never answered.
 async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     let limits = DialLimits {
         pending_max: 1,

@@ -1,4 +1,4 @@
-//! Which link carries a dial, and the cap on dials in flight, at its default.
+//! Tests of the choice of a dial's link, and of the default limit on pending dials.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -12,7 +12,7 @@ use crate::router::AskedAgents;
 use adit_config::plan::DialPlan;
 use adit_tunnel::DialOutcome;
 
-/// Links enough that none of them is the limit.
+/// Enough links that none of them is the limit.
 const LINKS: usize = 64;
 
 fn router(pending_max: usize) -> Arc<Router> {
@@ -125,7 +125,7 @@ async fn no_tunnel_is_opened_while_memory_is_full() {
     assert!(given(&mut only).is_some() && given(&mut only).is_none());
 }
 
-/// An agent that looks for further servers closes a link to one it has as soon as it knows which server has answered.
+/// An agent that connects to further servers closes a duplicate link as soon as it knows which server answered.
 ///
 /// Upstream (choice): For the first 0.2 s of a new link, dials go to the older link of the agent.
 #[tokio::test(start_paused = true)]
@@ -143,13 +143,13 @@ async fn dials_go_to_the_older_link_of_an_agent_while_the_newer_is_provisional()
     let mut second = Box::pin(dial(&router, 2));
     assert!(futures_util::poll!(&mut second).is_pending());
     let _newer = given(&mut newer).expect("it is asked");
-    // The older one may be half-open: that is why there is a newer one.
+    // The older link may be half-open: the agent may have reconnected for that reason.
     assert!(futures_util::poll!(&mut first).is_pending());
     assert!(given(&mut newer).is_some());
     assert_eq!(router.dial_counts().hedges, 1);
 }
 
-/// To dials it is the only one.
+/// It is the only link that can take dials.
 #[tokio::test(start_paused = true)]
 async fn a_link_beside_one_that_drains_takes_dials_at_once() {
     let router = router(1000);
@@ -161,7 +161,7 @@ async fn a_link_beside_one_that_drains_takes_dials_at_once() {
     assert!(matches!(asked, Ok(Command::Dial { .. })));
 }
 
-/// The dial that a link was given, if it was given one.
+/// The dial that a link received, if any.
 fn given(entered: &mut RegisteredLink) -> Option<oneshot::Sender<DialOutcome>> {
     match entered.commands.try_recv() {
         Ok(Command::Dial { reply, .. }) => Some(reply),
@@ -169,7 +169,7 @@ fn given(entered: &mut RegisteredLink) -> Option<oneshot::Sender<DialOutcome>> {
     }
 }
 
-/// Starts a dial of two agents; which of them it asked is the first.
+/// Starts a dial with two agents; returns the agent that was asked first.
 async fn one_of_two<'a>(
     router: &'a Arc<Router>,
     asked: &'a AskedAgents,
@@ -221,7 +221,7 @@ async fn a_dial_that_is_not_answered_is_hedged_and_the_first_success_wins() {
 #[tokio::test(start_paused = true)]
 async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budget() {
     let router = router(1000);
-    // The budget of this second is spent.
+    // Uses up the hedge budget of this second.
     while router
         .dials
         .with_budget(|budget| budget.try_hedge("other:1", moment()))
@@ -230,7 +230,7 @@ async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budg
     let (mut dial, [first, mut second], _reply) = one_of_two(&router, &asked).await;
     let silent = router.set_silence(first.handle.id, Duration::from_secs(4));
     assert!(matches!(silent, Some((_, Silence::Suspected))));
-    // It listens for changes once it has waited for as long as an answer takes.
+    // The dial watches for link changes once it has waited for a usual answer time.
     tokio::time::advance(Duration::from_millis(2001)).await;
     assert!(futures_util::poll!(&mut dial).is_pending());
     let reply = given(&mut second).expect("the other is asked");
@@ -243,7 +243,7 @@ async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budg
     );
 }
 
-/// As where a NAT forgot the connection: the agent comes back on a new one.
+/// As when a NAT has dropped the connection: the agent returns on a new link.
 #[tokio::test(start_paused = true)]
 async fn a_dial_on_the_only_link_that_is_silent_goes_to_the_link_that_comes() {
     let router = router(1000);
@@ -304,7 +304,7 @@ async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
     drop(waiting);
 }
 
-/// An agent in Go may be silent for 20 s: a collector of garbage, or a stopped container.
+/// A Go agent may be silent for 20 s, for example during garbage collection or while its container is stopped.
 ///
 /// Limit (times): A link whose agent stays silent
 #[tokio::test(start_paused = true)]

@@ -1,18 +1,19 @@
-//! Endpoints that outlive their link, on paused time: what was received before a close is theirs for 30 s without progress.
+//! Tests of endpoints that outlive their link, on paused time. Bytes received before a close stay available until 30 s
+//! pass without progress.
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::*;
 
-/// No time at all of what is awaited is as long.
+/// Longer than any awaited step takes.
 const FOR_EVER: Duration = Duration::from_secs(3600);
-/// More than a target's end takes unread, and less than a tunnel may have under way.
+/// More than a target's socket takes unread, and less than the window of a tunnel.
 const BYTES: usize = 200_000;
-/// What it takes unread.
+/// Bytes that the target's socket takes unread.
 const UNREAD_BYTES: usize = 64 * 1024;
 
 impl World {
-    /// Ends the link, ten seconds after nothing moves any more.
+    /// Ends the link after ten seconds.
     async fn lose_link(&self) {
         sleep(Duration::from_secs(10)).await;
         self.agent.send(Command::Stop).await.unwrap();
@@ -20,7 +21,7 @@ impl World {
     }
 }
 
-/// Where the link that looked after the endpoint is gone by then.
+/// The endpoint's link has ended by then.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
@@ -46,7 +47,7 @@ async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_clos
     world.idle().await;
 }
 
-/// Takes a hundred bytes every 15 s, for minutes, and then the rest.
+/// A client that takes a hundred bytes every 15 s, for minutes, and then the rest.
 async fn a_slow_client(loses_link: bool) {
     let mut world = world(false, Isolation::default()).await;
     let (mut endpoint, mut target) = world.open().await;
@@ -94,7 +95,7 @@ async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link()
     a_slow_client(true).await;
 }
 
-/// At the other end, where a client has closed: its target has as long.
+/// At the other end, after a client's close: its target has as long.
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
@@ -117,7 +118,8 @@ async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_secon
     }
 }
 
-/// What an endpoint says after the end of its link has nobody to read it, nor may it hold what would.
+/// Packets that an endpoint sends after the end of its link are never read. The endpoint must not keep the link's dirty
+/// list alive.
 #[tokio::test]
 async fn endpoints_that_go_after_their_link_leave_nothing_of_it() {
     let mut world = world(true, Isolation::default()).await;

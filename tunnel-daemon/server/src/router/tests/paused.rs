@@ -1,5 +1,5 @@
-//! Sockets that nobody reads, since their tunnel takes no more: who has gone behind bytes is noticed, and who has not is left
-//! alone. On paused time.
+//! Tests of sockets that are not read, because their tunnel takes no more bytes. A peer that left behind unread bytes is
+//! detected, and a live peer is left alone. On paused time.
 
 use std::io::{self, Write as _};
 use std::net::{Shutdown, TcpListener};
@@ -18,10 +18,10 @@ use adit_telemetry::labels::EndReason;
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 
 const UNREAD: &[u8] = b"unread";
-/// Longer than it takes to look twice.
+/// Longer than two check intervals.
 const A_WHILE: Duration = Duration::from_secs(11);
 
-/// A socket and its peer, which has said something.
+/// A socket and its peer, which has sent unread bytes.
 async fn tcp() -> (TcpStream, std::net::TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).await;
@@ -30,7 +30,7 @@ async fn tcp() -> (TcpStream, std::net::TcpStream) {
     (near.unwrap(), far)
 }
 
-/// The same on a unix socket.
+/// The same on a Unix socket.
 fn unix() -> (ByteStream, StdUnixStream) {
     let (near, mut far) = StdUnixStream::pair().unwrap();
     near.set_nonblocking(true).unwrap();
@@ -39,7 +39,7 @@ fn unix() -> (ByteStream, StdUnixStream) {
     (ByteStream::plain(near, PeerAddr::Unix), far)
 }
 
-/// An endpoint, and as many bytes as it takes before anything is read.
+/// An endpoint, and as many bytes as it takes before any is read.
 fn full_endpoint() -> (Endpoint, Arc<Channel>, Bytes) {
     let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
     (endpoint, channel, Bytes::from(vec![0; QUEUE_MAX_BYTES]))
@@ -50,7 +50,7 @@ fn reset(far: std::net::TcpStream) {
     set.unwrap();
 }
 
-/// What the far end has done may be on its way still, on a clock that is not paused.
+/// Waits in real time: the peer's FIN or RST may still be in flight.
 fn until(near: &TcpStream, expected: Peer) {
     let start = std::time::Instant::now();
     while peer::state(near.as_fd()) != expected {
@@ -76,7 +76,7 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
     assert_eq!(outcome.reason_at_target(), EndReason::TargetReset);
 }
 
-/// What it has left to say is owed to whoever takes some of it now and then.
+/// A tunnel that takes bytes now and then still gets the peer's unread bytes.
 ///
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(start_paused = true)]
@@ -107,7 +107,7 @@ async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
     assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
 
-/// It may have closed in order, and what it said before is on its way.
+/// The peer may have closed cleanly, with earlier bytes still unread.
 #[tokio::test(start_paused = true)]
 async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
     let (mut near, far) = unix();
@@ -122,7 +122,7 @@ async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
     assert_eq!(channel.endpoint_flags(), ENDPOINT_END_WAITS);
 }
 
-/// A write finds it gone and takes the error along, so that there is none to be seen.
+/// A write detects that the peer is gone and consumes the socket error, so a later check sees none.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
     let (mut near, far) = unix();

@@ -1,4 +1,4 @@
-//! What a client and a target do on a connection of theirs, whatever that is made of, and what they hear of it.
+//! What client and target do on a connection, direct or through a tunnel, and what each of them receives.
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
@@ -9,24 +9,24 @@ use tokio::sync::Notify;
 use crate::support::clients::Io;
 use crate::support::seeded::{Chunks, End, Heard, Random, Words};
 
-/// Of the largest size that is not bulk.
+/// Largest size of a script that is not bulk, in bits.
 const SIZE_BITS: usize = 20;
-/// Least size of bulk: splicing begins behind a quarter of a MiB.
+/// Least size of bulk. The relay may splice after 256 KiB.
 const BULK_BYTES: usize = 2 << 20;
-/// The largest chunk is no smaller than a 32nd of all bytes, and so many bits larger at most.
+/// The largest chunk has at least 1/32 of all bytes, and fewer than `MORE_BITS` bits more than that.
 const COUNT_BITS: usize = 5;
 const MORE_BITS: usize = 10;
 
-/// In what order the two halves of a connection end.
+/// How the two directions of a connection end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ending {
-    /// Each as soon as it is through.
+    /// Each side ends when it has sent everything.
     BothAtOnce,
-    /// The client's, with bytes of the target's under way that it has not read, and more behind its end.
+    /// The client ends first, with unread bytes of the target in flight and more sent after the client's FIN.
     ClientFirst,
-    /// The reverse.
+    /// The same with client and target swapped.
     TargetFirst,
-    /// The client breaks off in the middle.
+    /// The client sends RST midway.
     ClientResets,
     TargetResets,
 }
@@ -48,27 +48,27 @@ impl Ending {
 /// What one side does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
-    /// Speaks and hears at the same time.
+    /// Sends and receives concurrently.
     AtOnce,
-    /// Hears nothing before it has said all and ended.
+    /// Receives nothing before it has sent all bytes and FIN.
     EndsFirst,
-    /// Says so many bytes at once, and the others behind the end of the other side.
+    /// Sends this many bytes at once, and the rest after the other side's FIN.
     EndsLast(usize),
-    /// Says so many bytes, hears so many, and breaks off.
+    /// Sends `says` bytes, receives `hears` bytes, and resets the connection.
     BreaksOff { says: usize, hears: usize },
-    /// Says all and does not end.
+    /// Sends all bytes and no FIN, because the other side resets the connection.
     IsCut,
 }
 
-/// All that happens on a connection.
+/// All actions on one connection.
 #[derive(Debug)]
 pub(super) struct Script {
-    /// Whoever knows it has the script again.
+    /// Contains the seed, which reproduces the script.
     pub(super) name: String,
     seed: u64,
     is_bulk: bool,
     ending: Ending,
-    /// The client is on TCP, where a reset can be seen; else on a unix socket.
+    /// The client uses TCP, where a reset is visible, and otherwise a unix socket.
     pub(super) by_tcp: bool,
     up: Words,
     down: Words,
@@ -77,7 +77,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Of up to a MiB each way, small sizes as often as large ones.
+    /// Up to 1 MiB each way, with all orders of magnitude equally likely.
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (up, down) = (random.size(SIZE_BITS), random.size(SIZE_BITS));
@@ -87,7 +87,7 @@ impl Script {
         }
     }
 
-    /// Of so many bytes in chunks so large that they are spliced where that is possible.
+    /// Enough bytes in large enough chunks that a relay may splice them.
     pub(super) fn bulk(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let [up, down] = [(); 2].map(|()| BULK_BYTES + random.below(BULK_BYTES));
@@ -139,7 +139,7 @@ impl Script {
         self.ending.is_reset()
     }
 
-    /// Whether client and target are ones that break off.
+    /// Whether the client breaks off, and whether the target does.
     pub(super) fn breaks_off(&self) -> [bool; 2] {
         [Ending::ClientResets, Ending::TargetResets].map(|ending| ending == self.ending)
     }
@@ -159,7 +159,7 @@ impl Script {
         Played { client, target }
     }
 
-    /// What holds for either connection.
+    /// Asserts what direct and tunnelled connections both guarantee.
     pub(super) fn assert_promised(&self, played: &Played, what: &str) {
         let what = format!("{what}: {played:?} of {self:?}");
         for (part, heard, words) in [
@@ -185,7 +185,7 @@ impl Script {
     }
 }
 
-/// What both sides of a script have seen.
+/// What both sides of a script received.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Played {
     client: Side,
@@ -195,7 +195,7 @@ pub(super) struct Played {
 #[derive(PartialEq, Eq, Debug)]
 struct Side {
     heard: Heard,
-    /// Why it could not say all.
+    /// Why sending failed, if it did.
     failed: Option<ErrorKind>,
 }
 
@@ -209,7 +209,7 @@ struct Speaker {
 }
 
 impl Speaker {
-    /// In bulk of any size; else of such sizes that so many bytes are some hundred chunks at most.
+    /// Chunk sizes: any size for bulk, otherwise such that `bytes` are at most some hundred chunks.
     fn chunks(&self, seed: u64, bytes: usize) -> Chunks {
         let seed = 2 * self.seed + seed;
         if self.is_bulk {
@@ -220,7 +220,7 @@ impl Speaker {
         Chunks::new(seed, bits.saturating_sub(COUNT_BITS) + more)
     }
 
-    /// To the end; the connection is closed behind it.
+    /// Plays this side to the end, then closes the connection.
     async fn play(self, io: impl Io) -> Side {
         let (mut read, mut write) = tokio::io::split(io);
         let (has_said, has_heard) = (Notify::new(), Notify::new());
@@ -235,7 +235,7 @@ impl Speaker {
                 has_said.notified().await;
             }
             let mut heard = self.hear(&mut read).await;
-            // The kernel tells of a reset once: who has met it in writing reads an end.
+            // The kernel reports a reset once. After a failed write has reported it, read returns EOF.
             let reset = ErrorKind::ConnectionReset;
             if heard.end == End::InOrder && failed.get() == Some(reset) {
                 heard.end = End::Failed(reset);

@@ -1,7 +1,7 @@
-//! A kernel that makes sockets ready for TLS and then takes no keys, or those of one direction only.
+//! A kernel that attaches TLS to a socket, and then refuses all keys or those of one direction.
 //!
-//! A seccomp filter refuses them for want of memory, once lanes are there: until then the kernel takes what it is given, so
-//! the probe of a start finds nothing. A filter is its thread's alone, and server and agent have one each.
+//! A seccomp filter makes the kernel refuse keys with ENOMEM, once lanes are idle. Before that the kernel accepts keys, so
+//! the probe at start succeeds. A filter applies to one thread, so server and agent have one thread each.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -23,17 +23,17 @@ use crate::support::{connect, targets};
 
 const CLEAN: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
 const LOST: &str = "adit_lanes_closed_total{reason=\"lost\"}";
-/// Of one echo.
+/// Size of one echo.
 const BYTES: usize = 3_000_000;
 
-/// Whose kernel refuses.
+/// The end whose kernel refuses keys.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Server,
     Agent,
 }
 
-/// From here on the kernel takes no keys of this direction from this thread.
+/// Makes the kernel refuse keys of this direction from this thread.
 fn refuse_keys(way: libc::c_int) {
     let is = |argument, value: libc::c_int| {
         let value = u64::try_from(value).expect("a positive number");
@@ -55,19 +55,19 @@ fn refuse_keys(way: libc::c_int) {
     seccompiler::apply_filter(&program).expect("a filter");
 }
 
-/// One thread: the one that asks for it.
+/// A runtime on the calling thread only, to which the filter applies.
 fn runtime() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().build().expect("a runtime")
 }
 
-/// Asks the agent's thread to have keys refused, and to say when they are.
+/// Request to the agent's thread to have keys refused, and the reply when they are.
 struct Wish {
     way: libc::c_int,
     done: oneshot::Sender<()>,
 }
 
-/// The agent's thread, as long as somebody may wish.
+/// Body of the agent's thread, until the sender of `wishes` is dropped.
 fn play_agent(plan: &AgentPlan, mut wishes: mpsc::Receiver<Wish>) {
     runtime().block_on(async {
         let _agent = agent::start(plan).await.expect("the agent starts");
@@ -78,13 +78,13 @@ fn play_agent(plan: &AgentPlan, mut wishes: mpsc::Receiver<Wish>) {
     });
 }
 
-/// Has `test` look at a server with warm lanes once the kernel of one end refuses the keys of a direction.
+/// Runs `test` on a server with idle lanes, after the kernel of one end began to refuse keys of one direction.
 fn refused(end: End, way: libc::c_int, test: impl AsyncFnOnce(&World) + Send) {
     let (wish, wishes) = mpsc::channel(1);
     let (give, plan) = std::sync::mpsc::sync_channel(1);
     thread::scope(|scope| {
         scope.spawn(move || {
-            // Without one the server's thread has failed, and says why.
+            // Without a plan the server's thread has failed with its own message.
             if let Ok(plan) = plan.recv() {
                 play_agent(&plan, wishes);
             }
@@ -124,7 +124,7 @@ fn a_tunnel_whose_keys_the_agents_kernel_refuses_has_frames_and_loses_no_byte() 
     refused(End::Agent, libc::TLS_TX, async |world: &World| {
         let (port, _target) = targets::echo().await;
         let target = format!("127.0.0.1:{port}");
-        // The second may meet the lane of the first again, which is refused again.
+        // The second tunnel may get the same lane, whose keys the kernel refuses again.
         for round in 0..2 {
             let mut stream = connect::open(&world.connect(), &target).await;
             connect::echo(&mut stream, b"small").await;
@@ -146,7 +146,7 @@ fn a_lane_whose_keys_are_taken_in_part_is_dropped_and_no_client_is_told_that_it_
     }
     for (end, way) in [
         (End::Agent, libc::TLS_RX),
-        // The agent's kernel has taken all of its own by then.
+        // The agent's kernel has accepted all its keys by then.
         (End::Server, libc::TLS_TX),
         (End::Server, libc::TLS_RX),
     ] {
@@ -157,7 +157,7 @@ fn a_lane_whose_keys_are_taken_in_part_is_dropped_and_no_client_is_told_that_it_
             assert_eq!(status, 502, "{end:?} {way}: {text}");
             until("the lane is gone", || value(world, LOST) == 1.0).await;
             assert_eq!(value(world, PIPED), 0.0);
-            // What goes without the kernel's TLS goes on.
+            // Framed tunnels still work.
             let mut tunnel = world.tunnel(&target).await;
             echo(&mut tunnel, b"on a lane of the same link").await;
             assert_eq!(value(world, LOST), 1.0);

@@ -1,7 +1,7 @@
-//! A kernel that refuses the TLS of one lane, and takes that of others of the same link.
+//! A kernel that refuses TLS for one lane and accepts it for other lanes of the same link.
 //!
-//! It gives a socket to its TLS once; whoever asks again is told that it has it already (EEXIST). So a lane whose socket was
-//! given to it behind its owner's back, without keys, is refused to its owner, and carries the same bytes as before.
+//! The kernel attaches TLS to a socket once, and further requests get EEXIST. The test attaches TLS to one lane's socket
+//! without keys, so the owner's request fails. The socket still carries the same bytes as before.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,23 +24,23 @@ use crate::support::world::World;
 use crate::support::{connect, targets};
 
 const LOST: &str = "adit_lanes_closed_total{reason=\"lost\"}";
-/// Said and heard when a tunnel is there, and once all are.
+/// Bytes echoed when a tunnel is open, and once all tunnels are.
 const FIRST_BYTES: usize = 20_000;
 const LATER_BYTES: usize = 3_000_000;
 
-/// Whose socket is refused.
+/// The end whose socket is refused.
 #[derive(Clone, Copy, Debug)]
 enum Refused {
-    /// The agent's, which finds out when it answers an OPEN for a pipe.
+    /// The agent's socket. The agent notices when it answers an OPEN for a raw lane.
     Agents,
-    /// The server's, which finds out before its OPEN, and asks for frames.
+    /// The server's socket. The server notices before its OPEN, and requests frames.
     Servers,
 }
 
-/// Connections to the agent port, by the agent's address: one end of each, by another descriptor.
+/// Duplicated descriptors of one end of each connection to the agent port, by the agent's address.
 fn connections(world: &World, whose: Refused) -> HashMap<SocketAddr, OwnedFd> {
     let agents = world.server().agents;
-    // Descriptors of our own are asked for by number: whoever has one may close it at any time.
+    // Descriptors are duplicated by number, because their owner may close them at any time.
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process lives");
     let open = fs::read_dir("/proc/self/fd").expect("/proc is there");
     let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -72,7 +72,7 @@ async fn watched() -> (World, RunningAgent, [PathBuf; 2]) {
     (world, agent, sockets)
 }
 
-/// What one end says of the tunnel to a target.
+/// The status of the tunnel to `target` at one end.
 fn told(socket: &Path, target: &str) -> TunnelStatus {
     let answer: Tunnels = Socket::new(socket)
         .ask("/v1/tunnels?sort=age")
@@ -83,7 +83,7 @@ fn told(socket: &Path, target: &str) -> TunnelStatus {
         .unwrap_or_else(|| panic!("no tunnel to {target}"))
 }
 
-/// A tunnel, once bytes went there and back, and the path that both ends tell. No other one has its target.
+/// Opens a tunnel and echoes bytes. Returns it with the path that both ends report. No other tunnel may have this target.
 async fn tunnel(world: &World, sockets: &[PathBuf; 2], target: &str) -> (UnixStream, String) {
     let mut stream = connect::open(&world.connect(), target).await;
     connect::echo(&mut stream, &targets::pattern(0, FIRST_BYTES)).await;
@@ -110,7 +110,7 @@ async fn a_tunnel_whose_socket_the_kernel_refuses_has_frames_beside_others_that_
             let (stream, path) = tunnel(&world, &sockets, target).await;
             streams.push(stream);
             paths.push(path);
-            // Each tunnel has a lane of its own, another comes in its place, and the latest is used first.
+            // Each tunnel takes a lane, the agent opens another one, and the newest lane is used first.
             let lanes = bound + streams.len() as f64;
             until("a lane in place of the one used", || {
                 opened(&world.server().metrics.scrape().text()) >= lanes
@@ -149,7 +149,7 @@ async fn a_tunnel_whose_socket_the_kernel_refuses_has_frames_beside_others_that_
         }
         let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
         world.server_metric(clean, 3.0).await;
-        // Pipes take their lanes along; the one that was refused is there for another tunnel.
+        // Raw-lane tunnels use up their lanes. The refused lane is idle again.
         over(&world, 2.0).await;
         assert_eq!(value(&world, LOST), 0.0);
     }

@@ -1,10 +1,10 @@
-//! The command lines, as the platforms' own sources have them (autumn 2026), with hosts and ids made up.
+//! Command lines from the platforms' own sources (autumn 2026), with invented hosts and ids.
 
 /// One end of an installation.
 pub(super) struct End {
-    /// As the program is called.
+    /// The name that the program is called by.
     pub(super) called: &'static str,
-    /// Its port of health checks.
+    /// The port of its health checks.
     pub(super) health: u16,
     pub(super) flags: &'static [&'static str],
 }

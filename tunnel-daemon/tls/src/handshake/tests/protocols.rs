@@ -1,4 +1,4 @@
-//! What both sides agree on: application protocol, version, suite.
+//! Tests of the negotiated application protocol, version and cipher suite.
 
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ async fn tls12_uses_the_suite_that_was_chosen() {
     );
 }
 
-/// A client that knows nothing newer than TLS 1.2.
+/// A client that supports TLS 1.2 at most.
 fn old_client(world: &World) -> Arc<rustls::ClientConfig> {
     use rustls_pki_types::{CertificateDer, pem::PemObject};
     let mut roots = rustls::RootCertStore::empty();

@@ -1,7 +1,8 @@
-//! The same records for rustls and for this module: both take them or both refuse them, and the payload is the same.
+//! Feeds the same records to rustls and to this module: both accept or both refuse them, with the same payload.
 //!
-//! Not compared: type and version of a header, which this module authenticates and rustls puts in place itself; alerts but
-//! the good-bye; handshake records without content, which the standard forbids and rustls takes.
+//! Three cases are not compared. This module authenticates the type and version of a header, and rustls sets them itself.
+//! Alerts other than close_notify are left out. So are handshake records without content, which the standard forbids and
+//! rustls accepts.
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -12,18 +13,18 @@ use super::*;
 
 const SEEDS: u64 = 48;
 
-/// What is made wrong.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// A bit of a record behind type and version.
+    /// A flipped bit after the type and version of a record.
     Bit,
     Missing,
     Twice,
     Swapped,
-    /// The end of the connection within a record.
+    /// The connection ends within a record.
     CutOff,
-    /// Content that may not come, correctly sealed.
+    /// Forbidden content, correctly sealed.
     Content,
 }
 
@@ -42,7 +43,7 @@ struct Plain {
     kind: u8,
     content: Vec<u8>,
     padding_bytes: usize,
-    /// The keys change behind it.
+    /// The keys change after this record.
     new_keys: bool,
 }
 
@@ -73,7 +74,7 @@ fn ticket(rng: &mut StdRng) -> Vec<u8> {
     body.extend(bytes(rng, usize::from(nonce)));
     body.extend(length.to_be_bytes());
     body.extend(bytes(rng, usize::from(length)));
-    // None, or one that nobody knows.
+    // No extension, or an unknown one.
     if rng.random() {
         body.extend([0, 0]);
     } else {
@@ -86,7 +87,7 @@ fn key_update(rng: &mut StdRng) -> Vec<u8> {
     message(24, &[rng.random_range(0..=1)])
 }
 
-/// Messages in records that begin and end anywhere.
+/// Handshake messages in records with arbitrary boundaries.
 fn messages(rng: &mut StdRng, to_client: bool, into: &mut Vec<Plain>) {
     let mut all = Vec::new();
     if to_client {
@@ -122,7 +123,7 @@ fn payload(rng: &mut StdRng) -> Plain {
     record
 }
 
-/// A session from here to the good-bye.
+/// A session from here to its close_notify.
 fn session(rng: &mut StdRng, to_client: bool) -> Vec<Plain> {
     let mut records = Vec::new();
     for _step in 0..rng.random_range(1..10) {
@@ -136,11 +137,11 @@ fn session(rng: &mut StdRng, to_client: bool) -> Vec<Plain> {
     records
 }
 
-/// Content that may not come at this place.
+/// Content that is forbidden at this place.
 fn wrong_content(rng: &mut StdRng, to_client: bool) -> Vec<Plain> {
     let one = |content: Vec<u8>| vec![Plain::new(HANDSHAKE, content)];
     match rng.random_range(0..9) {
-        // Half of a message, and payload.
+        // Half of a message, then payload.
         0 => {
             let update = key_update(rng);
             let half = update[..rng.random_range(1..4)].to_vec();
@@ -183,11 +184,11 @@ fn sealed(half: &mut Half, plain: &Plain) -> Vec<u8> {
     record
 }
 
-/// Sealed records with what is wrong about them.
+/// Sealed records with the injected fault.
 fn records_with(fault: Fault, rng: &mut StdRng, to_client: bool, half: &mut Half) -> Vec<Vec<u8>> {
     let mut plain = session(rng, to_client);
     if fault == Fault::Content {
-        // In the middle of no message.
+        // Not within a message.
         let places: Vec<usize> = (0..plain.len())
             .filter(|at| *at == 0 || plain[at - 1].kind != HANDSHAKE || plain[at - 1].new_keys)
             .collect();
@@ -219,7 +220,7 @@ fn records_with(fault: Fault, rng: &mut StdRng, to_client: bool, half: &mut Half
     records
 }
 
-/// The payload, and whether the good-bye was reached.
+/// The payload, and whether close_notify was reached.
 type Taken = (Vec<u8>, bool);
 
 fn by_rustls(mut session: Connection, stream: &[u8], rng: &mut StdRng) -> Taken {
@@ -229,7 +230,7 @@ fn by_rustls(mut session: Connection, stream: &[u8], rng: &mut StdRng) -> Taken 
         let (mut now, later) = rest.split_at(rng.random_range(1..=rest.len().min(5000)));
         rest = later;
         while !now.is_empty() {
-            // It reads no more behind the good-bye.
+            // rustls reads no more after close_notify.
             if session.read_tls(&mut now).unwrap() == 0 {
                 break;
             }
@@ -249,7 +250,7 @@ async fn by_us(receiver: Receiver, stream: &[u8]) -> Taken {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let mut reader = receiver.on(Socket::Unix(ours));
     let write = async {
-        // It fails when the reader has refused and is gone.
+        // Fails if the reader has refused the stream and closed.
         let _refused = theirs.write_all(stream).await;
         drop(theirs);
     };
@@ -266,7 +267,7 @@ async fn by_us(receiver: Receiver, stream: &[u8]) -> Taken {
     tokio::join!(write, take).1
 }
 
-/// Keys to open what a sender seals with the same.
+/// Keys to open the records of a sender with the same keys.
 struct Receiver {
     is_client: bool,
     halves: [Half; 2],
@@ -326,11 +327,11 @@ async fn rustls_and_this_module_agree_about_every_record() {
             accepted[nth] += u32::from(found.1);
         }
     }
-    // Every good session, and none with a fault that is always one.
+    // Every valid session is accepted, and no session whose fault is always detectable.
     for (fault, accepted) in FAULTS.into_iter().zip(accepted) {
         match fault {
             Fault::Nothing => assert!(accepted > 10, "{accepted}"),
-            // The good-bye may stand before what is missing, cut off, or there twice.
+            // close_notify may precede the record that is missing, swapped or repeated.
             Fault::Missing | Fault::Twice | Fault::Swapped => (),
             Fault::Bit | Fault::CutOff | Fault::Content => assert_eq!(accepted, 0, "{fault:?}"),
         }

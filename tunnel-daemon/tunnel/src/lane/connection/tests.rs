@@ -1,18 +1,18 @@
-//! A lane whose peer says what no peer by the rules does.
+//! Tests of a lane whose peer sends frames that no compliant peer sends.
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
 use super::*;
 
-/// Of the tunnel, between two pieces of something else.
+/// Tunnel bytes between two blocks of other frames.
 const DATA_BYTES: usize = 4096;
-/// Of something else: nearly as much as one read brings.
+/// Bytes of other frames: nearly as many as one read returns.
 const OTHER_BYTES: usize = 240 * 1024;
-/// From here on so much was something else that nothing of it may be kept.
+/// Tunnel bytes after which DATA must no longer share a read buffer: by then nearly all bytes were other frames.
 const SOON: usize = 4 * DATA_BYTES;
 
-/// A frame of this number for the first tunnel.
+/// A frame of this type for the first tunnel.
 fn frame(number: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap();
     let mut frame = vec![number, 0, 0, 1];
@@ -21,7 +21,7 @@ fn frame(number: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Or each of some kilobytes that wait for a slow reader would keep a whole read, of which no budget knows.
+/// Otherwise each of some KiB that wait for a slow reader would keep a whole read buffer, which no budget counts.
 ///
 /// Limit (memory): Read buffers kept alive by tunnel bytes of a lane | 512 KiB per lane
 #[tokio::test]

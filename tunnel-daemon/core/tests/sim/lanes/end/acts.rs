@@ -1,4 +1,4 @@
-//! What an end does by itself when its turn comes.
+//! Actions that an end starts by itself in its turn.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::lanes::books::{Outcome, Seen, Turn};
 use crate::lanes::endpoint::Wish;
 use crate::record::Who;
 
-/// A RESET is answered within this time.
+/// Time within which a RESET must be answered.
 const RESET_ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes behind the end of a tunnel may be on their way this long without progress.
+/// Bytes before the end of a tunnel may be unacknowledged this long without progress.
 const LINGERS_FOR: Duration = Duration::from_secs(30);
-/// And lie at the other kernel so long.
+/// Acknowledged bytes may wait this long for the peer to read them.
 const TAKEN_WITHIN: Duration = Duration::from_secs(300);
 
 impl End {
     pub(super) fn act(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
-        // Who does not read watches for errors all the same.
+        // An end that does not read still watches for errors.
         if wires.incoming.is_reset() && !self.wants_input(turn.now) {
             return self.lost(turn, wires);
         }
         match &self.stage {
-            // The agent needs it no more.
+            // The agent no longer needs the lane.
             Stage::Idle if self.role == LaneRole::Server && self.is_drained() => {
                 turn.coverage.note(Seen::Drained);
                 self.close(turn, wires);
@@ -75,7 +75,7 @@ impl End {
         record.never_left = self.machine.is_idle();
         let never_left = record.never_left;
         if self.machine.is_raw() {
-            // The peer may read whatever is said as bytes for the target.
+            // The peer may read any frame as bytes for the target.
             turn.coverage.note(Seen::PipeGivenUp);
             return self.reset_connection(turn, wires);
         }
@@ -184,7 +184,7 @@ impl End {
         }
     }
 
-    /// Waits until the lane is clean, or cannot be any more.
+    /// Waits until the lane is clean, or resets it.
     fn act_settling(&mut self, turn: &mut Turn, wires: &mut Wires<'_>) {
         let left = self.unacknowledged(wires);
         let (is_idle, is_flushed) = (self.machine.is_idle(), self.is_flushed());
@@ -227,7 +227,7 @@ impl End {
         *until = turn.now.after(patience);
     }
 
-    /// The next moment at which it has something to do by itself.
+    /// The next moment at which this end acts by itself.
     pub(in crate::lanes) fn wakes_at(&self, now: Moment) -> Option<Moment> {
         let at = match &self.stage {
             _ if self.closed => None,

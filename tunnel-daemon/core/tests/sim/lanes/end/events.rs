@@ -1,4 +1,4 @@
-//! What an end does about what its machine tells.
+//! How an end handles the events of its machine.
 
 use std::time::Duration;
 
@@ -126,14 +126,14 @@ impl End {
         self.let_go(uid, turn);
     }
 
-    /// The tunnel is over for the machine, and the lane clean.
+    /// The machine has finished the tunnel, and the lane is clean.
     fn over(&mut self, turn: &mut Turn) {
         match &self.stage {
             Stage::Tunnel(endpoint) => {
                 let uid = endpoint.uid;
                 self.let_go(uid, turn);
             }
-            // The peer has opened the next one already.
+            // The peer has already opened the next tunnel.
             Stage::Settling { .. } if !self.machine.is_idle() => self.stage = Stage::Idle,
             Stage::Settling { .. } | Stage::Idle => (),
             stage => panic!("over for nobody: {stage:?}"),

@@ -1,4 +1,4 @@
-//! What is kept of the answers of a name server that says much.
+//! Tests of the bounds on stored answers.
 
 use super::*;
 

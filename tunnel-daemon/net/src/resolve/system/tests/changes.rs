@@ -1,4 +1,4 @@
-//! Files that change, and what is wrong in them.
+//! Tests of changing files and of invalid content.
 
 use std::io::Write as _;
 use std::thread;
@@ -52,7 +52,7 @@ async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
     mkfifoat(CWD, &conf, Mode::RUSR | Mode::WUSR).unwrap();
     fs::write(&next, "nameserver 127.0.0.1\nsearch b.test\n").unwrap();
     let replacing = thread::spawn(move || {
-        // A pipe with a name can be opened once somebody reads it.
+        // Opening a FIFO for writing blocks until a reader opens it.
         let mut old = fs::File::options().write(true).open(&conf).unwrap();
         fs::rename(next, conf).unwrap();
         old.write_all(b"nameserver 127.0.0.1\nsearch a.test\n")
@@ -127,7 +127,6 @@ async fn files_that_were_only_touched_forget_no_answer() {
     assert_eq!(server.asked(), HashSet::new());
 }
 
-/// Lines that were logged.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -142,7 +141,7 @@ impl io::Write for Lines {
     }
 }
 
-/// Lines on this thread with `message`, while the guard is held.
+/// Lines with `message` that this thread logs while the guard is held.
 fn logged(message: &'static str) -> (tracing::subscriber::DefaultGuard, impl Fn() -> Vec<String>) {
     let lines = Lines::default();
     let said = lines.clone();
@@ -158,7 +157,7 @@ fn logged(message: &'static str) -> (tracing::subscriber::DefaultGuard, impl Fn(
     (held, with_message)
 }
 
-/// No other test may meet that warning: on a thread without a subscriber it would be switched off, for this one as well.
+/// No other test may emit this warning: on a thread without a subscriber, tracing would disable it for this test as well.
 #[tokio::test]
 async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
     let (_held, lines) = logged("item of a resolver file is ignored");
@@ -192,7 +191,7 @@ async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
     assert_eq!(lines().len(), places.len(), "told before");
 }
 
-/// No other test may meet that warning: on a thread without a subscriber it would be switched off, for this one as well.
+/// No other test may emit this warning: on a thread without a subscriber, tracing would disable it for this test as well.
 #[tokio::test]
 async fn an_unusable_configuration_is_not_used_and_is_said_once_for_each_reason() {
     let (_held, lines) = logged("is unusable");
