@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_and_is_not_there_has_a_minus() {
+    fn unavailable_accounting_is_marked_with_a_minus() {
         let line_of = |state: &str, reason: Option<&str>| {
             line(&AccountStatus {
                 state: state.to_owned(),

@@ -130,7 +130,7 @@ mod tests {
 
     /// Limit (operations): Listeners for health, metrics and administration
     #[tokio::test(start_paused = true)]
-    async fn an_answer_has_to_be_read_within_its_time_however_slowly_it_is_read() {
+    async fn a_slowly_read_answer_times_out_at_its_deadline() {
         for step in [0, 1] {
             let (written, took) = kept(1000, step).await;
             assert_eq!(

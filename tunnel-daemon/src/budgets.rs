@@ -85,7 +85,7 @@ mod tests {
 
     /// Limit (memory): Bytes held by the process (`--process-budget`)
     #[test]
-    fn the_process_budget_is_a_quarter_of_the_memory_unless_a_flag_says_otherwise() {
+    fn the_process_budget_defaults_to_a_quarter_of_the_memory() {
         let plan = |process_budget_bytes| IsolationPlan {
             process_budget_bytes,
             ..IsolationPlan::default()

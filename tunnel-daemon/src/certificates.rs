@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_warned_about_once_a_day_in_its_last_two_weeks() {
+    fn expiry_warnings_are_daily_from_two_weeks_before() {
         let (year, mut warnings) = (expiry(365 * DAY), Warnings::default());
         let mut at =
             |days: u32, hours: u32| warnings.due(&year, START + days * DAY + hours * DAY / 24);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_file_is_warned_about_when_its_own_time_comes() {
+    fn a_renewed_certificate_has_its_own_expiry_warnings() {
         let mut warnings = Warnings::default();
         let year = expiry(365 * DAY);
         assert!(warnings.due(&year, START + 360 * DAY).is_some());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lived_certificates_have_a_third_of_their_life_for_renewal() {
+    fn short_lived_certificates_are_warned_about_in_their_last_third() {
         let mut warnings = Warnings::default();
         let day = expiry(DAY);
         assert_eq!(warnings.due(&day, START + DAY / 2), None);
@@ -244,7 +244,7 @@ mod tests {
 
     /// A certificate embedded in the kubeconfig, in files that it names, renewed, and removed.
     #[tokio::test(start_paused = true)]
-    async fn the_client_certificate_of_a_kubeconfig_is_told_by_the_path_of_the_kubeconfig() {
+    async fn client_certificates_of_a_kubeconfig_are_reported_under_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("kubeconfig");
         let [certificate, key] = until_year(2100).map(|pem| STANDARD.encode(pem));

@@ -501,7 +501,7 @@ mod tests {
     /// Limit (peers): TLS connections before their handshake | 1,024 silent: the oldest is closed. 4,096 waiting: the
     /// newest of the busiest address is closed; each at most 1/8 of the descriptors
     #[test]
-    fn connections_on_the_way_to_a_handshake_are_capped_and_have_an_eighth_of_the_descriptors() {
+    fn connections_before_a_tls_handshake_are_capped_at_an_eighth_of_the_descriptors() {
         for (descriptors, silent, waiting) in [
             (None, 1024, 4096),
             (Some(1 << 20), 1024, 4096),

@@ -141,7 +141,7 @@ mod tests {
 
     /// Limit (memory): Bytes held by the process (`--process-budget`)
     #[test]
-    fn the_tightest_limit_on_the_way_to_the_root_counts() {
+    fn the_lowest_memory_limit_up_to_the_root_counts() {
         let folder = tempfile::tempdir().unwrap();
         let mount = |root: &str| Mount {
             root: root.into(),

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pressure_rises_at_once_and_falls_behind() {
+    fn pressure_rises_at_once_and_falls_with_hysteresis() {
         use MemoryPressure::{Critical, High, None};
         let mut now = None;
         for (used, expected) in [
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_takes_back_does_not_count() {
+    fn reclaimable_memory_does_not_count() {
         let version_2 = "anon 5\nfile 1000\nshmem 300\nslab_reclaimable 20\nslab 50\n";
         assert_eq!(reclaimable_bytes(version_2), 720);
         let version_1 = "cache 7\nshmem 1\ntotal_cache 1000\ntotal_shmem 300\n";

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_is_told_and_not_judged() {
+    fn ebpf_has_no_line_when_no_flag_needs_it() {
         let host = crate::check::host_lines(crate::check::Needs::default());
         assert!(host.iter().all(|line| line.name != "ebpf"), "{host:?}");
     }

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_shown_line_by_line_and_moves_no_cursor() {
+    fn a_certificate_is_shown_without_control_characters() {
         let dir = tempfile::tempdir().unwrap();
         pki::init(dir.path(), 30).unwrap();
         let wanted = client("agent-\u{61}", Authority::Agents, "a");

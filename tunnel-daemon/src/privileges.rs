@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_could_be_turned_against_a_host_goes() {
+    fn dangerous_capabilities_are_dropped() {
         let dangerous = CapabilitySet::BPF
             | CapabilitySet::NET_ADMIN
             | CapabilitySet::NET_RAW
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_holds_what_it_has_and_what_it_could_take() {
+    fn permitted_and_inheritable_capabilities_count_as_held() {
         let status = "Name:\tx\nCapInh:\t0000000000000400\nCapPrm:\t0000008000001000\nCapEff:\t0000000000000000\n";
         let held = names(permitted(status));
         assert_eq!(held, ["CAP_NET_BIND_SERVICE", "CAP_NET_ADMIN", "CAP_BPF"]);
@@ -192,7 +192,7 @@ mod tests {
 
     /// Runs in a separate thread, because the thread gives up its capabilities for good.
     #[test]
-    fn what_was_given_up_cannot_be_taken_back() {
+    fn dropped_capabilities_cannot_be_regained() {
         let thread = std::thread::spawn(|| {
             let before = capabilities(None).unwrap();
             give_up(KEPT).unwrap();

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_has_a_line_that_says_how_it_is() {
+    fn each_redirect_part_has_a_status_line() {
         let metrics = adit_telemetry::AgentMetrics::new();
         let view = RedirectView::new(metrics.adit());
         assert_eq!((view.detail().as_str(), view.status()), ("", None));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_filters_listener_has_a_line_with_or_without_a_redirect() {
+    fn the_transparent_listener_has_a_line_with_and_without_a_redirect() {
         let metrics = adit_telemetry::AgentMetrics::new();
         let at = "127.0.0.1:15001".parse().unwrap();
         let view = RedirectView::new(metrics.adit());

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_of_nohup_is_known_by_what_it_ignores() {
+    fn nohup_is_recognised_by_the_ignored_sighup() {
         for (mask, expected) in [
             ("0000000000001001", true),
             ("0000000000001000", false),

@@ -203,7 +203,7 @@ fn demo_captures_a_plain_curl() {
 }
 
 #[test]
-fn demo_on_lanes_in_clear_text_relays_without_frames() {
+fn demo_on_plaintext_lanes_relays_without_frames() {
     /// A relay splices when the kernel delivers large pieces. On a busy machine a download may contain none.
     const RUNS: u32 = 5;
     let has_spliced = (0..RUNS).any(|_run| spliced_in_clear_text());
@@ -267,7 +267,7 @@ fn demo_runs_until_a_signal_and_cleans_up() {
 }
 
 #[test]
-fn demo_ends_with_its_terminal_and_cleans_up() {
+fn demo_exits_on_sighup_and_cleans_up() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find(|line| line.starts_with("SigIgn:"));
     // As below `nohup`, where a demo ignores SIGHUP.
@@ -323,7 +323,7 @@ fn ends_with(signal: Signal) {
 }
 
 #[test]
-fn folder_with_something_in_it_is_refused_with_the_remedy() {
+fn non_empty_folder_is_refused_with_the_remedy() {
     let outer = tempfile::tempdir().unwrap();
     std::fs::write(outer.path().join("precious"), "text").unwrap();
     let output = demo(outer.path()).stderr(Stdio::piped()).output().unwrap();

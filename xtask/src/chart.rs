@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_at_the_top_say_what_becomes_of_values() {
+    fn leading_comments_configure_the_case() {
         let text = "# namespace: a\n# manifest\n# template: b.yaml\n# has: d.json\n# fails: c: d\n# An agent: one.\na: 1\n# namespace: z\n";
         let case = Case::of("deploy/chart/ci/x.yaml", text);
         let expected = Case {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_manifests_have_no_line_of_helms() {
+    fn plain_manifests_have_no_helm_lines() {
         let case = Case::of("a.yaml", "# An agent.\n");
         let rendered =
             "---\n# Source: adit/a.yaml\nlabels:\n  helm.sh/chart: adit-0.1.0\n  app: x\n";

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_steps_can_be_typed() {
+    fn step_commands_are_parsable() {
         use clap::Parser as _;
 
         for Step(name, _, work) in STEPS {

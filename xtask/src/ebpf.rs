@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_that_of_the_object_or_an_error() {
+    fn the_object_hash_is_verified() {
         let (_folder, workspace) = tree();
         assert_eq!(
             object_hash(&workspace).unwrap(),
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_toolchain_of_the_pinned_version_is_taken_whatever_its_name() {
+    fn the_toolchain_is_chosen_by_version_not_by_name() {
         let listed = [
             "stable-x86_64-unknown-linux-gnu (active, default)",
             "nightly-x86_64-unknown-linux-gnu",

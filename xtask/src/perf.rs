@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn command_line_replaces_what_the_scenario_says() {
+    fn command_line_overrides_the_scenario() {
         let asked = "--quick --rounds=5 --makers=adit --only=isolation --processors=2";
         let scenario = scenario(asked).unwrap();
         assert_eq!((scenario.rounds, scenario.processors), (5, Some(2)));
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_measurement_is_refused_with_those_there_are() {
+    fn unknown_measurement_is_refused_with_the_known_ones() {
         let error = format!("{:#}", scenario("--quick --only=echos").unwrap_err());
         assert!(
             error.contains("echos") && error.contains("echo,"),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_nothing_of_a_scenario_takes_nothing_from_it() {
+    fn modes_without_a_scenario_refuse_scenario_flags() {
         for (line, is_right) in [
             ("--instructions --check", true),
             ("--instructions --rounds=5", false),
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn without_go_its_dialect_is_missing_and_all_others_have_their_turns() {
+    fn without_go_only_its_dialect_is_missing() {
         let mut results = Results::default();
         let mut runs = vec![("direct", Dialect::Tcp), ("adit", Dialect::GrpcGo)];
         let found = go_load(&mut runs, &mut results, || anyhow::bail!("no Go"));
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn check_without_ours_is_an_error() {
+    fn check_without_adit_results_is_an_error() {
         assert!(check(&Results::default()).is_err());
     }
 }

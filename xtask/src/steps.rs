@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn failing_command_gives_its_code_and_what_it_wrote() {
+    fn failing_command_reports_its_exit_code_and_output() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo why >&2; exit 3"]);
         let error = output_of(&mut command, MINUTES_5).err().unwrap();

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapped_address_is_the_ipv4_address_and_goes_back_mapped() {
+    fn an_ipv4_mapped_address_is_read_as_ipv4_and_written_mapped() {
         let words = [0, 0, MAPPED, u32::from_ne_bytes([10, 1, 2, 3])];
         let endpoint = Endpoint::from_words(words, 443);
         assert_eq!(endpoint, Endpoint::v4([10, 1, 2, 3], 443));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_back() {
+    fn endpoint_bytes_round_trip() {
         let endpoint = Endpoint::v6([7; 16], 65_535);
         assert_eq!(Endpoint::from_bytes(endpoint.to_bytes()), endpoint);
     }

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_listener_finds_the_destination_by_the_address_it_accepts() {
+    fn the_destination_is_keyed_by_namespace_and_client_address() {
         let (key, arrival) = established(&connection(VIA), &ORIGIN).unwrap();
         assert_eq!((key.netns_cookie, key.client.port), (5, 50_000));
         assert_eq!(arrival.destination, ORIGIN.destination);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_nodes_address_the_destination_is_found_without_the_clients_namespace() {
+    fn destinations_for_the_node_listener_are_keyed_without_a_namespace() {
         let origin = Origin {
             flags: ORIGIN_TO_NODE,
             ..ORIGIN
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_another_program_led_elsewhere_leaves_nothing() {
+    fn a_connection_redirected_by_another_program_stores_nothing() {
         let elsewhere = Endpoint { port: 1, ..VIA };
         assert_eq!(established(&connection(elsewhere), &ORIGIN), None);
     }

@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_listener_is_hidden() {
+    fn only_our_listener_is_replaced_by_the_destination() {
         let via = Endpoint::v4([127, 0, 0, 1], 1);
         let destination = Endpoint::v4([10, 0, 0, 1], 443);
         let origin = Origin {

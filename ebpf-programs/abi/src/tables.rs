@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrival_is_read_where_the_program_writes_it() {
+    fn arrival_fields_are_read_at_their_c_offsets() {
         // Offsets of the C layout.
         let mut bytes = [0; ARRIVAL_BYTES];
         bytes[..20].copy_from_slice(&Endpoint::v4([1, 2, 3, 4], 80).to_bytes());
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrival_is_of_use_for_ten_seconds() {
+    fn an_arrival_is_fresh_for_ten_seconds() {
         let arrival = Arrival::from_bytes([0; ARRIVAL_BYTES]);
         assert!(arrival.is_fresh(10_000_000_000));
         assert!(!arrival.is_fresh(10_000_000_001));

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_files_are_written_and_the_joined_one_holds_both_blocks() {
+    fn all_files_are_written_and_one_holds_certificate_and_key() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &["10.9.0.1".to_owned()]).unwrap();
         for name in [

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_wait_longer_than_the_buffer_holds_is_dropped() {
+    fn packets_beyond_the_buffer_are_dropped() {
         let mut direction = Direction::new(&SHAPE, 1);
         let passed = (0..2000).filter(|_| direction.arrival(micros(0), 1250).is_some());
         assert_eq!(
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_asked_part_of_packets_is_lost_and_the_same_ones_each_time() {
+    fn packet_loss_has_the_given_rate_and_repeats_for_a_seed() {
         let lossy = Shape {
             loss_percent: 1.0,
             ..SHAPE

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn measurements_run_in_one_order_whatever_was_typed() {
+    fn measurements_run_in_a_fixed_order() {
         let plan: Plan = serde_json::from_str(r#"{"measurements": ["bulk", "idle"]}"#).unwrap();
         assert_eq!(plan.in_order(), [Measurement::Idle, Measurement::Bulk]);
     }

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_that_takes_connections_and_drops_them_is_not_ready() {
+    fn peer_that_accepts_and_closes_connections_is_not_ready() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let closing = std::thread::spawn(move || drop(listener.accept().unwrap()));

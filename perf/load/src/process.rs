@@ -144,13 +144,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_counted_behind_a_name_with_blanks_and_brackets() {
+    fn ticks_are_read_after_a_name_with_blanks_and_parentheses() {
         let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
         assert_eq!(ticks_of_process(stat), Some(300.0));
     }
 
     #[test]
-    fn machine_time_leaves_idle_iowait_and_steal_out() {
+    fn machine_time_excludes_idle_iowait_and_steal() {
         let stat = "cpu  1 2 4 1000 2000 8 16 4000 0 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n";
         assert_eq!(ticks_of_machine(stat), Some(31.0));
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_uses_memory_and_a_gone_one_is_an_error() {
+    fn own_process_has_memory_and_a_missing_pid_is_an_error() {
         let own: Process = format!("load={}", std::process::id()).parse().unwrap();
         assert!(own.resident_kib().unwrap() > 100.0);
         assert!(own.cpu_seconds().unwrap() >= 0.0);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn process_without_a_number_is_refused() {
+    fn process_without_a_pid_is_refused() {
         assert!("agent".parse::<Process>().is_err());
         assert!("agent=x".parse::<Process>().is_err());
     }

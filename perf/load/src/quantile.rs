@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_has_no_quantile() {
+    fn empty_samples_have_no_quantile() {
         assert_eq!(sorted([]).micros(0.5), None);
     }
 }

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_review_says_what_its_token_says() {
+    fn a_review_reports_the_node_of_its_token() {
         let folder = tempfile::tempdir().unwrap();
         let path = write_token(folder.path(), 7).unwrap();
         let token = fs::read_to_string(path).unwrap();

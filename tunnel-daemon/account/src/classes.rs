@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn each_set_of_labels_has_a_number_of_its_own_and_keeps_it() {
+    fn each_label_set_has_its_own_stable_number() {
         let mut classes = classes(10);
         let sets = [
             labels(AccountRole::Target, "a", "bc"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_most_sets_only_those_that_are_known_have_numbers_of_their_own() {
+    fn beyond_the_limit_new_label_sets_share_the_class_of_their_role() {
         let mut classes = classes(2);
         let known = [
             labels(AccountRole::Target, "a", "c"),

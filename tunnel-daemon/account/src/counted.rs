@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_is_counted_once_however_often_a_sweep_meets_it() {
+    fn growth_is_counted_once_when_a_scan_repeats_a_connection() {
         let mut counted = Counted::new(MAX);
         counted.begin_sweep();
         assert_eq!(counted.met(7, sent(10)), (sent(0), true));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_whole_sweeps_do_not_meet_is_forgotten_after_one_of_patience() {
+    fn a_connection_missing_from_two_complete_scans_is_forgotten() {
         let mut counted = Counted::new(MAX);
         counted.begin_sweep();
         let _new = counted.met(7, sent(10));
@@ -104,7 +104,7 @@ mod tests {
 
     /// A connection dropped too early would be counted again from its beginning.
     #[test]
-    fn what_sweeps_that_were_cut_off_did_not_get_to_is_not_taken_for_ended() {
+    fn a_connection_missing_from_incomplete_scans_is_kept() {
         let mut counted = Counted::new(MAX);
         counted.begin_sweep();
         let _new = counted.met(7, sent(10));
@@ -116,7 +116,7 @@ mod tests {
 
     /// Limit (accounting): Connections whose accounts metrics hold | 131,072. A lost end is noticed by the second sweep
     #[test]
-    fn connections_whose_ends_were_lost_do_not_pile_up() {
+    fn connections_with_lost_end_events_are_bounded() {
         let mut counted = Counted::new(MAX);
         for first in (0..100).step_by(MAX) {
             counted.begin_sweep();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_bind_addresses_name_the_text() {
+    fn bind_address_errors_quote_the_text() {
         for text in [
             "",
             "8131",

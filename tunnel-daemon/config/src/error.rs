@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clap_says_becomes_one_line_without_its_usage() {
+    fn clap_errors_become_one_line_without_usage() {
         for (rendered, line) in [
             (
                 "error: unexpected argument '--helth-port' found\n\n  tip: a similar argument exists: '--health-port'\n\n\

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_cbc_suites_leave_tls_1_3() {
+    fn cbc_suites_alone_leave_only_tls_1_3() {
         let (policy, warnings) = parse("", &["TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA"]);
         assert_eq!(policy.unwrap().tls12_suites, Some(Vec::new()));
         assert!(warnings[1].contains("need TLS 1.3"));

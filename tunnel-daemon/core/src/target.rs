@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_needs_host_and_port_and_complains_in_the_words_of_go() {
+    fn targets_without_host_and_port_fail_with_go_error_texts() {
         let target = Target::parse("[::FFFF:1.2.3.4]:443").unwrap();
         assert_eq!(target.to_string(), "1.2.3.4:443");
         assert_eq!(Target::parse("[::1]:0080").unwrap().to_string(), "[::1]:80");
@@ -323,7 +323,7 @@ mod tests {
         }
 
         #[test]
-        fn a_target_survives_printing(ip: IpAddr, port: u16) {
+        fn a_target_round_trips_as_text(ip: IpAddr, port: u16) {
             let target = Target { host: Host::Ip(ip.to_canonical()), zone: None, port };
             prop_assert_eq!(Target::parse(&target.to_string()).unwrap(), target.clone());
             prop_assert_eq!(Host::of_address(&target.to_string()), target.host);

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_names_of_accounts_have_four_parts() {
+    fn service_account_usernames_have_four_parts() {
         assert_eq!(
             parse_username("system:serviceaccount:kube-system:agent"),
             Ok(("kube-system", "agent"))
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_belongs_to_the_node_before_the_pod_before_the_account() {
+    fn the_owner_is_the_node_else_the_pod_else_the_service_account() {
         let extra = |entries: &[(&str, &str)]| -> BTreeMap<String, Vec<String>> {
             let entry =
                 |(key, value): &(&str, &str)| ((*key).to_owned(), vec![(*value).to_owned()]);

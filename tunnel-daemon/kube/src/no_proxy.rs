@@ -60,7 +60,7 @@ mod tests {
     ///
     /// Upstream (configuration): `NO_PROXY` follows the rules of Go.
     #[test]
-    fn exceptions_match_as_in_go() {
+    fn no_proxy_matches_as_in_go() {
         const LIST: &str = "foobar.com, .barbaz.net, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30, \
             2001:db8::52:0:1, [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64, *.wild.example, Upper.Example";
         for (host, expected) in [

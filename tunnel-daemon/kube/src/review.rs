@@ -175,7 +175,7 @@ mod tests {
     const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
 
     #[test]
-    fn an_answer_is_judged_in_upstreams_order_and_words() {
+    fn a_review_is_checked_in_upstreams_order_and_wording() {
         assert_eq!(
             policy().decide(status(AGENT)).unwrap().name,
             "konnectivity-agent"

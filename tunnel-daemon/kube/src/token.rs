@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_read_in_both_forms_of_the_audience() {
+    fn the_audience_claim_may_be_a_string_or_a_list() {
         let claims = token(r#"{"exp":1900000000,"aud":["a","b"],"sub":"system:serviceaccount:n:s","kubernetes.io":{}}"#)
             .claims()
             .unwrap();
@@ -145,7 +145,7 @@ mod tests {
 
     /// Limit (sizes): Token of an agent | 16 KiB
     #[test]
-    fn what_is_no_jwt_has_no_claims() {
+    fn invalid_jwts_have_no_claims() {
         for text in [
             "",
             "abc",
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_allows_for_clocks_that_differ() {
+    fn token_expiry_allows_for_clock_skew() {
         let claims = Claims {
             expires: Some(UNIX_EPOCH + Duration::from_secs(1000)),
             ..Claims::default()

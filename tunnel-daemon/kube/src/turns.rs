@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn addresses_have_turns_one_after_the_other() {
+    async fn slots_go_to_addresses_round_robin() {
         let turns = Turns::new(1, 100);
         let first = turns.take(at(9)).await.unwrap();
         let mut crowd: Vec<_> = (0..3).map(|_| Box::pin(turns.take(at(1)))).collect();
@@ -229,7 +229,7 @@ mod tests {
 
     /// Limit (peers): Token reviews
     #[tokio::test]
-    async fn waiting_is_bounded_in_all_and_for_an_address_that_is_not_trusted() {
+    async fn waiters_are_bounded_in_total_and_per_untrusted_address() {
         let turns = Turns::new(1, 34);
         let _used = turns.take(at(9)).await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_PER_ADDRESS_MAX)
@@ -260,7 +260,7 @@ mod tests {
 
     /// This includes a turn granted to a caller that has left.
     #[tokio::test]
-    async fn no_turn_is_lost() {
+    async fn no_slot_is_lost() {
         let turns = Turns::new(2, 100);
         let used = [
             turns.take(at(1)).await.unwrap(),

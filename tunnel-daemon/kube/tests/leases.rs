@@ -209,7 +209,7 @@ async fn a_lease_is_published_renewed_and_withdrawn() {
 
 /// As after a crash: the same server finds its old lease. Later another client writes to the lease.
 #[tokio::test]
-async fn a_lease_that_is_there_is_taken_over_and_a_conflict_is_settled() {
+async fn an_existing_lease_is_taken_over_and_a_conflict_is_retried() {
     let mut world = World::new().await;
     world.put("s1", 100);
     let _stop = world.publish("s1");
@@ -229,7 +229,7 @@ async fn a_lease_that_is_there_is_taken_over_and_a_conflict_is_settled() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_asked_again_and_holds_up_no_end() {
+async fn an_unavailable_api_server_is_retried_and_delays_no_shutdown() {
     let mut world = World::new().await;
     world
         .fake
@@ -305,7 +305,7 @@ async fn leases_are_watched_with_and_without_streaming_lists() {
 ///
 /// Upstream (configuration): While the API server is away, the last server count stays.
 #[tokio::test]
-async fn while_the_api_server_is_away_the_last_state_stands() {
+async fn lease_state_is_kept_while_the_api_server_is_down() {
     let mut world = World::new().await;
     world.put_for("a", 0, json!(2));
     let mut leased = world.watch();
@@ -326,7 +326,7 @@ async fn while_the_api_server_is_away_the_last_state_stands() {
 }
 
 #[tokio::test]
-async fn nothing_is_known_of_leases_before_they_were_seen() {
+async fn leases_are_unknown_before_the_first_list() {
     let mut world = World::new().await;
     world.fake.set_fault(Some(Fault::Answer(
         403,

@@ -101,7 +101,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_review_asks_what_upstream_asks_and_tells_node_and_pod() {
+async fn a_review_sends_upstreams_request_and_returns_node_and_pod() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "node-1");
     let account = world.review(&token).await.unwrap();
@@ -135,7 +135,7 @@ async fn many_callers_with_one_token_cost_one_review() {
 }
 
 #[tokio::test]
-async fn what_a_token_says_of_itself_costs_no_review() {
+async fn tokens_with_invalid_claims_cause_no_review() {
     let world = world().await;
     let claims = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut claims = json!({"sub": AGENT, "aud": [AUDIENCE], "exp": in_seconds(600)});
@@ -177,7 +177,7 @@ async fn what_a_token_says_of_itself_costs_no_review() {
 
 /// Limit (sizes): Answer of the API server | 1 MiB
 #[tokio::test]
-async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
+async fn an_invalid_review_answer_refuses_the_agent_and_is_not_cached() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
     let status = json!({"kind": "Status", "message": "rate: limited", "code": 429});
@@ -224,7 +224,7 @@ async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_is_named() {
+async fn a_refused_api_connection_is_reported() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
     // A bound socket without a listener, so that no other process gets its port.
@@ -253,7 +253,7 @@ async fn an_api_server_that_is_away_is_named() {
 /// Limit (peers): Token reviews | 32 at once; 1,024 callers wait, half of them reserved for addresses with a link. 16
 /// per address without a link
 #[tokio::test]
-async fn few_reviews_are_under_way_at_once() {
+async fn at_most_32_reviews_run_at_once() {
     let world = world().await;
     world.api.state.lock().unwrap().takes = Duration::from_millis(5);
     let tokens: Vec<String> = (0..200)
@@ -273,7 +273,7 @@ async fn few_reviews_are_under_way_at_once() {
 ///
 /// Limit (peers): Token reviews
 #[tokio::test]
-async fn a_silent_api_server_has_a_bounded_number_of_callers_waiting() {
+async fn callers_waiting_for_a_silent_api_server_are_bounded() {
     let world = world().await;
     world.api.set_fault(Some(Fault::Silence));
     let waiting: Vec<_> = (0..32 + 16)
@@ -296,7 +296,7 @@ async fn a_silent_api_server_has_a_bounded_number_of_callers_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_api_server_is_given_up_in_time() {
+async fn a_silent_api_server_times_out() {
     let world = world().await;
     world.api.set_fault(Some(Fault::Silence));
     let token = world.api.issue(AGENT, AUDIENCE, "");
@@ -315,7 +315,7 @@ async fn a_silent_api_server_is_given_up_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_kept_for_seconds_and_never_beyond_the_tokens_end() {
+async fn answers_are_cached_for_seconds_and_not_beyond_token_expiry() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
     for _try in 0..2 {
@@ -344,7 +344,7 @@ async fn answers_are_kept_for_seconds_and_never_beyond_the_tokens_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rate_that_is_set_is_kept() {
+async fn reviews_are_rate_limited() {
     let rate = Rate {
         per_second: 5.0,
         burst: 2,
@@ -363,7 +363,7 @@ async fn a_rate_that_is_set_is_kept() {
 ///
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(start_paused = true)]
-async fn another_kubeconfig_is_taken_into_use_and_a_broken_one_is_not() {
+async fn a_replaced_kubeconfig_is_used_and_a_broken_one_is_ignored() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
     world.review(&token).await.unwrap();
@@ -413,7 +413,7 @@ async fn a_token_file_is_trimmed_and_read_again() {
 
 /// Upstream runs the plugin at the first request.
 #[tokio::test]
-async fn a_credential_plugin_is_not_run_to_look_at_its_certificate() {
+async fn a_credential_plugin_is_not_run_to_read_its_certificate() {
     let api = FakeApi::start().await;
     let folder = tempfile::tempdir().unwrap();
     let (file, run) = (folder.path().join("kubeconfig"), folder.path().join("run"));
@@ -431,7 +431,7 @@ async fn a_credential_plugin_is_not_run_to_look_at_its_certificate() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_cannot_be_used_is_an_error_at_once() {
+async fn an_unusable_kubeconfig_is_an_error_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let open = |name: &str, content: &str| {
         let file = folder.path().join(name);

@@ -138,7 +138,7 @@ impl Ways {
 }
 
 #[tokio::test]
-async fn the_name_in_the_certificate_may_be_another_than_that_of_the_server() {
+async fn tls_server_name_overrides_the_name_in_the_server_url() {
     let ways = Ways::start().await;
     let server = format!("https://{}", ways.tls);
     ways.review(json!({"server": server, "tls-server-name": NAME}))
@@ -155,7 +155,7 @@ async fn the_name_in_the_certificate_may_be_another_than_that_of_the_server() {
 }
 
 #[tokio::test]
-async fn a_proxy_of_the_kubeconfig_leads_to_a_server_that_only_it_knows() {
+async fn the_proxy_of_a_kubeconfig_resolves_the_server_name() {
     let ways = Ways::start().await;
     let proxy = format!("http://{}", ways.proxy);
     ways.review(json!({"server": format!("https://{NAME}:6443"), "proxy-url": proxy}))

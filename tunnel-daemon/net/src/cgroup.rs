@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn our_folder_is_below_the_mount_of_version_2() {
+    fn own_cgroup_is_found_below_the_cgroup2_mount() {
         let cgroups = "5:cpu:/x\n0::/system.slice/adit.service\n";
         assert_eq!(
             own_of(HYBRID, cgroups),
@@ -124,7 +124,7 @@ mod tests {
 
     /// Limit (redirect): A cgroup namespace that shows a part of the host as its root | logged as a part
     #[test]
-    fn a_mount_of_less_than_all_cgroups_is_a_part_of_the_host() {
+    fn a_partial_cgroup_mount_is_recognized() {
         // The view of a container with its own cgroup namespace.
         let container = "58 48 0:38 /.. /host/cgroup rw - cgroup2 cgroup2 rw\n\
              65 44 0:38 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn cgroup_lookup_errors_name_the_cause() {
         let error = own_of(HYBRID, "5:cpu:/x\n").unwrap_err();
         assert!(error.contains("version 2"), "{error}");
         let error = own_of("", "0::/a\n").unwrap_err();

@@ -343,7 +343,7 @@ mod tests {
 
     /// Limit (peers): File descriptors in use
     #[test]
-    fn idle_lanes_are_closed_down_to_where_new_ones_have_room() {
+    fn idle_lanes_are_closed_down_to_the_lane_threshold() {
         for (in_use, lanes) in [(895, 0), (896, 128), (1000, 232)] {
             assert_eq!(counted(1024, in_use).lanes_to_close(), lanes);
         }
@@ -352,7 +352,7 @@ mod tests {
 
     /// Both counters see files that this process opens without reporting them.
     #[test]
-    fn the_kernel_counts_what_is_open() {
+    fn kernel_counters_include_unreported_files() {
         let list = Counter::List {
             next: Instant::now(),
         };
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_opened_since_the_last_look_counts_until_the_next() {
+    fn descriptors_opened_since_the_last_check_are_counted() {
         let never = Instant::now() + Duration::from_secs(600);
         let descriptors = Descriptors::new(Some(1024), Counter::List { next: never });
         descriptors.looked.store(700, Relaxed);
@@ -394,14 +394,14 @@ mod tests {
     }
 
     #[test]
-    fn a_look_is_due_half_way_to_the_next_mark() {
+    fn a_check_is_due_halfway_to_the_next_threshold() {
         let marks = Marks::of(Some(1024));
         let steps = [0, 700, 767, 768, 900, 1007, 1016, 5000].map(|in_use| marks.half_way(in_use));
         assert_eq!(steps, [384, 34, 1, 64, 46, 1, 1, 1]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lanes_are_closed_once_and_then_after_a_while() {
+    async fn lanes_are_closed_at_once_and_then_once_per_interval() {
         let descriptors = Arc::new(counted(1024, 900));
         let closed = Mutex::new(Vec::new());
         let running = Arc::clone(&descriptors).run(Duration::from_secs(2), |lanes| {

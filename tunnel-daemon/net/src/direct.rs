@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_is_made_or_its_error_told() {
+    async fn connect_returns_a_connection_or_its_error() {
         for own in [OwnSockets::off(), OwnSockets::on()] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let at = listener.local_addr().unwrap();

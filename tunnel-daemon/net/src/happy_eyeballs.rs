@@ -93,7 +93,7 @@ mod tests {
 
     /// Attempt 1 never ends, attempt 2 ends at once, attempt 3 ends a second after its start.
     #[tokio::test(start_paused = true)]
-    async fn a_race_goes_on_behind_an_outcome_and_ends_with_the_last_one() {
+    async fn a_race_continues_after_an_outcome_until_the_last_attempt_ends() {
         let start = Instant::now();
         let attempt = |place: u8| async move {
             match place {

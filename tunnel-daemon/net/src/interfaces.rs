@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_routes_of_the_trie_are_addresses_and_others_are_not() {
+    fn only_local_routes_of_fib_trie_are_addresses() {
         let trie = "Local:\n  +-- 0.0.0.0/0 2 0 2\n     |-- 127.0.0.0\n        /8 host LOCAL\n        |-- 127.0.0.1\n           /32 host LOCAL\n\
             \x20    |-- 192.0.2.0\n        /24 link UNICAST\n     |-- 192.0.2.7\n        /32 host LOCAL\n        |-- 192.0.2.255\n           /32 link BROADCAST\n";
         let twice = format!("{trie}{trie}");
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_has_the_number_that_the_list_says() {
+    fn interface_index_is_read_from_the_address_list() {
         let list = "00000000000000000000000000000001 01 80 10 80       lo\n\
             fe800000000000000000000000000001 1f 40 20 80 eth0.7\n";
         assert_eq!(index_in_list(list, "lo"), Some(1));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_among_those_of_this_host() {
+    fn loopback_is_among_the_addresses_of_this_host() {
         assert!(local_addresses().contains(&IpAddr::from([127, 0, 0, 1])));
     }
 }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_escapes_is_a_path_again() {
+    fn kernel_escapes_in_paths_are_decoded() {
         for (escaped, path) in [
             ("/my\\040cgroups", "/my cgroups"),
             ("/a\\011b\\012c\\134d", "/a\tb\nc\\d"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_are_no_text_are_paths() {
+    fn non_utf8_mount_points_are_read() {
         let text = b"31 24 0:26 / /\xff rw - ext4 /dev/\xff rw\n32 31 0:27 / /\xfe\\040 rw - cgroup2 cgroup2 rw";
         let mounts = among(text, "cgroup2");
         assert_eq!(mounts.len(), 1);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_another_form_are_passed_over() {
+    fn malformed_mount_lines_are_skipped() {
         for line in [
             "",
             "32 31 0:27 / /x",

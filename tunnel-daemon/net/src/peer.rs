@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_and_a_reset_are_seen_behind_bytes_that_nobody_has_read() {
+    fn eof_and_reset_are_detected_behind_unread_bytes() {
         let (near, mut far) = tcp();
         far.write_all(b"unread").unwrap();
         assert_eq!(state(near.as_fd()), Peer::There);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_half_close_is_waited_beyond_and_a_close_or_a_reset_is_not() {
+    async fn closed_waits_past_a_half_close_until_a_close_or_reset() {
         let (near, far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unix_peer_that_goes_has_failed_only_if_it_left_bytes_unread() {
+    fn a_closed_unix_peer_has_failed_only_if_it_left_bytes_unread() {
         for unread in [false, true] {
             let (mut near, mut far) = UnixStream::pair().unwrap();
             far.write_all(b"said").unwrap();

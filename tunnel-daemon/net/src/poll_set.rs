@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_round_wakes_is_polled_without_the_scheduler() {
+    fn wake_up_during_a_poll_repolls_without_the_scheduler() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let mut rounds = 0;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_wake_ups_let_others_run() {
+    fn endless_wake_ups_let_other_tasks_run() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let mut outer = Box::pin(together(|cx| {

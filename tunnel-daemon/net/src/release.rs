@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_of_distributions_are_understood() {
+    fn kernel_releases_of_distributions_are_parsed() {
         for (text, expected) in [
             ("6.12.104-1-amd64", Some(Release::new(6, 12, 104))),
             ("6.1.0", Some(Release::new(6, 1, 0))),

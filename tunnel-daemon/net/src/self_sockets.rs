@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_redirect_sockets_connect_as_they_are() {
+    fn sockets_get_a_cookie_only_with_a_redirect() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         for (own, is_named) in [(OwnSockets::off(), false), (OwnSockets::on(), true)] {
             let cookie = own.cookie(&socket).unwrap();

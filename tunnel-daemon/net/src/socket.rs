@@ -131,7 +131,7 @@ mod tests {
 
     /// Up to four keepalive probes may be lost before the peer counts as dead after 20 s.
     #[test]
-    fn links_and_lanes_probe_several_times_before_they_give_up() {
+    fn links_and_lanes_end_after_several_lost_keepalive_probes() {
         const TIMEOUT: Duration = Duration::from_secs(20);
         let (link, lane) = (stream(), stream());
         tune_link(&link, TIMEOUT).unwrap();

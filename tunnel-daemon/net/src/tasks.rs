@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn drain_cuts_off_what_outlives_the_deadline() {
+    async fn drain_cuts_off_tasks_after_the_deadline() {
         let tasks = Tasks::new(8);
         let (held, dropped) = oneshot::channel::<()>();
         tasks
@@ -424,7 +424,7 @@ mod tests {
 
     /// The task was woken and made progress, and then waits again.
     #[tokio::test(start_paused = true)]
-    async fn drain_cuts_off_what_has_worked_and_waits_again() {
+    async fn drain_cuts_off_a_task_that_worked_and_waits_again() {
         let tasks = Tasks::new(8);
         let (held, dropped) = oneshot::channel::<()>();
         let (go, gone) = oneshot::channel::<()>();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_panics_while_it_is_cut_off_is_counted() {
+    async fn a_panic_of_a_cut_off_task_is_counted() {
         struct Bad;
         impl Drop for Bad {
             fn drop(&mut self) {

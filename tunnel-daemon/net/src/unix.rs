@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_put_on_a_socket_and_never_on_what_took_its_place() {
+    fn the_mode_is_set_on_a_socket_and_never_on_its_replacement() {
         let directory = directory();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
         let precious = directory.path().join("precious");

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_takes_no_others_is_named_as_a_reason_for_a_refusal_to_attach() {
+    fn an_exclusive_program_is_named_as_possible_cause_of_a_failed_attach() {
         let of = |action, errno| {
             let refused = ProgramError::SyscallError(SyscallError {
                 call: "bpf_link_create",
@@ -218,7 +218,7 @@ mod tests {
     /// The program attached first reports the destinations of redirected connections. Without it the listener would
     /// refuse these connections.
     #[test]
-    fn what_was_attached_last_goes_first() {
+    fn programs_are_detached_in_reverse_order() {
         let order = RefCell::default();
         let mut held = Vec::from([1, 2, 3].map(|number| Noted(number, &order)));
         let_go(&mut held);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_no_reason() {
+    fn verifier_statistics_are_skipped() {
         let log = "369: (73) *(u8 *)(r5 +0) = r2\nR5 pointer arithmetic prohibited\nverification time 3 usec\nstack depth 176\nprocessed 254 insns\n\n";
         let last = log.lines().rev().find(|line| !is_statistics(line));
         assert_eq!(last, Some("R5 pointer arithmetic prohibited"));

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_a_probe_says_something() {
+    fn every_probe_row_has_a_reason() {
         for (name, capability) in HostCaps::probe().rows() {
             assert!(!capability.reason().is_empty(), "{name}");
         }

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_is_named() {
+    fn refused_programs_are_named() {
         let refused = verdict(Err(LoadProbeError::Refused(
             "the program adit_connect4 (invalid)".to_owned(),
         )));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_rights_no_program_is_tried_out() {
+    fn no_program_is_loaded_without_capabilities() {
         let host = HostCaps {
             capabilities: no(),
             for_account: no(),

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_processors_set_aside_is_room_beside_the_entries() {
+    fn map_size_adds_entries_reserved_by_processors() {
         for (processors, room) in [(0, 4096), (1, 4224), (64, 12_288), (usize::MAX, u32::MAX)] {
             assert_eq!(beside(4096, processors), room);
         }

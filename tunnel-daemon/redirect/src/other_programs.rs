@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_named_where_its_name_is_known_and_counted_where_not() {
+    fn programs_are_listed_with_id_position_and_known_names() {
         let mut found = Neighbours::default();
         found.note("connect4", 7, Place::Before);
         found.note("connect4", 7, Place::Below);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_beyond_the_limit_are_not_taken_for_none() {
+    fn cgroups_beyond_the_search_limit_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let inner = root.path().join("a/b/c");
         fs::create_dir_all(&inner).unwrap();

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_whose_cgroup_is_gone_is_told_from_others() {
+    fn a_bpf_link_without_its_cgroup_is_recognised() {
         let text = |link: u32, cgroup: u64| {
             format!(
                 "pos:\t0\nflags:\t02000000\nlink_type:\tcgroup\nlink_id:\t{link}\ncgroup_id:\t{cgroup}\nattach_type:\t10\n"
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_pins_is_not_over() {
+    fn a_folder_without_pins_is_not_detached() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_over(dir.path()));
         assert!(!is_over(&dir.path().join("none")));

@@ -98,7 +98,7 @@ mod tests {
 
     /// Limit (redirect): An exempt process | exempt until it ends; its id is reused safely within about 1 s
     #[test]
-    fn processes_that_ended_or_are_others_are_over() {
+    fn ended_processes_and_reused_ids_are_detected() {
         let mut processes = Processes::default();
         let all: HashSet<u32> = [7, 8, 9].into();
         assert!(processes.over(&all, |_| Life::Began(100)).is_empty());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_began_once_and_ends() {
+    fn a_process_has_one_start_time_until_it_ends() {
         let own = Life::of(std::process::id());
         assert!(matches!(own, Life::Began(_)), "{own:?}");
         assert_eq!(Life::of(std::process::id()), own);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_processes_do_not_lead_astray() {
+    fn start_time_is_parsed_after_any_process_name() {
         let fields = "S 1 2 2 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
         for name in ["a", "a b) S 1 (", ""] {
             assert_eq!(began(format!("9 ({name}) {fields}").as_bytes()), Some(4711));

@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_back() {
+    fn addresses_round_trip() {
         for text in ["10.1.2.3:443", "[2001:db8::1]:65535"] {
             let socket: SocketAddr = text.parse().unwrap();
             assert_eq!(address(&endpoint(socket)), socket);

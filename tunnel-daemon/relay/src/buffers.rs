@@ -80,7 +80,7 @@ mod tests {
 
     /// Limit (memory): Relay buffers | 64 MiB per process, then 16 KiB per direction with data
     #[test]
-    fn growth_stops_at_the_budget_but_no_pair_goes_without() {
+    fn buffer_growth_stops_at_the_budget_but_each_pair_gets_one() {
         let mut buffers = Buffers::new(LARGE);
         let first = buffers.lend(LARGE);
         let second = buffers.lend(LARGE);

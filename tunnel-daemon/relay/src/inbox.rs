@@ -201,7 +201,7 @@ mod tests {
 
     /// For example the promise of a pair that its thread was serving when it panicked.
     #[test]
-    fn a_promise_that_is_dropped_tells_what_was_delivered() {
+    fn a_dropped_promise_reports_the_delivered_bytes() {
         let inbox = Arc::new(Inbox::new(1, 1).unwrap());
         assert!(inbox.enter());
         let (tell, told) = mpsc::channel();

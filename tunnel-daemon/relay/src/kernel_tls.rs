@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_not_payload_end_the_stream_or_fail_it() {
+    fn non_payload_records_are_skipped_or_end_or_fail_the_stream() {
         let of = |kind, bytes: &[u8]| {
             meaning(kind, bytes, &mut Tickets::default()).map_err(|error| error.kind())
         };
@@ -396,7 +396,7 @@ mod tests {
 
     /// However the tickets are split over records and reads.
     #[test]
-    fn tickets_are_counted_off_and_nothing_hides_behind_them() {
+    fn tickets_are_skipped_and_messages_behind_them_are_refused() {
         let ticket = |bytes: usize| {
             let [.., high, low] = bytes.to_be_bytes();
             [&[4, 0, high, low], &vec![9; bytes][..]].concat()
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn splices_go_into_kernels_that_are_known_to_be_mended() {
+    fn splice_into_kernel_tls_avoids_broken_kernels() {
         for release in [
             "6.1.0-56-cloud-amd64",
             "6.12.117+deb12-cloud-amd64",

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_between_two_rests_on_a_name_or_on_measurements() {
+    fn engine_choice_is_based_on_a_name_or_on_measurements() {
         for (preference, engine, basis) in [
             (Preference::Auto, AUTO, Basis::Measured),
             (Preference::IoUring, Engine::IoUring, Basis::Asked),

@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_unix_socket_becomes_small_and_as_large_as_it_was() {
+    fn a_unix_socket_shrinks_and_regains_its_size() {
         let (near, _far) = UnixStream::pair().unwrap();
         let before = sizes(&near);
         let mut buffers = SocketBuffers::default();
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_bound_makes_no_buffer_that_has_grown_smaller() {
+    fn a_bound_does_not_shrink_a_grown_buffer() {
         let mut ends = pair();
         exchange(&mut ends, MUCH);
         let grown = sizes(&ends[0])[1];
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_bound_makes_no_unix_socket_larger() {
+    fn a_bound_never_enlarges_a_unix_socket() {
         let (near, _far) = UnixStream::pair().unwrap();
         let before = sizes(&near)[0];
         let mut buffers = SocketBuffers::default();

@@ -107,7 +107,7 @@ fn several_requests_share_one_connection() {
 }
 
 #[test]
-fn slow_headers_are_cut_off_at_the_deadline_and_hurt_nobody() {
+fn slow_headers_time_out_without_delaying_other_requests() {
     let limits = AdminLimits {
         header_timeout: Duration::from_millis(200),
         ..AdminLimits::default()
@@ -145,7 +145,7 @@ fn oversized_headers_get_a_431() {
 }
 
 #[test]
-fn connections_over_the_cap_end_the_oldest_so_that_a_probe_gets_in() {
+fn a_connection_over_the_cap_closes_the_oldest_one() {
     let limits = AdminLimits {
         connections_max: 2,
         ..AdminLimits::default()
@@ -179,7 +179,7 @@ fn connections_over_the_cap_end_the_oldest_so_that_a_probe_gets_in() {
 }
 
 #[test]
-fn idle_connection_ends_when_its_life_is_over() {
+fn idle_connection_ends_at_its_maximum_age() {
     let limits = AdminLimits {
         connection_life: Duration::from_millis(100),
         ..AdminLimits::default()
@@ -189,7 +189,7 @@ fn idle_connection_ends_when_its_life_is_over() {
 }
 
 #[test]
-fn port_in_use_is_an_error_that_names_it() {
+fn bind_errors_name_the_port_in_use() {
     let (thread, listener, _) = serve(AdminLimits::default());
     let error = thread
         .serve("admin", listener.local_addr(), HttpService::default())
@@ -240,7 +240,7 @@ fn limits_are_256_connections_64_kibibytes_of_headers_and_60_seconds_for_an_answ
 
 /// Limit (operations): Listeners for health, metrics and administration
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_not_read_ends_its_connection_after_sixty_seconds() {
+async fn an_unread_answer_ends_its_connection_after_sixty_seconds() {
     let metrics = ServerMetrics::new(&["default"]);
     let service = HttpService::default().metrics(metrics.scrape());
     let (near, mut far) = tokio::io::duplex(64);

@@ -303,7 +303,7 @@ mod tests {
 
     /// Limit (operations): Remaining days of a certificate below which `adit check` reports `degraded` | 30
     #[test]
-    fn a_certificate_is_judged_by_the_days_that_are_left() {
+    fn a_certificate_is_judged_by_its_remaining_days() {
         for (left, expected, part) in [
             (365, Verdict::Ok, "valid for 365 days"),
             (30, Verdict::Ok, "valid for 30 days"),
@@ -319,7 +319,7 @@ mod tests {
 
     /// As in a bundle of an old and a new CA: the old CA stays while certificates signed by it are in use.
     #[test]
-    fn an_expired_ca_of_a_bundle_keeps_nothing_from_working() {
+    fn an_expired_ca_in_a_bundle_is_only_degraded() {
         let (expired, text) = verdict(-1, Purpose::Anchor, &[]);
         assert_eq!(expired, Verdict::Degraded, "{text}");
         assert_eq!(verdict(-1, Purpose::Ca, &[]).0, Verdict::Missing);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_adit_refuses_is_worse_among_adit_peers() {
+    fn flaws_that_only_adit_refuses_depend_on_the_peers() {
         let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
         let sound = Inspected {
             names: vec!["dns:a".to_owned()],

@@ -127,7 +127,7 @@ fn kernel(facts: &Facts) -> Capability {
     if release < FLOOR {
         return degraded(
             NAME,
-            format!("{release}: tunnels work; io_uring and eBPF are not used below {FLOOR}"),
+            format!("{release}: tunnels work; io_uring and eBPF are not tested below {FLOOR}"),
             format!("use a kernel from {FLOOR} on"),
         );
     }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_best_of_hosts_all_is_ok() {
+    fn all_lines_are_ok_on_a_complete_host() {
         for line in lines(&best(), ALL) {
             let expected = if line.name == "btf" {
                 Verdict::Info
@@ -379,7 +379,7 @@ mod tests {
 
     /// As on an ordinary host, or in a container without privileges.
     #[test]
-    fn what_is_off_is_told_and_not_judged() {
+    fn unused_features_are_reported_as_info() {
         let mut facts = best();
         facts.capabilities = Some(CapabilitySet::empty());
         facts.ring = Err(("forbidden".into(), "allow it".into()));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
+    fn each_missing_feature_changes_the_verdict_of_its_line() {
         type Change = fn(&mut Facts);
         let changes: [(&str, Verdict, Change); 18] = [
             ("kernel", Verdict::Degraded, |f| {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sockets_of_tunnels_have_is_said_where_it_is_bounded() {
+    fn the_socket_buffer_bound_is_shown_where_memory_is_small() {
         let mut facts = best();
         for (memory, expected) in [
             (64 << 20, Some("at most 128 KiB each way")),
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_asked_for_by_name_has_to_be_there() {
+    fn an_explicitly_selected_engine_must_be_available() {
         assert_eq!(relay_engine(Preference::Auto), None);
         let epoll = relay_engine(Preference::Epoll).unwrap();
         assert_eq!(epoll.verdict, Verdict::Ok, "{epoll:?}");
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_need_not_be_there_is_fine_when_it_is_not() {
+    fn optional_features_may_be_missing() {
         let mut facts = best();
         (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
         facts.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_answers_each_question() {
+    fn every_check_works_on_this_host() {
         let lines = lines(&Facts::gather(), ALL);
         assert_eq!(lines.len(), 10);
         // Every test host has a /proc.

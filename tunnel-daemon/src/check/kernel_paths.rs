@@ -49,7 +49,7 @@ mod tests {
     use crate::status::model::Verdict;
 
     #[test]
-    fn without_its_privilege_a_listener_serves_one_kind_of_rules() {
+    fn without_net_admin_a_listener_serves_no_tproxy_rules() {
         assert_eq!(tproxy(CapabilitySet::NET_ADMIN), None);
         let line = tproxy(CapabilitySet::empty()).unwrap();
         assert!(

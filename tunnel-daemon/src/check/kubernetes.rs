@@ -73,7 +73,7 @@ mod tests {
     use crate::status::model::Verdict;
 
     #[test]
-    fn a_kubeconfig_that_cannot_be_used_is_found() {
+    fn an_unusable_kubeconfig_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("kubeconfig");
         let source = Source::Kubeconfig(file.clone());

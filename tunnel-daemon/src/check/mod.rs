@@ -204,13 +204,13 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the clock is what is looked at")]
-    fn a_clock_that_was_never_set_is_found() {
+    fn an_unset_clock_is_reported() {
         assert_eq!(clock(SystemTime::UNIX_EPOCH).verdict, Verdict::Missing);
         assert_eq!(clock(SystemTime::now()).verdict, Verdict::Ok);
     }
 
     #[test]
-    fn a_log_that_cannot_be_written_is_found() {
+    fn an_unwritable_log_is_reported() {
         let file = |path: &str| LogPlan {
             destination: LogDestination::File {
                 path: path.into(),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_flags_need_is_judged() {
+    fn needs_follow_from_the_flags() {
         let tls = data_path(LaneSecurity::Tls, Preference::Auto);
         assert_eq!(Needs::of(&tls, false), Needs::default());
         assert!(Needs::of(&tls, true).ebpf);

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_is_missing_and_a_free_one_is_not_kept() {
+    fn a_used_port_is_reported_and_a_free_port_is_released() {
         // A separate loopback address, so that no other process takes the port while it is free.
         let listener = TcpListener::bind("127.0.0.5:0").unwrap();
         let used = listener.local_addr().unwrap().port();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_a_start_goes_on_without_are_degraded() {
+    fn probe_ports_in_use_are_degraded_in_compat_mode() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let used = listener.local_addr().unwrap().port();
         let bind = Some(BindAddress::new("127.0.0.1", used).unwrap());
@@ -258,7 +258,7 @@ mod tests {
 
     /// The kernel's verdict on two addresses, in either order.
     #[test]
-    fn addresses_that_no_two_listeners_can_have_overlap() {
+    fn overlapping_listen_addresses_are_recognised() {
         for (one, other, expected) in [
             ("127.0.0.1:1", "127.0.0.1:1", true),
             ("127.0.0.1:1", "127.0.0.1:2", false),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_that_overlaps_one_of_the_same_command_line_is_found() {
+    fn overlapping_listeners_of_one_command_line_are_reported() {
         // While this listener exists, no other process gets the port on all addresses.
         let holder = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = holder.local_addr().unwrap().port();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_looked_at_and_left_as_it_is() {
+    fn a_socket_is_checked_and_not_removed() {
         use StaleFile::{Keep, Remove};
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");

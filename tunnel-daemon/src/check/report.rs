@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_line_decides() {
+    fn the_worst_line_sets_the_exit_code() {
         for (lines, code) in [
             (vec![], 0),
             (vec![ok("a", "b")], 0),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_it_is_and_what_to_do() {
+    fn report_lines_show_verdict_text_and_remedy() {
         let report = Report::new(vec![
             ok("kernel", "6.12.104"),
             missing(

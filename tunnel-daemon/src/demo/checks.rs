@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn verdict_names_the_step_that_went_wrong() {
+    async fn verdict_names_the_failed_step() {
         let screen = Screen::new(true);
         let verdict = Verdict::default();
         let mut steps = Steps {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn step_that_never_ends_is_wrong() {
+    async fn step_that_never_ends_fails() {
         let screen = Screen::new(true);
         let verdict = Verdict::default();
         let mut steps = Steps {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ways_name_what_was_used_and_nothing_else() {
+    fn counters_name_only_used_paths() {
         let framed = Counters {
             lane: 54,
             link: 2,

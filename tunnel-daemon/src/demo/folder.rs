@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_folder_is_emptied_and_goes_only_if_it_was_made_here() {
+    fn given_folder_is_emptied_and_removed_only_if_created_here() {
         let outer = tempfile::tempdir().unwrap();
         let new = outer.path().join("new");
         let folder = Folder::make(Some(&new)).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_made_here_are_for_this_user_alone() {
+    fn created_folders_are_private_to_the_user() {
         let outer = tempfile::tempdir().unwrap();
         for given in [None, Some(outer.path().join("new"))] {
             let folder = Folder::make(given.as_deref()).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_with_something_in_it_is_refused_and_left_alone() {
+    fn nonempty_folder_is_refused_and_unchanged() {
         let outer = tempfile::tempdir().unwrap();
         fs::write(outer.path().join("precious"), "text").unwrap();
         let error = Folder::make(Some(outer.path())).err().unwrap();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_name_that_is_too_long_names_the_remedy() {
+    fn overlong_socket_name_error_names_the_remedy() {
         let folder = Folder::make(None).unwrap();
         let error = folder.socket(&"x".repeat(108)).unwrap_err();
         assert!(error.to_string().contains("shorter --dir"), "{error}");

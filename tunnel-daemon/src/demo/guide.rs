@@ -178,13 +178,13 @@ egressSelections:
     }
 
     #[test]
-    fn what_a_shell_would_take_apart_is_quoted() {
+    fn shell_arguments_are_quoted_when_needed() {
         assert_eq!(shell("/tmp/adit-demo-x/ca.crt"), "/tmp/adit-demo-x/ca.crt");
         assert_eq!(shell("/tmp/it's here"), r"'/tmp/it'\''s here'");
     }
 
     #[test]
-    fn curl_file_keeps_quotes_of_a_path() {
+    fn curl_file_escapes_quotes_of_a_path() {
         let text = curl_conf(&[("proxy-cacert", "/a \"b\"/ca.crt".to_owned())]);
         assert_eq!(
             text,

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_fits_what_was_measured() {
+    fn isolation_text_matches_the_measurement() {
         let millis = Duration::from_millis;
         assert_eq!(
             text(millis(1), millis(2)),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn summaries_say_what_tunnels_travel_on_and_what_moves_them() {
+    fn summaries_name_the_paths_and_relay_of_tunnels() {
         let (stats, screen) = (Stats::default(), Screen::new(true));
         let framed = Counters {
             lane: 12_345_678,

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sample_is_every_percentile_and_none_is_said_so() {
+    fn one_sample_is_every_percentile_and_none_shows_none_yet() {
         let one = Duration::from_millis(3);
         let samples = Samples(Mutex::new([one].into()));
         assert_eq!(samples.percentiles(), Percentiles(Some((one, one))));

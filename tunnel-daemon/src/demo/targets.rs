@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_any_size_at_any_offset_are_the_pattern() {
+    fn chunks_of_any_size_and_offset_match_the_pattern() {
         for offset in [0, 1, 250, 251, 65_536, 1 << 40] {
             for length in [0, 1, 251, BLOCK_BYTES as u64, BLOCK_BYTES as u64 + 7] {
                 let piece: Vec<u8> = (offset..offset + length).map(pattern_byte).collect();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_by_one_is_wrong_at_once() {
+    fn a_shift_by_one_byte_is_detected() {
         let piece: Vec<u8> = (1..100).map(pattern_byte).collect();
         assert_eq!(first_wrong(0, &piece), Some(0));
     }

@@ -172,7 +172,7 @@ mod tests {
     };
 
     #[test]
-    fn ways_name_path_mover_and_engine() {
+    fn tunnels_are_described_by_path_engine_and_driver() {
         let raw = Way {
             path: Path::RawLane,
             in_clear: true,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_is_known_once_all_its_bytes_are() {
+    fn a_tunnel_is_found_once_all_its_bytes_are_counted() {
         let table = Arc::new(OpenTunnels::default());
         let open = |dialect, destination| -> TunnelEntry {
             table.enter(&TunnelFacts {

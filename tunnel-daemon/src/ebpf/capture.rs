@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_have_no_meaning_to_kubernetes_and_are_never_none() {
+    fn socket_marks_avoid_kubernetes_bits_and_zero() {
         for random in [0, 0xC000, u32::MAX, 0x4001] {
             let mark = own_mark(random);
             assert!(mark != 0 && mark & 0xC000 == 0, "{mark:#x}");

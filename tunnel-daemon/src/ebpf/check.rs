@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_take_and_the_host_lacks_is_named_in_the_line_of_who_wants_them() {
+    fn missing_host_features_are_named_in_the_lines_of_redirect_and_account() {
         type Change = fn(&mut HostCaps);
         let changes: [(&str, Change, bool); 5] = [
             (
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_told_from_any_other_folder() {
+    fn only_cgroup_v2_folders_are_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let line = cgroup(dir.path());
         assert!(line.text.contains("no cgroup of version 2"), "{line:?}");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_looks_like_the_whole_host_and_is_not_is_degraded() {
+    fn a_cgroup_root_inside_a_cgroup_namespace_is_degraded() {
         let line = there(Path::new("/sys/fs/cgroup"), true);
         assert_eq!(line.verdict, Verdict::Degraded, "{line:?}");
         let said = "/sys/fs/cgroup is only a part of the host";
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_rules_is_read_with_the_flags_it_adds_to() {
+    fn a_rule_file_is_checked_together_with_the_flags() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rules");
         let plan = RedirectPlan {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_wants_a_place_to_keep_links() {
+    fn fail_closed_needs_a_place_for_pinned_links() {
         let names = |plan: &RedirectPlan| -> Vec<String> {
             let lines = of_redirect(plan, &host());
             lines.into_iter().map(|line| line.name).collect()
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn other_namespaces_take_a_privilege_and_may_come_later() {
+    fn other_namespaces_need_sys_admin_and_may_appear_later() {
         assert_eq!(helper(true).verdict, Verdict::Ok);
         let without = helper(false);
         assert!(
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_host_is_found() {
+    fn a_foreign_node_address_is_reported() {
         let here = ["192.0.2.1".parse().unwrap()];
         assert_eq!(node_address(here[0], &here).verdict, Verdict::Ok);
         let other = node_address("2001:db8::1".parse().unwrap(), &here);

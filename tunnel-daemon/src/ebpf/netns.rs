@@ -391,7 +391,7 @@ mod tests {
 
     /// Limit (redirect): Captured network namespaces besides the own one | 256; more are logged
     #[test]
-    fn what_looks_leave_out_is_said_when_it_begins_and_when_it_ends_and_not_in_between() {
+    fn skipped_namespaces_are_logged_only_when_skipping_begins_and_ends() {
         let mut left_out = LeftOut::default();
         for (over, is_cut, said) in [
             (0, false, vec![]),

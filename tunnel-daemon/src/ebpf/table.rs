@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_on_all_addresses_is_spared_on_each() {
+    fn a_wildcard_listener_has_a_rule_for_each_address() {
         let here: [IpAddr; 2] = [[127, 0, 0, 1].into(), [192, 0, 2, 7].into()];
         let any: SocketAddr = "[::]:8091".parse().unwrap();
         let rules = own_rules([any], Action::Join, &here);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_left_alone_even_by_a_rule_for_everything() {
+    fn loopback_is_excluded_even_from_a_catch_all_rule() {
         let plan = RedirectPlan {
             targets: vec![RedirectTarget {
                 network: "0.0.0.0/0".parse().unwrap(),

@@ -81,7 +81,7 @@ async fn server_with_agents_is_ready() {
 }
 
 #[tokio::test]
-async fn server_that_stops_says_so() {
+async fn stopping_server_is_not_ready() {
     let service = HttpService::server_health(
         not_ready(SHUTTING_DOWN),
         ServerMetrics::new(&[]).scrape(),
@@ -91,7 +91,7 @@ async fn server_that_stops_says_so() {
 }
 
 #[tokio::test]
-async fn draining_agent_is_ready_and_says_that_it_drains() {
+async fn draining_agent_is_ready_and_reports_draining() {
     let service = HttpService::agent_health(
         probe(Readiness::Draining),
         AgentMetrics::new().scrape(),
@@ -107,7 +107,7 @@ async fn draining_agent_is_ready_and_says_that_it_drains() {
 }
 
 #[test]
-fn process_without_a_service_is_not_ready_and_names_it() {
+fn process_with_an_ended_service_is_not_ready() {
     assert_eq!(Readiness::without(&[]), None);
     let text = "service tls-files, gauges has ended: restart this process";
     let without = Readiness::without(&["tls-files", "gauges"]);
@@ -258,7 +258,7 @@ async fn silent_data_runtime_is_not_ready_after_a_second() {
 
 /// Limit (operations): Queued readiness checks | 64 per process
 #[tokio::test(start_paused = true)]
-async fn more_questions_than_the_queue_holds_are_refused_at_once() {
+async fn readiness_checks_beyond_the_queue_are_refused_at_once() {
     let (asker, _questions) = readiness_channel();
     let checks = (0..QUESTIONS_MAX).map(|_| asker.check());
     let mut waiting: Vec<_> = checks.collect();

@@ -61,7 +61,7 @@ fn agent() -> LinkInfo {
 ///
 /// Limit (times): PING on an idle lane | every 30 s; closed if the last one is unanswered
 #[tokio::test(start_paused = true)]
-async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
+async fn idle_lanes_are_pinged_every_thirty_seconds() {
     let metrics = ServerMetrics::new(&[]);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
     let pool = pool(&metrics, &budget);
@@ -90,7 +90,7 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
 
 /// Ten thousand links would keep all else of their thread waiting for tens of milliseconds.
 #[tokio::test(start_paused = true)]
-async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
+async fn polling_lanes_of_many_links_yields_to_other_tasks() {
     const LINKS: usize = 65;
     let metrics = ServerMetrics::new(&[]);
     let budget = Arc::new(ProcessBudget::new(1 << 30));

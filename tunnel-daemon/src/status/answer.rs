@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn tunnels_come_in_the_order_that_was_asked_for() {
+    fn tunnels_are_sorted_in_the_requested_order() {
         let table = Arc::new(OpenTunnels::default());
         let entries = [("b", "z:1"), ("a", "y:1"), ("a", "x:1")]
             .map(|(peer, destination)| enter(&table, peer, destination));
@@ -395,7 +395,7 @@ mod tests {
 
     /// Limit (operations): Tunnels in an answer of the admin socket | 100; on request 10,000
     #[test]
-    fn ten_thousand_tunnels_and_more_are_answered_boundedly() {
+    fn an_answer_lists_at_most_ten_thousand_tunnels() {
         let table = Arc::new(OpenTunnels::default());
         let long = "d".repeat(4096);
         let entries: Vec<_> = (0..12_000).map(|_| enter(&table, &long, &long)).collect();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_named_by_agent_or_by_number() {
+    fn links_are_selected_by_agent_or_number() {
         let asked = LinkQuery::parse("agent=a%26b%20c").unwrap();
         assert!(asked.is_about(Some(1), "a&b c") && !asked.is_about(Some(1), "a"));
         let both = LinkQuery::parse("agent=a&link=7").unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_makes_no_sense_names_what_does() {
+    fn an_invalid_query_names_the_valid_values() {
         for (query, part) in [
             ("limit=10001", "0 to 10000"),
             ("limit=-1", "0 to 10000"),

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_answer_is_said() {
+    fn bad_answers_are_reported_with_their_cause() {
         let ok = asked(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":1}");
         assert_eq!(ok.unwrap(), "{\"api\":1}");
         for (bytes, part) in [
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_shown_without_what_drives_a_terminal() {
+    fn unparsable_answers_are_shown_without_control_characters() {
         let error = serde_json::from_str::<Role>("\"\\u001b[2J\"").unwrap_err();
         assert!(error.to_string().contains('\x1b'));
         let told = Socket::new(Path::new("/run/s")).not_understood(&error);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_there_names_the_flag() {
+    fn a_missing_socket_error_names_the_flag() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let error = Socket::new(&path).text("/v1/status").unwrap_err();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_says_nothing_is_said_to_hang() {
+    fn a_silent_process_is_reported_as_hanging() {
         let (mut silent, _open) = UnixStream::pair().unwrap();
         silent
             .set_read_timeout(Some(Duration::from_millis(1)))

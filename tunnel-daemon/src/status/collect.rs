@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_of_links_that_are_not_listed_count_too() {
+    fn lanes_of_unlisted_links_are_counted() {
         let lanes = |idle, busy| LinkLanes {
             idle,
             busy,

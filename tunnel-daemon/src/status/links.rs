@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_is_wider_than_a_terminal_and_none_moves_its_cursor() {
+    fn lines_fit_the_terminal_and_have_no_control_characters() {
         let text = table(&links());
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line:?}");

@@ -363,7 +363,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn whoever_answers_in_the_place_of_a_process_drives_no_terminal() {
+    fn control_characters_of_a_hostile_answer_are_removed() {
         let evil = || "\x1b[2J".to_owned();
         let mut status = status();
         (status.version, status.lanes.security) = (evil(), evil());
@@ -382,7 +382,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_line_is_wider_than_a_terminal_and_none_moves_its_cursor() {
+    fn lines_fit_the_terminal_and_have_no_control_characters() {
         let text = table(&status());
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line:?}");
@@ -402,7 +402,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_in_use_has_no_line() {
+    fn unused_features_have_no_line() {
         let mut status = status();
         status.relay.used = false;
         status.redirect = None;

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_a_stranger_moves_the_cursor() {
+    fn peer_text_is_cut_and_has_no_control_characters() {
         assert_eq!(clean("a\x1b[2Jb\n\u{202e}c\u{9b}", 40), "a?[2Jb??c?");
         assert_eq!(clean("abcdef", 4), "abc~");
         assert_eq!(clean("abcd", 4), "abcd");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short_and_never_wrong_by_a_unit() {
+    fn numbers_are_short_and_have_the_right_unit() {
         for (count, text) in [
             (0, "0"),
             (1023, "1023"),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_break_at_spaces_and_inside_words_that_fit_no_line() {
+    fn lines_break_at_spaces_and_inside_overlong_words() {
         assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
         assert_eq!(wrapped("a bb  cccccc d", 4), ["a bb", "cccc", "cc d"]);
     }

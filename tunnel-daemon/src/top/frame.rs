@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_fits_its_width_and_none_moves_the_cursor() {
+    fn lines_fit_the_width_and_have_no_control_characters() {
         for (_, order) in TopSort::ALL {
             for width in [80, 100, 200] {
                 let lines = picture(order).all(width);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_shortened_for_a_pipe() {
+    fn output_to_a_pipe_is_not_shortened() {
         let lines = picture(TopSort::Rate).whole();
         for part in [
             "a-tenant-with-a-long-name ",
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_have_a_column_where_there_is_room_or_where_they_decide_the_order() {
+    fn the_tenant_column_is_shown_when_it_fits_or_is_the_sort_order() {
         for (order, width, rows) in [
             (TopSort::Rate, 80, 0),
             (TopSort::Rate, 99, 0),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_of_the_order_is_marked() {
+    fn the_sort_column_is_marked() {
         for (order, mark) in [
             (TopSort::Rate, "TGT/s*"),
             (TopSort::Bytes, "BYTES*"),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn more_tunnels_than_are_listed_are_said() {
+    fn the_title_counts_open_and_listed_tunnels() {
         let mut seen = tunnels(1, vec![tunnel(2, 10)]);
         seen.open = 23_456;
         let sample = Sampler::default().take(seen, Instant::now());

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_scroll_within_the_rows_sort_and_leave() {
+    fn keys_scroll_sort_pause_and_quit() {
         let mut view = view(50);
         press(&mut view, KeyCode::Up);
         assert!(drawn(&mut view)[2].contains("10.0.0.1:443"));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_said_and_may_come_back() {
+    fn a_lost_process_is_reported_and_may_return() {
         let mut view = view(3);
         view.saw(Err(AskError::NobodyListens("/run/x".into())));
         let lines = drawn(&mut view);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_answer_keeps_nobody_waiting() {
+    fn an_unanswered_query_does_not_block() {
         let (let_go, held) = mpsc::channel::<u32>();
         let held = std::sync::Mutex::new(held);
         let mut asker = Asker::start(move || held.lock().unwrap().recv().unwrap()).unwrap();

@@ -175,7 +175,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_moved_between_two_looks() {
+    fn a_rate_is_the_change_between_two_samples() {
         let (mut sampler, start) = (Sampler::default(), Instant::now());
         let first = sampler.take(tunnels(1, vec![tunnel(50, 500)]), start);
         assert_eq!(rates(&first), [(10, 20)], "since it opened, 50 s ago");
@@ -192,7 +192,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_process_on_the_same_path_starts_anew() {
+    fn rates_restart_with_another_process() {
         let (mut sampler, start) = (Sampler::default(), Instant::now());
         sampler.take(tunnels(1, vec![tunnel(50, 1000)]), start);
         let restarted = tunnels(2, vec![tunnel(50, 500)]);
@@ -202,7 +202,7 @@ pub(super) mod tests {
 
     /// A container's process is process 1 after each restart.
     #[test]
-    fn a_restarted_process_of_the_same_number_starts_anew() {
+    fn rates_restart_after_a_restart_with_the_same_pid() {
         let (mut sampler, start) = (Sampler::default(), Instant::now());
         sampler.take(tunnels(1, vec![tunnel(50, 1_000_000)]), start);
         let mut young = tunnel(50, 500);

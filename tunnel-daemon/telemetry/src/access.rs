@@ -181,7 +181,7 @@ mod tests {
 
     /// Limit (operations): Access events | `--access-log-limit`, by default 100 per second, 200 at once
     #[test]
-    fn event_after_a_flood_says_how_many_were_swallowed() {
+    fn event_after_a_flood_has_the_suppressed_count() {
         let log = log(1);
         let start = Instant::now();
         let text = logged(&json(), || {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_toggle_brings_the_level_of_the_start_back() {
+    async fn a_second_toggle_restores_the_initial_level() {
         let (debug, said, _guard) = log(levels(LevelFilter::INFO, None));
         debug.toggle("SIGUSR1").unwrap();
         advance(Duration::from_secs(60)).await;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_debug_and_filters_of_the_environment_are_kept() {
+    fn trace_level_and_environment_filters_survive_a_toggle() {
         let (debug, said, _guard) = log(levels(LevelFilter::TRACE, None));
         debug.toggle("SIGUSR1").unwrap();
         tracing::trace!(target: "adit::x", "fine");

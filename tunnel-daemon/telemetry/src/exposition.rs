@@ -265,7 +265,7 @@ mod tests {
 
     /// Limit (operations): Listeners for health, metrics and administration
     #[test]
-    fn answers_that_are_sent_at_the_same_time_share_a_text_for_a_second() {
+    fn concurrent_scrapes_share_a_text_for_a_second() {
         let registry = Registry::new();
         let counter = prometheus::IntCounter::new("asked", "Help.").unwrap();
         registry.register(Box::new(counter.clone())).unwrap();

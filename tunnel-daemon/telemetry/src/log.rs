@@ -345,7 +345,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn library_chatter_stays_out_at_debug() {
+    fn library_events_are_hidden_at_debug() {
         let options = LogOptions {
             level: LevelFilter::DEBUG,
             ..LogOptions::default()
@@ -358,7 +358,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn library_that_is_named_is_heard_and_no_other() {
+    fn only_named_libraries_are_logged() {
         for level in [LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE] {
             let libraries = "h2=debug".to_owned();
             let options = LogOptions {
@@ -423,7 +423,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_would_keep_the_log_from_starting_is_told_without_starting_it() {
+    fn log_errors_are_found_without_starting_the_log() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
         let to = |path: &Path| LogOptions {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_are_escaped_where_they_have_to_be() {
+    fn keys_and_values_are_escaped_when_needed() {
         for (key, value, expected) in [
             ("port", "8132", " port=8132"),
             ("empty", "", " empty=\"\""),

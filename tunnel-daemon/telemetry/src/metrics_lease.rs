@@ -171,7 +171,7 @@ mod tests {
 
     /// Limit (operations): Values of the label `reason` of lease metrics | 22 known ones, then `other`
     #[test]
-    fn reasons_that_are_not_known_share_other() {
+    fn unknown_reasons_share_other() {
         assert!(REASONS.iter().all(|reason| known(reason) == *reason));
         let (agent, server) = (AgentMetrics::new(), ServerMetrics::new(&["default"]));
         for number in 0..100 {

@@ -125,7 +125,7 @@ mod tests {
 
     /// Limit (operations): Log lines about failed dials | 10 per second, 50 at once
     #[test]
-    fn suppressed_lines_are_counted_and_told_with_the_next() {
+    fn suppressed_lines_are_reported_with_the_next_one() {
         let limit = limit(1, 2);
         let now = Instant::now();
         let admitted: Vec<_> = (0..5).map(|_| limit.admit_at(now)).collect();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_is_as_good_as_new_once_all_it_lost_is_back() {
+    fn bucket_is_full_again_after_a_complete_refill() {
         let now = Instant::now();
         let mut bucket = TokenBucket::new(100, 200, now);
         assert!(bucket.is_full(now));

@@ -289,7 +289,7 @@ mod tests {
 
     /// Limit (operations): Log lines queued for a slow destination | 4,096, then lines are dropped and counted
     #[test]
-    fn writer_never_waits_for_a_stuck_destination_and_the_loss_is_told() {
+    fn writer_never_waits_for_a_stuck_destination_and_logs_the_loss() {
         let (mut queue, enters, opener, behind) = gated(LogFormat::Text);
         queue.write_all(b"1\n").unwrap();
         enters.recv().unwrap();

@@ -268,7 +268,7 @@ fn used_agent_exports_upstreams_series_and_compared_help_texts() {
 }
 
 #[test]
-fn process_families_are_there() {
+fn process_metrics_are_exported() {
     let (samples, types) = parse(&AgentMetrics::new().scrape());
     assert!(samples["process_resident_memory_bytes"] > 0.0 && samples["process_open_fds"] > 0.0);
     assert!(
@@ -352,7 +352,7 @@ fn own_families_start_at_zero_and_count() {
 
 /// Failures are counters since the start of the relay; open tunnels are a gauge with the relay's driver.
 #[test]
-fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
+fn relay_counts_are_exported_unchanged() {
     let metrics = ServerMetrics::new(&[]);
     let read = || {
         [
@@ -374,7 +374,7 @@ fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
 /// Limit (accounting): Round-trip time of open connections, links and lanes | their mean; no series while none was
 /// measured
 #[test]
-fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
+fn open_rtt_series_exist_only_while_connections_are_measured() {
     let metrics = ServerMetrics::new(&[]);
     let labels = "{agent=\"a\",destination_class=\"\",role=\"link\",tenant=\"default\"}";
     let read = |family: &str| sample(&metrics.scrape(), &format!("adit_ebpf_{family}{labels}"));
@@ -446,7 +446,7 @@ async fn cancelled_tunnel_leaves_its_gauges_and_is_counted_as_ended() {
 }
 
 #[test]
-fn two_sets_in_one_process_share_nothing() {
+fn two_metric_sets_share_nothing() {
     let (one, other) = (
         ServerMetrics::new(&["default"]),
         ServerMetrics::new(&["default"]),

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_counted_while_a_tunnel_is_open_and_each_of_them_once() {
+    fn bytes_of_open_tunnels_are_counted_once() {
         let table = Arc::new(OpenTunnels::counted_in(counters()));
         let counted = || {
             table.publish_bytes();
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agents_own_socket_is_the_targets() {
+    fn the_target_side_swaps_the_byte_directions() {
         let table = Arc::new(OpenTunnels::default());
         let side = TunnelSide::Target;
         let entry = table.enter(&TunnelFacts {
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_the_peer_is_asked_for_by_a_view_and_told_to_the_next() {
+    fn path_quality_is_requested_by_a_view_and_shown_in_the_next() {
         let table = Arc::new(OpenTunnels::default());
         let entry = table.enter(&facts("a:1"));
         let live = entry.live();
@@ -477,7 +477,7 @@ mod tests {
 
     /// Limit (operations): Texts of a tunnel in the list of open tunnels | 256 bytes each of destination and peer id
     #[test]
-    fn the_text_of_a_peer_is_kept_short() {
+    fn destinations_are_cut_to_256_bytes() {
         let table = Arc::new(OpenTunnels::default());
         let long = "x".repeat(1 << 20);
         let entry = table.enter(&facts(&long));

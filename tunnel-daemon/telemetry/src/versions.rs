@@ -55,7 +55,7 @@ mod tests {
 
     /// A hostile peer with a new release in each link must not create unlimited series.
     #[test]
-    fn a_link_is_counted_by_its_release_and_there_is_an_end_to_releases() {
+    fn links_are_counted_by_release_with_a_bounded_number_of_releases() {
         let registry = prometheus::Registry::new();
         let links = LinksByVersion::new(&Registrar::new(&registry, "adit_"));
         let read = |label: &str| links.links.with_label_values(&[label]).get();

@@ -13,7 +13,7 @@ use crate::wait::{secs, until};
 
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[test]
-fn only_tokens_of_the_account_for_the_audience_are_let_in() {
+fn only_tokens_of_the_account_and_audience_are_accepted() {
     let Some(programs) = programs("admission") else {
         return;
     };
@@ -87,7 +87,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
 
 /// Agents of a thousand nodes reconnect within 30 s after a server's restart, with at most one token review each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_agents_come_back_within_half_a_minute() {
+async fn a_thousand_agents_reconnect_within_30_seconds() {
     const AGENTS: u16 = 1000;
     let Some(programs) = programs("a thousand agents") else {
         return;

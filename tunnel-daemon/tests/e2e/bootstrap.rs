@@ -27,7 +27,7 @@ fn measured(what: &str, since: Instant) {
 /// With KKP the server is a sidecar of its API server, and both are behind one Service. Until the API server is ready,
 /// agents cannot reach the server, and the server cannot review tokens.
 #[test]
-fn a_server_that_is_hidden_until_its_api_server_is_ready_as_with_kkp() {
+fn agents_link_once_their_servers_api_server_is_ready_as_with_kkp() {
     let Some(programs) = programs("KKP") else {
         return;
     };
@@ -61,7 +61,7 @@ fn a_server_that_is_hidden_until_its_api_server_is_ready_as_with_kkp() {
 
 /// With k0s all servers share one virtual address, and agents may start before the servers.
 #[test]
-fn one_address_before_all_servers_as_with_k0s() {
+fn an_agent_links_to_all_servers_behind_one_address_as_with_k0s() {
     let Some(programs) = programs("k0s") else {
         return;
     };
@@ -91,7 +91,7 @@ fn one_address_before_all_servers_as_with_k0s() {
 
 /// With HyperShift an aggregated API server runs beside kube-apiserver, in a network with its own agent.
 #[test]
-fn an_agent_of_the_control_plane_takes_what_it_names_as_with_hypershift() {
+fn agents_get_the_dials_for_their_identifiers_as_with_hypershift() {
     let Some(programs) = programs("HyperShift") else {
         return;
     };
@@ -251,7 +251,7 @@ fn a_node_boots(
 }
 
 #[test]
-fn a_node_boots_by_a_port_of_its_agent() {
+fn a_node_boots_through_a_port_of_its_agent() {
     a_node_boots(
         "by --target",
         &format!("127.0.0.1:{PORT_OF_TARGET}"),
@@ -266,7 +266,7 @@ fn a_node_boots_by_a_port_of_its_agent() {
 }
 
 #[test]
-fn a_node_boots_by_the_address_of_the_service() {
+fn a_node_boots_through_the_service_address() {
     if programs("by the Service's address").is_none() {
         return;
     }

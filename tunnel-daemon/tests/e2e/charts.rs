@@ -327,7 +327,7 @@ fn install(name: &str) {
 }
 
 #[test]
-fn native_programs_with_both_proofs_and_connect() {
+fn native_programs_with_certificates_tokens_and_connect() {
     install(INSTALLATIONS[0].name);
 }
 
@@ -347,6 +347,6 @@ fn programs_with_upstreams_flags_certificates_and_connect() {
 }
 
 #[test]
-fn the_install_page_is_followed() {
+fn the_install_page_works_as_written() {
     install(PAGE);
 }

@@ -65,7 +65,7 @@ impl Admitted {
 
 /// As upstream's server, ours reviews a token once for each link.
 #[test]
-fn a_token_that_expires_ends_no_link_and_lets_none_in() {
+fn an_expired_token_keeps_its_link_and_admits_no_new_one() {
     // Seconds of validity. The API server accepts a token for a minute after its expiry, so 15 s are left.
     const LEFT: i64 = 15 - 60;
     let Some(programs) = programs("an expiring token") else {
@@ -89,7 +89,7 @@ fn a_token_that_expires_ends_no_link_and_lets_none_in() {
 }
 
 #[test]
-fn a_token_of_a_pod_that_is_gone_lets_nobody_in() {
+fn a_token_of_a_deleted_pod_is_refused() {
     let Some(programs) = programs("a pod that is gone") else {
         return;
     };
@@ -160,7 +160,7 @@ fn a_deny_list_ends_the_link_of_a_node() {
 
 /// The CA of agents' certificates is rotated as installations do it: first both CAs, then only the new one.
 #[test]
-fn an_authority_is_rotated() {
+fn agent_ca_rotation_admits_both_cas_and_then_only_the_new_one() {
     let Some(programs) = programs("a rotated authority") else {
         return;
     };

@@ -67,12 +67,12 @@ fn two_hundred_execs_at_once(mode: Mode, test: &str) {
 }
 
 #[test]
-fn two_hundred_execs_at_once_by_grpc() {
+fn two_hundred_concurrent_execs_succeed_by_grpc() {
     two_hundred_execs_at_once(Mode::Grpc, "200 execs");
 }
 
 #[test]
-fn two_hundred_execs_at_once_by_http_connect() {
+fn two_hundred_concurrent_execs_succeed_by_http_connect() {
     two_hundred_execs_at_once(Mode::HttpConnect, "200 execs");
 }
 
@@ -145,12 +145,12 @@ fn webhooks_have_a_second(mode: Mode, test: &str) {
 }
 
 #[test]
-fn webhooks_have_a_second_at_50_requests_a_second_by_grpc() {
+fn webhooks_answer_within_a_second_at_50_requests_a_second_by_grpc() {
     webhooks_have_a_second(Mode::Grpc, "webhooks");
 }
 
 #[test]
-fn webhooks_have_a_second_at_50_requests_a_second_by_http_connect() {
+fn webhooks_answer_within_a_second_at_50_requests_a_second_by_http_connect() {
     webhooks_have_a_second(Mode::HttpConnect, "webhooks");
 }
 
@@ -204,14 +204,14 @@ fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
 /// The API server's client library closes a gRPC tunnel whose reader takes no bytes for ten seconds. Other tunnels are
 /// unaffected.
 #[test]
-fn a_paused_log_and_a_paused_exec_harm_nobody_by_grpc() {
+fn a_paused_log_and_exec_affect_no_other_tunnel_by_grpc() {
     if let Some(cut) = paused_readers(Mode::Grpc, "paused readers") {
         println!("MEASURED Grpc: log and exec cut after a pause of {PAUSED:?}: {cut:?}");
     }
 }
 
 #[test]
-fn a_paused_log_and_a_paused_exec_harm_nobody_and_are_not_cut_by_http_connect() {
+fn a_paused_log_and_exec_affect_no_other_tunnel_and_stay_open_by_http_connect() {
     if let Some(cut) = paused_readers(Mode::HttpConnect, "paused readers") {
         assert_eq!(cut, [false, false]);
     }

@@ -223,7 +223,7 @@ fn a_restart_of_the_api_server_fails_no_dial() {
 
 /// One of upstream's servers among ours. All of them have leases.
 #[test]
-fn a_server_of_upstream_among_ours_has_all_agents() {
+fn an_upstream_server_beside_adit_servers_has_all_agents() {
     let servers = [MadeBy::Adit, MadeBy::Upstream, MadeBy::Adit];
     if let Some(fleet) = Fleet::start("mixed servers", servers, ADIT, &[LEASES], &[COUNTED]) {
         fleet.assert_serves();
@@ -231,7 +231,7 @@ fn a_server_of_upstream_among_ours_has_all_agents() {
 }
 
 #[test]
-fn agents_of_upstream_among_ours_are_linked_to_all_servers() {
+fn upstream_agents_beside_adit_agents_link_to_all_servers() {
     let agents = [MadeBy::Upstream, MadeBy::Adit, MadeBy::Upstream];
     if let Some(fleet) = Fleet::start("mixed agents", ADIT, agents, &[LEASES], &[COUNTED]) {
         fleet.assert_serves();
@@ -240,7 +240,7 @@ fn agents_of_upstream_among_ours_are_linked_to_all_servers() {
 
 /// Agents that ignore leases use the count that servers report.
 #[test]
-fn leases_at_servers_alone_do_no_harm() {
+fn dials_succeed_with_leases_only_at_servers() {
     let flags = [LEASES, "--server-count=3"];
     if let Some(fleet) = Fleet::start("leases at servers", ADIT, ADIT, &flags, &[]) {
         fleet.assert_serves();
@@ -250,7 +250,7 @@ fn leases_at_servers_alone_do_no_harm() {
 /// Agents that count leases, in a cluster without leases, use the count that servers report with
 /// `--server-count-source=max`.
 #[test]
-fn leases_at_agents_alone_do_no_harm_with_the_larger_count() {
+fn dials_succeed_with_leases_only_at_agents_and_the_larger_count() {
     let flags = [COUNTED, "--server-count-source=max"];
     if let Some(fleet) = Fleet::start(
         "leases at agents",

@@ -262,7 +262,7 @@ fn kubectl_works_by_grpc_with_certificates() {
 }
 
 #[test]
-fn kubectl_works_by_grpc_with_both() {
+fn kubectl_works_by_grpc_with_tokens_and_certificates() {
     kubectl_works(Mode::Grpc, Proof::Both, "grpc, both");
 }
 
@@ -281,6 +281,6 @@ fn kubectl_works_by_http_connect_with_certificates() {
 }
 
 #[test]
-fn kubectl_works_by_http_connect_with_both() {
+fn kubectl_works_by_http_connect_with_tokens_and_certificates() {
     kubectl_works(Mode::HttpConnect, Proof::Both, "http-connect, both");
 }

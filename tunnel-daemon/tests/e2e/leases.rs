@@ -115,7 +115,7 @@ fn an_agent_follows_the_leases_of_servers() {
 ///
 /// Upstream (configuration): Agents follow a static server count.
 #[test]
-fn agents_follow_the_count_that_servers_have_in_a_flag() {
+fn agents_follow_the_server_count_flag() {
     let Some(programs) = programs("static count") else {
         return;
     };

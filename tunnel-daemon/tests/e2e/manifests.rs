@@ -187,7 +187,7 @@ fn is_allowed(cluster: &Cluster, (subject, verb, resource, namespace): Right) ->
 }
 
 #[test]
-fn an_api_server_accepts_the_manifests_and_they_grant_what_is_needed() {
+fn an_api_server_accepts_the_manifests_and_their_grants_suffice() {
     let Some(programs) = programs("manifests") else {
         return;
     };

@@ -96,7 +96,7 @@ fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
 
 /// Limit (operations): Remaining days of a certificate below which `adit check` reports `degraded`
 #[test]
-fn check_finds_what_is_wrong_with_certificates() {
+fn check_reports_invalid_and_expiring_certificates() {
     let files = Files::create();
     let (cert, key) = (files.0.cert("server"), files.0.key("server"));
     let (json, _) = files.check(&cert, &key);
@@ -186,7 +186,7 @@ fn ca_as_a_server(files: &Files) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_ca_as_server_certificate_is_found_by_the_check_and_said_at_the_start() {
+fn a_ca_as_server_certificate_is_reported_by_check_and_at_startup() {
     let files = Files::create();
     let (cert, key) = ca_as_a_server(&files);
     let (json, code) = files.check(&cert, &key);
@@ -229,7 +229,7 @@ fn a_ca_as_server_certificate_is_found_by_the_check_and_said_at_the_start() {
 }
 
 #[test]
-fn check_says_what_redirect_and_accounting_would_meet() {
+fn check_reports_problems_of_redirect_and_accounting() {
     let files = Files::create();
     let (cert, key) = (files.0.cert("server"), files.0.key("server"));
     let (json, _) = files.check(&cert, &key);
@@ -330,7 +330,7 @@ fn check_connects_as_an_agent_would_and_registers_nothing() {
 }
 
 #[test]
-fn check_of_the_host_alone_prints_lines_and_a_code_for_scripts() {
+fn check_of_the_host_prints_verdicts_and_exits_with_the_worst() {
     let output = adit(&["check"]);
     let lines = text(&output.stdout);
     let verdict = |name: &str| {

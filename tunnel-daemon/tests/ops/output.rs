@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::support::text;
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_error() {
+fn closed_standard_output_is_no_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
     command
         .arg("check")
@@ -25,7 +25,7 @@ fn unread() -> std::io::PipeWriter {
 }
 
 #[test]
-fn help_and_errors_that_nobody_reads_end_as_if_they_were_read() {
+fn unread_help_and_errors_keep_their_exit_codes() {
     for args in [&["--version"][..], &["--help"], &["server", "--help"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
         let output = command.args(args).stdout(unread()).output();

@@ -70,7 +70,7 @@ fn status_and_top_show_a_running_stack() {
 }
 
 #[test]
-fn top_without_a_terminal_says_what_to_add() {
+fn top_without_a_terminal_names_the_missing_flag() {
     let refused = adit(&["top", "--admin-socket", "/nonexistent/s"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("add --once"));
@@ -116,7 +116,7 @@ fn has_script() -> bool {
 
 /// This happens when an SSH session breaks. `top` gets no SIGHUP, because the shell leads the session and survives.
 #[test]
-fn top_ends_with_its_terminal() {
+fn top_exits_when_its_terminal_closes() {
     if !has_script() {
         return;
     }

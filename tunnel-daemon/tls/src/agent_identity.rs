@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_show_what_their_link_has_shown() {
+    fn lanes_present_the_same_certificate_as_their_link() {
         let (a, b) = (certificate("a"), certificate("b"));
         let by_certificate = AgentIdentity::of_certificate(Some(a.clone()));
         let by_token = AgentIdentity::of_account(account("1"), None);

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runtime_has_all_its_blocking_threads_and_keeps_to_them() {
+    fn runtime_starts_all_its_blocking_threads_and_no_more() {
         let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ()).unwrap();
         let (hold, held) = bounded::<()>(0);
         let (tell, told) = sync_channel(THREADS + 1);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_thread_is_told_without_a_panic() {
+    fn refused_thread_is_reported_without_a_panic() {
         let refuse = || {
             panic!(
                 "OS can't spawn worker thread: {}",

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_holds_no_buffer_and_the_end_is_no_bytes() {
+    async fn waiting_holds_no_buffer_and_eof_is_zero_bytes() {
         let (mut near, far) = tokio::io::duplex(64);
         let mut bytes = BytesMut::new();
         assert!(append(&mut near, &mut bytes).now_or_never().is_none());
@@ -350,7 +350,7 @@ mod tests {
 
     /// Otherwise each of many reads could keep a whole block for a few bytes.
     #[tokio::test]
-    async fn a_small_read_that_ends_bulk_keeps_no_block() {
+    async fn a_small_read_after_bulk_keeps_no_block() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
         let (mut reader, mut fill) = (BlockReader::default(), Fill::default());
         for length in [BULK_BYTES, 5] {
@@ -375,7 +375,7 @@ mod tests {
     ///
     /// Limit (memory): Buffer of an incomplete TLS record on a lane | the bytes of the record received so far
     #[tokio::test]
-    async fn a_part_of_a_record_that_waits_keeps_no_block() {
+    async fn an_incomplete_record_keeps_no_block() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
         let mut fill = Fill::default();
         // The second read uses a block and ends with a partial record.
@@ -396,7 +396,7 @@ mod tests {
     ///
     /// Limit (memory): Buffer of an incomplete TLS record on a lane
     #[tokio::test]
-    async fn what_comes_behind_a_part_of_a_record_keeps_its_own_size() {
+    async fn a_read_after_an_incomplete_record_allocates_only_its_bytes() {
         let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
         let mut fill = Fill::default();
         let mut records = Vec::new();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_used_again_once_nothing_of_it_is_left() {
+    fn a_block_is_reused_once_no_slice_of_it_is_left() {
         let mut blocks = Blocks::new();
         let mut first = blocks.take(&ROOM);
         assert_eq!(first.capacity(), BLOCK_BYTES);
@@ -468,7 +468,7 @@ mod tests {
 
     /// Limit (memory): Free read buffers that are kept for reuse
     #[test]
-    fn threads_keep_no_more_blocks_together_than_there_is_room_for() {
+    fn all_threads_together_keep_a_bounded_number_of_blocks() {
         let room = AtomicUsize::new(3);
         let (mut one, mut other) = (Blocks::new(), Blocks::new());
         let of_one: Vec<BytesMut> = (0..2).map(|_| one.take(&room)).collect();

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_named() {
+    fn invalid_crl_errors_name_file_and_list() {
         let ca = ThrowawayCa::new("a").unwrap();
         let wrong = "-----BEGIN X509 CRL-----\naGVsbG8gd29ybGQ=\n-----END X509 CRL-----\n";
         let first = ca.revoke(&[]).unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_issuer_without_a_list_is_named() {
+    fn an_issuer_without_a_crl_is_named() {
         let [a, b] = ["a", "b"].map(|name| ThrowawayCa::new(name).unwrap());
         let both = format!("{}{}", a.cert_pem(), b.cert_pem());
         let roots = ca::parse_bundle(Path::new("/x/ca.pem"), both.as_bytes()).unwrap();

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn matching_pair_is_accepted_whatever_stands_around_it() {
+    fn matching_pair_is_accepted_among_other_pem_blocks() {
         let pair = issue();
         parse(&pair.cert_pem, &pair.key_pem).unwrap();
         let parameters =
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn swapped_files_are_told_apart() {
+    fn swapped_files_are_detected() {
         let pair = issue();
         let error = parse(&pair.key_pem, &pair.cert_pem).unwrap_err();
         assert!(matches!(error, TlsError::NoCertificate { .. }), "{error}");

@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-    fn a_certificate_says_whom_it_names_and_for_how_long() {
+    fn names_and_validity_of_a_certificate_are_read() {
         let ca = ThrowawayCa::new("inspected").unwrap();
         let names = ["server.example".to_owned(), "192.0.2.1".to_owned()];
         let pair = ca.issue(Usage::Server, "server", &names).unwrap();
@@ -286,7 +286,7 @@ VFztje+rMAoGCCqGSM49BAMCA0gAMEUCIQDog59Yl+QvCVLlFb1V+vejf3mqSN6u
     }
 
     #[test]
-    fn what_peers_refuse_is_found_before_they_do() {
+    fn certificate_flaws_that_peers_refuse_are_detected() {
         let ca = ThrowawayCa::new("a CA").unwrap();
         let issued = |usage, names: &[String]| ca.issue(usage, "x", names).unwrap().cert_pem;
         let names = ["server.example".to_owned()];
@@ -318,7 +318,7 @@ VFztje+rMAoGCCqGSM49BAMCA0gAMEUCIQDog59Yl+QvCVLlFb1V+vejf3mqSN6u
     }
 
     #[test]
-    fn any_usage_and_none_are_each_usage() {
+    fn any_or_no_extended_key_usage_fits_both_roles() {
         for usages in [vec![], vec![ExtendedKeyUsagePurpose::Any]] {
             let mut params = CertificateParams::new(["a".to_owned()]).unwrap();
             params.extended_key_usages = usages;

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_noticed() {
+    fn pem_headers_are_detected() {
         let text = b"-----BEGIN A-----\nProc-Type: 4,ENCRYPTED\n\nAAAA\n-----END A-----\n";
         assert!(blocks(text).iter().all(|block| block.has_headers));
         let text = b"-----BEGIN A-----\n\nAAAA\n-----END A-----\n";

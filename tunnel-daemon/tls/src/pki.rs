@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_replaced_and_what_was_begun_is_removed() {
+    fn no_file_is_replaced_and_partial_output_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         init(dir.path(), 10).unwrap();
         let before = fs::read(dir.path().join("agents-ca.key")).unwrap();
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_are_refused_before_anything_is_written() {
+    fn invalid_names_are_refused_before_any_file_is_written() {
         let dir = tempfile::tempdir().unwrap();
         init(dir.path(), 10).unwrap();
         let long = "a".repeat(65);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_kinds_tell_holders_apart() {
+    fn names_of_other_kinds_distinguish_holders() {
         let user = |name: &str| {
             let user_principal_name = vec![1, 3, 6, 1, 4, 1, 311, 20, 2, 3];
             holder(vec![SanType::OtherName((user_principal_name, name.into()))])
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn names_beyond_those_that_are_read_tell_holders_apart() {
+    fn names_beyond_the_read_limit_distinguish_holders() {
         let many = |last: &str| {
             let same = (0..NAMES_MAX).map(|number| format!("n{number}.example"));
             let all = same.chain([last.to_owned()]);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_that_follow_are_asked_and_those_that_are_gone_are_forgotten() {
+    async fn reread_notifies_all_watchers_and_forgets_dropped_ones() {
         let reread = Reread::default();
         let (one, other) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         reread.clone().tell(&one);

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folder_of_throw_away_keys_is_for_this_user_alone() {
+    fn folder_of_throwaway_keys_has_mode_0700() {
         let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
         let mode = fs::metadata(files.dir()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);

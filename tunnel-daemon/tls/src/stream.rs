@@ -523,7 +523,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_unix_socket_is_widened_and_never_made_narrower() {
+    async fn a_unix_socket_buffer_is_enlarged_and_never_shrunk() {
         let (near, _far) = UnixStream::pair().unwrap();
         let small = SockRef::from(&near).set_send_buffer_size(32 * 1024);
         small.unwrap();

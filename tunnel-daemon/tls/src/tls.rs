@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_cleared_when_it_is_dropped() {
+    fn read_files_are_cleared_when_they_are_dropped() {
         fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
         let files = TlsFiles::read(&[Path::new("/dev/null")]).unwrap();
         files.0.values().for_each(clears);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn lane_protocols_are_wanted_more_than_h2() {
+    fn lane_protocols_are_preferred_over_h2() {
         assert_eq!(
             Alpn::grpc(&["x-lane"]).protocols,
             [b"x-lane".to_vec(), b"h2".to_vec()]

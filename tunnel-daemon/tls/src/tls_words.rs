@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_words_without_names_of_types_or_links_of_a_library() {
+    fn error_causes_contain_no_type_names_and_no_library_links() {
         let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
         let alert = Error::AlertReceived(AlertDescription::UnknownCA);
         for (error, text) in [

@@ -469,7 +469,7 @@ mod tests {
     ///
     /// Limit (memory): Overhead of small chunks queued for a socket | none of the read buffer stays allocated
     #[tokio::test]
-    async fn small_chunks_that_wait_keep_nothing_of_what_they_came_in() {
+    async fn queued_small_chunks_do_not_keep_their_read_buffer() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         let block = Bytes::from(vec![7; 256 * 1024]);
         channel.deliver(Bytes::from(vec![7; 100]));
@@ -484,7 +484,7 @@ mod tests {
 
     /// The endpoint returned a full batch, so it was not polled again and did not register a waker.
     #[tokio::test(start_paused = true)]
-    async fn a_socket_that_takes_nothing_hides_no_reset_of_its_tunnel() {
+    async fn a_blocked_socket_does_not_hide_a_reset_of_its_tunnel() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         channel.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
         let (mut near, _far) = tokio::io::duplex(10);
@@ -501,7 +501,7 @@ mod tests {
 
     /// As when the task is aborted or the process killed: the kernel then applies SO_LINGER.
     #[tokio::test]
-    async fn a_socket_whose_pump_is_dropped_is_reset_unless_it_was_told_all() {
+    async fn a_dropped_copy_loop_resets_its_socket_unless_fin_was_delivered() {
         for said_all in [false, true] {
             let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let address = listener.local_addr().unwrap();

@@ -178,7 +178,7 @@ mod tests {
 
     /// Limit (times): Bytes in the agent's kernel after a close | read within 5 min, else the lane is cut
     #[tokio::test(start_paused = true)]
-    async fn last_bytes_that_a_peer_does_not_read_are_waited_for_five_minutes() {
+    async fn drain_waits_five_minutes_for_unread_last_bytes() {
         let (mut lane, _peer) = unread().await;
         let since = Instant::now();
         let outcome = drained(&mut lane).await;

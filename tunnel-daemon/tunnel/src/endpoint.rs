@@ -413,7 +413,7 @@ mod tests {
 
     /// One poll may move a MiB, and another may follow at once.
     #[tokio::test]
-    async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
+    async fn moved_bytes_are_counted_at_once_not_at_the_end_of_a_poll() {
         let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         endpoint.send(Bytes::from_static(b"early"));
         let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
@@ -513,7 +513,7 @@ mod tests {
 
     /// The time runs from the first write that waits until a write that does not, whatever happens in between.
     #[tokio::test(start_paused = true)]
-    async fn the_time_a_client_takes_nothing_is_known() {
+    async fn the_stall_time_of_a_client_is_measured() {
         let (mut endpoint, _channel) = Endpoint::new(&Arc::new(DirtyList::default()));
         endpoint.stalled(0);
         tokio::time::advance(Duration::from_secs(3)).await;

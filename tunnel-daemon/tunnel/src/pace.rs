@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_with_credit_is_never_held() {
+    fn a_link_with_credit_is_always_read() {
         let mut rig = Rig::new(true);
         // Two windows are all that a peer with credit may send; more is a violation by that tunnel.
         rig.fill(0, 256 << 10);
@@ -198,7 +198,7 @@ mod tests {
     /// Limit (memory): Drain rate above which a full link waits for its slow readers | 1 MiB/s over all readers of the
     /// link, measured over 500 ms. The first measurement takes 600 ms
     #[test]
-    fn a_link_that_fills_up_is_left_unread_until_its_readers_are_known_to_take_nothing() {
+    fn a_full_link_is_not_read_until_its_readers_are_known_to_stall() {
         let mut rig = Rig::new(false);
         rig.fill(0, 50 * MIB);
         assert!(rig.holds());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn room_in_between_starts_the_grace_anew() {
+    fn room_in_between_restarts_the_grace_period() {
         let mut rig = Rig::full_for_long();
         rig.take(0, 10 * MIB);
         rig.pass(2_000);
@@ -231,7 +231,7 @@ mod tests {
 
     /// A download beside stalled readers must not be delayed for as long as they stall.
     #[test]
-    fn a_link_held_by_those_who_do_not_read_is_read_on_beside_one_who_does() {
+    fn a_link_filled_by_stalled_readers_is_still_read_for_active_ones() {
         for (stalled, waited_for) in [(36, false), (35, true)] {
             let mut rig = Rig::new(false);
             rig.fill(1, stalled * MIB);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_reader_that_stalls_is_given_up_after_half_a_second() {
+    fn a_fast_reader_that_stalls_is_waited_for_half_a_second_only() {
         let mut rig = Rig::full_for_long();
         for _half in 0..4 {
             rig.half_second([5 * MIB, 0]);

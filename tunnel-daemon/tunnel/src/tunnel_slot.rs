@@ -127,8 +127,7 @@ mod tests {
 
     /// Limit (memory): Small chunks queued for a slow endpoint
     #[tokio::test]
-    async fn small_chunks_for_an_endpoint_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones()
-     {
+    async fn small_chunks_for_a_slow_endpoint_are_coalesced_and_the_last_ones_requested() {
         let (mut slot, mut endpoint, dirty_list) = slot();
         let sent = pattern(40_000);
         for chunk in sent.chunks(1) {
@@ -150,7 +149,7 @@ mod tests {
 
     /// After the link has checked the queue, the endpoint may take all of it and wait before the link announces more.
     #[tokio::test]
-    async fn an_endpoint_that_waits_already_asks_for_what_is_kept_back() {
+    async fn a_waiting_endpoint_requests_chunks_that_are_kept_back() {
         let (slot, mut endpoint, dirty_list) = slot();
         // Polls the endpoint only when it has been woken.
         let mut waiting = FuturesUnordered::from_iter([endpoint.recv()]);
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_behind_small_chunks_stays_behind_them() {
+    async fn later_chunks_and_fin_stay_behind_small_chunks() {
         for ends in [false, true] {
             let (mut slot, mut endpoint, _dirty_list) = slot();
             let sent = pattern(1000);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn only_troubled_lanes_are_woken_and_what_is_gone_is_forgotten() {
+    fn only_troubled_lanes_are_woken_and_dropped_ones_are_removed() {
         let watch = LaneWatch::default();
         let gone = CancellationToken::new();
         let probe = watch.enter(gone.clone());
@@ -183,7 +183,7 @@ mod tests {
 
     /// Limit (memory): Entries of the idle check of tunnels on lanes | twice the open tunnels
     #[test]
-    fn the_list_does_not_grow_with_tunnels_that_are_over() {
+    fn the_watch_list_does_not_grow_with_ended_tunnels() {
         let watch = LaneWatch::default();
         for _tunnel in 0..10_000 {
             drop(watch.enter(CancellationToken::new()));

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_licences_are_spelt_as_their_specifications_say() {
+    fn purls_and_licence_expressions_follow_their_specs() {
         let id = ("a".to_owned(), "1.0.0+b".to_owned());
         assert_eq!(purl(&id), "pkg:cargo/a@1.0.0%2Bb");
         assert_eq!(expression("MIT/Apache-2.0"), "MIT OR Apache-2.0");

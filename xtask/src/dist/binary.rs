@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_found_also_behind_a_false_start() {
+    fn a_match_is_found_after_a_partial_match() {
         assert_eq!(memory_find(b"//home/a", b"/home"), Some(1));
         assert_eq!(memory_find(b"/hom", b"/home"), None);
         assert_eq!(memory_find(b"", b"/home"), None);

@@ -154,7 +154,7 @@ mod tests {
     use crate::workspace::Workspace;
 
     #[test]
-    fn our_profiles_are_filters_that_compile() {
+    fn our_seccomp_profiles_compile() {
         let workspace = Workspace::here().unwrap();
         for name in ["server", "agent"] {
             let text = workspace.text(&format!("deploy/seccomp/{name}.json"));

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_licences_are_known_by_their_names() {
+    fn licence_files_are_recognised_by_name() {
         for (path, depth, is) in [
             ("LICENSE-MIT", 1, true),
             ("Copyright.md", 1, true),

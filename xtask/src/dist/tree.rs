@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_is_the_one_default_feature_that_is_left_out() {
+    fn only_the_demo_is_excluded_from_default_features() {
         let features = BTreeMap::from([(
             "default".to_owned(),
             vec!["demo".to_owned(), "ebpf".to_owned()],

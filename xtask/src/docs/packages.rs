@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reached_through_another_package_has_no_arrow() {
+    fn transitive_dependencies_have_no_arrow() {
         let uses: Uses = [
             ("adit", &["adit-net", "adit-core"][..]),
             ("adit-net", &["adit-core"]),

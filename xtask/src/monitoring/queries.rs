@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_have_their_labels() {
+    fn selectors_keep_their_labels() {
         let expression = "sum by (le) (rate(adit_a_bucket{x=~\"a{1}|}\", y=\"b\"}[5m])) / adit_b > 1 and on (é) process_c{}";
         let expected = [
             "adit_a_bucket{x=~\"a{1}|}\", y=\"b\"}",
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn panels_have_all_that_a_reader_needs() {
+    fn incomplete_panels_are_refused() {
         let source = r#""datasource":{"uid":"${datasource}"}"#;
         let whole = format!(
             r#"{{"panels":[{{"type":"row"}},{{"type":"stat","title":"T","description":"D.",{source},

@@ -469,7 +469,7 @@ mod tests {
     const WAY: Dialect = Dialect::HttpConnect;
 
     #[test]
-    fn settings_of_the_repository_name_what_exists() {
+    fn repository_settings_are_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf/guard.toml");
         let settings = Settings::read(&path).unwrap();
         for (dialect, limits) in &settings.relay {
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn plaintext_lanes_are_measured_beside_a_commit_before_only() {
+    fn plaintext_lanes_are_measured_only_with_an_older_commit() {
         let names = |before, is_planted| -> Vec<String> {
             let peers = peers(Path::new("new"), before, is_planted).unwrap();
             peers.into_iter().map(|peer| peer.name).collect()
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_against_the_relay_is_held_and_must_be_measurable() {
+    fn relay_limit_is_enforced_and_must_be_measurable() {
         let measured = results(&[
             (RELAY, Dialect::Tcp, 10.0),
             (CURRENT, WAY, 1.0),

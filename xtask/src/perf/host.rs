@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accounting_is_measured_where_our_program_says_that_it_works() {
+    fn accounting_is_measured_where_adit_check_reports_support() {
         let lacks = |cgroup2: &str, ebpf: &str| {
             let text = format!(
                 r#"{{"lines":[{{"name":"cgroup2","verdict":"{cgroup2}","text":"a"}},
@@ -154,7 +154,7 @@ mod tests {
 
     /// A test has a thread of its own, and processors belong to threads.
     #[test]
-    fn programs_started_meanwhile_keep_to_so_many_and_later_ones_to_none() {
+    fn programs_are_confined_to_processors_until_the_guard_is_dropped() {
         let allowed = || first_line(Command::new("nproc").env_remove("OMP_NUM_THREADS"));
         let before = allowed();
         let confined = Confined::to(1).unwrap();

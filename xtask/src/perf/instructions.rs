@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_no_single_count_is_refused() {
+    fn output_needs_exactly_one_count() {
         let cut = WRITTEN.split("==7== Collected").next().unwrap();
         for (text, why) in [
             ("", "counted []"),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn one_time_is_the_rounded_difference() {
+    fn per_operation_cost_is_rounded() {
         assert_eq!(each(5_400, 15_899, 1_000).unwrap(), 10);
         assert_eq!(each(5_400, 15_900, 1_000).unwrap(), 11);
     }

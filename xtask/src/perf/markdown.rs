@@ -168,7 +168,7 @@ mod tests {
     use crate::perf::results::samples::{missing, results, sample};
 
     #[test]
-    fn table_has_numbers_ratios_spread_and_what_is_missing_or_failed() {
+    fn table_has_values_ratios_spread_and_missing_and_failed_runs() {
         let mut results = results(&["upstream", "adit", "haproxy"]);
         results
             .peers

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_hangs_is_not_waited_for_with_each_measurement() {
+    fn a_hanging_peer_is_skipped_for_later_measurements() {
         let plans = ["idle", "echo", "paced", "dials", "bulk"].map(|name| (name, ()));
         let mut tried = Vec::new();
         let outcomes = with_patience(&plans, |name, ()| {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_of_every_kind_count_against_all_tunnels_since() {
+    fn lane_share_counts_all_kinds_of_lanes() {
         let text = |lane, raw, link| {
             format!(
                 "adit_tunnels_opened_total{{path=\"lane\"}} {lane}\nadit_tunnels_opened_total{{path=\"link\"}} {link}\n\

@@ -581,7 +581,7 @@ mod tests {
     use crate::perf::results::samples::{missing, results, sample};
 
     #[test]
-    fn a_run_has_a_chart_of_each_kind_it_has_numbers_for() {
+    fn a_run_gets_a_chart_for_each_kind_with_values() {
         let mut results = results(&["direct", "adit & co", "relay-tokio"]);
         results
             .peers
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn points_lie_at_the_number_in_the_name_and_bars_reach_over_all_rounds() {
+    fn points_lie_at_the_named_rate_and_bars_span_all_rounds() {
         let mut results = results(&["adit"]);
         for (round, gbit) in [(1, 9.0), (2, 5.0), (3, 10.0)] {
             let values = sample(&[("down_8_gbit_s", gbit), ("paced_500_p50_us", 100.0)]);

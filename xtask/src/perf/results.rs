@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_results_is_read_as_it_was_written() {
+    fn results_round_trip_through_json() {
         let mut results = results(&["adit"]);
         results.peers.push(missing("rathole", "no cargo"));
         added(&mut results, "adit", "bulk", GBIT, &[7.5, 8.0]);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_in_one_round_leaves_no_number_and_a_missing_peer_says_so() {
+    fn a_failed_round_fails_its_cell_and_a_missing_peer_is_marked() {
         let mut results = results(&["adit"]);
         results.peers.push(missing("haproxy", "not installed"));
         added(&mut results, "adit", "bulk", GBIT, &[8.0]);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_words_with_units_in_the_order_of_the_table() {
+    fn keys_become_labels_with_units_in_table_order() {
         let told = [
             ("down_1_gbit_s", "download, 1 stream, Gbit/s"),
             ("up_8_cpu_s_per_gib", "upload, 8 streams, CPU s/GiB"),

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_page_is_a_scenario() {
+    fn the_readme_example_is_a_valid_scenario() {
         let page = include_str!("../../../perf/README.md");
         let (_before, example) = page.split_once("```toml\n").expect("an example");
         let (example, _after) = example.split_once("```").expect("its end");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_scenarios_are_refused() {
         for (wrong, says) in [
             (SMALL.replace("rounds = 1", "rounds = 0"), "rounds"),
             (format!("processors = 0\n{SMALL}"), "processors"),

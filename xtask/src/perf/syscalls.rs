@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_summary_is_refused_and_nothing_is_no_call() {
+    fn an_invalid_summary_is_refused_and_an_empty_one_has_no_calls() {
         assert_eq!(calls("").unwrap(), Calls::new());
         let cut = WRITTEN.split("100.00").next().unwrap();
         for (text, why) in [
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn start_and_end_of_a_run_are_not_in_what_one_operation_takes() {
+    fn syscalls_per_operation_exclude_start_and_end_of_a_run() {
         let of = |calls: &[(&str, f64)]| -> Calls {
             let named = calls.iter().map(|(name, count)| ((*name).into(), *count));
             named.collect()
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_has_no_such_tracer_and_a_gone_one_is_an_error() {
+    fn own_process_is_not_traced_and_a_missing_one_is_an_error() {
         let own = std::process::id();
         assert!(!is_traced(own, own).unwrap(), "nobody traces itself");
         let error = is_traced(4_194_305, own).unwrap_err().to_string();
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_row_for_each_process_and_says_what_is_missing() {
+    fn table_has_a_row_for_each_process_and_failure() {
         let calls = Calls::from([("recvfrom".to_owned(), 2.04)]);
         let row = Row {
             what: "CONNECT",

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_night_is_asked_for_by_name_and_is_never_quick() {
+    fn nightly_takes_a_filter_and_excludes_quick() {
         use clap::Parser as _;
 
         let parsed = |flags: &[&str]| {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_tests_that_are_chosen_are_there() {
+    fn selected_test_modules_exist() {
         let workspace = Workspace::here().unwrap();
         for module in SCALE.into_iter().chain(TLS) {
             let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");

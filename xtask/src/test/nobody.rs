@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_reads_a_checkout_below_a_folder_that_is_closed_to_others() {
+    fn user_nobody_reads_a_checkout_in_a_private_folder() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("closed/tree");
         fs::create_dir_all(root.join("target")).unwrap();

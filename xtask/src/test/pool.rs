@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn passed_failed_skipped_and_missing_tests_are_told_apart() {
+    fn passed_failed_skipped_and_missing_tests_are_reported() {
         let text = format!(
             "case $1 in bad) exit 101;; none) exit 0;; skip) echo 'SKIPPED skip: no reason';; esac\n\
              test \"$KIND\" = pool -a -z \"$CI\" && {OK}"
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_beyond_its_limit_is_killed_with_what_it_started() {
+    fn a_test_beyond_its_limit_is_killed_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
         let told = folder.path().join("child");
         // The child starts its own session, so no process group contains both processes.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_runs_beside_a_test_that_runs_alone() {
+    fn tests_that_run_alone_do_not_overlap() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display();
         // `mkdir` fails if the folder exists, that is, if another such test is running.

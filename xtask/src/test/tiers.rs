@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_built_before_whatever_a_filter_asks_for() {
+    fn programs_are_built_before_any_filtered_test() {
         let binaries = interop();
         let jobs = Tier::of("abc1234", true).jobs(&binaries, Some("lag::"));
         let phases: Vec<Phase> = jobs.iter().map(|job| job.phase).collect();

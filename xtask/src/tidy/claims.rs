@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_not_there_is_found() {
+    fn a_missing_test_is_reported() {
         let bad = "| a | b | c | `one::a_test_that_is_not` |\n";
         assert_eq!(
             found(&page([GOOD, bad, GOOD])),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_is_looked_for_whatever_page_but_a_decision_names_it() {
+    fn test_names_are_checked_on_all_pages_except_decisions() {
         let text = "# T\n\nAs `one::a_test_that_is_there` and `one::a_test_that_is_not` show.\n";
         let (_folder, workspace) = sample(&[
             ("README.md", text),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_not_there_is_found() {
+    fn a_missing_table_is_reported() {
         let without = page([GOOD; 3]).replace("| part |", "| piece |");
         assert_eq!(
             found(&without),

@@ -95,7 +95,7 @@ mod tests {
     use crate::tidy::sample;
 
     #[test]
-    fn dependencies_that_nobody_asks_for_or_names_are_found() {
+    fn unused_dependencies_are_found() {
         let (_folder, workspace) = sample(&[
             (
                 "Cargo.toml",

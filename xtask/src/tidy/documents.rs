@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_matrix_is_found() {
+    fn an_outdated_kernel_page_is_found() {
         let found = |rows: &[&str]| {
             let rows: String = rows
                 .iter()

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_leads_to_a_struct_of_the_kernel_is_found() {
+    fn access_to_kernel_structs_is_found() {
         for (text, count) in [
             ("use aya_ebpf::helpers::bpf_probe_read_kernel;", 1),
             ("use aya_ebpf::programs::ProbeContext;", 1),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_leaves_a_word_out_on_top_is_found() {
+    fn a_program_with_an_incomplete_header_is_found() {
         let text = "//! Counts.\n//!\n//! Hook: cgroup `sock_ops`. Floor: Linux 5.8. Licence: any. Map, entries\n\
                     //! at most: WORDS 16,384. Missing it: nothing.\nuse aya_ebpf::macros::sock_ops;\n";
         assert_eq!(missing(text).count(), 0);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_part_a_message() {
+    fn placeholders_split_a_message() {
         let all: Vec<&str> =
             parts("cannot connect to SERVER through the proxy PROXY: ... after 20 s").collect();
         assert_eq!(

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_not_there_is_found() {
+    fn an_unknown_metric_is_found() {
         let good = "adit_b_seconds_bucket + process_open_fds + adit_a_total";
         assert_eq!(found(RULE, good, "# T\n## AditA\n"), [""; 0]);
         for bad in ["adit_c", "adit_c_bucket", "konnectivity_network_proxy_x"] {

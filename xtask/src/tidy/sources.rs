@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_one_machine_is_found() {
+    fn machine_specific_paths_and_sources_are_found() {
         let lock = "[[package]]\nsource = \"registry+https://packages.example\"\n";
         let (folder, workspace) = sample(&[("Cargo.lock", lock), ("target/a.rs", "")]);
         let checkout = format!("cd {}/docs", folder.path().display());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_connects_by_itself_is_found_but_in_tests() {
+    fn direct_connects_are_found_outside_tests() {
         for (text, lines) in [
             (
                 "async fn f() { tokio::net::TcpStream::connect(at).await }",

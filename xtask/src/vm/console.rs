@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_have_status_time_and_lines_whatever_the_kernel_says_between() {
+    fn entries_have_status_time_and_lines_despite_kernel_messages() {
         let console = Console::of([
             "SeaBIOS",
             "@@hello 6.1.0 #1 SMP Debian 6.1.192-2",

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_used_again_for_the_same_commit_object_and_kernel_alone() {
+    fn a_log_is_reused_only_for_the_same_commit_object_and_kernel() {
         let folder = tempfile::tempdir().unwrap();
         let logs = |commit: &str, object: &str| {
             let made = Made {

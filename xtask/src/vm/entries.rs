@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_words_and_each_stands_once() {
+    fn entry_names_are_words_and_unique() {
         for (at, entry) in ENTRIES.iter().enumerate() {
             let is_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
             assert!(entry.name.chars().all(is_word), "{}", entry.name);

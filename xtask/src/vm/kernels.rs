@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_of_a_series_is_so_by_number() {
+    fn newest_kernel_is_chosen_by_number() {
         let found = |series| newest(&names(), series);
         assert_eq!(found("6.1").unwrap(), "6.1.0-56-cloud-amd64");
         assert_eq!(found("6.12").unwrap(), "6.12.117+deb12-cloud-amd64");

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_come_after_what_they_need_and_once() {
+    fn modules_are_listed_once_after_their_dependencies() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, depends: &str| {
             let text = format!("ELF\0license=GPL\0depends={depends}\0name=x\0");

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_read_off_with_the_loader() {
+    fn libraries_include_the_loader() {
         let text = "\tlinux-vdso.so.1 (0x7ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\t/lib64/ld.so.2 (0x7f)\n";
         assert_eq!(
             parse_libraries(text).unwrap(),

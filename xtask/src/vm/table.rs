@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_feature_is_an_answer_and_a_failed_test_fails_the_run() {
+    fn missing_feature_is_reported_and_a_failed_test_fails_the_run() {
         let all = [answers(&[
             "@@hello 6.1.0 #1",
             "@@begin 00-ktls",
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_of_tests_counts_those_that_ran_and_says_why_others_did_not() {
+    fn a_cell_counts_the_tests_and_shows_why_others_were_skipped() {
         for (lines, cell) in [
             ("test result: ok. 0 passed; 0 failed", Err("no test ran")),
             ("test a ... ok", Err("no test ran")),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn page_names_what_it_was_made_from_and_shows_each_row() {
+    fn page_names_its_commit_and_object_and_shows_each_row() {
         let all = [answers(&["@@hello 6.1.0 #1"])];
         let entries: Vec<&Entry> = ENTRIES.iter().collect();
         let (table, _failed) = render(&entries, &all);

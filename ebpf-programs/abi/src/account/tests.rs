@@ -29,7 +29,7 @@ fn payload(flags: u32, reading: &Reading) -> (u64, u64) {
 }
 
 #[test]
-fn handshake_and_ends_are_no_payload() {
+fn syn_and_fin_are_not_payload() {
     let connected = FLAG_ESTABLISHED | FLAG_CONNECTED;
     for (flags, state, acked, received, expected) in [
         // Open: only the SYN of the side that connected counts.
@@ -59,7 +59,7 @@ fn handshake_and_ends_are_no_payload() {
 }
 
 #[test]
-fn a_fin_that_nobody_acknowledged_is_not_taken_off() {
+fn an_unacknowledged_fin_is_not_subtracted() {
     for state in [TCP_FIN_WAIT1, TCP_CLOSING, TCP_LAST_ACK] {
         let cut = Reading {
             snd_nxt: 501,
@@ -78,7 +78,7 @@ fn times_come_in_whole_microseconds() {
 }
 
 #[test]
-fn bytes_of_maps_lead_back_to_the_values() {
+fn map_values_are_decoded_from_their_bytes() {
     let account = Account {
         class: 1,
         flags: 2,
@@ -107,7 +107,7 @@ fn bytes_of_maps_lead_back_to_the_values() {
 }
 
 #[test]
-fn a_connection_is_looked_at_ten_times_a_second_and_the_first_time() {
+fn a_connection_is_sampled_at_first_and_then_ten_times_a_second() {
     const MS: u64 = 1_000_000;
     // Cookies start at 1, and the clock does not start at 0.
     let first = look(0, 7, 5_000 * MS).expect("the first");
@@ -125,7 +125,7 @@ fn a_connection_is_looked_at_ten_times_a_second_and_the_first_time() {
 }
 
 #[test]
-fn daemon_is_woken_once_an_eighth_of_the_ring_waits() {
+fn daemon_is_woken_when_an_eighth_of_the_ring_is_full() {
     assert!(!wakes(0, 512 * 1024));
     assert!(!wakes(64 * 1024 - 1, 512 * 1024));
     assert!(wakes(64 * 1024, 512 * 1024));

@@ -130,7 +130,7 @@ fn call(destination: Endpoint) -> Call {
 const INSIDE: Endpoint = Endpoint::v4([10, 1, 2, 3], 9090);
 
 #[test]
-fn a_call_to_a_ruled_destination_goes_to_the_listener_and_is_remembered() {
+fn a_call_that_matches_a_rule_is_redirected_and_its_destination_stored() {
     let around = ten();
     assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
     let stored = around.stored.borrow();
@@ -139,7 +139,7 @@ fn a_call_to_a_ruled_destination_goes_to_the_listener_and_is_remembered() {
 }
 
 #[test]
-fn whatever_is_missing_leaves_the_call_alone() {
+fn an_unmet_condition_leaves_the_call_unchanged() {
     type Spoil = fn(&mut Tables);
     let rows: [(Spoil, CallOutcome); 7] = [
         (|around| around.exempt.set(true), CallOutcome::Exempt),
@@ -172,7 +172,7 @@ fn whatever_is_missing_leaves_the_call_alone() {
 }
 
 #[test]
-fn without_a_listener_of_its_namespace_a_call_goes_to_the_nodes_address() {
+fn calls_from_a_namespace_without_a_listener_go_to_the_node_listener() {
     const NODE: Endpoint = Endpoint::v4([192, 0, 2, 1], 7000);
     let mut around = ten();
     around.node = Some(Listener {
@@ -197,7 +197,7 @@ fn without_a_listener_of_its_namespace_a_call_goes_to_the_nodes_address() {
 }
 
 #[test]
-fn rules_of_another_generation_are_not_looked_at() {
+fn rules_of_another_generation_do_not_match() {
     let mut around = ten();
     around.generation = 1;
     assert_eq!(
@@ -207,7 +207,7 @@ fn rules_of_another_generation_are_not_looked_at() {
 }
 
 #[test]
-fn a_rule_that_denies_denies_only_what_it_would_have_redirected() {
+fn a_deny_rule_denies_only_calls_that_it_would_have_redirected() {
     let closed = || {
         tables(std::vec![rule(
             Endpoint::v4([10, 0, 0, 0], 0),
@@ -301,7 +301,7 @@ fn the_longest_prefix_wins_and_then_the_port() {
 }
 
 #[test]
-fn a_rule_for_all_of_one_family_says_nothing_about_the_other() {
+fn a_rule_for_all_ipv6_addresses_does_not_match_ipv4() {
     let all6 = tables(std::vec![rule(
         Endpoint::v6([0; 16], 0),
         0,
@@ -319,7 +319,7 @@ fn a_rule_for_all_of_one_family_says_nothing_about_the_other() {
 }
 
 #[test]
-fn a_call_to_the_listener_itself_is_not_redirected_to_it() {
+fn a_call_to_the_listener_itself_is_not_redirected() {
     let all = tables(std::vec![rule(
         Endpoint::v4([0; 4], 0),
         0,
@@ -334,7 +334,7 @@ fn a_call_to_the_listener_itself_is_not_redirected_to_it() {
 }
 
 #[test]
-fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
+fn a_process_that_calls_the_tunnel_server_becomes_exempt() {
     let server = Endpoint::v4([10, 0, 0, 1], 8091);
     let around = tables(std::vec![
         rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
@@ -353,7 +353,7 @@ fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
 }
 
 #[test]
-fn a_call_to_loopback_joins_only_where_the_server_is_at_home() {
+fn loopback_calls_exempt_a_process_only_in_the_servers_namespace() {
     let server = Endpoint::v4([127, 0, 0, 1], 8091);
     let rules = || {
         std::vec![

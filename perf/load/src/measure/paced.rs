@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_spread_evenly_and_without_drift() {
+    fn requests_are_spread_evenly_and_without_drift() {
         let schedule = Schedule::new(3000, Duration::from_secs(2));
         assert_eq!(schedule.count, 6000);
         let third = schedule.due(1).duration_since(schedule.start);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn question_without_room_is_told_as_missed() {
+    fn request_to_a_full_queue_counts_as_missed() {
         let (due, mut queue) = mpsc::channel(1);
         let schedule = Schedule {
             start: Instant::now(),

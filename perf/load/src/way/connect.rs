@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_read_from_either_version() {
+    fn status_is_read_from_http_1_0_and_1_1() {
         assert_eq!(status(b"HTTP/1.1 200 OK\r\n\r\n"), Some(200));
         assert_eq!(status(b"HTTP/1.0 503 Service Unavailable\r\n"), Some(503));
         assert_eq!(status(b"SSH-2.0-x\r\n"), None);

@@ -136,7 +136,7 @@ fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
 }
 
 #[test]
-fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
+fn load_agents_connect_with_lanes_and_serve_dials() {
     const AGENTS: usize = 40;
     let target = serve(&["target".to_owned()]);
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
 }
 
 #[test]
-fn agents_with_tokens_are_let_in_by_the_reviews_of_the_load() {
+fn load_agents_with_tokens_pass_the_load_tools_reviews() {
     let target = serve(&["target".to_owned()]);
     let folder = tempfile::tempdir().unwrap();
     let written = load().arg("certs").arg(folder.path()).status().unwrap();
@@ -315,7 +315,7 @@ fn operations_are_done_as_often_as_the_plan_says() {
 }
 
 #[test]
-fn bare_relay_leads_to_the_targets_in_both_directions() {
+fn bare_relay_forwards_both_directions_to_the_targets() {
     let target = serve(&["target".to_owned()]);
     let targets = serde_json::to_string(&target.addresses).unwrap();
     // The io_uring engines need a kernel and sandbox that allow io_uring.
@@ -348,7 +348,7 @@ fn bare_relay_leads_to_the_targets_in_both_directions() {
 }
 
 #[test]
-fn upload_that_nobody_receives_is_an_error_not_a_number() {
+fn upload_without_a_receiver_is_an_error() {
     let [target, other] = [(); 2].map(|()| serve(&["target".to_owned()]));
     // The count is requested from a target that receives nothing.
     let output = load()
@@ -371,14 +371,14 @@ fn upload_that_nobody_receives_is_an_error_not_a_number() {
 }
 
 #[test]
-fn targets_end_when_their_input_closes() {
+fn targets_exit_when_their_stdin_closes() {
     let mut target = serve(&["target".to_owned()]);
     drop(target.child.stdin.take());
     assert!(target.child.wait().unwrap().success());
 }
 
 #[test]
-fn tied_program_is_gone_once_its_parent_is() {
+fn tied_program_ends_with_its_parent() {
     let script = format!(
         "{} tie --parent $$ -- sleep 600 & echo $!",
         env!("CARGO_BIN_EXE_adit-load")

@@ -194,7 +194,7 @@ async fn clear_text() -> (u16, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn an_address_that_takes_no_connection_hardly_delays_the_next_one() {
+async fn an_unresponsive_address_hardly_delays_the_next_one() {
     let files = certificates();
     let server = TlsServer::start(&files).await;
     let ((first, _one), (second, _other)) = (black_hole(), black_hole());
@@ -213,7 +213,7 @@ async fn an_address_that_takes_no_connection_hardly_delays_the_next_one() {
 /// Limit (times): SRV records of one name | tried by priority; each priority has its share of 15 s
 /// Limit (isolation): Several servers behind one name | the agent tries the least recently tried one first
 #[tokio::test]
-async fn a_server_of_another_priority_is_not_taken_before_its_turn() {
+async fn a_slow_server_of_a_higher_srv_priority_is_preferred() {
     let files = certificates();
     let other = TlsServer::start(&files).await;
     let (port, (socket, _queued)) = black_hole();
@@ -229,7 +229,7 @@ async fn a_server_of_another_priority_is_not_taken_before_its_turn() {
 }
 
 #[tokio::test]
-async fn behind_an_address_without_tls_or_with_a_foreign_certificate_the_next_one_is_tried() {
+async fn after_a_failed_tls_handshake_the_next_address_is_tried() {
     let (files, foreign) = (certificates(), certificates());
     let server = TlsServer::start(&files).await;
     let other = TlsServer::start(&foreign).await;
@@ -240,7 +240,7 @@ async fn behind_an_address_without_tls_or_with_a_foreign_certificate_the_next_on
 }
 
 #[tokio::test]
-async fn a_refused_certificate_is_told_whatever_else_is_wrong() {
+async fn a_refused_certificate_is_reported_over_other_failures() {
     let (files, foreign) = (certificates(), certificates());
     let other = TlsServer::start(&foreign).await;
     let (garbage, _serving) = clear_text().await;
@@ -266,7 +266,7 @@ async fn a_refused_certificate_is_told_whatever_else_is_wrong() {
 
 /// Time is paused once the certificate has been refused; then it advances whenever all tasks are idle.
 #[tokio::test]
-async fn a_refused_certificate_is_told_before_the_callers_time_is_over() {
+async fn a_refused_certificate_is_reported_within_the_callers_timeout() {
     let (files, foreign) = (certificates(), certificates());
     let other = TlsServer::start(&foreign).await;
     let (nowhere, _queued) = black_hole();
@@ -288,7 +288,7 @@ async fn a_refused_certificate_is_told_before_the_callers_time_is_over() {
 
 /// Limit (isolation): Several servers behind one name
 #[tokio::test]
-async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
+async fn an_agent_reaches_every_server_of_a_name_with_fixed_dns_order() {
     let files = certificates();
     let ips = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
     let listeners = on_one_port(ips).await;
@@ -336,7 +336,7 @@ async fn on_one_port<const N: usize>(ips: [Ipv4Addr; N]) -> [TcpListener; N] {
 }
 
 #[test]
-fn addresses_share_the_time_for_tls_and_one_alone_has_its_usual_limit() {
+fn addresses_share_the_tls_time_and_a_single_one_has_the_usual_limit() {
     for (left_seconds, addresses, seconds) in [
         (15, 1, 10),
         (15, 2, 7),
@@ -352,7 +352,7 @@ fn addresses_share_the_time_for_tls_and_one_alone_has_its_usual_limit() {
 }
 
 #[test]
-fn an_address_of_ipv6_can_be_the_authority_of_calls() {
+fn an_ipv6_address_is_bracketed_in_the_authority() {
     for (host, expected) in [
         ("fd00::1", "[fd00::1]"),
         ("10.0.0.1", "10.0.0.1"),
@@ -366,7 +366,7 @@ fn an_address_of_ipv6_can_be_the_authority_of_calls() {
 }
 
 #[test]
-fn proxies_are_plain_http_and_never_show_a_password() {
+fn proxy_urls_are_http_and_errors_hide_passwords() {
     for (text, expected) in [
         ("http://proxy.example:3128", Ok("proxy.example:3128")),
         ("HTTP://proxy.example/", Ok("proxy.example:80")),
@@ -420,7 +420,7 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_hangs_up_is_said_to_have_done_so() {
+async fn a_proxy_that_closes_before_its_answer_is_reported() {
     let files = certificates();
     let book = Book {
         ips: Vec::new(),

@@ -85,7 +85,7 @@ mod tests {
 
     /// Limit (times): Backoff of lanes after three failures in a row | 1 s, doubled up to 60 s
     #[tokio::test(start_paused = true)]
-    async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
+    async fn backoff_starts_after_three_failures_and_doubles_to_a_minute() {
         let mut backoff = Backoff::default();
         backoff.note(false);
         backoff.note(false);
@@ -105,7 +105,7 @@ mod tests {
 
     /// Limit (times): Backoff of lanes after three failures in a row
     #[tokio::test(start_paused = true)]
-    async fn three_strays_for_each_lane_that_is_wanted_make_a_pause() {
+    async fn three_misrouted_lanes_per_wanted_lane_start_a_backoff() {
         let mut backoff = Backoff::default();
         for wanted in [4, 1, 0] {
             for _stray in 1..3 * wanted.max(1) {

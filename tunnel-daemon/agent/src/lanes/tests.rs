@@ -86,7 +86,7 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
 
 /// A server may open a tunnel on a lane as soon as the lane is bound, so its slot must be reserved before that.
 #[tokio::test]
-async fn a_lane_has_its_room_before_it_is_opened() {
+async fn a_lane_slot_is_reserved_before_opening() {
     let mut context = context(10);
     context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
     let [first, second] = ["first", "second"].map(|name| keeper(name, &context));
@@ -115,7 +115,7 @@ async fn a_lane_has_its_room_before_it_is_opened() {
 
 /// The lane already holds the last slot, so its own slot must not block it.
 #[tokio::test]
-async fn a_lane_of_another_link_is_kept_where_it_takes_the_last_room() {
+async fn a_lane_of_another_link_is_kept_when_it_takes_the_last_slot() {
     let mut context = context(10);
     context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
     let (ours, theirs) = (keeper("ours", &context), keeper_of("theirs", 1, &context));
@@ -147,7 +147,7 @@ async fn all_idle(keeper: &LaneKeeper, idle: usize) {
 ///
 /// Limit (peers): Idle lanes of an agent
 #[tokio::test(start_paused = true)]
-async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
+async fn unused_lanes_are_drained_after_a_while() {
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let context = context(10);
     let ours = keeper("ours", &context);
@@ -195,7 +195,7 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
 
 /// A draining lane takes no more tunnels, however long the server keeps it, so the agent opens a replacement.
 #[tokio::test]
-async fn a_lane_that_its_server_gives_up_is_not_idle() {
+async fn a_lane_that_its_server_drains_is_not_idle() {
     let context = context(10);
     let ours = keeper("ours", &context);
     let (lanes, mut servers) = pairs(&ours).await;
@@ -254,7 +254,7 @@ async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
 
 /// One bound lane does not end the backoff towards a server that refuses further lanes.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
+async fn attempts_to_a_server_with_room_for_one_lane_back_off() {
     let attempts = attempts_beside_one_lane(None).await;
     // Four concurrent attempts, then one after each backoff, which doubles up to a minute.
     assert!((10..25).contains(&attempts), "{attempts}");
@@ -262,7 +262,7 @@ async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
 
 /// Successful tunnels on the bound lane do not end the backoff either.
 #[tokio::test(start_paused = true)]
-async fn tunnels_on_the_lanes_there_are_end_no_pause() {
+async fn tunnels_on_existing_lanes_end_no_backoff() {
     let attempts = attempts_beside_one_lane(Some(Duration::from_millis(100))).await;
     assert!((4..25).contains(&attempts), "{attempts}");
 }
@@ -272,7 +272,7 @@ async fn tunnels_on_the_lanes_there_are_end_no_pause() {
 ///
 /// Limit (times): Backoff of lanes after three failures in a row
 #[tokio::test(start_paused = true)]
-async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_without_a_pause() {
+async fn one_of_five_servers_behind_a_balancer_gets_its_lanes_without_a_backoff() {
     const SERVERS: usize = 5;
     /// Far more attempts than needed, yet finished within about a second.
     const TURNS: usize = 1_000_000;
@@ -315,7 +315,7 @@ async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_with
 ///
 /// Limit (isolation): A dial on a lane that its agent is about to close | served
 #[tokio::test]
-async fn a_tunnel_that_is_opened_on_a_lane_nobody_needs_is_served() {
+async fn a_tunnel_on_an_excess_lane_is_served() {
     let context = context(10);
     let (ours, other) = (keeper("ours", &context), keeper("other", &context));
     other.0.idle.store(8, Relaxed);

@@ -51,7 +51,7 @@ fn a_token_is_sent_and_never_printed() {
 
 /// Limit (times): Response headers of a link | 10 s
 #[tokio::test(start_paused = true)]
-async fn response_headers_are_waited_for_ten_seconds() {
+async fn response_headers_time_out_after_ten_seconds() {
     let (ours, theirs) = duplex(1 << 16);
     let silent = async {
         let mut connection = h2::server::handshake(theirs).await.unwrap();
@@ -111,7 +111,7 @@ async fn refusals(mut answers: RecvStream, count: usize) {
 
 /// The server answers and closes before the agent polls the connection.
 #[tokio::test]
-async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
+async fn a_connection_closed_after_its_answer_is_not_polled_again() {
     let (ours, theirs) = duplex(1 << 16);
     let server = async {
         let mut connection = h2::server::handshake(theirs).await.unwrap();

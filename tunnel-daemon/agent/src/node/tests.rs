@@ -115,7 +115,7 @@ async fn is_reset(node: &NodeListener, listener: &TcpListener) {
 /// Limit (peers): Connections of an agent's node listeners | 4,096 per listener, 16,384 in total, 1,024 without a
 /// tunnel
 #[tokio::test]
-async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
+async fn only_connections_above_a_listeners_limit_are_reset() {
     let (proxy, metrics) = proxy();
     let node = NodeListener::with_max(&proxy, source(), 2);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -135,7 +135,7 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
 
 /// Limit (peers): Connections of an agent's node listeners
 #[tokio::test]
-async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
+async fn a_connection_above_the_limit_of_all_listeners_is_reset_and_counted() {
     let (proxy, metrics) = proxy();
     proxy.connections.forget_permits(CONNECTIONS_MAX - 2);
     let node = NodeListener::new(&proxy, source());

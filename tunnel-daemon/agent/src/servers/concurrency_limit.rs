@@ -65,7 +65,7 @@ mod tests {
 
     /// Limit (peers): Lanes that an agent opens at once | 4; 2 to one of several servers
     #[test]
-    fn a_server_that_never_answers_has_half_of_the_turns_while_there_are_others() {
+    fn an_unresponsive_server_gets_half_of_the_slots_beside_other_servers() {
         let (limit, silent, other) = (
             ConcurrencyLimit::default(),
             Share::default(),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_turn_that_an_only_server_gives_back_is_for_the_next_one() {
+    fn the_first_slot_freed_by_a_single_server_goes_to_the_next_server() {
         let (limit, first, second) = (
             ConcurrencyLimit::default(),
             Share::default(),

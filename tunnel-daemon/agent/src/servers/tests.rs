@@ -126,7 +126,7 @@ async fn fault() -> LinkExit {
 
 /// A panic ends only the link's task. If the server stayed held, it would never be tried again.
 #[tokio::test]
-async fn a_server_whose_link_panics_is_held_no_more() {
+async fn a_server_whose_link_panicked_is_released() {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
     let (servers, _metrics, tasks) = agent(Names(None), server, ForwardProxy::default());
     let shared = &servers.shared;
@@ -159,7 +159,7 @@ async fn a_server_whose_link_panics_is_held_no_more() {
 
 /// Without a DRAIN the server would keep sending dials to an agent that is shutting down.
 #[tokio::test]
-async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
+async fn a_link_with_a_full_command_queue_still_gets_the_drain() {
     let (commands, mut queue) = mpsc::channel(1);
     commands.try_send(Command::Stop).expect("it is empty");
     let link = AgentLink {
@@ -205,7 +205,7 @@ async fn black_hole() -> (SocketAddr, Vec<std::net::TcpStream>, socket2::Socket)
 
 /// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers | 20 s together
 #[tokio::test(start_paused = true)]
-async fn a_server_that_takes_no_connection_is_given_up_after_twenty_seconds() {
+async fn an_unresponsive_server_times_out_after_twenty_seconds() {
     let (server, _queued, _socket) = black_hole().await;
     let took = first_failure(
         Names(Some(Ipv4Addr::LOCALHOST)),
@@ -217,7 +217,7 @@ async fn a_server_that_takes_no_connection_is_given_up_after_twenty_seconds() {
 
 /// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers
 #[tokio::test(start_paused = true)]
-async fn a_name_that_is_never_answered_is_given_up_after_twenty_seconds() {
+async fn an_unanswered_name_lookup_times_out_after_twenty_seconds() {
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
     let took = first_failure(Names(None), server, ForwardProxy::default());
     assert_twenty_seconds(took.await);
@@ -225,7 +225,7 @@ async fn a_name_that_is_never_answered_is_given_up_after_twenty_seconds() {
 
 /// Limit (times): Connecting a link: lookup, TCP, proxy, TLS and response headers
 #[tokio::test(start_paused = true)]
-async fn a_forward_proxy_that_never_answers_is_given_up_after_twenty_seconds() {
+async fn an_unresponsive_forward_proxy_times_out_after_twenty_seconds() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let proxy = ForwardProxy {

@@ -20,7 +20,7 @@ fn new(name: &str, count: i64) -> Attempt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn once_the_count_is_met_nothing_is_tried() {
+async fn no_server_is_tried_once_the_count_is_met() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
     assert_eq!(sync.next_attempt(now), Some((0, now)));
@@ -63,7 +63,7 @@ async fn failures_back_off_to_the_cap_and_success_resets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_address_gets_its_turn_even_when_the_count_is_met() {
+async fn every_address_is_tried_even_when_the_count_is_met() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 2);
     sync.attempted(0, new("a", 1), now, 0.0);
@@ -81,7 +81,7 @@ async fn every_address_gets_its_turn_even_when_the_count_is_met() {
 
 /// An unanswered attempt uses its own full timeout, without delaying other addresses.
 #[tokio::test(start_paused = true)]
-async fn an_attempt_keeps_no_other_address_from_its_turn() {
+async fn an_attempt_does_not_delay_other_addresses() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 2);
     sync.begin(0);
@@ -104,7 +104,7 @@ async fn an_attempt_keeps_no_other_address_from_its_turn() {
 
 /// One address is a balancer, the other never answers: an attempt there is in progress or in backoff at all times.
 #[tokio::test(start_paused = true)]
-async fn a_dead_address_keeps_no_server_behind_a_balancer_from_being_found() {
+async fn a_dead_address_does_not_hide_servers_behind_a_balancer() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 2);
     sync.attempted(0, new("a", 3), now, 0.0);
@@ -121,7 +121,7 @@ async fn a_dead_address_keeps_no_server_behind_a_balancer_from_being_found() {
 
 /// As in a rolling restart: the previous connection reached the restarted server, and another server restarts now.
 #[tokio::test(start_paused = true)]
-async fn a_server_lost_behind_a_balancer_is_looked_for_soon() {
+async fn a_server_lost_behind_a_balancer_is_retried_soon() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 2);
     for _attempt in 0..3 {
@@ -143,7 +143,7 @@ async fn a_server_lost_behind_a_balancer_is_looked_for_soon() {
 
 /// With `--sync-forever` an agent with all servers keeps connecting, and reaches servers that it already holds.
 #[tokio::test(start_paused = true)]
-async fn a_server_lost_after_many_met_again_is_looked_for_soon() {
+async fn a_server_lost_after_many_duplicates_is_retried_soon() {
     let now = Instant::now();
     let policy = SyncPolicy {
         forever: true,
@@ -166,7 +166,7 @@ async fn a_server_lost_after_many_met_again_is_looked_for_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_count_that_cannot_be_met_does_not_become_a_storm() {
+async fn an_unreachable_server_count_backs_off_to_the_cap() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
     sync.attempted(0, new("a", 3), now, 0.0);
@@ -192,7 +192,7 @@ fn ids(names: &[&str]) -> BTreeSet<ServerId> {
 
 /// Behind a balancer a lease only shows that the server exists.
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_appears_has_its_server_looked_for_until_it_is_held() {
+async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
     sync.attempted(0, new("a", 1), now, 0.0);
@@ -227,7 +227,7 @@ async fn a_lease_that_appears_has_its_server_looked_for_until_it_is_held() {
 
 /// Two servers have leases; the link to a third server, without a lease, must not count for them.
 #[tokio::test(start_paused = true)]
-async fn enough_links_to_others_are_no_reason_to_miss_a_leased_server() {
+async fn links_to_other_servers_do_not_count_for_a_leased_server() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
     sync.leased(ids(&["a", "b"]), now, 0.0);
@@ -240,7 +240,7 @@ async fn enough_links_to_others_are_no_reason_to_miss_a_leased_server() {
 
 /// Upstream (configuration): The server count is the larger one of leases and headers where that is configured.
 #[tokio::test(start_paused = true)]
-async fn the_larger_count_counts_where_that_is_asked_for() {
+async fn the_larger_server_count_is_used_when_configured() {
     let now = Instant::now();
     for (source, count) in [(CountSource::Leases, 1), (CountSource::Larger, 3)] {
         let mut sync = SyncState::new(POLICY, 1).counting(source);
@@ -256,7 +256,7 @@ async fn the_larger_count_counts_where_that_is_asked_for() {
 
 /// Publicly reported without this rule: 17,000 attempts a day per agent, each with a TLS handshake and a TokenReview.
 #[tokio::test(start_paused = true)]
-async fn sync_forever_costs_nothing_once_every_leased_server_is_held() {
+async fn sync_forever_pauses_while_all_leased_servers_are_held() {
     let now = Instant::now();
     let policy = SyncPolicy {
         forever: true,
@@ -274,7 +274,7 @@ async fn sync_forever_costs_nothing_once_every_leased_server_is_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sync_forever_goes_on_slowly_and_draining_stops_everything() {
+async fn sync_forever_retries_slowly_and_draining_stops_attempts() {
     let now = Instant::now();
     let mut sync = SyncState::new(
         SyncPolicy {
@@ -296,7 +296,7 @@ async fn sync_forever_goes_on_slowly_and_draining_stops_everything() {
 ///
 /// Limit (peers): Servers and links of an agent
 #[tokio::test(start_paused = true)]
-async fn an_agent_believes_in_64_servers_and_has_as_many_links() {
+async fn an_agent_has_at_most_64_servers_and_links() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
     assert!(!sync.is_first_excess(64) && sync.is_first_excess(65) && !sync.is_first_excess(65));

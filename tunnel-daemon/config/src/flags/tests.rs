@@ -59,7 +59,7 @@ fn agent(more: &[&str]) -> Result<AgentPlan, ConfigError> {
 }
 
 #[test]
-fn flags_are_consistent_in_themselves() {
+fn flag_definitions_are_consistent() {
     use clap::CommandFactory as _;
     super::Cli::command().debug_assert();
 }
@@ -149,7 +149,7 @@ fn several_frontends_are_served_at_once() {
 
 /// Limit (peers): Links of one certificate under one agent id | 64
 #[test]
-fn grants_are_read_and_malformed_ones_name_the_entry_and_the_remedy() {
+fn grants_are_parsed_and_errors_name_the_entry_and_the_remedy() {
     let unix = "--frontend=grpc=unix:/tmp/a.sock";
     let ca = "--cluster-ca-cert=PEM";
     let (plan, _) = server(&[unix, ca]).unwrap();
@@ -266,7 +266,7 @@ fn contradictions_are_refused_with_the_flags_named() {
 
 /// An agent that authenticates by token is on an untrusted network, so its lanes must be encrypted.
 #[test]
-fn lanes_in_clear_text_and_a_token_exclude_each_other() {
+fn plaintext_lanes_and_a_token_exclude_each_other() {
     let token = "--service-account-token-path=PEM";
     let clear = "--lane-security=plaintext";
     let with = |more: &[&str]| agent(&[&["--proxy-server-host=a"][..], more].concat());
@@ -314,7 +314,7 @@ fn targets_are_kept_as_typed() {
 }
 
 #[test]
-fn a_target_that_cannot_be_read_is_named_with_its_flag() {
+fn an_invalid_target_is_named_with_its_flag() {
     let error = agent(&["--proxy-server-host=a", "--allow-target=10.0.0.0/99"]).unwrap_err();
     let said = error.message();
     assert!(
@@ -324,7 +324,7 @@ fn a_target_that_cannot_be_read_is_named_with_its_flag() {
 }
 
 #[test]
-fn values_name_their_form() {
+fn invalid_sizes_durations_and_frontends_are_refused() {
     for (text, bytes) in [
         ("0", 0),
         ("65536", 65_536),
@@ -375,7 +375,7 @@ fn values_name_their_form() {
 }
 
 #[test]
-fn admin_socket_is_off_unless_it_is_given_and_must_be_a_path_of_its_own() {
+fn admin_socket_is_off_by_default_and_needs_its_own_path() {
     let with = |more: &[&str]| {
         let frontend = ["--frontend=grpc=unix:/run/a.sock", "--cluster-ca-cert=PEM"];
         server(&[&frontend[..], more].concat()).map(|(plan, _)| plan.admin_socket.clone())
@@ -391,7 +391,7 @@ fn admin_socket_is_off_unless_it_is_given_and_must_be_a_path_of_its_own() {
 }
 
 #[test]
-fn client_rules_are_read_and_names_in_them_need_certificates_of_clients() {
+fn client_rules_are_parsed_and_names_need_client_certificates() {
     let rules = |flags: &[&str]| {
         let agents = ["--cluster-ca-cert=PEM"];
         let flags: Vec<&str> = agents.iter().chain(flags).copied().collect();

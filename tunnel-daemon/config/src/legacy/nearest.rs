@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_like_none_has_no_suggestion() {
+    fn unlike_names_get_no_suggestion() {
         let known = ["server-port", "server-cert", "agent-port", "v"];
         for typed in ["x", "zz", "", "port", "enable-something", "server"] {
             assert_eq!(nearest(typed, known), None, "{typed}");

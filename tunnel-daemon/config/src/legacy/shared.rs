@@ -132,7 +132,7 @@ mod tests {
     use crate::plan::AccountMode;
 
     #[test]
-    fn values_of_accounting_out_of_range_name_the_flag() {
+    fn invalid_account_values_name_the_flag() {
         let plan = |account: &str, account_series_max| {
             let options = SharedOptions {
                 account: account.to_owned(),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_that_is_not_known_names_those_that_are() {
+    fn unknown_account_modes_list_the_known_ones() {
         assert_eq!("off".parse(), Ok(AccountMode::Off));
         assert_eq!("auto".parse(), Ok(AccountMode::Auto));
         assert_eq!("on".parse(), Ok(AccountMode::On));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_security_that_is_not_known_names_those_that_are() {
+    fn unknown_lane_security_lists_the_known_values() {
         for security in [
             LaneSecurity::Tls,
             LaneSecurity::Ktls,

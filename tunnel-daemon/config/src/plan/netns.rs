@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_are_named_found_or_given_by_path() {
+    fn netns_values_are_auto_a_name_or_a_path() {
         for (text, choice) in [
             ("auto", NetnsChoice::Auto),
             ("blue", NetnsChoice::Path("/run/netns/blue".into())),

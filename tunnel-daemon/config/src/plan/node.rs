@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn services_need_lanes_and_are_named_once() {
+    fn services_need_lanes_and_must_be_unique() {
         let service = |text| CapturedService::parse(text).unwrap();
         let plan = |services| NodeRedirectPlan {
             services,

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_named_with_the_form_wanted() {
+    fn an_invalid_network_is_refused_with_an_example() {
         for text in [
             "",
             "example.com",
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_rule_a_line_by_the_names_of_the_flags() {
+    fn a_rule_file_has_one_rule_per_line_named_like_its_flag() {
         let text = "# the cluster\n\nredirect 10.0.0.0/8\n  redirect-exclude\t10.0.0.10:53  # its resolver\n";
         let file = RuleFile::parse(text, RuleFileOf::Server).unwrap();
         assert_eq!(file.targets, [target("10.0.0.0/8").unwrap()]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_of_a_file_is_named_by_its_number() {
+    fn errors_in_a_rule_file_name_the_line_number() {
         for (text, of, said) in [
             ("\nredirect 10.0.0.1/8", RuleFileOf::Server, "line 2"),
             ("redirect", RuleFileOf::Server, "10.0.0.0/8:9090"),

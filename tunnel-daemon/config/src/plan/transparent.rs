@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_target_of_a_call_is_the_one_that_the_kernel_takes() {
+    fn a_call_matches_the_same_target_as_in_the_kernel() {
         let targets = [
             "0.0.0.0/0",
             "10.0.0.0/8",

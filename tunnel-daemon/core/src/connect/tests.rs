@@ -24,7 +24,7 @@ fn target(target: &str) -> Progress {
 }
 
 #[test]
-fn the_request_target_is_the_destination_whatever_host_says() {
+fn request_target_overrides_the_host_header() {
     let expected = Connect {
         authority: "10.0.0.7:10250".to_owned(),
         user_agent: Some("kube-apiserver/v1.34".to_owned()),
@@ -211,7 +211,7 @@ fn other_methods_and_versions_are_answered_once_the_head_is_complete() {
 
 /// Limit (sizes): CONNECT head | 1 MiB, then status 431
 #[test]
-fn the_limit_is_on_the_head_and_not_on_what_follows() {
+fn the_head_limit_excludes_pipelined_bytes() {
     let head = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
     let with_data = [&head[..], &[0; 1000]].concat();
     assert!(matches!(
@@ -250,7 +250,7 @@ fn a_user_agent_is_cut_and_the_first_one_counts() {
 }
 
 #[test]
-fn rejections_say_what_is_wrong_and_close() {
+fn rejections_state_the_error_and_close() {
     let rows = [
         (
             Rejection::NotConnect,
@@ -290,7 +290,7 @@ fn rejections_say_what_is_wrong_and_close() {
 }
 
 #[test]
-fn failed_dials_read_as_upstream_writes_them() {
+fn failed_dials_get_the_responses_of_upstream() {
     const PLAIN: &str = "Content-Type: text/plain; charset=utf-8\r\n\r\n";
     let rows = [
         (
@@ -352,7 +352,7 @@ fn failed_dials_read_as_upstream_writes_them() {
 }
 
 #[test]
-fn the_agents_text_picks_the_status() {
+fn error_text_of_the_agent_sets_the_status() {
     let rows = [
         ("dial tcp 10.0.0.1:1: i/o Timeout", 504),
         ("context deadline exceeded", 504),
@@ -367,7 +367,7 @@ fn the_agents_text_picks_the_status() {
 }
 
 #[test]
-fn a_tunnel_is_announced_without_headers() {
+fn established_response_has_no_headers() {
     assert_eq!(ESTABLISHED, b"HTTP/1.1 200 Connection Established\r\n\r\n");
 }
 
@@ -395,12 +395,12 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_never_panic_and_never_depend_on_their_cuts(data in prop::collection::vec(any::<u8>(), 0..700)) {
+    fn random_bytes_never_panic_and_no_split_changes_the_result(data in prop::collection::vec(any::<u8>(), 0..700)) {
         fuzz_entry(&data);
     }
 
     #[test]
-    fn likely_texts_never_panic_and_never_depend_on_their_cuts(
+    fn likely_texts_never_panic_and_no_split_changes_the_result(
         cut in any::<u8>(),
         text in "(CONNECT |GET )?[a:\\[\\]/ ]{0,8}( HTTP/[12].[01])?\r?\n([A:\r\n ]{0,12}\n){0,4}",
     ) {

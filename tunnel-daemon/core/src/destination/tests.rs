@@ -13,7 +13,7 @@ fn allows(list: &DestinationList, addr: &str) -> bool {
 }
 
 #[test]
-fn no_list_allows_all_but_metadata_addresses() {
+fn empty_target_list_allows_all_but_metadata_addresses() {
     let list = targets(&[]);
     for addr in [
         "10.0.0.1:80",
@@ -48,7 +48,7 @@ fn no_list_allows_all_but_metadata_addresses() {
 
 /// The addresses hold 169.254.169.254 behind NAT64 prefixes of 96, 64, 56 and 48 bits.
 #[test]
-fn metadata_addresses_behind_a_translator_of_a_networks_own_are_guarded() {
+fn metadata_addresses_in_local_nat64_prefixes_are_guarded() {
     let list = targets(&[]);
     for addr in [
         "[64:ff9b:1:fffe::a9fe:a9fe]:80",
@@ -63,7 +63,7 @@ fn metadata_addresses_behind_a_translator_of_a_networks_own_are_guarded() {
 }
 
 #[test]
-fn a_network_names_what_is_embedded_in_all_of_its_addresses() {
+fn nat64_entry_must_lie_within_an_embedded_guarded_range() {
     let metadata = "[64:ff9b::a9fe:a9fe]:80";
     for wide in ["64:ff9b::/96", "64:ff9b::8000:0/97", "64:ff9b::a900:0/104"] {
         assert!(!allows(&targets(&[wide]), metadata), "{wide}");
@@ -75,7 +75,7 @@ fn a_network_names_what_is_embedded_in_all_of_its_addresses() {
 }
 
 #[test]
-fn a_wide_entry_or_a_name_does_not_name_metadata_addresses() {
+fn wide_entries_and_names_do_not_allow_metadata_addresses() {
     let list = targets(&["0.0.0.0/0", "::/0", "metadata.internal", "169.0.0.0/8"]);
     assert!(!allows(&list, "169.254.169.254:80"));
     assert!(!allows(&list, "[fe80::1]:80"));
@@ -87,7 +87,7 @@ fn a_wide_entry_or_a_name_does_not_name_metadata_addresses() {
 }
 
 #[test]
-fn an_entry_within_a_guarded_range_names_it_on_its_port_only() {
+fn entry_within_a_guarded_range_allows_only_its_addresses_and_port() {
     let list = targets(&["169.254.20.10:53", "fe80::/10", "fd00:ec2::254"]);
     assert!(allows(&list, "169.254.20.10:53"));
     assert!(!allows(&list, "169.254.20.10:54"));
@@ -200,7 +200,7 @@ fn a_bad_entry_is_named_with_its_flaw() {
 }
 
 #[test]
-fn a_denial_says_what_and_why() {
+fn a_denial_names_destination_and_reason() {
     let denied = targets(&["10.0.0.0/8"])
         .check("[::ffff:1.2.3.4]:80".parse().unwrap(), Some("x.y"))
         .unwrap_err();
@@ -218,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn an_address_is_allowed_by_its_own_entry_and_by_no_other_address(ip: IpAddr, port in 1..=u16::MAX, other: IpAddr) {
+    fn an_address_entry_allows_that_address_and_no_other(ip: IpAddr, port in 1..=u16::MAX, other: IpAddr) {
         let addr = SocketAddr::new(ip, port);
         let list = DestinationList::allow_targets(&[addr.to_string()]).unwrap();
         prop_assert!(list.check(addr, None).is_ok());
@@ -272,7 +272,7 @@ fn the_class_of_a_destination_is_the_entry_that_covers_it() {
 
 /// Name patterns are for the end that requests a name; the end that dials checks addresses.
 #[test]
-fn lists_of_ends_that_dial_have_no_patterns() {
+fn destination_lists_refuse_name_patterns() {
     for entry in ["*", "*:443", "*.example"] {
         assert!(DestinationList::allow_targets(&[entry]).is_err(), "{entry}");
         let with_port = if entry.contains(':') {

@@ -75,7 +75,7 @@ fn a_slow_answer_is_hedged_once() {
 }
 
 #[test]
-fn a_hedge_that_no_agent_takes_is_not_tried_again() {
+fn a_hedge_without_an_agent_is_not_retried() {
     let mut rig = Rig::new();
     let step = rig.attempts.found_none(Reason::Slow, false, at(2000));
     assert_eq!(
@@ -90,7 +90,7 @@ fn a_hedge_that_no_agent_takes_is_not_tried_again() {
 /// Limit (times): A dial on a silent link | asks up to three other agents; without one it waits 10 s, 1,024 dials at
 /// once
 #[test]
-fn a_silent_agent_is_replaced_at_once_and_the_dial_goes_on_there_too() {
+fn silent_agent_is_replaced_at_once_and_its_dial_stays_pending() {
     let mut rig = Rig::new();
     rig.silent.push(FIRST);
     assert_eq!(rig.check(100), Step::Ask(Reason::Silent));
@@ -107,7 +107,7 @@ fn a_silent_agent_is_replaced_at_once_and_the_dial_goes_on_there_too() {
 }
 
 #[test]
-fn an_agent_that_was_not_sent_the_dial_is_replaced() {
+fn unsent_dial_is_retried_on_another_agent() {
     let mut rig = Rig::new();
     let unsent = CancelledDial {
         failure: DialFailure::LinkBusy,
@@ -142,7 +142,7 @@ fn a_dial_of_a_link_that_ended_in_silence_waits_for_an_agent_for_ten_seconds() {
 }
 
 #[test]
-fn an_agent_that_never_was_is_not_waited_for() {
+fn first_dial_without_an_agent_fails_at_once() {
     let mut attempts = Attempts::default();
     let none = attempts.found_none(Reason::First, false, at(0));
     assert_eq!(none, Step::Fail(DialFailure::NoAgent));
@@ -150,7 +150,7 @@ fn an_agent_that_never_was_is_not_waited_for() {
 
 /// Limit (times): Two agents asked for one dial | the first success wins; after one refusal the other has 1 s
 #[test]
-fn one_refusal_leaves_the_other_agent_a_second_and_is_the_answer_then() {
+fn after_one_refusal_the_other_agent_has_one_second_to_succeed() {
     for (first, second) in [(FIRST, SECOND), (SECOND, FIRST)] {
         let mut rig = Rig::hedged();
         let step = rig.ended(first, target("refused"), 2500);
@@ -165,7 +165,7 @@ fn one_refusal_leaves_the_other_agent_a_second_and_is_the_answer_then() {
 }
 
 #[test]
-fn an_agents_own_rules_do_not_hurry_the_other() {
+fn a_denial_does_not_shorten_the_other_attempt() {
     let mut rig = Rig::hedged();
     assert_eq!(rig.ended(SECOND, denied(), 2100), Step::Wait(None));
     assert_eq!(rig.check(20_000), Step::Wait(None));
@@ -181,7 +181,7 @@ fn an_agents_own_rules_do_not_hurry_the_other() {
 }
 
 #[test]
-fn a_link_that_ends_beside_another_attempt_leaves_that_its_time() {
+fn an_ended_link_does_not_shorten_the_other_attempt() {
     let mut rig = Rig::hedged();
     let step = rig.ended(FIRST, DialFailure::LinkLost, 2100);
     assert_eq!(step, Step::Wait(None));
@@ -192,7 +192,7 @@ fn a_link_that_ends_beside_another_attempt_leaves_that_its_time() {
 /// Limit (times): Hedge of an unanswered dial | after 10 median answer times of the link, at least 200 ms, at most 2 s.
 /// For a tenth of the dials per second, or 10
 #[test]
-fn a_hedge_is_due_after_ten_medians_within_bounds() {
+fn hedge_delay_is_ten_median_answer_times_within_bounds() {
     let due = |answers: &[u64]| {
         let times = AnswerTimes::default();
         for answer in answers {
@@ -214,7 +214,7 @@ fn a_hedge_is_due_after_ten_medians_within_bounds() {
 }
 
 #[test]
-fn time_counts_from_the_first_dial_that_is_unanswered() {
+fn hedge_delay_counts_from_the_first_unanswered_dial() {
     let times = AnswerTimes::default();
     times.asked(at(1000));
     // The dial at 1000 stays unanswered, so the dial at 2900 waits only the minimum of 200 ms.
@@ -229,7 +229,7 @@ fn time_counts_from_the_first_dial_that_is_unanswered() {
 
 /// Limit (times): Hedge of an unanswered dial
 #[test]
-fn hedges_are_a_tenth_of_dials_and_ten_a_second() {
+fn hedge_budget_is_a_tenth_of_dials_or_ten_a_second() {
     let mut budget = HedgeBudget::default();
     let hedges = |budget: &mut HedgeBudget, millis: u64| {
         (0..1000)

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_is_denied_by_whatever_names_it() {
+    fn an_agent_is_denied_by_id_certificate_or_token() {
         let list = DenyList::parse(
             "# stolen\nid=edge-7\nid=a#b\ncn=old-* # renewed\ndns=A.example\n\nserviceaccount=n/s\nnode=node-1\npod=1234\n",
         )
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_entry_is_named() {
+    fn invalid_deny_list_lines_are_reported() {
         for (text, says) in [
             ("id=a\nedge-7", "line 2, \"edge-7\": "),
             ("host=a", "id, cn, dns, uri, serviceaccount, node, pod"),

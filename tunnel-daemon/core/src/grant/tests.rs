@@ -87,7 +87,7 @@ fn a_granted_host_is_the_same_with_and_without_its_final_dot() {
 }
 
 #[test]
-fn without_grants_every_claim_is_believed() {
+fn without_grants_every_claim_is_accepted() {
     let none = Grants::default();
     assert!(none.is_empty());
     assert_eq!(
@@ -102,7 +102,7 @@ fn without_grants_every_claim_is_believed() {
 
 /// The registry reads `ipv4=name` as a name and `host=1.2.3.4` as an address; grants must do the same.
 #[test]
-fn an_address_needs_an_address_granted_and_a_name_a_host_under_whatever_kind() {
+fn address_claims_need_address_grants_and_name_claims_host_grants() {
     let names = grants(&["cn=a,id=*,host=*"]);
     assert!(check(&names, &["cn:a"], "x", "host=n&ipv4=n&ipv6=m").is_ok());
     for claim in [
@@ -172,7 +172,7 @@ fn one_grant_binds_each_certificate_to_the_id_it_names() {
 }
 
 #[test]
-fn all_names_of_a_grant_must_match_and_alternative_names_do_by_any_of_them() {
+fn every_name_of_a_grant_must_match_a_name_of_the_certificate() {
     let both = grants(&["cn=a,dns=*.Agents.example,id={*}"]);
     let names = [
         "cn:a",
@@ -208,7 +208,7 @@ fn grants_of_one_certificate_add_up() {
 }
 
 #[test]
-fn what_is_no_grant_is_refused_with_the_entry_and_the_remedy() {
+fn invalid_grants_are_refused_with_entry_and_remedy() {
     for (entry, remedy) in [
         ("", "is not KEY=VALUE; write such as cn="),
         ("cn=a,id", "\"id\" is not KEY=VALUE"),
@@ -265,7 +265,7 @@ fn check_token(
 
 /// One stolen token must not grant the ids of all nodes.
 #[test]
-fn an_account_is_granted_what_belongs_to_its_tokens_node() {
+fn service_account_grant_is_limited_to_its_tokens_node() {
     for entry in [
         "serviceaccount=kube-system/konnectivity-agent:id={node},host={node}.example",
         "serviceaccount=kube-system/konnectivity-agent,id={node},host={node}.example",
@@ -308,7 +308,7 @@ fn an_account_is_granted_what_belongs_to_its_tokens_node() {
 }
 
 #[test]
-fn nodes_are_named_by_themselves_and_with_a_star() {
+fn a_grant_may_match_nodes_alone_and_by_pattern() {
     let grants = grants(&["node=edge-*,id=agent-{*},ipv4=10.0.0.0/8"]);
     assert_eq!(
         check_token(&grants, ACCOUNT, "edge-7", "agent-7", "ipv4=10.1.1.1"),
@@ -321,7 +321,7 @@ fn nodes_are_named_by_themselves_and_with_a_star() {
 
 /// Grants to the certificate and grants to the token are not combined.
 #[test]
-fn an_agent_with_both_proofs_is_judged_as_one_of_them() {
+fn grants_to_certificate_and_token_are_not_combined() {
     let grants = grants(&["cn=a,id=a", "serviceaccount=n/s,id=b,default-route=true"]);
     let holders = [
         Holder::Certificate(Names {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_goes_and_priority_stays() {
+    fn padding_is_removed_and_priority_is_kept() {
         let block = headers(
             PADDED | PRIORITY | 1,
             &[2, 0x80, 0, 0, 3, 15, 0xab, 0xcd, 0, 0],
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_block_is_cut_into_frames_every_end_takes() {
+    fn long_header_block_is_split_into_16_kibibyte_frames() {
         let mut block = headers(PRIORITY, &[9; 5]).unwrap();
         block.fragment = BytesMut::zeroed(2 * FRAME_PAYLOAD_LEN_MAX);
         let mut out = BytesMut::new();

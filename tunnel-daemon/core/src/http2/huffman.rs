@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn published_codes_come_out_of_the_lengths() {
+    fn codes_derived_from_lengths_match_rfc_7541() {
         // RFC 7541, appendix B: first and last code of several lengths.
         for (octet, code) in [
             (b'0', (0x0, 5)),

@@ -142,7 +142,7 @@ fn the_output_is_the_same_for_a_split_at_every_byte() {
 }
 
 #[test]
-fn payload_of_other_frames_passes_without_leaving_the_chunk() {
+fn payload_of_other_frames_passes_without_a_copy() {
     let mut rewriter = AuthorityRewriter::default();
     assert_eq!(rewriter.pass(PREFACE), PREFACE.len());
     let mut chunk = BytesMut::new();
@@ -153,7 +153,7 @@ fn payload_of_other_frames_passes_without_leaving_the_chunk() {
 }
 
 #[test]
-fn a_block_that_outgrows_a_frame_is_cut_again() {
+fn rewritten_block_beyond_the_frame_size_is_split_again() {
     // A slash takes six bits in Huffman code, and eight bits in the rewritten block.
     let mut block = BytesMut::new();
     let authority = ("/".repeat(20_000)).into_bytes();
@@ -209,7 +209,7 @@ fn endless_empty_continuations_are_an_error() {
 type Row<'a> = (&'a dyn Fn(&mut BytesMut), HandOver);
 
 #[test]
-fn what_cannot_be_followed_passes_untouched_with_all_that_comes_after() {
+fn unparsable_headers_and_all_later_bytes_pass_unchanged() {
     let interrupted = |out: &mut BytesMut| {
         frame(HEADERS, 0, 1, &[0x01], out);
         frame(DATA, 0, 1, b"x", out);
@@ -246,7 +246,7 @@ fn what_cannot_be_followed_passes_untouched_with_all_that_comes_after() {
 }
 
 #[test]
-fn a_late_table_update_is_handed_over() {
+fn a_late_table_update_ends_the_rewriting() {
     let mut stream = BytesMut::from(PREFACE);
     frame(HEADERS, END_HEADERS, 1, &[0x82, 0x20], &mut stream);
     assert_eq!(
@@ -370,7 +370,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_never_panic_and_never_depend_on_their_cuts(data in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_never_panic_and_no_split_changes_the_result(data in prop::collection::vec(any::<u8>(), 0..400)) {
         super::fuzz_entry(&data);
     }
 }

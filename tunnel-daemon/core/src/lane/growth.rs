@@ -106,7 +106,7 @@ mod tests {
 
     /// Limit (peers): Idle lanes of an agent | 4; doubled when short, halved when most are unused for 60 s
     #[test]
-    fn a_few_lanes_are_warm_and_want_doubles_up_to_the_limit() {
+    fn idle_lanes_start_at_the_minimum_and_double_up_to_the_limit() {
         let mut growth = Growth::new(20, at(0));
         assert_eq!(growth.missing(Lanes::default()), Growth::WARM);
         let lanes = Lanes {
@@ -150,7 +150,7 @@ mod tests {
 
     /// Limit (peers): Idle lanes of an agent
     #[test]
-    fn what_stays_unused_for_a_while_is_given_up_by_halves() {
+    fn unused_idle_lanes_are_halved_every_minute() {
         let mut growth = grown_to_64();
         assert_eq!(growth.surplus(idle(64), at(1)), 0);
         assert_eq!(growth.surplus(idle(64), at(60)), 32);

@@ -103,7 +103,7 @@ fn default_route_takes_only_agents_that_claim_it() {
 }
 
 #[test]
-fn the_class_of_a_destination_is_the_identifier_that_its_link_answers_by() {
+fn destination_class_is_the_identifier_that_matched_its_link() {
     let identifiers = "host=node1&ipv4=1.2.3.4&cidr=10.0.0.0/8&cidr=10.1.0.0/16&default-route=true";
     for (strategies, address, class) in [
         ("destHost,destCIDR", "node1:80", Some("node1")),
@@ -421,7 +421,7 @@ fn another_principal_never_displaces_the_owner_of_an_agent_id() {
 }
 
 #[test]
-fn a_shadowed_link_that_drained_inherits_as_draining() {
+fn a_shadowed_draining_link_takes_over_as_draining() {
     let mut world = World::new("default");
     let _ = world.add_as("p", 1, "a");
     let _ = world.add_as("q", 2, "a");
@@ -560,7 +560,7 @@ fn gauges_count_agents_but_for_dest_host_distinct_identifiers() {
 
 /// Limit (memory): Registry entries of agents | removed with their links
 #[test]
-fn ten_thousand_agents_come_and_go() {
+fn removed_agents_leave_no_registry_entries() {
     let mut world = World::new("destHost,destCIDR,defaultRoute,default");
     let name = |n: u64| format!("agent-{n}");
     for n in 0..10_000 {
@@ -581,7 +581,7 @@ fn ten_thousand_agents_come_and_go() {
 }
 
 #[test]
-fn the_condition_of_a_link_is_told() {
+fn the_condition_of_a_link_is_reported() {
     let mut world = World::new("default");
     let _ = world.add_as("p", 1, "a");
     let _ = world.add_as("q", 2, "a");

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_only_fills_its_queue_stays_small() {
+    fn filling_the_queue_does_not_grow_the_packet_size() {
         let mut sizer = PacketSizer::default();
         // The queue and the transport take the first packets at once, then 20 KB/s.
         for _packet in 0..14 {
@@ -125,7 +125,7 @@ mod tests {
 
     /// Limit (sizes): DATA payload to gRPC clients
     #[test]
-    fn the_size_never_exceeds_what_was_taken_lately() {
+    fn packet_size_shrinks_without_recent_reads() {
         let mut sizer = PacketSizer::default();
         for step in 0..200 {
             let size = sizer.max_bytes(at(step));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn small_packets_prove_nothing() {
+    fn small_packets_do_not_grow_the_packet_size() {
         let mut sizer = PacketSizer::default();
         for step in 0..1000 {
             sizer.took(64, at(step));

@@ -77,7 +77,7 @@ fn a_message_may_lie_in_several_records() {
 /// Limit (sizes): TLS message split over several records, on a lane | 64 KiB at the client; 4 bytes at the server,
 /// which gets no tickets
 #[test]
-fn what_a_peer_may_not_send_is_refused() {
+fn forbidden_records_and_messages_are_refused() {
     use RecordViolation as Wrong;
     let half = &ticket(40)[..20];
     let mut without_a_ticket = ticket(1);
@@ -180,7 +180,7 @@ fn what_a_peer_may_not_send_is_refused() {
 }
 
 #[test]
-fn a_good_bye_has_any_level_and_some_peers_say_more_before_it() {
+fn close_notify_has_any_level_and_may_follow_user_canceled() {
     for level in [1, 2] {
         let records: [(u8, &[u8]); 2] = [(ALERT, &[1, 90]), (ALERT, &[level, 0])];
         let expected = vec![Meaning::Nothing, Meaning::GoodBye];
@@ -189,7 +189,7 @@ fn a_good_bye_has_any_level_and_some_peers_say_more_before_it() {
 }
 
 #[test]
-fn payload_begins_the_count_of_empty_records_anew() {
+fn payload_resets_the_count_of_empty_records() {
     let empty = |count: u32| (0..count).map(|_| (APPLICATION_DATA, &[][..]));
     let most = EMPTY_RECORDS_MAX;
     let payload = (APPLICATION_DATA, &[1][..]);

@@ -348,7 +348,7 @@ mod tests {
 
     /// Limit (sizes): Agent id | 1,024 bytes
     #[test]
-    fn an_agent_id_is_no_longer_than_a_label_may_be() {
+    fn an_agent_id_is_no_longer_than_1024_bytes() {
         let longest = "x".repeat(AGENT_ID_LEN_MAX);
         let hello = AgentHello::from_headers([("agentid", &*longest)]).unwrap();
         assert_eq!(hello.agent.as_str(), longest);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_counts_only_when_both_ends_say_one() {
+    fn an_extension_is_active_only_if_both_ends_send_1() {
         let headers = [("agentid", "a"), ("adit-link", "1"), ("adit-lanes", "2")];
         let offered = AgentHello::from_headers(headers).unwrap().extensions;
         assert_eq!(

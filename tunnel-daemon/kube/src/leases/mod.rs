@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_servers_are_parts_of_names() {
+    fn server_ids_must_be_valid_in_lease_names() {
         for id in ["a", "7f9c-1.example", "0123456789abcdef0123456789abcdef"] {
             assert!(is_valid_id(id), "{id}");
         }

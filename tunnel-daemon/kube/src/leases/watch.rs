@@ -330,7 +330,7 @@ mod tests {
     /// Limit (sizes): Leases of servers that an agent reads | 1,024, with names and holders of at most 253 bytes;
     /// others are skipped
     #[test]
-    fn a_thousand_and_twenty_four_leases_with_holders_of_253_bytes_are_kept() {
+    fn at_most_1024_leases_with_holders_of_253_bytes_are_kept() {
         let (out, leased) = watch::channel(None);
         let mut view = View {
             leases: BTreeMap::new(),

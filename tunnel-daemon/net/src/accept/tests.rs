@@ -135,7 +135,7 @@ async fn connections_that_vanished_before_accept_cost_no_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_passing_errors_back_off_as_well() {
+async fn endless_transient_errors_back_off_as_well() {
     let (elapsed, failed) = run_script(vec![libc::ECONNABORTED; 66]).await;
     assert_eq!((elapsed, failed), (Duration::from_millis(5 + 10), 2));
 }
@@ -165,7 +165,7 @@ impl AcceptEvents for Room {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_room_nobody_is_accepted_and_room_is_asked_for_now_and_then() {
+async fn without_room_no_connection_is_accepted_and_room_is_polled() {
     let (_theirs, script) = Script::of(Vec::new(), 1);
     let (tasks, room) = (Tasks::new(4), Arc::new(Room::default()));
     let (arrived, mut arrivals) = mpsc::channel(1);

@@ -286,7 +286,7 @@ mod tests {
 
     /// The server derives the reason from the agent's text, so that both ends log and count the same reason.
     #[test]
-    fn a_server_finds_the_reason_of_an_agent_in_its_text() {
+    fn the_dial_reason_is_recovered_from_the_agents_text() {
         let network = Network::Tcp;
         let addr: SocketAddr = ([192, 0, 2, 1], 443).into();
         let errnos = [

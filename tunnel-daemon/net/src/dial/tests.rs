@@ -455,7 +455,7 @@ async fn a_name_that_resolves_to_the_metadata_address_is_denied_unconnected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_list_is_asked_for_each_resolved_address() {
+async fn the_list_is_checked_for_each_resolved_address() {
     let paper = Paper::new(&[
         ("10.0.0.1:80", Does::Accepts(0)),
         ("192.168.0.1:80", Does::Accepts(0)),
@@ -500,7 +500,7 @@ async fn an_empty_host_and_the_unspecified_address_mean_this_machine() {
 
 /// Limit (peers): Addresses of one name that a dial tries | 32
 #[tokio::test(start_paused = true)]
-async fn a_name_with_very_many_addresses_is_cut() {
+async fn a_dial_tries_at_most_32_addresses_of_a_name() {
     let ips = (0..200)
         .map(|n| format!("10.0.1.{n}"))
         .collect::<Vec<_>>()

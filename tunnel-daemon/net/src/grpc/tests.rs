@@ -24,7 +24,7 @@ async fn greeted() -> (Box<ServerConnection<DuplexStream>>, DuplexStream) {
 
 /// Limit (times): A new HTTP/2 connection without a preface | closed after 10 s
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
+async fn a_client_without_a_preface_is_timed_out() {
     let builder = server_builder(WINDOWS);
     for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
         let (near, mut far) = tokio::io::duplex(1024);
@@ -40,7 +40,7 @@ async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
 
 /// Limit (times): HTTP/2 keepalive | a connection ends after 20 s without any byte of the peer
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
+async fn a_sending_peer_is_kept_despite_missing_ping_answers() {
     const EVERY: Duration = Duration::from_secs(60);
     /// Interval between two frames of the peer, which answers no PING.
     const SPEAKS: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
 
 /// Limit (times): A silent agent
 #[tokio::test(start_paused = true)]
-async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_its_first_word() {
+async fn a_silent_watched_peer_is_suspected_until_its_next_frame() {
     const EVERY: Duration = Duration::from_secs(60);
     let (connection, mut far) = greeted().await;
     let told = std::cell::RefCell::new(Vec::new());
@@ -93,7 +93,7 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
 ///
 /// Limit (times): A silent server
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_suspected_after_31() {
+async fn a_go_server_gets_no_ping_for_30_seconds_and_is_suspected_after_31() {
     const EVERY: Duration = Duration::from_secs(30);
     let (near, mut far) = tokio::io::duplex(1 << 16);
     let (_requests, connection) = connect(&client_builder(WINDOWS), near)
@@ -131,7 +131,7 @@ async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_susp
 ///
 /// Limit (times): Delay of an HTTP/2 PING or SETTINGS acknowledgement to share a write
 #[tokio::test(start_paused = true)]
-async fn a_ping_is_answered_where_nothing_else_is_said() {
+async fn a_ping_on_an_idle_connection_is_answered() {
     let (connection, mut far) = greeted().await;
     let every = Duration::from_secs(60);
     let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
@@ -237,7 +237,7 @@ fn messages_are_percent_encoded_and_read_back() {
 
 /// Limit (peers): Calls on one HTTP/2 connection of a client | 4,096
 #[tokio::test(start_paused = true)]
-async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
+async fn settings_allow_a_client_4096_calls_on_a_connection() {
     let (connection, mut far) = greeted().await;
     let every = Duration::from_secs(60);
     let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
@@ -260,7 +260,7 @@ async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
 ///
 /// Limit (peers): Small DATA frames queued in one HTTP/2 connection | 65,536, then the connection ends
 #[tokio::test(start_paused = true)]
-async fn small_frames_that_wait_without_end_end_the_connection() {
+async fn too_many_queued_small_frames_end_the_connection() {
     /// A window that all frames fit into.
     const WINDOW_BYTES: u32 = 1 << 20;
     let windows = Windows {
@@ -311,7 +311,7 @@ async fn small_frames_that_wait_without_end_end_the_connection() {
 
 /// Limit (sizes): Bytes of an unknown method name that the answer repeats | 64
 #[test]
-fn of_a_long_unknown_method_the_answer_repeats_the_beginning() {
+fn the_answer_repeats_only_the_beginning_of_an_unknown_method() {
     assert_eq!(unknown_method("/A/B"), "unknown method /A/B");
     let long = unknown_method(&"%".repeat(4096));
     assert_eq!(long.len(), "unknown method ".len() + EXCERPT_BYTES_MAX);

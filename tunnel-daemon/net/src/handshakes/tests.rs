@@ -80,7 +80,7 @@ fn assert_empty(handshakes: &Handshakes) {
 
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
-async fn for_one_more_silent_connection_the_oldest_is_closed() {
+async fn at_the_limit_the_oldest_silent_connection_is_closed() {
     let handshakes = bounded(1, 3, 9);
     let until = Instant::now() + DEADLINE;
     let mut places: Vec<Place> = (0..5).map(|_| handshakes.enter(at(1))).collect();
@@ -113,7 +113,7 @@ async fn for_one_more_silent_connection_the_oldest_is_closed() {
 
 /// Limit (times): TLS handshake, with the wait for the first byte and a slot
 #[tokio::test(start_paused = true)]
-async fn the_deadline_is_one_for_the_first_byte_and_for_the_slot() {
+async fn one_deadline_covers_the_first_byte_and_the_slot() {
     let handshakes = bounded(1, 9, 9);
     let until = Instant::now() + DEADLINE;
     let _slow = speaker(&handshakes, 1).await.unwrap();
@@ -127,7 +127,7 @@ async fn the_deadline_is_one_for_the_first_byte_and_for_the_slot() {
 
 /// Limit (peers): TLS handshakes at once on a listener
 #[tokio::test(start_paused = true)]
-async fn one_address_has_half_of_the_slots_and_its_others_wait_their_turn() {
+async fn one_address_has_half_of_the_slots_and_its_others_wait_in_order() {
     let handshakes = bounded(4, 9, 9);
     let mut fleet = speakers(&handshakes, 1, 6);
     let mut held = called(&mut fleet);
@@ -190,7 +190,7 @@ async fn stalled_handshakes_of_several_addresses_make_room_for_others_one_by_one
 
 /// Limit (times): A stalled TLS handshake while others wait for a slot
 #[tokio::test(start_paused = true)]
-async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobody_needs_it() {
+async fn a_stalled_handshake_is_ended_only_for_a_waiter_that_can_use_its_slot() {
     let handshakes = bounded(4, 9, 9);
     let mut fleet = speakers(&handshakes, 1, 3);
     let mut of_fleet = called(&mut fleet);
@@ -217,7 +217,7 @@ async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobo
 
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
-async fn when_too_many_wait_the_newest_of_the_address_with_most_is_closed() {
+async fn the_newest_waiter_of_the_busiest_address_is_closed_at_the_limit() {
     let handshakes = bounded(2, 9, 2);
     let mut crowd = speakers(&handshakes, 1, 3);
     let mut held = called(&mut crowd);
@@ -236,7 +236,7 @@ async fn when_too_many_wait_the_newest_of_the_address_with_most_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_addresses_that_have_as_many_the_one_that_came_last_is_closed() {
+async fn the_last_waiter_among_equally_busy_addresses_is_closed() {
     let handshakes = bounded(1, 9, 8);
     let _held = speaker(&handshakes, 0).await.unwrap();
     let mut early: Vec<Speaker> = (1..9).map(|last| speaker(&handshakes, last)).collect();
@@ -250,7 +250,7 @@ async fn of_addresses_that_have_as_many_the_one_that_came_last_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_gives_up_leaves_nothing_behind() {
+async fn disconnected_waiters_release_their_places() {
     let handshakes = bounded(1, 9, 9);
     let silent = handshakes.enter(at(1));
     let mut waiting = speakers(&handshakes, 1, 3);

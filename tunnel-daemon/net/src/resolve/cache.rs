@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_is_reused_while_it_holds_and_a_failure_never() {
+    async fn an_answer_is_reused_until_it_expires_and_a_failure_never() {
         let cache = AddressCache::default();
         let failed = || ready(Err(ResolveError::Misbehaving));
         assert_eq!(

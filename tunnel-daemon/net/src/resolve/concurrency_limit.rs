@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_waiter_ends_one_lookup_which_is_the_oldest() {
+    async fn a_waiter_ends_only_the_oldest_lookup() {
         let limit = Arc::new(ConcurrencyLimit::new(3));
         let mut lookups = JoinSet::new();
         for name in ["first", "second", "third"] {

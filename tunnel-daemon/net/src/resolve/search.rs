@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_dns_name_is_never_asked_for() {
+    fn invalid_dns_names_are_never_queried() {
         for name in [
             "",
             ".",

@@ -107,7 +107,7 @@ fn full_buffer_is_written_before_more_is_taken() {
 
 /// Limit (memory): HTTP/2 frames queued for a socket | 128 KiB per connection
 #[test]
-fn stream_that_takes_nothing_bounds_what_is_held() {
+fn blocked_stream_bounds_the_held_bytes() {
     let (mut io, mut flusher) = gather(Sink {
         script: vec![0; 8],
         ..Sink::default()
@@ -119,7 +119,7 @@ fn stream_that_takes_nothing_bounds_what_is_held() {
 }
 
 #[test]
-fn shutdown_takes_along_what_is_held() {
+fn shutdown_writes_the_held_bytes() {
     let (mut io, _flusher) = gather(Sink::default());
     frame(&mut io, &[9; 10_000]);
     assert!(Pin::new(&mut io).poll_shutdown(&mut noop()).is_ready());
@@ -180,7 +180,7 @@ async fn a_busy_connection_sets_one_timer_for_many_answers() {
 }
 
 #[test]
-fn only_answers_wait() {
+fn only_answers_are_delayed() {
     let settings = [0, 0, 0, 4, 1, 0, 0, 0, 0];
     let window = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0xff, 0, 0];
     let all = [&settings[..], &window, &PONG].concat();

@@ -175,7 +175,7 @@ mod tests {
     /// Otherwise its listener would close, and calls from the namespace would not be redirected, only because a search
     /// was cut short.
     #[test]
-    fn a_namespace_that_a_look_did_not_get_to_is_not_taken_for_gone() {
+    fn namespaces_missing_from_an_incomplete_scan_are_kept() {
         let dir = tempfile::TempDir::new().unwrap();
         let us = std::process::id();
         fs::write(dir.path().join("cgroup.procs"), format!("{us}\n{us}\n")).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     ///
     /// Limit (redirect): Captured network namespaces besides the own one
     #[test]
-    fn namespaces_without_room_are_counted_whatever_takes_it() {
+    fn namespaces_above_the_limit_are_counted() {
         let found = |ids: std::ops::Range<u64>| Found {
             namespaces: ids
                 .map(|id| Namespace {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_is_looked_for_where_it_is_wanted_and_there_is_a_way() {
+    fn found_namespaces_that_want_ipv6_are_selected() {
         let held = [(1, false), (2, true), (3, true)];
         let held = held.map(|(id, wants_v6)| Asked { id, wants_v6 });
         let mut found = Found::default();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_below_a_cgroup_count() {
+    fn processes_of_child_cgroups_are_found() {
         // A folder that looks like a cgroup.
         let dir = tempfile::TempDir::new().unwrap();
         fs::create_dir(dir.path().join("pod")).unwrap();

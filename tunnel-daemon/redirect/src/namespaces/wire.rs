@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_says_whether_it_wants_ipv6() {
+    fn requests_mark_namespaces_that_want_ipv6() {
         let both = [(7, false), (8, true)].map(|(id, wants_v6)| Asked { id, wants_v6 });
         let text = look(both.into_iter());
         assert_eq!(text, "look 7 8+6");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_none() {
+    fn invalid_replies_are_rejected() {
         for text in [
             "",
             "new 1",

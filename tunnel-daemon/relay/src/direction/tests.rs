@@ -204,7 +204,7 @@ fn end_of_stream_is_passed_on_once_and_after_the_last_byte() {
 }
 
 #[test]
-fn source_that_ends_without_a_byte_is_an_end() {
+fn eof_of_an_empty_source_is_passed_on() {
     for rules in [Thresholds::default(), Thresholds::splice_at_once()] {
         let mut world = World::new(b"");
         world.source_ended = true;
@@ -215,7 +215,7 @@ fn source_that_ends_without_a_byte_is_an_end() {
 }
 
 #[test]
-fn short_read_saves_the_read_that_would_find_nothing() {
+fn short_read_saves_a_further_read() {
     let rules = Thresholds::default();
     let mut world = World::new(b"ping");
     let mut direction = begin(&rules);
@@ -224,7 +224,7 @@ fn short_read_saves_the_read_that_would_find_nothing() {
 }
 
 #[test]
-fn short_read_proves_nothing_once_the_source_has_said_it_ends() {
+fn short_read_is_not_the_last_after_an_eof_event() {
     let rules = Thresholds::default();
     let mut world = World::new(b"bye");
     world.source_ended = true;
@@ -235,7 +235,7 @@ fn short_read_proves_nothing_once_the_source_has_said_it_ends() {
 
 /// Until an event reports the end of the source, a paused direction has none, whatever its reads return.
 #[test]
-fn end_is_known_while_bytes_before_it_wait_for_the_sink() {
+fn eof_is_known_while_earlier_bytes_wait_for_the_sink() {
     for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
         let mut world = World::new(b"last words");
         world.room = 0;
@@ -256,7 +256,7 @@ fn end_is_known_while_bytes_before_it_wait_for_the_sink() {
 }
 
 #[test]
-fn short_read_proves_nothing_where_a_read_ends_with_a_record() {
+fn short_read_of_a_record_is_followed_by_another_read() {
     let rules = Thresholds::copy_only();
     let mut world = World::new(b"a record");
     let mut direction = begin(&rules);
@@ -267,7 +267,7 @@ fn short_read_proves_nothing_where_a_read_ends_with_a_record() {
 
 /// This holds even if the urgent event arrives after the splice that stopped at the urgent byte.
 #[test]
-fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
+fn bytes_behind_an_urgent_byte_are_moved_before_eof() {
     for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
         for ended in [false, true] {
             for told_first in [false, true] {
@@ -289,7 +289,7 @@ fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
 
 /// io_uring does not report urgent data; the next event reveals it.
 #[test]
-fn splice_goes_on_behind_an_urgent_byte_that_nobody_told_of() {
+fn splice_continues_behind_an_unreported_urgent_byte() {
     let rules = Thresholds::splice_at_once();
     let mut world = World::new(b"before and behind");
     world.urgent_after = Some(6);
@@ -355,7 +355,7 @@ fn failure_names_the_end_that_failed() {
 }
 
 #[test]
-fn turn_ends_after_its_share_of_bytes_or_reads() {
+fn direction_yields_after_its_share_of_bytes_or_reads() {
     let rules = Thresholds {
         turn_bytes: 3000,
         ..Thresholds::splice_at_once()
@@ -374,7 +374,7 @@ fn turn_ends_after_its_share_of_bytes_or_reads() {
 }
 
 #[test]
-fn release_gives_back_what_a_failed_pair_holds() {
+fn release_returns_buffers_and_pipes_of_a_failed_pair() {
     for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
         let mut world = World::new(&[1; 100]);
         world.room = 10;

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_survive_the_kernel_and_leave_eight_bits() {
+    fn keys_round_trip_and_leave_eight_bits() {
         for generation in [1, 7, GENERATION_MAX] {
             let key = Key {
                 slot: u32::MAX,

@@ -210,7 +210,7 @@ fn pair_cancelled_by_two_owners_is_cancelled_once() {
 }
 
 #[test]
-fn put_beside_stop_is_adopted_or_discarded_but_heard_once() {
+fn put_during_stop_is_adopted_or_discarded_and_reported_once() {
     check(PREEMPTIONS_MAX, || {
         let (inbox, ends) = (inbox(2), Ends::new());
         let relay = relay_thread(&inbox);
@@ -271,7 +271,7 @@ fn closed_inbox_keeps_neither_jobs_nor_cancels() {
 
 /// Limit (peers): Raw lanes queued for one relay thread | 4,096
 #[test]
-fn full_queue_gives_the_pair_back_and_its_place() {
+fn full_queue_returns_the_pair_and_frees_its_place() {
     check(PREEMPTIONS_MAX, || {
         let (inbox, ends) = (inbox(3), Ends::new());
         let submitters = [(); 2].map(|()| {
@@ -290,7 +290,7 @@ fn full_queue_gives_the_pair_back_and_its_place() {
 
 /// Limit (peers): Raw lanes of the relay | as many as lanes
 #[test]
-fn pairs_stay_within_the_cap_and_nobody_is_refused_for_a_refused_one() {
+fn pairs_stay_within_the_cap_and_refused_ones_take_no_place() {
     check(PREEMPTIONS_MAX, || {
         const CAP: usize = 1;
         let inbox = inbox(CAP);
@@ -328,7 +328,7 @@ fn pairs_stay_within_the_cap_and_nobody_is_refused_for_a_refused_one() {
 /// The model can fail: with a bell that is rung before the notice is set, a call is lost.
 #[test]
 #[should_panic(expected = "deadlock")]
-fn bell_before_the_notice_is_found() {
+fn model_detects_a_wake_up_before_the_flag() {
     check(PREEMPTIONS_MAX, || {
         let parts = Arc::new((
             super::Bell::new().unwrap(),

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn other_sockets_have_no_such_state() {
+    fn unix_sockets_have_no_tcp_state() {
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(tcp_state(&one).is_err());
     }

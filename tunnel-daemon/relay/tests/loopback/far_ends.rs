@@ -38,7 +38,7 @@ impl FarEnds {
     pub(crate) fn start(count: usize) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let process = test_again("far_ends::far_ends_do_as_they_are_told")
+        let process = test_again("far_ends::far_ends_execute_their_orders")
             .env(ROLE, format!("{port} {count}"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -117,7 +117,7 @@ fn number_from(socket: &Socket) -> usize {
 
 /// The peers' process: returns at once unless started with [`ROLE`]. Ends when the order connection closes.
 #[test]
-fn far_ends_do_as_they_are_told() {
+fn far_ends_execute_their_orders() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };

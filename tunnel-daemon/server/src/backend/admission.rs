@@ -293,7 +293,7 @@ mod tests {
     /// Limit (memory): Metadata of callers whose tokens are under review | 4 KiB each, and 16 MiB beyond that per
     /// process
     #[test]
-    fn callers_that_say_much_wait_within_a_budget_and_others_always() {
+    fn only_large_metadata_of_waiting_callers_uses_the_budget() {
         let admission = AgentAuthenticator::new(None);
         let saying = |bytes| {
             let mut headers = HeaderMap::new();
@@ -313,7 +313,7 @@ mod tests {
 
     /// Limit (memory): Addresses known to have a link | one per link, removed with it
     #[test]
-    fn an_address_is_admitted_for_as_long_as_a_link_comes_from_it() {
+    fn an_address_is_admitted_while_it_has_a_link() {
         let addresses = AdmittedAddresses::default();
         let at = |port| PeerAddr::Tcp(([10, 0, 0, 1], port).into());
         let links = [addresses.enter(at(1)), addresses.enter(at(2))];

@@ -276,7 +276,7 @@ mod tests {
 
     /// Limit (peers): Connections at the agent port that are no lanes yet
     #[test]
-    fn one_certificate_from_many_addresses_has_half_of_them() {
+    fn a_certificate_gets_half_of_the_unbound_connections() {
         let unbound = Unbound::default();
         let (shared, other) = (named("shared"), named("other"));
         let addresses = (0..UNBOUND_PER_CERTIFICATE_MAX).map(|n| at(u8::try_from(n).unwrap()));
@@ -303,7 +303,7 @@ mod tests {
 
     /// Agents with tokens have no certificate that could identify them.
     #[test]
-    fn half_of_the_places_are_kept_for_addresses_with_a_link() {
+    fn half_of_the_slots_are_kept_for_addresses_with_a_link() {
         let unbound = Unbound::default();
         let enter = |last: usize, source| unbound.enter(at(u8::try_from(last).unwrap()), source);
         let strangers: Vec<Entry> = (0..UNBOUND_MAX)

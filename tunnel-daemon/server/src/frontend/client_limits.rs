@@ -153,7 +153,7 @@ mod tests {
 
     /// Limit (operations): Log lines about refused gRPC calls | 5 per second, 50 at once
     #[test]
-    fn of_many_refusals_five_a_second_are_logged() {
+    fn refusal_logs_are_limited_to_five_a_second() {
         let limits = ClientLimits::default();
         let start = Instant::now() + Duration::from_secs(1);
         let logged = |now| (0..1000).filter(|_| limits.may_log_at(now)).count();

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_dial_of_a_half_closed_client_goes_on_until_it_breaks_off() {
+    async fn the_dial_of_a_half_closed_client_continues_until_a_reset() {
         let mut waiting = waiting().await;
         waiting.client.shutdown(Shutdown::Write).unwrap();
         let start = Instant::now();

@@ -555,7 +555,7 @@ mod tests {
 
     /// Limit (operations): Agents named in an access event of one dial | 8, and the number of the others
     #[test]
-    fn of_the_agents_that_a_dial_asks_eight_are_known_by_name() {
+    fn at_most_eight_asked_agents_of_a_dial_are_named() {
         let asked = AskedAgents::default();
         for number in 1..=8 {
             asked.add(&AgentId::new(&format!("a{number}")));

@@ -357,7 +357,7 @@ async fn half_close_leaves_the_other_direction_open_between_adit_ends() {
 
 /// Limit (memory): Bytes queued from an endpoint towards its link or lane
 #[tokio::test]
-async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
+async fn a_paused_reader_holds_back_only_its_target() {
     let mut world = world(true, Isolation::default()).await;
     let (mut paused, mut flood) = world.open().await;
     spawn(async move {
@@ -418,7 +418,7 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
 }
 
 #[tokio::test]
-async fn a_refused_target_and_a_lost_link_are_told_at_once() {
+async fn refused_target_and_lost_link_are_reported_at_once() {
     let world = world(true, Isolation::default()).await;
     let refused = world
         .router
@@ -453,7 +453,7 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
+async fn a_client_that_leaves_during_the_dial_leaves_no_state() {
     let world = world(true, Isolation::default()).await;
     {
         let asked = AskedAgents::default();
@@ -468,7 +468,7 @@ async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
+async fn last_bytes_are_flushed_from_a_buffering_socket() {
     let mut world = world(true, Isolation::default()).await;
     let (mut endpoint, mut target) = world.open().await;
     let (ours, mut client) = duplex(8 * 1024);
@@ -491,7 +491,7 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
 
 /// A truncated stream is neither reported nor counted as a clean end.
 #[tokio::test(start_paused = true)]
-async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
+async fn bytes_stuck_behind_a_close_end_the_tunnel_as_linger_expired() {
     let mut world = world(false, Isolation::default()).await;
     let (mut endpoint, mut target) = world.open().await;
     target.write_all(&pattern(50_000)).await.unwrap();

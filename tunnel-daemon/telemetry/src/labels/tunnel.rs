@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_end_of_a_session_has_the_word_it_says_itself() {
+    fn every_tunnel_end_has_its_reason_as_label() {
         use session::TunnelEnd as End;
         let error = || "refused".to_owned();
         let ends = [

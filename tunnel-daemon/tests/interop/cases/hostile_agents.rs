@@ -75,7 +75,7 @@ rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 /// Malformed packets crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
-fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
+fn malformed_packets_of_an_agent_affect_no_other_tunnel(combo: Combo) {
     let mut stack = Stack::start(combo);
     let witness = stack
         .client("echo", "echo")
@@ -92,7 +92,7 @@ fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
     assert!(stack.server.process.is_running());
     stack.assert_serves();
 }
-rows!(malformed_packets_of_an_agent_hurt_nobody_else: our_server_both);
+rows!(malformed_packets_of_an_agent_affect_no_other_tunnel: our_server_both);
 
 /// Upstream tolerates these packets, too.
 fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {

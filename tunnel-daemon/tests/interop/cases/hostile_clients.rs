@@ -25,14 +25,14 @@ fn packets(report: &Report, kind: &str) -> Vec<Value> {
 }
 
 /// Upstream (choice): Without an agent a dial fails with `No agent available`, counted as `no_agent`.
-fn dial_without_an_agent_says_so(combo: Combo) {
+fn dial_without_an_agent_fails_with_no_agent_available(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let report = stack.client_to("dial-fail", "127.0.0.1:80").run().bad();
     report.error_has("No agent available");
     assert_eq!(report.text("reason"), "endpoint");
     stack.await_server_metric("dial_failure_count", &[("reason", "no_agent")], 1.0);
 }
-rows!(dial_without_an_agent_says_so: go_go adit_go);
+rows!(dial_without_an_agent_fails_with_no_agent_available: go_go adit_go);
 
 /// The server forwards the dial unchanged, and sends a close when the client abandons it. Our server does not forward DATA
 /// and CLOSE_REQ that precede the answer; upstream's server does.

@@ -230,7 +230,7 @@ fn complaints_of(tests: &[&str], exceptions: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn failed_cut_off_and_absent_tests_are_complaints() {
+fn failed_truncated_and_missing_tests_are_reported() {
     assert!(complaints_of(&["TestA"], &[]).is_empty());
     assert_eq!(
         complaints_of(&["TestA", "TestB", "TestC", "TestD"], &[]),
@@ -243,7 +243,7 @@ fn failed_cut_off_and_absent_tests_are_complaints() {
 }
 
 #[test]
-fn a_lost_race_counts_as_passed_once_it_is_won() {
+fn a_flaky_test_counts_as_passed_after_a_successful_retry() {
     assert!(lost(LOG, "TestB", &["newline"]));
     assert!(!lost(LOG, "TestB", &["server up"]), "another test's line");
     let tests = ["TestA", "TestB", "TestC"].map(str::to_owned);
@@ -253,7 +253,7 @@ fn a_lost_race_counts_as_passed_once_it_is_won() {
 }
 
 #[test]
-fn the_lists_cannot_rot() {
+fn stale_list_entries_are_reported() {
     assert!(complaints_of(&["TestA", "TestB"], &[("TestB", "why")]).is_empty());
     assert_eq!(
         complaints_of(&["TestA"], &[("TestA", "why")]),

@@ -55,7 +55,7 @@ async fn both_ends_of_a_connection_count_what_they_sent_and_received() {
 }
 
 #[tokio::test]
-async fn sockets_that_nobody_named_are_not_counted() {
+async fn unregistered_sockets_are_not_counted() {
     if !ready("accounting for nobody's sockets") {
         return;
     }
@@ -80,7 +80,7 @@ async fn sockets_that_nobody_named_are_not_counted() {
 /// Limit (accounting): Payload bytes of cleanly closed plaintext connections | the kernel counts what the relay engines
 /// count
 #[tokio::test]
-async fn closing_counts_to_the_byte_whoever_closes_first() {
+async fn byte_counts_are_exact_whichever_end_closes_first() {
     if !ready("accounting for half-closed connections") {
         return;
     }
@@ -118,7 +118,7 @@ async fn closing_counts_to_the_byte_whoever_closes_first() {
 }
 
 #[tokio::test]
-async fn a_reset_never_counts_more_than_was_moved() {
+async fn a_reset_counts_no_more_bytes_than_were_sent() {
     if !ready("accounting for resets") {
         return;
     }
@@ -153,7 +153,7 @@ async fn a_reset_never_counts_more_than_was_moved() {
 
 /// Health probes of load balancers and port scans behave like this. No later event would remove the entry.
 #[tokio::test]
-async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
+async fn a_connection_closed_before_registration_leaves_no_entry() {
     if !ready("accounting for connections that are over early") {
         return;
     }
@@ -178,7 +178,7 @@ async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
 }
 
 #[tokio::test]
-async fn a_segment_that_was_lost_is_counted_as_sent_again() {
+async fn a_lost_segment_is_counted_as_retransmitted() {
     if !ready("accounting for retransmissions") {
         return;
     }
@@ -222,7 +222,7 @@ async fn until_syn_is_sent_again(address: SocketAddr) {
 
 /// Limit (accounting): Label sets of accounting
 #[tokio::test]
-async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
+async fn label_sets_beyond_the_limit_are_counted_as_other() {
     if !ready("the cap on series") {
         return;
     }
@@ -254,7 +254,7 @@ async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
 ///
 /// Limit (accounting): Connections accounted for at once | 65,536; beyond that the least recently used is forgotten
 #[tokio::test]
-async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
+async fn a_full_socket_table_evicts_idle_sockets_and_counts_them() {
     if !ready("a full table of sockets") {
         return;
     }
@@ -305,7 +305,7 @@ async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
 }
 
 #[tokio::test]
-async fn numbers_of_a_connection_are_there_while_it_lives() {
+async fn an_open_connection_has_live_counters() {
     if !ready("live numbers") {
         return;
     }
@@ -352,7 +352,7 @@ async fn numbers_of_a_connection_are_there_while_it_lives() {
 
 /// Limit (accounting): Several eBPF programs at `sock_ops` | all see a connection
 #[tokio::test]
-async fn two_programs_hear_of_the_same_connection() {
+async fn two_ebpf_programs_see_the_same_connection() {
     if !ready("two programs on one cgroup") {
         return;
     }
@@ -434,7 +434,7 @@ fn two_capabilities_are_enough_to_account() {
 
 #[tokio::test]
 #[ignore = "a measurement: prints nanoseconds for each call of the program"]
-async fn what_a_call_costs() {
+async fn the_cost_of_a_program_call_is_printed() {
     if !ready("measuring the program") {
         return;
     }

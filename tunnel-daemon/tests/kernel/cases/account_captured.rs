@@ -86,28 +86,28 @@ fn captured_by_the_server(target: SocketAddr, lanes: &str) {
 }
 
 #[test]
-fn what_the_kernel_counts_of_captured_clients_is_what_the_engines_count() {
+fn kernel_and_engine_byte_counts_agree_for_captured_clients() {
     if ready("accounting for captured clients") {
         captured_by_the_server(target("127.23.0.1"), "--lane-security=tls");
     }
 }
 
 #[test]
-fn what_relays_move_for_captured_clients_is_counted_alike() {
+fn kernel_and_relay_byte_counts_agree_for_captured_clients() {
     if ready("accounting for captured clients on plain lanes") {
         captured_by_the_server(target("127.23.0.1"), "--lane-security=plaintext");
     }
 }
 
 #[test]
-fn what_the_kernel_counts_of_captured_ipv6_clients_is_what_the_engines_count() {
+fn kernel_and_engine_byte_counts_agree_for_captured_ipv6_clients() {
     if ready_v6("accounting for captured clients of IPv6") {
         captured_by_the_server(target("::1"), "--lane-security=tls");
     }
 }
 
 #[test]
-fn what_relays_move_for_captured_ipv6_clients_is_counted_alike() {
+fn kernel_and_relay_byte_counts_agree_for_captured_ipv6_clients() {
     if ready_v6("accounting for captured clients of IPv6 on plain lanes") {
         captured_by_the_server(target("::1"), "--lane-security=plaintext");
     }
@@ -116,14 +116,14 @@ fn what_relays_move_for_captured_ipv6_clients_is_counted_alike() {
 /// Limit (accounting): Connections from node to control plane and of gRPC clients | the former are counted by agent and
 /// rule, the latter under a role of their own
 #[test]
-fn what_an_agent_captures_is_counted_alike() {
+fn byte_counts_agree_for_clients_captured_by_an_agent() {
     if ready("accounting for clients captured by an agent") {
         captured_by_the_agent(target("127.24.0.1"), "198.51.100.2:443".parse().unwrap());
     }
 }
 
 #[test]
-fn what_an_agent_captures_over_ipv6_is_counted_alike() {
+fn byte_counts_agree_for_ipv6_clients_captured_by_an_agent() {
     if ready_v6("accounting for clients of IPv6 captured by an agent") {
         captured_by_the_agent(target("::1"), "[2001:db8::2]:443".parse().unwrap());
     }
@@ -131,7 +131,7 @@ fn what_an_agent_captures_over_ipv6_is_counted_alike() {
 
 /// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[test]
-fn what_comes_to_an_agents_own_listener_is_counted_alike() {
+fn byte_counts_agree_for_clients_of_an_agents_listener() {
     if ready("accounting for clients of an agent's own listener") {
         at_the_agents_own_listener(target("127.24.0.1"), "127.0.0.1");
     }
@@ -139,7 +139,7 @@ fn what_comes_to_an_agents_own_listener_is_counted_alike() {
 
 /// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[test]
-fn what_comes_to_an_agents_own_ipv6_listener_is_counted_alike() {
+fn byte_counts_agree_for_clients_of_an_agents_ipv6_listener() {
     if ready_v6("accounting for clients of an agent's own listener of IPv6") {
         at_the_agents_own_listener(target("::1"), "::1");
     }

@@ -52,7 +52,7 @@ async fn end_one(accounting: &Accounting, listener: &TcpListener) {
 /// Time is paused, so the reader's poll interval never elapses. So only a wakeup by the ring makes the reader read.
 #[tokio::test(start_paused = true)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
-async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
+async fn an_eighth_of_the_ring_wakes_the_reader_before_its_poll_interval() {
     if !ready("waking the reader of a ring") {
         return;
     }
@@ -83,7 +83,7 @@ async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
 }
 
 #[tokio::test]
-async fn ends_that_find_no_room_are_counted_as_lost() {
+async fn events_without_room_in_the_ring_are_counted_as_lost() {
     if !ready("a full ring buffer") {
         return;
     }

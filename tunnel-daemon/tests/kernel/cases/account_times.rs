@@ -61,7 +61,7 @@ async fn echo_for(least: Duration, ours: &mut TcpStream, theirs: &mut TcpStream)
 /// Limit (accounting): Lifetimes and round-trip times | lifetime of the connection; round-trip time of the kernel's
 /// `TCP_INFO`
 #[tokio::test]
-async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kernel_measured() {
+async fn lifetimes_match_the_connections_and_round_trip_times_match_the_kernel() {
     if !ready("times of connections") {
         return;
     }
@@ -130,7 +130,7 @@ fn noted(accounting: &Accounting, connections: &[(TcpStream, TcpStream)]) -> f64
 ///
 /// Limit (accounting): Round-trip time of open connections, links and lanes
 #[tokio::test]
-async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
+async fn the_mean_round_trip_of_open_connections_is_exported_until_they_end() {
     if !ready("round trips of open connections") {
         return;
     }

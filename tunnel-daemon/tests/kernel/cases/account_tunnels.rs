@@ -331,7 +331,7 @@ fn engine(scrape: &Scrape, direction: &str) -> Option<u64> {
 
 /// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_lanes_the_kernel_counts_what_the_engines_count() {
+async fn kernel_and_engine_byte_counts_agree_on_lanes() {
     if ready("accounting for tunnels on lanes") {
         the_kernel_counts_what_the_engines_count("64").await;
     }
@@ -339,7 +339,7 @@ async fn on_lanes_the_kernel_counts_what_the_engines_count() {
 
 /// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_the_link_the_kernel_counts_what_the_engines_count() {
+async fn kernel_and_engine_byte_counts_agree_on_the_link() {
     if ready("accounting for tunnels on the link") {
         the_kernel_counts_what_the_engines_count("0").await;
     }
@@ -350,7 +350,7 @@ async fn on_the_link_the_kernel_counts_what_the_engines_count() {
 ///
 /// Limit (accounting): Connections from node to control plane and of gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_their_targets() {
+async fn grpc_client_connections_have_their_own_role_and_tunnels_are_counted_at_targets() {
     const OF_NO_AGENT: &str = r#"agent="",destination_class="""#;
     const TUNNELS: u64 = 3;
     const SIZE: usize = 20_000;
@@ -408,7 +408,7 @@ async fn connections_of_grpc_clients_are_counted_apart_and_their_tunnels_at_thei
 
 /// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_epoll() {
+async fn kernel_and_relay_byte_counts_agree_on_raw_lanes_with_epoll() {
     if ready("accounting for tunnels that relays move") {
         the_kernel_counts_what_relays_move("epoll").await;
     }
@@ -416,7 +416,7 @@ async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_epoll() {
 
 /// Limit (accounting): Payload bytes of cleanly closed plaintext connections
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_io_uring() {
+async fn kernel_and_relay_byte_counts_agree_on_raw_lanes_with_io_uring() {
     let test = "accounting for tunnels that relays move by io_uring";
     if !ready(test) {
         return;

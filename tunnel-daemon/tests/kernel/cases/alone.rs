@@ -92,7 +92,7 @@ fn a_caller_in_another_network_namespace_is_left_alone() {
 
 /// Limit (redirect): Connections to the listener that are not redirected | closed and counted
 #[test]
-fn the_listener_learns_the_destination_once_and_nobody_elses() {
+fn the_listener_gets_the_original_destination_of_its_peer_once() {
     if !ready("original destinations") {
         return;
     }
@@ -119,7 +119,7 @@ fn the_listener_learns_the_destination_once_and_nobody_elses() {
 
 /// Limit (redirect): Connections to the listener that are not redirected
 #[test]
-fn a_note_goes_with_the_client_that_gave_up() {
+fn an_unread_destination_entry_is_removed_with_its_connection() {
     if !ready("notes of clients that are gone") {
         return;
     }
@@ -213,7 +213,7 @@ fn lead(redirect: &Redirect, from: SocketAddr, to: SocketAddr) {
 /// Limit (redirect): Several eBPF programs at one hook | all run: those of a cgroup in attach order, then those of its
 /// parents. A call that one denies fails
 #[test]
-fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_above() {
+fn programs_run_in_attach_order_and_then_those_of_the_parent_cgroup() {
     if !ready("programs in order") {
         return;
     }
@@ -250,7 +250,7 @@ fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_
 
 /// Limit (redirect): Several eBPF programs at one hook
 #[test]
-fn programs_beside_and_above_leave_each_others_connections_alone() {
+fn sibling_and_parent_programs_leave_each_others_connections_alone() {
     if !ready("programs beside each other") {
         return;
     }
@@ -365,7 +365,7 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
 /// The kernel detaches programs with a delay after unpinning, and a call in between could be denied. So `unpin` must detach
 /// them.
 #[test]
-fn programs_whose_pins_are_let_go_deny_nothing_from_that_moment() {
+fn unpinned_programs_deny_nothing_from_that_moment() {
     let test = "programs whose pins are let go";
     if !ready(test) {
         return;
@@ -397,7 +397,7 @@ fn programs_whose_pins_are_let_go_deny_nothing_from_that_moment() {
 
 /// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
-fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() {
+fn other_programs_at_the_same_hook_are_listed_with_name_and_order() {
     if !ready("neighbours") {
         return;
     }
@@ -429,7 +429,7 @@ fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() 
 
 /// The kernel detaches a pinned program with a delay after its pin is removed.
 #[test]
-fn what_a_predecessor_had_pinned_is_no_neighbour() {
+fn programs_pinned_by_a_predecessor_are_not_listed() {
     let test = "neighbours after a restart";
     if !ready(test) {
         return;
@@ -458,7 +458,7 @@ fn what_a_predecessor_had_pinned_is_no_neighbour() {
 ///
 /// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
-fn who_may_not_open_programs_of_others_knows_which_there_are_and_that_names_are_unknown() {
+fn without_cap_sys_admin_other_programs_are_listed_without_names() {
     if !ready("neighbours without names") {
         return;
     }

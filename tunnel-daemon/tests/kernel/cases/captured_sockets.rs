@@ -36,7 +36,7 @@ fn a_connected_udp_socket_of_ipv6_is_left_alone_and_counted() {
 
 /// Limit (redirect): A socket whose process moves to another cgroup | belongs to the cgroup it was created in
 #[test]
-fn a_socket_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
+fn a_socket_keeps_the_cgroup_of_its_creation_when_its_process_moves() {
     if ready("a captured process that moves") {
         stays_of_its_cgroup(target("127.38.0.1"));
     }
@@ -44,7 +44,7 @@ fn a_socket_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
 
 /// Limit (redirect): A socket whose process moves to another cgroup
 #[test]
-fn a_socket_of_ipv6_stays_of_the_cgroup_in_which_it_was_made_when_its_process_moves() {
+fn an_ipv6_socket_keeps_the_cgroup_of_its_creation_when_its_process_moves() {
     if ready_v6("a captured process that moves, over IPv6") {
         stays_of_its_cgroup(target("::1"));
     }

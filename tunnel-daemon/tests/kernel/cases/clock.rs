@@ -332,14 +332,14 @@ fn own_clock(test: &str) -> bool {
 }
 
 #[test]
-fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link_with_epoll() {
+fn a_clock_jump_cuts_no_tunnel_on_raw_lanes_or_the_link_with_epoll() {
     if own_clock("a clock that jumps, with pipes") {
         nothing_is_cut(&[PLAINTEXT, "--relay-engine=epoll"], "raw-lane");
     }
 }
 
 #[test]
-fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link_with_io_uring() {
+fn a_clock_jump_cuts_no_tunnel_on_raw_lanes_or_the_link_with_io_uring() {
     let test = "a clock that jumps, with pipes by io_uring";
     if !own_clock(test) {
         return;
@@ -351,7 +351,7 @@ fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link_with_io_uring() {
 }
 
 #[test]
-fn a_clock_that_jumps_cuts_no_tunnel_on_lanes_or_the_link() {
+fn a_clock_jump_cuts_no_tunnel_on_lanes_or_the_link() {
     if own_clock("a clock that jumps, with lanes") {
         nothing_is_cut(&["--lane-security=tls"], "lane");
     }

@@ -21,14 +21,14 @@ use crate::support::target::target;
 use crate::support::world::runtime;
 
 #[test]
-fn a_socket_that_is_exempt_goes_direct_and_its_neighbour_does_not() {
+fn an_exempt_socket_connects_directly_and_other_sockets_do_not() {
     if ready("exempt sockets") {
         exempt_goes_direct(target("127.8.0.1"));
     }
 }
 
 #[test]
-fn a_socket_that_is_exempt_goes_direct_over_ipv6_too() {
+fn an_exempt_socket_connects_directly_over_ipv6() {
     if ready_v6("exempt sockets of IPv6") {
         exempt_goes_direct(target("::1"));
     }

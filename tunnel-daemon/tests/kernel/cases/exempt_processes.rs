@@ -52,7 +52,7 @@ fn an_exempt_process_is_forgotten_when_it_ends_and_not_before() {
 
 /// Limit (redirect): An exempt process
 #[test]
-fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
+fn closed_on_failure_forgets_exempt_processes_at_their_end_and_at_a_restart() {
     let test = "exempt processes that end, closing on failure";
     if !is_ready(test) {
         return;
@@ -65,7 +65,7 @@ fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
 
 /// Limit (redirect): Calls to the agent port with `--redirect-agents=captured` | captured like any other
 #[test]
-fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_elsewhere() {
+fn calls_to_the_agent_port_exempt_no_process_with_redirect_agents_captured() {
     if !ready("calls to the agent port that exempt nobody") {
         return;
     }

@@ -25,7 +25,7 @@ fn takes(listener: &TcpListener) -> [io::Result<()>; 2] {
 /// This covers the ports for probes, metrics, administration, agents and clients. A kubelet may probe over IPv4 whatever the
 /// sysctl is.
 #[test]
-fn listeners_on_all_addresses_take_ipv4_where_the_host_keeps_the_families_apart() {
+fn listeners_on_all_addresses_accept_ipv4_despite_bindv6only() {
     const TEST: &str = "listeners and bindv6only";
     let namespace = match Namespace::new() {
         Ok(namespace) => namespace,

@@ -47,7 +47,7 @@ fn profiles(test: &str) -> bool {
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp` | none. Three more with io_uring, one with
 /// eBPF, two with `closed`, five with `--redirect-netns`
 #[test]
-fn a_server_that_redirects_and_accounts_needs_one_call_more() {
+fn a_server_with_redirect_and_accounting_needs_one_more_syscall() {
     let test = "a redirecting server under its seccomp profile";
     if profiles(test) && ready(test) {
         redirecting_server(User::Confined(EBPF));
@@ -56,7 +56,7 @@ fn a_server_that_redirects_and_accounts_needs_one_call_more() {
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
-fn an_agent_that_redirects_and_accounts_needs_one_call_more() {
+fn an_agent_with_redirect_and_accounting_needs_one_more_syscall() {
     let test = "a redirecting agent under its seccomp profile";
     if profiles(test) && ready(test) {
         redirecting_agent(User::Confined(EBPF));
@@ -65,7 +65,7 @@ fn an_agent_that_redirects_and_accounts_needs_one_call_more() {
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
-fn programs_that_outlive_the_server_need_two_calls_more() {
+fn programs_that_outlive_the_server_need_two_more_syscalls() {
     let test = "closing on failure under a seccomp profile";
     if profiles(test) && ready(test) {
         closed_on_failure(test, User::Confined(PINS));
@@ -74,7 +74,7 @@ fn programs_that_outlive_the_server_need_two_calls_more() {
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[test]
-fn capturing_in_other_namespaces_needs_the_calls_of_a_helper() {
+fn capturing_in_other_namespaces_needs_the_syscalls_of_a_helper() {
     let test = "other namespaces under a seccomp profile";
     if !profiles(test) {
         return;
@@ -103,7 +103,7 @@ fn capturing_in_other_namespaces_needs_the_calls_of_a_helper() {
 
 /// Limit (redirect): Missing rights or cgroups of the redirect | logged with the cause; tunnels work
 #[test]
-fn a_profile_without_bpf_is_named_and_the_server_serves() {
+fn a_profile_without_bpf_is_reported_and_the_server_serves() {
     let test = "a server whose seccomp profile forbids bpf(2)";
     if !profiles(test) || !ready(test) {
         return;

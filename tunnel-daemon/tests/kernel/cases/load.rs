@@ -48,7 +48,7 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
 /// Limit (redirect): Kernel tables whose oldest entry is evicted | exempt processes: 4,096; redirected sockets: 65,536;
 /// unaccepted connections: 16,384. Each has room for 128 more per processor
 #[test]
-fn tables_whose_oldest_entry_goes_have_room_beside_what_processors_set_aside() {
+fn lru_tables_have_room_beyond_the_entries_reserved_per_processor() {
     if !ready("the sizes of tables") {
         return;
     }

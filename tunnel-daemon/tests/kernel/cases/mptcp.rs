@@ -22,7 +22,7 @@ fn ready_mptcp(test: &str) -> bool {
 }
 
 #[test]
-fn a_connection_of_multipath_tcp_is_redirected_and_shows_the_listener_as_its_peer() {
+fn an_mptcp_connection_is_redirected_and_shows_the_listener_as_its_peer() {
     if !ready_mptcp("the redirect of Multipath TCP") {
         return;
     }
@@ -39,7 +39,7 @@ fn a_connection_of_multipath_tcp_is_redirected_and_shows_the_listener_as_its_pee
 }
 
 #[test]
-fn a_connection_of_multipath_tcp_is_denied_like_any_other() {
+fn an_mptcp_connection_is_denied_like_any_other() {
     if !ready_mptcp("a denial of Multipath TCP") {
         return;
     }

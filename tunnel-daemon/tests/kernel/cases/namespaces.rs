@@ -105,7 +105,7 @@ fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
 
 /// Limit (redirect): A process in a captured network namespace
 #[test]
-fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
+fn two_namespaces_with_the_same_addresses_have_their_own_listeners() {
     let Some([one, other]) = namespaces("overlapping namespaces") else {
         return;
     };
@@ -205,7 +205,7 @@ fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them()
 
 /// Limit (redirect): Network namespaces that come and go
 #[test]
-fn a_named_namespace_is_captured_whenever_it_is_there() {
+fn a_named_namespace_is_captured_while_it_exists() {
     let Some([namespace]) = namespaces("namespaces that come and go") else {
         return;
     };
@@ -243,7 +243,7 @@ fn without_the_flag_other_namespaces_are_left_alone() {
 
 /// Limit (redirect): A call in a namespace that has no listener yet, with `closed` | denied
 #[test]
-fn closed_denies_in_a_namespace_until_it_has_a_listener() {
+fn closed_on_failure_denies_in_a_namespace_until_it_has_a_listener() {
     let test = "closing in other namespaces";
     if ready(test) {
         closed_until_captured(test, RULE, asked(), None);
@@ -286,7 +286,7 @@ pub(super) fn closed_until_captured(
 
 /// Limit (redirect): A missing helper for other namespaces, or its privilege | logged with the remedy; the rest works
 #[test]
-fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
+fn a_killed_helper_is_reported_and_captured_namespaces_stay_captured() {
     let Some([one, other]) = namespaces("a helper that is killed") else {
         return;
     };
@@ -339,7 +339,7 @@ pub(super) fn child_of(parent: u32) -> i32 {
 }
 
 #[test]
-fn the_helper_ends_with_a_server_that_is_killed() {
+fn the_helper_exits_when_its_server_is_killed() {
     let Some([namespace]) = namespaces("a server that is killed beside its helper") else {
         return;
     };

@@ -85,7 +85,7 @@ fn packet(channel: &OwnedFd) -> Option<(String, usize)> {
 }
 
 #[test]
-fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
+fn the_helper_opens_only_the_namespaces_named_on_its_command_line() {
     let Some([named, other]) = namespaces("a helper that is asked for more") else {
         return;
     };

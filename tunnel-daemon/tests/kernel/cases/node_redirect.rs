@@ -72,7 +72,7 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
 
 /// Limit (redirect): A node's connections without its agent | go direct within 1 s
 #[test]
-fn without_its_agent_connections_go_where_they_go() {
+fn connections_of_a_node_go_direct_without_its_agent() {
     if !ready("an agent that is killed") {
         return;
     }
@@ -94,7 +94,7 @@ fn without_its_agent_connections_go_where_they_go() {
 ///
 /// Limit (redirect): Server and agent among the captured processes | no loop
 #[test]
-fn what_a_captured_server_dials_itself_is_left_alone() {
+fn own_dials_of_a_captured_server_are_left_alone() {
     if !ready("a captured server") {
         return;
     }

@@ -42,7 +42,7 @@ fn bytes_of(role: &str, direction: &str) -> String {
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy | bypass the redirect
 #[test]
-fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
+fn dns_queries_over_tcp_of_a_captured_server_bypass_its_own_redirect() {
     let Some([host]) = namespaces("a captured server that asks a name server by TCP") else {
         return;
     };
@@ -85,7 +85,7 @@ fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
-fn a_captured_agent_asks_a_name_server_by_tcp_past_its_own_redirect() {
+fn dns_queries_over_tcp_of_a_captured_agent_bypass_its_own_redirect() {
     let Some([host]) = namespaces("a captured agent that asks a name server by TCP") else {
         return;
     };
@@ -128,7 +128,7 @@ fn connected(world: &World, target: &str) -> String {
 ///
 /// Limit (redirect): Own connections to name servers by TCP and to a forward proxy
 #[test]
-fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
+fn calls_of_a_captured_agent_to_its_forward_proxy_bypass_its_redirect() {
     let Some([host]) = namespaces("a captured agent behind a forward proxy") else {
         return;
     };

@@ -250,7 +250,7 @@ fn a_redirecting_agent_with_ambient_capabilities_keeps_none_in_any_thread() {
 
 /// Setting marks and pinning take capabilities. Both happen before the process drops them.
 #[test]
-fn closed_on_failure_holds_without_the_rights_it_took() {
+fn closed_on_failure_holds_after_its_capabilities_are_dropped() {
     let test = "closing without rights";
     if ready(test) {
         closed_on_failure(test, User::Root);
@@ -411,7 +411,7 @@ fn captures_in_namespace(
 ///
 /// Limit (rights): Capabilities of a running process that started as root or with those for eBPF
 #[test]
-fn without_ebpf_a_process_of_root_gives_up_as_much() {
+fn without_ebpf_a_process_of_root_drops_the_same_capabilities() {
     if !rustix::process::geteuid().is_root() {
         return skip("a process of root", "this user is not root");
     }

@@ -81,7 +81,7 @@ fn target() -> (SocketAddr, mpsc::Receiver<Ends>) {
 
 /// Limit (redirect): `--destination-proxy-header` | tells the destination the source, the Service address and the agent
 #[test]
-fn the_destination_of_a_captured_connection_is_told_its_source_and_agent() {
+fn the_proxy_header_of_a_captured_connection_has_its_source_and_agent() {
     if let Some([node, pod]) = namespaces("a header for captured connections") {
         told(
             &node,
@@ -94,7 +94,7 @@ fn the_destination_of_a_captured_connection_is_told_its_source_and_agent() {
 
 /// Limit (redirect): `--destination-proxy-header`
 #[test]
-fn the_destination_of_a_captured_ipv6_connection_is_told_its_source_and_agent() {
+fn the_proxy_header_of_a_captured_ipv6_connection_has_its_source_and_agent() {
     let test = "a header for captured connections of IPv6";
     if !ready_v6(test) {
         return;

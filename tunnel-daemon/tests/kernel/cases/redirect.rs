@@ -66,7 +66,7 @@ pub(super) fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> S
 /// Limit (redirect): A captured program without any settings | reaches what the agent reaches, and sees the address it
 /// dialled
 #[test]
-fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_for() {
+fn a_plain_program_reaches_the_agents_targets_and_sees_the_address_it_dialled() {
     if !ready("the redirect") {
         return;
     }
@@ -95,7 +95,7 @@ fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_fo
 
 /// Limit (redirect): A captured program without any settings
 #[test]
-fn ipv6_destinations_are_reached_the_same_way() {
+fn a_plain_program_reaches_the_agents_ipv6_targets() {
     if !ready_v6("the redirect of IPv6") {
         return;
     }
@@ -226,7 +226,7 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
 
 /// Limit (redirect): `closed` without a server | calls are denied until a server with `open` starts
 #[test]
-fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
+fn closed_on_failure_denies_calls_until_a_server_with_open_starts() {
     let test = "closing on failure";
     if ready(test) {
         closed(test, "127.12.0.1");
@@ -281,7 +281,7 @@ pub(super) fn closed(test: &str, address: &str) {
 
 /// A recreated cgroup of the same name gets another folder, so the old folder would stay forever.
 #[test]
-fn what_was_pinned_for_a_cgroup_that_is_gone_is_let_go() {
+fn pins_of_a_removed_cgroup_are_deleted() {
     let test = "pins of a cgroup that is gone";
     if !ready(test) {
         return;
@@ -337,7 +337,7 @@ fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
 
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
-fn a_cgroup_that_is_removed_is_said() {
+fn a_removed_cgroup_is_reported() {
     if ready("a cgroup that is removed") {
         its_end_is_said(|clients| {
             drop(clients);
@@ -350,7 +350,7 @@ fn a_cgroup_that_is_removed_is_said() {
 ///
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
-fn a_cgroup_that_is_made_anew_is_said() {
+fn a_recreated_cgroup_is_reported() {
     if ready("a cgroup that is recreated") {
         its_end_is_said(|clients| {
             fs::remove_dir(clients.path()).unwrap();
@@ -378,7 +378,7 @@ fn a_target_that_refuses_resets_the_client() {
 
 /// Covers framed lanes, and raw lanes whose bytes relays move.
 #[test]
-fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
+fn a_target_reset_reaches_a_captured_client_as_rst_and_not_as_fin() {
     if !ready("a target that breaks off") {
         return;
     }
@@ -416,7 +416,7 @@ fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
 }
 
 #[test]
-fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
+fn the_relay_moves_a_captured_connection_on_plaintext_raw_lanes() {
     if !ready("captured connections on plain lanes") {
         return;
     }
@@ -442,7 +442,7 @@ fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
 
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
-fn a_cgroup_that_is_missing_is_said_and_the_server_serves() {
+fn a_missing_cgroup_is_reported_and_the_server_serves() {
     // This needs no privileges.
     let world = World::new();
     let flags = [

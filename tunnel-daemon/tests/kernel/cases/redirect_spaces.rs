@@ -148,13 +148,13 @@ impl Running {
 
 /// Limit (redirect): Captured programs of two control planes with the same addresses | each reach their own pods
 #[test]
-fn of_two_control_planes_with_the_same_addresses_each_reaches_its_own_pod() {
+fn two_control_planes_with_the_same_addresses_reach_their_own_pods() {
     each_reaches_its_own("two control planes with the same addresses", &V4);
 }
 
 /// Limit (redirect): Captured programs of two control planes with the same addresses
 #[test]
-fn of_two_control_planes_with_the_same_ipv6_addresses_each_reaches_its_own_pod() {
+fn two_control_planes_with_the_same_ipv6_addresses_reach_their_own_pods() {
     let test = "two control planes with the same IPv6 addresses";
     if ready_v6(test) {
         each_reaches_its_own(test, &V6);
@@ -197,7 +197,7 @@ fn each_reaches_its_own(test: &str, addresses: &Addresses) {
 ///
 /// Limit (redirect): A cgroup namespace that shows a part of the host as its root
 #[test]
-fn a_server_in_a_cgroup_namespace_of_its_own_says_that_it_captures_a_part_of_the_host() {
+fn a_server_in_its_own_cgroup_namespace_reports_that_it_captures_part_of_the_host() {
     if !ready("a server in a cgroup namespace of its own") {
         return;
     }

@@ -48,7 +48,7 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
 
 /// Limit (redirect): A program on a node that calls a Service address
 #[test]
-fn a_service_that_is_written_as_mapped_ipv4_is_that_of_ipv4() {
+fn an_ipv4_mapped_service_address_is_treated_as_ipv4() {
     if !ready("services written as mapped IPv4") {
         return;
     }
@@ -79,7 +79,7 @@ fn a_daemon_that_is_killed_lets_new_ipv6_connections_go_direct_within_a_second()
 
 /// Limit (redirect): `closed` without a server
 #[test]
-fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
+fn closed_on_failure_denies_ipv6_calls_until_a_server_with_open_starts() {
     let test = "closing on failure over IPv6";
     if ready_v6(test) {
         closed(test, "::1");
@@ -88,7 +88,7 @@ fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
 
 /// Limit (redirect): A call in a namespace that has no listener yet, with `closed`
 #[test]
-fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
+fn closed_on_failure_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
     let test = "closing in other namespaces over IPv6";
     if ready_v6(test) {
         let asked = "[2001:db8::7]:443".parse().unwrap();
@@ -103,7 +103,7 @@ fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
 
 /// This happens when IPv6 is enabled after IPv4, or the helper looks between the two.
 #[test]
-fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_it_too() {
+fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_ipv6() {
     let test = "IPv6 that comes later than a listener";
     if !ready_v6(test) {
         return;

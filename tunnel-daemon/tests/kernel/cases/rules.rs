@@ -99,7 +99,7 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
 
 /// A replacement right after another one waits for calls that began before it.
 #[test]
-fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
+fn map_reads_are_not_blocked_while_a_rule_set_replacement_waits() {
     if !ready("accepting while rules change") {
         return;
     }
@@ -129,7 +129,7 @@ fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
 
 /// Limit (redirect): Rules of the redirect in the kernel | 16,384 of two rule sets together; a larger set is refused
 #[test]
-fn a_set_that_is_too_large_leaves_the_one_before_in_force() {
+fn an_oversized_rule_set_leaves_the_previous_one_in_force() {
     if !ready("too many rules") {
         return;
     }

@@ -40,7 +40,7 @@ fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
 ///
 /// Limit (redirect): Connections to the listener that are not redirected
 #[test]
-fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
+fn the_end_of_a_connection_removes_no_destination_entry_of_another() {
     if !ready("two connections of one client address") {
         return;
     }

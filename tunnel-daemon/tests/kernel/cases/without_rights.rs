@@ -19,7 +19,7 @@ const LACKING: [&str; 2] = ["[-]redirect missing: ", "[-]account unavailable: "]
 
 /// Limit (redirect): Missing rights or cgroups of the redirect
 #[test]
-fn without_the_rights_all_starts_and_says_why() {
+fn unprivileged_programs_serve_and_report_missing_capabilities() {
     if !rustix::process::geteuid().is_root() {
         return skip(TEST, "only root can give them up");
     }
@@ -40,7 +40,7 @@ fn without_the_rights_all_starts_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run by without_the_rights_all_starts_and_says_why"]
+#[ignore = "run by unprivileged_programs_serve_and_report_missing_capabilities"]
 async fn child_without_rights() {
     let mount = cgroup2_mount().unwrap();
     let cgroup = format!("--redirect-cgroup={}", mount.display());

@@ -110,7 +110,7 @@ async fn assert_given_up(world: &World, dials: u32) {
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
+async fn dials_cancelled_by_their_clients_are_cancelled_at_the_agent_at_once() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;
@@ -154,7 +154,7 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
+async fn client_packets_before_the_answer_stay_at_the_server() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;
@@ -188,7 +188,7 @@ async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
+async fn an_agent_aborts_a_pending_connect_when_the_client_disconnects() {
     let (port, _echo) = targets::echo().await;
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
         let world = World::start(&[&[DIAL_TIMEOUT], lanes].concat()).await;

@@ -75,7 +75,7 @@ fn only_link(status: &Status) -> &LinkStatus {
 /// Limit (operations): Bytes of a tunnel in the admin socket | the bytes moved, at both ends, on link, lane and raw
 /// lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
+async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     for (flags, path) in [
@@ -132,7 +132,7 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_tunnels_and_links_are_told_too() {
+async fn grpc_tunnels_and_links_are_reported() {
     let (world, _agent) = watched(&[]).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -163,7 +163,7 @@ async fn grpc_tunnels_and_links_are_told_too() {
 
 /// Limit (operations): Bytes of a tunnel in the admin socket
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_on_the_link_are_told_by_both_ends() {
+async fn tunnels_on_the_link_are_reported_by_both_ends() {
     let world = World::start(&["--lanes-per-link=0", "--admin-socket={certs}/admin.sock"]).await;
     let socket = format!("--admin-socket={}", agent_socket(&world).display());
     let _agent = world.agent("agent-1", &[&socket]).await;
@@ -186,7 +186,7 @@ async fn tunnels_on_the_link_are_told_by_both_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn state_is_that_of_the_metrics() {
+async fn reported_state_matches_the_metrics() {
     let (world, agent) = watched(&[]).await;
     warm(&world).await;
     let here = status(&server_socket(&world));
@@ -236,7 +236,7 @@ async fn state_is_that_of_the_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_answer_has_a_secret() {
+async fn answers_contain_no_secrets() {
     let (world, _agent) = watched(&[]).await;
     warm(&world).await;
     for question in ["/v1/status", "/v1/tunnels"] {
@@ -249,7 +249,7 @@ async fn no_answer_has_a_secret() {
 
 /// Limit (operations): Users of the admin socket | its own user and root
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_socket_is_its_users_alone_and_goes_with_the_server() {
+async fn the_socket_is_private_to_its_user_and_removed_with_the_server() {
     let mut world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
     let socket = server_socket(&world);
     let file = std::fs::metadata(&socket).expect("the socket");
@@ -282,7 +282,7 @@ fn as_nobody(program: &Path, args: &[&str]) -> std::io::Result<Output> {
 
 /// Limit (operations): Users of the admin socket
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
+async fn other_users_are_refused_by_file_mode_and_by_peer_credentials() {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
         skip_unprivileged("the admin socket and another user", "this takes root");

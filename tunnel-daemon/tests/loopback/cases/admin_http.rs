@@ -48,7 +48,7 @@ async fn status(socket: &Path) -> Status {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_knows_its_paths_and_their_methods() {
+async fn unknown_paths_get_404_and_wrong_methods_get_405() {
     let (_world, socket) = world().await;
     for path in ["/v1/status", "/v1/tunnels", "/v1/links"] {
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
@@ -87,7 +87,7 @@ async fn it_knows_its_paths_and_their_methods() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_never_ends_is_refused_by_its_size() {
+async fn an_endless_request_is_refused_at_the_size_limit() {
     let (_world, socket) = world().await;
     let (mut reading, mut writing) = connect(&socket).await.into_split();
     let sending = async {
@@ -135,7 +135,7 @@ async fn many_clients_at_once_are_all_answered() {
 
 /// More clients than the server has connection slots. Each sends more requests than the buffers hold and reads no response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_never_read_keep_nobody_from_being_answered() {
+async fn clients_that_never_read_do_not_block_other_clients() {
     let (_world, socket) = world().await;
     let questions = "GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2000);
     let mut silent = Vec::new();

@@ -43,7 +43,7 @@ fn links(world: &World) -> Links {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_is_unlinked_loses_its_tunnels_and_may_come_back() {
+async fn an_unlinked_agent_loses_its_tunnels_and_may_reconnect() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let world = world().await;
@@ -113,7 +113,7 @@ async fn a_drained_agent_keeps_its_tunnels_and_gets_no_new_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_are_shown_and_nothing_is_changed_by_an_oversight() {
+async fn links_are_listed_and_invalid_commands_change_nothing() {
     let world = world().await;
     let of_agent = world.dir.path().join("agent.sock");
     let flag = format!("--admin-socket={}", of_agent.display());

@@ -161,7 +161,7 @@ async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
 /// A stub agent makes the order of DRAIN and dial certain. The answer to the packet after DRAIN proves that the server has
 /// read DRAIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drain_counts_for_the_very_next_dial() {
+async fn drain_takes_effect_for_the_next_dial() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
@@ -297,7 +297,7 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
 ///
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
+async fn dials_queued_behind_an_unsent_dial_go_to_another_agent() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     // Below the 2 s after which the server hedges a dial.
@@ -332,7 +332,7 @@ async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
 
 /// The first agent has dialled the target, so the server does not retry at another agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
+async fn a_dial_refused_by_its_target_is_not_retried_at_another_agent() {
     const DIALS: u32 = 8;
     for flags in [&["--lanes-per-link=0"][..], &[]] {
         let world = World::start(flags).await;
@@ -371,7 +371,7 @@ async fn agent_that_restarts_under_another_id_serves() {
 
 /// The host of one server is down: a connect to that server lasts until its timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_never_answers_keeps_no_agent_from_the_others() {
+async fn an_unresponsive_server_does_not_block_links_to_other_servers() {
     /// Half the timeout of a connection attempt.
     const SOON: Duration = Duration::from_secs(10);
     let world = World::start(&[]).await;

@@ -55,7 +55,7 @@ impl Front {
 
 /// AKS has such a proxy. Links and lanes offer the ALPN name by which it routes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_pass_a_front_that_knows_a_protocol_by_its_name() {
+async fn lanes_pass_a_proxy_that_routes_by_alpn() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&[]).await;
     let front = Front::to(world.server().agents, "konnectivity").await;

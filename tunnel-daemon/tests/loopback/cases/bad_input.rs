@@ -298,23 +298,23 @@ fn flaw(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_and_ports_that_cannot_be_used_are_named_with_the_remedy() {
+async fn unusable_files_and_ports_are_named_with_the_remedy() {
     Mistakes::prepare().await.assert_named(FILES_AND_PORTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_that_cannot_be_are_named_with_the_remedy() {
+async fn invalid_values_are_named_with_the_remedy() {
     Mistakes::prepare().await.assert_named(VALUES);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flags_that_contradict_each_other_are_both_named() {
+async fn contradictory_flags_are_both_named() {
     Mistakes::prepare().await.assert_named(CONTRADICTIONS);
 }
 
 /// Root may read every file, so the program runs as another user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_that_this_user_may_not_read_are_named_with_the_remedy() {
+async fn files_without_read_permission_are_named_with_the_remedy() {
     let mistakes = Mistakes::prepare().await;
     let (files, dir) = (&mistakes.world.files, mistakes.world.dir.path());
     let is_root = rustix::process::geteuid().is_root();

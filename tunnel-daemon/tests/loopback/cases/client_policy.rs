@@ -16,7 +16,7 @@ const DENIED: &str = "adit_dial_failures_total{reason=\"denied\"}";
 const UPSTREAM: &str = "konnectivity_network_proxy_server_dial_failure_count{reason=\"denied\"}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_reach_what_a_rule_names_and_are_told_of_the_flag_otherwise() {
+async fn clients_reach_allowed_targets_and_denials_name_the_flag() {
     let (port, _target) = targets::echo().await;
     let rules = [
         format!("--client-allow-target=127.0.0.1:{port}"),
@@ -73,7 +73,7 @@ async fn ask(world: &World, client: &str, target: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_with_a_name_holds_for_that_certificate_only() {
+async fn a_rule_with_a_common_name_applies_to_that_certificate_only() {
     let (port, _target) = targets::echo().await;
     let (other, _other) = targets::echo().await;
     let rules = [

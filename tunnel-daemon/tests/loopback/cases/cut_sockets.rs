@@ -123,7 +123,7 @@ async fn clients_and_targets_of_a_killed_agent_see_a_reset() {
 ///
 /// Limit (isolation): TCP clients and targets of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_and_targets_of_a_server_that_is_told_twice_see_a_reset() {
+async fn clients_and_targets_of_a_server_after_a_second_sigterm_see_a_reset() {
     for row in ROWS {
         let mut midway = Midway::start(row, &["--shutdown-grace=60s"]).await;
         let server = &mut midway.processes.server;

@@ -105,7 +105,7 @@ fn a_terminal_gets_colours() {
 }
 
 #[test]
-fn a_terminal_whose_user_wants_no_colours_gets_none() {
+fn a_terminal_with_colours_disabled_gets_none() {
     if !has_script() {
         return;
     }

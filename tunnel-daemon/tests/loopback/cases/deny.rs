@@ -59,7 +59,7 @@ async fn assert_ends(stream: &mut (impl AsyncRead + Unpin)) {
 
 /// The server checks existing links against the changed list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
+async fn a_denied_agent_loses_its_link_and_its_tunnels() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let denying = Denying::start("# nobody yet\n", &["--proxy-strategies=destHost,default"]).await;
@@ -108,7 +108,7 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
 
 /// Tunnels that the agent opened end too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denied_agent_reaches_the_control_plane_no_more() {
+async fn a_denied_agent_loses_access_to_the_control_plane() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");

@@ -190,7 +190,7 @@ impl Short {
 /// Limit (peers): File descriptors in use
 /// Limit (times): A client refused for lack of descriptors | has 2 s to send its request and read the answer
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clients() {
+async fn a_server_short_of_descriptors_closes_idle_lanes_then_refuses_new_clients() {
     let mut short = Short::start(Who::Server).await;
     let (health, socket) = (short.health, short.world.connect());
     let filling = short.fill_server().await;
@@ -234,7 +234,7 @@ async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clie
 
 /// Limit (peers): File descriptors in use
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() {
+async fn an_agent_short_of_descriptors_closes_idle_lanes_then_refuses_dials() {
     let mut short = Short::start(Who::Agent).await;
     let (health, socket) = (short.health, short.world.connect());
     // Clients of the other server use up the agent's descriptors while its lanes to this server are idle.
@@ -258,7 +258,7 @@ async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() 
 
 /// Connections to a process without descriptors wait in the listen backlog. None is closed without an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_wait_for_descriptors_are_served_once_there_are_some() {
+async fn clients_waiting_for_descriptors_are_served_once_some_are_free() {
     let mut short = Short::start(Who::Server).await;
     let filling = short.fill_server().await;
     let silent = short.silent(400).await;

@@ -236,25 +236,25 @@ async fn differs_in_nothing(route: Route) {
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection | identical. A RESET arrives as a
 /// reset behind the first bytes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_on_the_link_differs_in_nothing_from_a_connection() {
+async fn a_tunnel_on_the_link_behaves_like_a_direct_connection() {
     differs_in_nothing(Route::Link).await;
 }
 
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_on_a_lane_differs_in_nothing_from_a_connection() {
+async fn a_tunnel_on_a_lane_behaves_like_a_direct_connection() {
     differs_in_nothing(Route::Lanes(Way::Tls)).await;
 }
 
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_epoll() {
+async fn a_tunnel_on_a_raw_lane_behaves_like_a_direct_connection_with_epoll() {
     differs_in_nothing(Route::Lanes(Way::Epoll)).await;
 }
 
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_io_uring() {
+async fn a_tunnel_on_a_raw_lane_behaves_like_a_direct_connection_with_io_uring() {
     differs_in_nothing(Route::Lanes(Way::IoUring)).await;
 }
 
@@ -262,7 +262,7 @@ async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_io_uri
 ///
 /// Limit (isolation): Bytes and end of a tunnel, compared with a direct connection
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_breaks_off_before_the_first_word_resets_its_target() {
+async fn a_client_reset_before_the_first_byte_resets_its_target() {
     for route in Route::ALL {
         if !route.is_possible("differential") {
             continue;

@@ -99,7 +99,7 @@ async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
 ///
 /// Limit (times): Dials in progress when an agent gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_served() {
+async fn a_dial_that_waits_for_its_target_when_the_agent_drains_is_served() {
     const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
     for lanes in [true, false] {
         let way: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
@@ -135,7 +135,7 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_ser
 
 /// After its grace period an agent refuses dials with a reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_that_an_agent_refuses_as_it_stops_says_so() {
+async fn a_dial_refused_by_a_stopping_agent_has_that_reason() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let world = World::start(&[]).await;
@@ -185,7 +185,7 @@ async fn a_moment() {
 ///
 /// Limit (times): Last bytes on a lane when a process gets SIGTERM | delivered within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
+async fn a_stopping_agent_first_delivers_the_last_bytes_of_a_tunnel() {
     let world = World::start(&[]).await;
     let mut server = StubServer::start_on(targets::narrow().0, &world);
     let agent = world.agent_of(server.port(), "a", &[]).await;
@@ -241,7 +241,7 @@ async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
 ///
 /// Limit (times): Last bytes on a lane when a process gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
+async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     const OVER: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
     let mut world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
@@ -296,7 +296,7 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
 
 /// The same on a link to a slow agent. The client half-closes its call after its last bytes and disconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
+async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
     /// More than the agent's window, and less than a server takes from a client whose agent reads nothing.
     const BYTES: usize = 200 * 1024;
     const CONN: i64 = 5;
@@ -345,7 +345,7 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
 /// Limit (times): Clients without a tunnel when a server gets SIGTERM | HTTP/2 connections end after their last call,
 /// CONNECT ones after 2 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_leaves_waits_for_no_client_without_a_tunnel() {
+async fn a_stopping_server_waits_for_no_client_without_a_tunnel() {
     const HTTP_CONNECTIONS: &str = "konnectivity_network_proxy_server_http_connections";
     let (port, _target) = targets::echo().await;
     let (mut world, _agent) = World::with_agent().await;

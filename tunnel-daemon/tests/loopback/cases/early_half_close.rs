@@ -104,7 +104,7 @@ async fn dial_of(link: &mut Call) -> i64 {
 ///
 /// Upstream (dials): The dial of a client that half-closed goes on until the client is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_dial_of_a_half_closed_client_goes_on_until_the_client_is_gone() {
+async fn the_dial_of_a_half_closed_client_continues_until_it_disconnects() {
     let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
     let connection = Connection::agent(&world).await;
     let mut link = connection.link("silent", "").await;
@@ -143,7 +143,7 @@ async fn the_dial_of_a_half_closed_client_goes_on_until_the_client_is_gone() {
 
 /// More bytes precede the client's EOF than the server reads before the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_gone_behind_more_than_is_read_calls_its_dial_off() {
+async fn a_client_that_disconnects_behind_unread_bytes_cancels_its_dial() {
     const MUCH: usize = 100 * 1024;
     let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
     let connection = Connection::agent(&world).await;

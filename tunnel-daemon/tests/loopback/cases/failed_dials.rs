@@ -91,7 +91,7 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_that_loses_its_agent_counts_as_that() {
+async fn a_dial_that_loses_its_agent_counts_as_agent_lost() {
     let world = World::start(&[]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;

@@ -133,7 +133,7 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
 ///
 /// Limit (times): A dial on a silent link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
+async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let world = World::start(&[]).await;
@@ -152,7 +152,7 @@ async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
 
 /// Limit (times): A silent server | the agent opens another connection after 4 s; for a Go server 4 s or 31 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_that_was_replaced_lives_as_long_as_its_tunnels() {
+async fn a_replaced_link_stays_open_until_its_tunnels_end() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let world = World::start(&["--lanes-per-link=0"]).await;

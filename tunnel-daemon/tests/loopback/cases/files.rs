@@ -203,7 +203,7 @@ async fn broken_new_certificate_is_named_in_the_log() {
 ///
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replaced_ca_decides_over_the_next_handshake_on_both_sides() {
+async fn replaced_ca_applies_to_the_next_handshake_on_both_sides() {
     let (port, _target) = targets::echo().await;
     let (mut world, _agent) = World::with_agent().await;
     let dir = world.files.dir().to_owned();

@@ -129,7 +129,7 @@ async fn an_agent_reaches_its_server_through_the_proxy() {
 
 /// The agent counts each failure and retries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
+async fn refused_and_malformed_answers_of_the_proxy_are_retried() {
     const BAD: &[Answer] = &[
         Answer::Say(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"),
         Answer::Say(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"),
@@ -159,7 +159,7 @@ async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
 
 /// Loopback addresses bypass the proxy, and `NO_PROXY` names further exceptions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exceptions_are_not_asked_of_the_proxy() {
+async fn loopback_and_no_proxy_addresses_bypass_the_proxy() {
     let world = World::start(&[]).await;
     let proxy = Proxy::start(world.server().agents, &[ESTABLISHED]).await;
     let https_proxy = ("HTTPS_PROXY", format!("http://{}", proxy.address));

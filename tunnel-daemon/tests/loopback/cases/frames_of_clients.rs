@@ -210,7 +210,7 @@ impl Tunnel {
 
 /// The server coalesces frames that arrive together, so that they do not wake the agent one by one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_that_come_together_leave_together() {
+async fn frames_that_arrive_together_are_forwarded_together() {
     const FRAMES: usize = 400;
     let mut tunnel = Box::pin(Tunnel::open()).await;
     let before = tunnel.counting.records.load(SeqCst);
@@ -235,7 +235,7 @@ async fn frames_that_come_together_leave_together() {
 
 /// Data that precedes the violation still reaches the agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_said_before_an_offence_leaves_before_the_reset() {
+async fn data_before_a_protocol_violation_is_delivered_before_the_reset() {
     let too_long = u32::try_from(MESSAGE_BYTES_MAX + 1).expect("some megabytes");
     // The first payload byte suffices: no DATA message begins with 0xff.
     let oversized = [&[0_u8][..], &too_long.to_be_bytes(), &[0xff]].concat();

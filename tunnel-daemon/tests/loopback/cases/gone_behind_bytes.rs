@@ -133,7 +133,7 @@ async fn an_end_is_found(lanes: bool) {
 
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_end_of_a_client_behind_bytes_that_its_target_never_takes_is_found() {
+async fn a_client_close_behind_stuck_bytes_is_detected() {
     let [lane, link] = [true, false].map(|lanes| Box::pin(an_end_is_found(lanes)));
     tokio::join!(lane, link);
 }
@@ -193,31 +193,31 @@ async fn a_target_breaks_off(lanes: bool) {
 ///
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
+async fn a_client_that_breaks_off_behind_stuck_bytes_times_out_on_a_lane() {
     a_client_breaks_off(true).await;
 }
 
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
+async fn a_client_that_breaks_off_behind_stuck_bytes_times_out_on_the_link() {
     a_client_breaks_off(false).await;
 }
 
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
+async fn a_target_that_breaks_off_behind_stuck_bytes_times_out_on_a_lane() {
     a_target_breaks_off(true).await;
 }
 
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
+async fn a_target_that_breaks_off_behind_stuck_bytes_times_out_on_the_link() {
     a_target_breaks_off(false).await;
 }
 
 /// The server keeps reading the HTTP/2 connection while only the call is blocked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grpc_client_that_goes_behind_bytes_that_its_target_never_takes_is_found_at_once() {
+async fn a_grpc_client_that_disconnects_behind_stuck_bytes_is_detected_at_once() {
     /// More than all buffers on the path hold, as in `paused_tunnels`.
     const UPLOAD_BLOCKS: usize = 64;
     let (world, agent) = world(false, &[]).await;

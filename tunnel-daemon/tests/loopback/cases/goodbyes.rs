@@ -37,7 +37,7 @@ fn event(process: &Process, message: &str) -> Option<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agent_that_stops_says_goodbye_and_the_server_says_that_it_left() {
+async fn stopping_agent_is_logged_as_left_and_not_as_disconnected() {
     let mut world = World::start(&[]).await;
     let (server, mut agent) = linked(&mut world).await;
     until("the agent is up", || event(&agent, "agent is up").is_some()).await;
@@ -54,7 +54,7 @@ async fn agent_that_stops_says_goodbye_and_the_server_says_that_it_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_that_stops_says_goodbye_and_the_agent_says_that_it_left() {
+async fn stopping_server_is_logged_as_left_and_not_as_disconnected() {
     let mut world = World::start(&[]).await;
     let (mut server, agent) = linked(&mut world).await;
     server.signal(Signal::TERM);
@@ -70,7 +70,7 @@ async fn server_that_stops_says_goodbye_and_the_agent_says_that_it_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_agent_is_not_said_to_have_left() {
+async fn killed_agent_is_not_logged_as_left() {
     let mut world = World::start(&[]).await;
     let (server, mut agent) = linked(&mut world).await;
     agent.kill();
@@ -109,7 +109,7 @@ async fn failed_handshake_is_one_warning_with_its_peer_and_cause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn start_line_has_each_listener_as_its_flag_spells_it() {
+async fn start_line_shows_each_listener_in_the_syntax_of_its_flag() {
     let mut world = World::start(&[]).await;
     let (server, agent) = linked(&mut world).await;
     let up = event(&server, "server is up").expect("logged");
@@ -135,7 +135,7 @@ async fn start_line_has_each_listener_as_its_flag_spells_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agent_without_a_server_has_started_and_is_not_up() {
+async fn agent_without_a_server_logs_started_and_not_up() {
     let world = World::start(&[]).await;
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = closed.local_addr().expect("an address").port();

@@ -86,7 +86,7 @@ async fn certificate_claims_only_what_is_granted_to_it() {
 
 /// As upstream does. A metric counts such claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_grants_claims_are_believed_and_shown() {
+async fn without_grants_claims_are_accepted_and_counted() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let link = connection

@@ -29,7 +29,7 @@ fn begin(call: &mut Call) {
 
 /// Limit (memory): Incomplete gRPC messages
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_that_are_begun_on_many_streams_take_no_memory() {
+async fn incomplete_messages_on_many_streams_take_little_memory() {
     let processes = Processes::start(&[]).await;
     let world = &processes.world;
     let (ca, cert, key) = (

@@ -123,7 +123,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_packets_of_an_agent_hurt_nobody_else() {
+async fn malformed_packets_of_an_agent_affect_no_other_tunnel() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&["--proxy-strategies=destHost"]).await;
     let _honest = world
@@ -220,7 +220,7 @@ async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
 
 /// The refusal has a gRPC status, and no link is registered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_with_a_broken_hello_are_refused() {
+async fn agents_with_invalid_metadata_are_refused() {
     let world = World::start(&[]).await;
     let hellos: [&[(&str, &str)]; 4] = [
         &[],
@@ -257,7 +257,7 @@ async fn speak(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Garbage, plain HTTP, and clients without a valid certificate. The connected agent is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
+async fn invalid_clients_of_the_agent_port_are_refused_and_disturb_no_agent() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = World::with_agent().await;
     let address = world.server().agents;

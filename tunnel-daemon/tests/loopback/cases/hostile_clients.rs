@@ -53,7 +53,7 @@ fn fin(side: i32) -> Payload {
 
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_packets_of_a_client_hurt_nobody_else() {
+async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
     let (port, _target) = targets::echo().await;
     let (world, agent) = World::with_agent().await;
     let target = format!("127.0.0.1:{port}");
@@ -103,7 +103,7 @@ async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel() {
+async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = World::with_agent().await;
     let target = format!("127.0.0.1:{port}");
@@ -362,7 +362,7 @@ pub(super) async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_no_connect_are_refused_with_a_status() {
+async fn requests_other_than_connect_are_refused_with_a_status() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = World::with_agent().await;
     let mut huge = connect::head("a:1");
@@ -406,7 +406,7 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
 ///
 /// Limit (times): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_head_is_cut_when_its_time_is_up() {
+async fn a_slow_head_is_cut_at_its_timeout() {
     let (port, _target) = targets::echo().await;
     let world = World::start_adjusted(&[], |_isolation, heads| {
         heads.head_timeout = Duration::from_millis(400);

@@ -105,7 +105,7 @@ async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
+async fn lanes_require_a_request_and_a_certificate() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     for headers in [
@@ -271,7 +271,7 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
 
 /// Unit tests of `adit_core` cover servers that break the protocol. Here a correct stub serves tunnels one after another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
+async fn a_conforming_stub_serves_a_tunnel() {
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     for round in 0..3 {
@@ -304,7 +304,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
 
 /// The client does not read, so the server does not read the lane. RST of the agent still ends the tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
+async fn a_stalled_client_does_not_hide_the_loss_of_its_agent() {
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
@@ -339,7 +339,7 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
 ///
 /// Limit (times): PING on an idle lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
+async fn hundreds_of_idle_lanes_survive_pings_and_silent_ones_do_not() {
     const LANES: usize = 300;
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
@@ -388,7 +388,7 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
 ///
 /// Limit (times): An idle lane that its agent closed or lost | noticed within 1 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_lanes_that_their_agent_gives_up_or_loses_go_within_seconds() {
+async fn idle_lanes_drained_or_lost_by_their_agent_close_within_seconds() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let (_call, grant) = link(&world, &connection, "agent-1").await;

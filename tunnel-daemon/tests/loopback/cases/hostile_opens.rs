@@ -12,7 +12,7 @@ use crate::support::world::World;
 /// Only the server may request a raw lane. An agent that requests one is refused, even for an allowed destination, and keeps
 /// its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_asks_for_a_pipe_is_refused() {
+async fn an_agent_that_requests_a_raw_lane_is_refused() {
     let (port, _echo) = targets::echo().await;
     let address = format!("127.0.0.1:{port}");
     let world = World::start(&[&format!("--allowed-destination={address}")]).await;
@@ -74,7 +74,7 @@ async fn an_agent_that_asks_for_a_long_address_is_refused() {
 ///
 /// Limit (peers): Tunnels requested by one agent | 200 per second, 1,000 at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_opens_too_often_is_told_to_wait() {
+async fn an_agent_that_opens_too_often_is_rate_limited() {
     let world = World::start(&["--allowed-destination=10.0.0.1:1"]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
@@ -121,7 +121,7 @@ fn open(sequence: u16) -> Vec<u8> {
 ///
 /// Limit (peers): Refused OPENs in one batch of an idle lane | 64, then the lane ends
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
+async fn an_agent_with_endless_forbidden_opens_loses_its_lane() {
     const OPENS: u16 = 1000;
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
@@ -141,7 +141,7 @@ async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
 
 /// OPENs without waiting for answers, both allowed and forbidden. At most the agent loses its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn opens_that_wait_for_no_answer_harm_nobody_else() {
+async fn pipelined_opens_cost_an_agent_at_most_their_lane() {
     for flags in [&[][..], &["--allowed-destination=10.0.0.1:1"]] {
         let world = World::start(flags).await;
         let connection = Connection::agent(&world).await;

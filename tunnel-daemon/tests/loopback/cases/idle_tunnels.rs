@@ -221,19 +221,19 @@ async fn opened_by_way(health: SocketAddr) -> [f64; 3] {
 /// Limit (isolation): 10,000 idle tunnels with 20,000 descriptors | none refused; at most 48 KiB each per process.
 /// Those without a lane use the link
 #[test]
-fn as_many_idle_tunnels_as_descriptors_allow_are_on_lanes_and_none_is_refused() {
+fn idle_tunnels_use_lanes_up_to_the_descriptor_limit_and_none_is_refused() {
     clients_apart(Way::Tls);
 }
 
 /// Limit (isolation): 10,000 idle tunnels with 20,000 descriptors
 #[test]
-fn idle_tunnels_on_lanes_in_clear_text_are_all_served_with_epoll() {
+fn idle_tunnels_on_plaintext_lanes_are_all_served_with_epoll() {
     clients_apart(Way::Epoll);
 }
 
 /// Limit (isolation): 10,000 idle tunnels with 20,000 descriptors
 #[test]
-fn idle_tunnels_on_lanes_in_clear_text_are_all_served_with_io_uring() {
+fn idle_tunnels_on_plaintext_lanes_are_all_served_with_io_uring() {
     clients_apart(Way::IoUring);
 }
 

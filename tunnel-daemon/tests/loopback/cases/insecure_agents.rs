@@ -53,7 +53,7 @@ fn anyone(world: &World, agents: SocketAddr) -> Process {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_lets_anyone_register_warns_once_and_exports_it() {
+async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
     let (port, _target) = targets::echo().await;
     let (world, server) = open_to_anyone().await;
     let (agents, health) = (server.address("agents"), server.address("health"));
@@ -121,7 +121,7 @@ async fn a_server_that_authenticates_agents_neither_warns_nor_exports_it() {
 ///
 /// Upstream (agents): A server without agent authentication does not start, and names both flags.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_named() {
+async fn a_server_without_a_ca_and_the_flag_does_not_start_and_names_both_flags() {
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     let mut native = world.server_args("0");
@@ -153,7 +153,7 @@ async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_n
 
 /// Under upstream's program name Adit's flag works the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upstreams_name_takes_the_insecure_flag_and_says_the_same() {
+async fn the_insecure_flag_works_under_upstreams_program_name() {
     let (port, _target) = targets::echo().await;
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;

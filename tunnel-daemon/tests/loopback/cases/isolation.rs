@@ -212,7 +212,7 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
 /// All streams of a Go client's connection share a window of 64 KiB at first. The paused stream leaves about 5 KiB of it. If
 /// each idle stream kept 44 bytes that it reserved and did not use, 125 streams would exhaust the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_streams_keep_nothing_of_the_window_of_their_connection() {
+async fn idle_streams_reserve_nothing_of_their_connections_window() {
     const KEPT: usize = 60_000;
     let (source, _source) = targets::source(KEPT as u64).await;
     let (port, _target) = targets::echo().await;

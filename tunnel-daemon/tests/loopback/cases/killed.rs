@@ -248,7 +248,7 @@ async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agen
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_agents_pipes_are_right_up_to_the_cut_and_other_agents_pipes_go_on() {
+async fn bytes_of_a_killed_agents_raw_lanes_are_right_up_to_the_cut_and_other_agents_go_on() {
     agent_is_killed(PIPES).await;
 }
 
@@ -324,7 +324,7 @@ async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_ser
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_servers_pipes_are_right_up_to_the_cut_and_other_servers_pipes_go_on() {
+async fn bytes_of_a_killed_servers_raw_lanes_are_right_up_to_the_cut_and_other_servers_go_on() {
     server_is_killed(PIPES).await;
 }
 
@@ -432,7 +432,7 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_clients_pipes_are_right_up_to_the_cut_and_other_clients_pipes_go_on() {
+async fn bytes_of_a_killed_clients_raw_lanes_are_right_up_to_the_cut_and_other_clients_go_on() {
     client_is_killed(PIPES).await;
 }
 

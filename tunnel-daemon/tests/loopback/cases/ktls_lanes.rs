@@ -76,7 +76,7 @@ async fn over(world: &World, tunnels: f64) {
 
 /// The flag at one end or at both, on hosts with and without kernel TLS. The tap sees no plaintext.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_work_and_are_encrypted_whoever_has_the_flag() {
+async fn tunnels_are_encrypted_with_the_flag_at_either_or_both_ends() {
     const MARK: &[u8] = b"nobody on the way may read this";
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -106,7 +106,7 @@ async fn tunnels_work_and_are_encrypted_whoever_has_the_flag() {
 
 /// Without kernel TLS the flag has no effect: tunnels have frames.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_without_kernel_tls_uses_its_own() {
+async fn without_kernel_tls_tunnels_use_frames() {
     let (world, _agent) = both(&[]).await;
     let (port, _target) = targets::echo().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
@@ -218,8 +218,8 @@ async fn a_burst_of_dials_succeeds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failed_dials_keep_their_lane_and_one_given_up_takes_it_along() {
-    if !is_possible("failed_dials_keep_their_lane_and_one_given_up_takes_it_along") {
+async fn failed_dials_keep_their_lane_and_a_cancelled_dial_closes_it() {
+    if !is_possible("failed_dials_keep_their_lane_and_a_cancelled_dial_closes_it") {
         return;
     }
     let (world, _agent) = both(&[]).await;
@@ -242,8 +242,8 @@ async fn failed_dials_keep_their_lane_and_one_given_up_takes_it_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
-    if !is_possible("a_target_that_breaks_off_is_told_from_one_that_ends") {
+async fn a_target_reset_is_counted_as_target_reset() {
+    if !is_possible("a_target_reset_is_counted_as_target_reset") {
         return;
     }
     let (world, _agent) = both(&[]).await;
@@ -305,8 +305,8 @@ async fn session() -> (ByteStream, ByteStream) {
 /// with rustls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
-async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
-    if !is_possible("a_peer_of_a_running_pipe_may_stay_with_rustls") {
+async fn the_peer_of_a_running_ktls_lane_may_stay_with_rustls() {
+    if !is_possible("the_peer_of_a_running_ktls_lane_may_stay_with_rustls") {
         return;
     }
     for (engine, kernel_is_server) in [

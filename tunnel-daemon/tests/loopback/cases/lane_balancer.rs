@@ -53,7 +53,7 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
 ///
 /// Limit (peers): Lanes that an agent opens at once
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
+async fn a_server_that_answers_no_lane_blocks_no_lanes_to_other_servers() {
     /// Below the handshake timeout of 10 s.
     const SOON: Duration = Duration::from_secs(7);
     let mut world = World::start(&[]).await;
@@ -105,12 +105,12 @@ async fn lanes_led_astray(protocols: &[&str]) {
 
 /// As a Go server does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_whose_handshake_is_refused_are_tried_ever_less_often() {
+async fn lanes_with_a_refused_handshake_are_retried_with_backoff() {
     lanes_led_astray(&["h2"]).await;
 }
 
 /// As behind a load balancer that terminates TLS without ALPN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_for_which_no_protocol_is_selected_are_tried_ever_less_often() {
+async fn lanes_without_a_selected_protocol_are_retried_with_backoff() {
     lanes_led_astray(&[]).await;
 }

@@ -68,7 +68,7 @@ async fn ended(world: &World, lanes: bool, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_ends_its_half_first_hears_the_rest() {
+async fn a_target_that_half_closes_first_gets_the_rest() {
     for lanes in [true, false] {
         let (world, _agent) = Kind::Unix.world(lanes).await;
         let heard = Arc::new(AtomicUsize::new(0));
@@ -108,7 +108,7 @@ async fn a_target_that_ends_its_half_first_hears_the_rest() {
 
 /// FIN or close_notify would make a truncated answer without a length look complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel() {
+async fn a_target_reset_midway_resets_the_client_of_its_tunnel() {
     for (kind, lanes) in [
         (Kind::Tcp, true),
         (Kind::Tcp, false),
@@ -128,7 +128,7 @@ async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel(
 /// Unix sockets have no RST. The kernel reports a reset only to a client whose bytes were not read. Any other client sees
 /// EOF.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_resets_a_client_on_a_unix_socket_that_was_not_heard_out() {
+async fn a_target_reset_resets_a_unix_socket_client_with_undelivered_bytes() {
     for lanes in [true, false] {
         let (world, _agent) = Kind::Unix.world(lanes).await;
         let (port, _target, break_off) = breaking_off().await;
@@ -176,7 +176,7 @@ async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
 
 /// Otherwise a truncated upload would look complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
+async fn a_client_disconnect_midway_resets_the_target_of_its_tunnel() {
     for lanes in [true, false] {
         let (world, agent) = Kind::Unix.world(lanes).await;
         let (port, _target, mut seen) = targets::summing().await;
@@ -200,7 +200,7 @@ async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
 
 /// The end of an agent must not look like the end of a client's upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_leaves_resets_the_targets_of_its_tunnels() {
+async fn a_stopping_agent_resets_the_targets_of_its_tunnels() {
     for lanes in [true, false] {
         let (world, agent) = Kind::Unix.world(lanes).await;
         let (port, _target, mut seen) = targets::summing().await;

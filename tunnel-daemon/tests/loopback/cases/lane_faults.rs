@@ -49,7 +49,7 @@ async fn echo_on(lane: &mut Stub, client: &mut UnixStream, bytes: &[u8]) {
 
 /// The tunnel on another lane of the same link continues, and so does the link.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
+async fn a_lane_reset_ends_only_its_own_tunnel() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let (mut call, grant) = link(&world, &connection, "agent-1").await;

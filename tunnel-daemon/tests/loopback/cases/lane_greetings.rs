@@ -58,7 +58,7 @@ async fn serves(lane: &mut ServerLane) {
 
 /// The agent loses no frame, and the lane stays usable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
+async fn frames_of_any_length_in_one_write_with_ready_reach_the_lane() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&[]).await;
     let (named, longest) = (longest_name(port), longest_address());
@@ -101,7 +101,7 @@ async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
 
 /// The second half of the record arrives after the lane is bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_is_half_there_with_ready_is_the_lanes() {
+async fn a_partial_record_behind_ready_reaches_the_lane() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;

@@ -299,7 +299,7 @@ const PLAINTEXT: &str = "--lane-security=plaintext";
 ///
 /// Limit (times): Tunnels on lanes of a killed process
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn targets_of_pipes_of_a_killed_server_or_agent_see_a_reset() {
+async fn targets_of_raw_lanes_of_a_killed_server_or_agent_see_a_reset() {
     for kill_server in [true, false] {
         let mut pair = Pair::start_with(&[PLAINTEXT]).await;
         let (mut streams, _target, mut seen) = pipes_on(&pair).await;
@@ -334,7 +334,7 @@ async fn targets_of_pipes_of_a_killed_server_or_agent_see_a_reset() {
 
 /// Raw lanes are counted like other lanes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipes_leave_nothing_behind() {
+async fn closed_raw_lanes_leave_nothing_behind() {
     let pair = Pair::start_with(&[PLAINTEXT]).await;
     let (streams, _target, mut seen) = pipes_on(&pair).await;
     drop(streams);

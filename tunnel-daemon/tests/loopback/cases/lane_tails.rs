@@ -14,7 +14,7 @@ use crate::support::{connect, targets};
 /// Limit (isolation): A dial while its lane still carries the last bytes of a tunnel | uses another lane; those bytes
 /// arrive
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn last_bytes_of_a_tunnel_neither_hold_the_next_one_up_nor_are_they_cut_by_it() {
+async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
     // More than the target's socket buffers hold, less than those of the lane.
     const BYTES: usize = 1_500_000;
     let world = World::start(&["--lanes-per-link=1"]).await;

@@ -15,7 +15,7 @@ use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
+async fn tunnels_of_both_frontends_reuse_lanes() {
     let (world, _agent) = World::with_agent().await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;
@@ -39,7 +39,7 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn either_end_can_do_without_lanes() {
+async fn either_end_can_disable_lanes() {
     let (port, _target) = targets::echo().await;
     for (server_flags, agent_flags) in [
         (&["--lanes-per-link=0"][..], &[][..]),
@@ -55,7 +55,7 @@ async fn either_end_can_do_without_lanes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it() {
+async fn a_burst_uses_lanes_or_the_link_and_the_agent_opens_more_lanes() {
     const TUNNELS: usize = 300;
     let (mut world, agent) = World::with_agent().await;
     warm(&world).await;
@@ -86,7 +86,7 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
 
 /// An agent has at most four unfinished handshakes with a server that does not answer. Dials do not wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
+async fn an_agent_opens_at_most_four_lanes_at_once() {
     const TUNNELS: usize = 100;
     const MISSING: usize = 8;
     let world = World::start(&[]).await;
@@ -258,7 +258,7 @@ async fn a_dial_error_reads_the_same_on_a_lane() {
 
 /// As on a link, the client gets a close with a reason before its connection ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
+async fn a_stopping_server_closes_tunnels_on_lanes_with_a_reason() {
     let (mut world, _agent) = World::with_agent().await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;

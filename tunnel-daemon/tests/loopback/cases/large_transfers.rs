@@ -85,16 +85,16 @@ async fn arrives_whole(way: Way) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_buffer_holds_arrives_whole_on_a_lane() {
+async fn large_transfers_arrive_whole_on_a_lane() {
     arrives_whole(Way::Tls).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_buffer_holds_arrives_whole_in_clear_text_with_epoll() {
+async fn large_transfers_arrive_whole_on_a_raw_lane_with_epoll() {
     arrives_whole(Way::Epoll).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_buffer_holds_arrives_whole_in_clear_text_with_io_uring() {
+async fn large_transfers_arrive_whole_on_a_raw_lane_with_io_uring() {
     arrives_whole(Way::IoUring).await;
 }

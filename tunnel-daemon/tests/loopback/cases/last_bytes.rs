@@ -36,7 +36,7 @@ fn closed(reason: &str) -> String {
 ///
 /// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
+async fn an_upload_before_a_close_reaches_a_target_with_unread_output() {
     for lanes in [true, false] {
         let (world, agent) = Kind::Unix.world(lanes).await;
         let (said, listen) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
@@ -118,7 +118,7 @@ async fn heard_by_a_speaker(
 
 /// Go agents have no half-close: the target's FIN ends the tunnel, even if the client has more to send.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaking() {
+async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_keeps_sending() {
     for kind in Kind::ALL {
         let world = World::start(kind.flags()).await;
         let connection = Connection::agent(&world).await;
@@ -157,7 +157,7 @@ async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaki
 /// Between Adit ends the target's FIN is at first a half-close. Soon afterwards this target closes, which breaks only the
 /// client's direction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_goes_on_speaking() {
+async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_keeps_sending() {
     let (port, _target) = targets::serve(|mut stream| async move {
         stream.write_all(&pattern(0, BYTES)).await?;
         stream.shutdown().await?;

@@ -151,7 +151,7 @@ async fn an_agent_follows_the_leases_of_servers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sync_forever_makes_no_trials_where_leases_say_that_all_are_held() {
+async fn sync_forever_opens_no_links_once_all_leased_servers_are_linked() {
     let mut fleet = Fleet::start().await;
     fleet.grow().await;
     fleet.published(2).await;
@@ -181,7 +181,7 @@ async fn sync_forever_makes_no_trials_where_leases_say_that_all_are_held() {
 
 /// An agent on a node may start before the API server answers. It may even be the path to that API server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_does_not_answer_holds_nothing_up() {
+async fn an_unresponsive_api_server_delays_neither_links_nor_exit() {
     let fleet = Fleet::start().await;
     fleet.published(1).await;
     fleet.api.set_fault(Some(Fault::Silence));
@@ -202,7 +202,7 @@ async fn an_api_server_that_does_not_answer_holds_nothing_up() {
 
 /// Both ends export the expiry of their kubeconfig's client certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_certificates_of_kubeconfigs_are_among_those_that_expire() {
+async fn client_certificates_of_kubeconfigs_export_their_expiry() {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("kubeconfig");
     let issued = ThrowawayCa::new("clients").expect("a CA");
@@ -235,7 +235,7 @@ async fn client_certificates_of_kubeconfigs_are_among_those_that_expire() {
 
 /// The agent itself does not count leases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_tell_agents_how_many_leases_there_are() {
+async fn servers_report_the_lease_count_to_agents() {
     let mut fleet = Fleet::start().await;
     fleet.published(1).await;
     fleet.grow().await;

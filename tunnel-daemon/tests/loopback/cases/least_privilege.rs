@@ -22,7 +22,7 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 const RELOADED: &str = "adit_tls_reloads_total{result=\"ok\"}";
 /// Size of a bulk echo, enough to splice.
 const BULK: usize = 4 << 20;
-/// Environment variable that makes this program try the calls of [`calls_that_no_profile_lists_fail`].
+/// Environment variable that makes this program try the calls of [`syscalls_outside_the_profiles_fail`].
 const TRY: &str = "ADIT_TEST_FORBIDDEN";
 
 #[test]
@@ -126,19 +126,19 @@ fn deadly(name: &str) -> Rights {
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_and_agent_need_no_call_that_their_profiles_do_not_list() {
+async fn server_and_agent_need_only_syscalls_of_their_profiles() {
     live(deadly, &[]).await;
 }
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_on_the_link_need_no_call_that_the_profiles_do_not_list() {
+async fn tunnels_on_the_link_need_only_syscalls_of_the_profiles() {
     live(deadly, &["--lanes-per-link=0"]).await;
 }
 
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
+async fn plaintext_lanes_need_only_syscalls_of_the_profiles() {
     live(
         deadly,
         &["--lane-security=plaintext", "--relay-engine=epoll"],
@@ -148,7 +148,7 @@ async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
 
 /// klog empties its file at the size limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() {
+async fn a_log_file_at_its_limit_needs_only_syscalls_of_the_profile() {
     const LIMIT: usize = 1 << 20;
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
@@ -186,7 +186,7 @@ async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() 
 ///
 /// Limit (rights): System calls beyond the profiles in `deploy/seccomp`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relay_on_io_uring_needs_three_calls_more() {
+async fn relay_on_io_uring_needs_three_more_syscalls() {
     if let Err(why) = probe(Preference::IoUring) {
         skip_unprivileged("the profiles with io_uring", why);
         return;
@@ -208,7 +208,7 @@ async fn relay_on_io_uring_needs_three_calls_more() {
 ///
 /// Limit (rights): Capabilities that server and agent need without eBPF | none
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn user_without_any_right_runs_server_and_agent() {
+async fn unprivileged_user_runs_server_and_agent() {
     let user = rustix::process::geteuid().is_root().then_some(NOBODY);
     let rights = |name: &str| Rights {
         user,
@@ -236,7 +236,7 @@ fn try_forbidden(name: &str, deadly: bool) -> Output {
 
 /// Limit (rights): Other processes, netlink and packet sockets, io_uring and pidfds under `deploy/seccomp` | refused
 #[test]
-fn calls_that_no_profile_lists_fail() {
+fn syscalls_outside_the_profiles_fail() {
     for name in ["server", "agent"] {
         let output = try_forbidden(name, false);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -250,7 +250,7 @@ fn calls_that_no_profile_lists_fail() {
     }
 }
 
-/// The child of [`calls_that_no_profile_lists_fail`]: calls that an attacker in the process would make.
+/// The child of [`syscalls_outside_the_profiles_fail`]: calls that an attacker in the process would make.
 #[test]
 fn forbidden_calls() {
     use rustix::io::Errno;

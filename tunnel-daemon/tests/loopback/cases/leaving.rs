@@ -122,7 +122,7 @@ fn leaves(process: &mut Process) {
 ///
 /// Limit (times): SIGTERM to exit, native mode | 25 s, and 1 s for the last packets
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
+async fn a_server_exits_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
         let mut processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
         let _agent = processes.agent("a", &FLAGS);
@@ -139,7 +139,7 @@ async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_c
 ///
 /// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
+async fn an_agent_exits_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
         let processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
         let mut agent = processes.agent("a", &FLAGS);

@@ -299,6 +299,6 @@ async fn paused_readers_in_256_mebibytes_are_all_served() {
 
 /// Limit (memory): Payload in HTTP/2 that a gRPC client has not read
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paused_grpc_readers_kill_nobody_in_64_mebibytes() {
+async fn paused_grpc_readers_cause_no_oom_kill_in_64_mebibytes() {
     readers_pause(64 * MIB, nightly(400, 100), Frontend::Grpc, &[]).await;
 }

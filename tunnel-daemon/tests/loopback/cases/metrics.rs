@@ -26,7 +26,7 @@ pub(super) fn full(method: &str) -> String {
 ///
 /// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
+async fn stalled_clients_are_counted_until_they_read() {
     const BYTES: usize = 4 << 20;
     let (port, _target) = targets::source(BYTES as u64).await;
     let (world, _agent) = World::with_agent().await;
@@ -64,7 +64,7 @@ async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
 ///
 /// Upstream (configuration): The gauge of full queues follows, and no bytes are lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_whose_agent_does_not_read_is_counted_and_loses_nothing() {
+async fn client_of_a_stalled_agent_is_counted_and_loses_nothing() {
     const PIECE: usize = 64 * 1024;
     const PIECES: usize = 16;
     let world = World::start(&[]).await;
@@ -211,7 +211,7 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_cut_at_shutdown_say_so() {
+async fn tunnels_cut_at_shutdown_are_counted_as_shutdown() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let (mut world, _agent) = World::with_agent().await;
@@ -236,7 +236,7 @@ async fn tunnels_cut_at_shutdown_say_so() {
 
 /// Runs the real binary with `--warn-on-channel-limit`: a tunnel is warned about once, however often its queue is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agent_warns_of_a_target_that_does_not_take_its_bytes_if_asked_to() {
+async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
     let (port, _target) = targets::serve(|stream| async move {
         let _unread = stream;
         std::future::pending().await

@@ -20,7 +20,7 @@ fn access_events(log: &str) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_an_open_tunnel_are_counted_and_one_that_is_cut_is_logged_with_them() {
+async fn bytes_of_an_open_tunnel_are_counted_and_logged_when_it_is_cut() {
     let (port, _echo) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let rows = [

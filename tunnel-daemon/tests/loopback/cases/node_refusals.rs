@@ -41,7 +41,7 @@ async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_on_the_list_is_refused_and_the_rest_is_served() {
+async fn unlisted_destinations_are_refused_and_listed_ones_served() {
     let (port, _target) = targets::echo().await;
     let (other, _other) = targets::echo().await;
     let (_held, closed) = targets::closed_port();
@@ -133,7 +133,7 @@ async fn the_servers_own_listeners_are_never_dialled() {
 
 /// Limit (times): Connecting to a destination of a node | 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
+async fn an_unresponsive_destination_times_out_and_can_be_cancelled() {
     let silent = targets::silent_host();
     let (world, agent) = node::world(&[&silent.address], &[&silent.address]).await;
     assert_refused(&world, &agent, 0, "timed_out").await;
@@ -159,7 +159,7 @@ async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
 
 /// Limit (times): A node's connection without a free lane or server | reset after 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
+async fn a_connection_waits_at_most_five_seconds_for_a_lane() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");
@@ -187,7 +187,7 @@ async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
 
 /// An upstream server takes no lanes. The agent distinguishes it from a missing server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told() {
+async fn with_a_go_server_connections_are_reset_at_once_and_readyz_says_why() {
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;
     let target = "--target=0:10.96.0.1:443";
@@ -221,7 +221,7 @@ async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told()
 ///
 /// Limit (peers): Connections of an agent's node listeners
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_more() {
+async fn at_most_1024_connections_wait_for_a_tunnel() {
     const WAITING: u16 = 1024;
     // Each connection takes two descriptors of this process. The limit is raised as the programs raise theirs.
     let limit = getrlimit(Resource::Nofile);

@@ -63,7 +63,7 @@ async fn connections_are_spread_over_servers_at_random() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_goes_away_before_its_answer_is_replaced_by_another() {
+async fn a_server_that_stops_before_its_answer_is_replaced_by_another() {
     let silent = targets::silent_host();
     let (mut world, second, agent) = two(&silent.address).await;
     let mut stream = connect(agent.target_listeners[0]).await;

@@ -56,7 +56,7 @@ async fn connections_reach_their_destination_through_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bulk_arrives_byte_by_byte_in_both_directions() {
+async fn bulk_data_arrives_unchanged_in_both_directions() {
     let (port, _target) = targets::echo().await;
     for flags in [&[][..], &["--lane-security=plaintext"]] {
         let (world, agent) = world_to(port, flags).await;
@@ -82,7 +82,7 @@ async fn bulk_arrives_byte_by_byte_in_both_directions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn either_side_may_close_its_half_first() {
+async fn either_side_may_half_close_first() {
     // The client closes first: the destination answers once it has read everything.
     let (port, _summing, mut seen) = targets::summing().await;
     let (world, agent) = world_to(port, &[]).await;
@@ -130,7 +130,7 @@ async fn either_side_may_close_its_half_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn resets_are_passed_on_as_resets_both_ways() {
+async fn resets_are_forwarded_as_resets_in_both_directions() {
     let (port, _target) = targets::resetting().await;
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
@@ -166,7 +166,7 @@ async fn resets_are_passed_on_as_resets_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_destination_that_speaks_first_is_heard() {
+async fn bytes_of_a_server_first_destination_arrive() {
     let (port, _target) = targets::server_first(b"hello node\n").await;
     let (_world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
@@ -178,7 +178,7 @@ async fn a_destination_that_speaks_first_is_heard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ipv6_serves_at_both_ends() {
+async fn ipv6_works_at_both_ends() {
     let listener = TcpListener::bind("[::1]:0")
         .await
         .expect("IPv6 on loopback");
@@ -264,7 +264,7 @@ async fn both_ends_open_tunnels_at_once_on_few_lanes_and_all_succeed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_of_both_ends_take_turns_on_one_lane() {
+async fn tunnels_of_both_ends_alternate_on_one_lane() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");
@@ -286,7 +286,7 @@ async fn tunnels_of_both_ends_take_turns_on_one_lane() {
 
 /// A PROXY protocol v2 header carries the source address that the agent saw, and the agent's id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_destination_is_told_whose_connection_it_is() {
+async fn a_destination_gets_the_source_and_the_agent_in_a_proxy_header() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let destination = listener.local_addr().expect("bound").to_string();
     let allowed = format!("--allowed-destination={destination}");
@@ -310,7 +310,7 @@ async fn a_destination_is_told_whose_connection_it_is() {
 
 /// A connection that comes before any server waits for one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_listens_before_any_server_is_there() {
+async fn an_agent_listens_before_any_server_starts() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let mut world = World::start(&[&format!("--allowed-destination={destination}")]).await;
@@ -329,7 +329,7 @@ async fn an_agent_listens_before_any_server_is_there() {
 
 /// An EOF would look like an end of the destination.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
+async fn connections_are_reset_at_the_end_of_their_agents_grace() {
     let (port, _target) = targets::echo().await;
     let (world, agent) = world_to(port, &[]).await;
     warm(&world).await;
@@ -340,7 +340,7 @@ async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_are_held_are_reset_when_their_agent_leaves() {
+async fn waiting_connections_are_reset_when_their_agent_stops() {
     let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let mut stream = connect(agent.target_listeners[0]).await;
     until("it is held", || {

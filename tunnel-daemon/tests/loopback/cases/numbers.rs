@@ -232,7 +232,7 @@ async fn large_over_a_lane() {
 ///
 /// Limit (sizes): DATA payload to gRPC clients
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_takes_its_bytes_gets_packets_of_256_kibibytes_and_more() {
+async fn a_client_that_keeps_up_gets_packets_of_256_kibibytes_and_more() {
     large_over_a_lane().await;
     large_over_a_link(&[("adit-link", "1")]).await;
     large_over_a_link(&[]).await;
@@ -275,7 +275,7 @@ async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
 ///
 /// Limit (memory): HTTP/2 stream window of a link to a Go agent | 2 MiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
+async fn windows_are_2_mebibytes_for_a_go_agent_and_16_for_an_adit_agent() {
     let go = window_at_rest(&[], 1 << 20).await;
     assert!(go <= 2 << 20, "{go} bytes");
     let adit = window_at_rest(&[("adit-link", "1")], 10 << 20).await;
@@ -287,7 +287,7 @@ async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
 ///
 /// Limit (sizes): HTTP/2 header list | 256 KiB; 96 KiB from an agent that uses frames of 16 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_lists_of_256_kibibytes_are_taken_and_longer_ones_refused() {
+async fn header_lists_of_256_kibibytes_are_accepted_and_longer_ones_refused() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = World::with_agent().await;
     let target = format!("127.0.0.1:{port}");
@@ -323,7 +323,7 @@ async fn header_lists_of_256_kibibytes_are_taken_and_longer_ones_refused() {
 
 /// Limit (peers): Pending dials
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_may_owe_1024_answers_and_no_more() {
+async fn an_agent_has_at_most_1024_pending_dials() {
     let world = World::start(&[]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;

@@ -358,18 +358,18 @@ async fn assert_on_lanes(pair: &Pair, way: Way, opens: usize) {
 /// Limit (isolation): 160,000 tunnels opened and closed | no descriptor, lane, slot, pipe or byte leaks; every tunnel
 /// and byte is counted
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_on_lanes_leave_nothing_behind() {
+async fn thousands_of_tunnels_on_lanes_leave_nothing_behind() {
     thousands(Way::Tls).await;
 }
 
 /// Limit (isolation): 160,000 tunnels opened and closed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_on_lanes_in_clear_text_leave_nothing_behind_with_epoll() {
+async fn thousands_of_tunnels_on_raw_lanes_leave_nothing_behind_with_epoll() {
     thousands(Way::Epoll).await;
 }
 
 /// Limit (isolation): 160,000 tunnels opened and closed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_on_lanes_in_clear_text_leave_nothing_behind_with_io_uring() {
+async fn thousands_of_tunnels_on_raw_lanes_leave_nothing_behind_with_io_uring() {
     thousands(Way::IoUring).await;
 }

@@ -43,7 +43,7 @@ fn strings(args: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
+async fn pki_files_and_printed_flags_suffice_for_server_agent_and_client() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     said(dir, &["pki", "init"]);
@@ -132,7 +132,7 @@ async fn what_pki_makes_and_prints_is_enough_for_a_pair_and_a_client() {
 }
 
 #[test]
-fn mistakes_name_the_file_and_the_remedy() {
+fn pki_errors_name_the_cause_and_the_remedy() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let fails = |args: &[&str], code: i32, told: &str| {
@@ -175,7 +175,7 @@ fn mistakes_name_the_file_and_the_remedy() {
 
 /// Completion scripts and manual pages cover the public commands, and no internal command.
 #[test]
-fn completions_and_manual_pages_are_those_of_the_commands() {
+fn completions_and_manual_pages_match_the_commands() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     for shell in ["bash", "zsh", "fish"] {

@@ -99,7 +99,7 @@ async fn first_bytes_of_either_side_arrive() {
 
 /// gRPC clients need frames. A lane that has carried frames may become a raw lane later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_dialects_share_lanes_in_clear_text() {
+async fn both_frontends_share_plaintext_lanes() {
     let (world, _agent) = plain(&[]).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -144,7 +144,7 @@ async fn a_burst_of_dials_succeeds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
+async fn lanes_stay_encrypted_unless_both_ends_set_plaintext() {
     const MARK: &[u8] = b"nobody on the way may read this";
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -173,7 +173,7 @@ async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failed_dial_leaves_the_lane_as_it_was() {
+async fn a_failed_dial_keeps_its_lane() {
     let (world, _agent) = plain(&[]).await;
     let (_held, closed) = targets::closed_port();
     let closed = closed.to_string();
@@ -187,7 +187,7 @@ async fn a_failed_dial_leaves_the_lane_as_it_was() {
 /// A client leaves during its dial. The agent may already have switched to raw bytes, so the lane is closed. The core's
 /// `lane::tests::raw` tests that no frame is sent on the lane meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_given_up_takes_its_lane_along() {
+async fn a_cancelled_dial_closes_its_lane() {
     let (world, _agent) = plain(&[]).await;
     let target = targets::silent_host();
     let mut stream = UnixStream::connect(world.connect())
@@ -201,7 +201,7 @@ async fn a_dial_given_up_takes_its_lane_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
+async fn a_target_reset_is_counted_as_target_reset() {
     let (world, _agent) = plain(&[]).await;
     let (port, _target) = targets::resetting().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
@@ -239,7 +239,7 @@ async fn open_pipe(world: &World, target: &str) -> UnixStream {
 /// is half-closed and moves, and one is open in both directions and paused.
 async fn a_stuck_half_close_is_cut(engine: &str) {
     const PACE: Duration = Duration::from_millis(50);
-    if !engine_is_possible(engine, "a_half_close_behind_bytes_that_nobody_takes_is_cut") {
+    if !engine_is_possible(engine, "a_half_close_behind_stuck_bytes_is_cut") {
         return;
     }
     let engine = format!("--relay-engine={engine}");
@@ -294,7 +294,7 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
 
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_half_close_behind_bytes_that_nobody_takes_is_cut() {
+async fn a_half_close_behind_stuck_bytes_is_cut() {
     tokio::join!(
         a_stuck_half_close_is_cut("epoll"),
         a_stuck_half_close_is_cut("io-uring")
@@ -329,7 +329,7 @@ async fn a_server_or_agent_that_stops_ends_its_tunnels() {
 
 /// No byte has been sent yet: the server waits for the first one, and the relay does not know the tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
+async fn a_stopping_server_ends_tunnels_without_any_bytes() {
     let (mut world, agent) = plain(&[]).await;
     let (port, _target) = targets::deaf().await;
     let target = format!("127.0.0.1:{port}");
@@ -353,7 +353,7 @@ async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
 
 /// As above, for a client that could mistake a FIN for the EOF of a silent target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_resets_clients_on_whose_tunnels_nobody_has_spoken() {
+async fn a_stopping_server_resets_clients_of_tunnels_without_any_bytes() {
     let flags = [&[PLAINTEXT], Kind::Tcp.flags()].concat();
     let mut world = World::start(&flags).await;
     let _agent = world.agent("agent-1", &[PLAINTEXT]).await;

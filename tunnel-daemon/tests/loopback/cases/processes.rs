@@ -85,7 +85,7 @@ fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
 ///
 /// Limit (times): New dials after an agent or server was killed | served within 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
+async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
     let (port, _target) = targets::echo().await;
     let mut processes = Processes::start(&["--proxy-strategies=destHost"]).await;
     let kept = processes.agent("kept", &["--agent-identifiers=ipv4=127.0.0.2"]);
@@ -300,7 +300,7 @@ pub(super) async fn upstreams_flags(
 
 /// klog's `--stderrthreshold` is ERROR by default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
+async fn log_file_lines_below_error_stay_off_standard_error() {
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     linked(&world);
@@ -317,7 +317,7 @@ async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
 
 /// Upstream's programs log the failure and continue, whether the port is taken or the host does not resolve.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compat_server_goes_on_without_its_admin_port() {
+async fn a_compat_server_runs_without_its_admin_port() {
     let [taken] = free_ports();
     let _holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it is free");
     // A DNS label has at most 63 bytes, so no name server is asked.
@@ -339,7 +339,7 @@ async fn a_compat_server_goes_on_without_its_admin_port() {
 
 /// Upstream's server waits without limit for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
+async fn a_compat_server_exits_within_its_grace_with_a_client_stream_open() {
     let (port, _target) = targets::echo().await;
     for (flag, grace) in [
         ("--graceful-shutdown-timeout=0s", Duration::ZERO),
@@ -421,7 +421,7 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
 
 /// The Go client library gives up a tunnel whose user does not read. The log must name the client as the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
+async fn a_client_that_disconnects_after_a_stall_of_ten_seconds_is_logged() {
     let (port, _target) = targets::source(1 << 30).await;
     let processes = Processes::start(&[]).await;
     let _agent = processes.agent("a", &[]);

@@ -44,11 +44,11 @@ async fn behave(stream: &mut (impl Io + ?Sized), does: u8) -> io::Result<()> {
 ///
 /// Limit (isolation): CPU time of 16 half-closed, closed or stuck tunnels | at most 100 ms in 1 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lasting_conditions_take_no_processor_time() {
+async fn half_closed_and_stuck_tunnels_take_no_cpu_time() {
     let link = (None, &["--lanes-per-link=0"][..]);
     let lanes = Way::ALL.map(|way| (Some(way), way.flags()));
     let ways = [link].into_iter().chain(lanes);
-    let test = "lasting_conditions_take_no_processor_time";
+    let test = "half_closed_and_stuck_tunnels_take_no_cpu_time";
     for (way, flags) in ways.filter(|(way, _)| way.is_none_or(|way| way.is_possible(test))) {
         let world = World::start(flags).await;
         let agent_flags = if way.is_some() { flags } else { &[] };

@@ -100,7 +100,7 @@ async fn access_event(processes: &Processes) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
+async fn the_engine_and_its_reason_are_in_logs_readyz_and_access_events() {
     const PLAINTEXT: &str = "--lane-security=plaintext";
     for (preference, flags) in [
         (Preference::Auto, &[PLAINTEXT][..]),
@@ -131,7 +131,7 @@ async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
 
 /// The most common setup: lanes have TLS, and no tunnel uses the relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_without_a_use_is_told_as_such() {
+async fn an_unused_engine_is_reported_as_unused() {
     let choice = probe(Preference::Epoll).expect("always there");
     let (processes, _agent) = told(&["--relay-engine=epoll"], &choice, false).await;
     let event = access_event(&processes).await;

@@ -98,7 +98,7 @@ async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_no_ca_vouches_for_any_more_loses_its_link() {
+async fn an_agent_whose_ca_is_removed_loses_its_link() {
     let world = World::start(&[]).await;
     let agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
@@ -117,7 +117,7 @@ async fn an_agent_that_no_ca_vouches_for_any_more_loses_its_link() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_list_of_its_issuer_no_certificate_is_let_in() {
+async fn a_certificate_without_a_crl_of_its_issuer_is_refused() {
     let foreign = |files: &ThrowawayFiles| {
         let another = ThrowawayCa::new("another").expect("a CA");
         write(&crl(files), &another.revoke(&[]).expect("a list"));

@@ -89,7 +89,7 @@ async fn a_passed_connection_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_passed_socket_at_which_nothing_listens_is_named() {
+async fn an_unused_passed_socket_is_named() {
     let (world, _told, notify, _socket) = world().await;
     let other = world.dir.path().join("other.sock");
     let socket = UnixListener::bind(&other).expect("a free name");

@@ -34,7 +34,7 @@ pub(super) async fn stop(agent: &Process) {
 
 /// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
+async fn a_stopped_agent_is_avoided_until_it_responds_again() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let processes = Processes::start(&[]).await;
@@ -67,7 +67,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
 
 /// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_whose_only_agent_says_nothing_is_not_ready_until_it_speaks() {
+async fn a_server_whose_only_agent_is_silent_is_not_ready_until_it_responds() {
     let processes = Processes::start(&[]).await;
     let agent = processes.agent("only", &[]);
     metric(processes.health, LINKS, 1.0).await;

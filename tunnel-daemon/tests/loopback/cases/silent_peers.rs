@@ -33,7 +33,7 @@ async fn stranger(server: SocketAddr, last: u8) -> TcpStream {
 /// Limit (times): A stalled TLS handshake while others wait for a slot
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_and_slow_peers_keep_no_agent_out() {
+async fn silent_and_slow_peers_block_no_agent() {
     // Each peer takes a descriptor of this process. The limit is raised as the programs raise theirs.
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

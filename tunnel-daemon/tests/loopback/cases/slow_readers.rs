@@ -123,7 +123,7 @@ async fn read_slowly(way: Way) {
 /// Limit (isolation): Memory of 20 KB/s readers on lanes | at most 8 MiB more per process, one kernel socket buffer per
 /// direction, 4 pipes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_reading_costs_no_memory_on_lanes_and_on_pipes_of_either_driver() {
+async fn slow_readers_take_little_memory_on_lanes_and_raw_lanes() {
     let [tls, epoll, io_uring] = Way::ALL.map(|way| Box::pin(read_slowly(way)));
     tokio::join!(tls, epoll, io_uring);
 }

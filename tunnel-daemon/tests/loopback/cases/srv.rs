@@ -219,7 +219,7 @@ async fn an_agent_takes_host_and_port_of_its_server_from_srv_records() {
 
 /// RFC 2782: the lower priority number comes first, and the next one if that server does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nobody_answers_the_record_of_the_next_priority_is_tried() {
+async fn the_next_priority_is_tried_if_the_first_server_does_not_answer() {
     let world = World::start(&[]).await;
     let (_held, closed) = targets::closed_port();
     let first = Record::of(closed.port());

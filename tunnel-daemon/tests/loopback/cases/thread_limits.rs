@@ -69,7 +69,7 @@ fn may_limit(test: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_without_a_thread_to_spare_follows_its_certificates() {
+async fn server_at_its_thread_limit_reloads_certificates() {
     if !may_limit("a server without a thread to spare") {
         return;
     }
@@ -92,7 +92,7 @@ async fn server_without_a_thread_to_spare_follows_its_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agent_without_a_thread_to_spare_dials_by_name() {
+async fn agent_at_its_thread_limit_dials_by_name() {
     if !may_limit("an agent without a thread to spare") {
         return;
     }

@@ -68,7 +68,7 @@ async fn link_all(tokens: &Tokens) -> Linked {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_agents_come_back_with_as_many_reviews() {
+async fn a_thousand_agents_link_with_one_token_review_each() {
     let tokens = Tokens::start(&[]).await;
     let _linked = link_all(&tokens).await;
     assert_eq!(tokens.api.reviews(), AGENTS);
@@ -89,7 +89,7 @@ async fn stranger(tokens: &Tokens, number: u32) -> Stub {
 
 /// Half of all slots are reserved for addresses that have links.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
+async fn a_thousand_agents_get_lanes_beside_silent_connections() {
     let tokens = Tokens::start(&[]).await;
     let linked = link_all(&tokens).await;
     let mut strangers = Vec::new();

@@ -132,7 +132,7 @@ impl Tokens {
 ///
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
+async fn a_refused_token_gets_upstreams_error_text() {
     let tokens = Tokens::start(&[]).await;
     let good = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, ""));
     let of = |claims: serde_json::Value| format!("Bearer {}", api::token(&claims));
@@ -263,7 +263,7 @@ async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_b
 
 /// The API server restarts beside its own proxy: open links stay, and agents that reconnect have to wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_stay_while_the_api_server_is_away_and_come_back_with_it() {
+async fn links_stay_while_the_api_server_is_down_and_new_ones_wait_for_it() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let mut tokens = Tokens::start(&[]).await;
@@ -332,7 +332,7 @@ async fn a_token_claims_only_what_is_granted_to_its_node() {
 
 /// A server accepts either proof during a migration from certificates to tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_either_proof_will_do_what_is_shown_must_hold() {
+async fn each_presented_proof_must_be_valid_where_either_suffices() {
     let (port, _target) = targets::echo().await;
     let tokens = Tokens::start_with(&[]).await;
     let by_certificate = tokens.world.agent("agent-1", &[]).await;
@@ -373,7 +373,7 @@ async fn where_either_proof_will_do_what_is_shown_must_hold() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_both_proofs_are_needed_one_will_not_do() {
+async fn one_proof_is_refused_where_both_are_required() {
     let tokens = Tokens::start_with(&["--agent-proof=both"]).await;
     let connection = Connection::agent(&tokens.world).await;
     let mut call = tokens.connect(&connection, &[]).await;
@@ -390,7 +390,7 @@ async fn where_both_proofs_are_needed_one_will_not_do() {
 
 /// A lane without a certificate authenticates with its link's secret, and only to a link without a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lane_without_a_certificate_is_bound_to_no_link_of_a_certificate() {
+async fn a_lane_without_a_certificate_cannot_bind_to_a_link_with_one() {
     let tokens = Tokens::start_with(&[]).await;
     let connection = Connection::agent(&tokens.world).await;
     let (_link, grant) =

@@ -137,7 +137,7 @@ async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
 
 /// The client gets the agent's error text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_and_unknown_targets_say_why() {
+async fn refused_and_unknown_targets_fail_with_the_reason() {
     let (world, _agent) = World::with_agent().await;
     let (_held, closed) = targets::closed_port();
     let closed = closed.to_string();
@@ -159,7 +159,7 @@ async fn refused_and_unknown_targets_say_why() {
 
 /// A CONNECT client gets status 500.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dial_without_an_agent_says_so() {
+async fn dial_without_an_agent_fails_with_no_agent_available() {
     let world = World::start(&[]).await;
     match GrpcTunnel::open(world.channel().await, "127.0.0.1:1").await {
         Err(ClientError::Dial(error)) => assert_eq!(error, "No agent available"),
@@ -286,12 +286,12 @@ pub(super) async fn on_tcp(dialect: &str, at: &str) -> (World, RunningAgent) {
 
 /// A TCP frontend authenticates itself and its clients with certificates; a unix socket frontend need not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+async fn grpc_over_tcp_requires_a_client_certificate_and_carries_an_echo() {
     grpc_over_tcp(V4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
+async fn grpc_over_tcp_of_ipv6_requires_a_client_certificate_and_carries_an_echo() {
     if has_v6("gRPC over TCP of IPv6") {
         grpc_over_tcp(V6).await;
     }
@@ -328,12 +328,12 @@ async fn grpc_over_tcp(at: &str) {
 
 /// HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+async fn connect_over_tcp_requires_a_client_certificate_and_carries_an_echo() {
     connect_over_tcp(V4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
+async fn connect_over_tcp_of_ipv6_requires_a_client_certificate_and_carries_an_echo() {
     if has_v6("HTTP-CONNECT over TCP of IPv6") {
         connect_over_tcp(V6).await;
     }

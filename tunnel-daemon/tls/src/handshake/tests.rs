@@ -151,7 +151,7 @@ async fn server_certificate_is_no_client_certificate() {
 }
 
 #[tokio::test]
-async fn without_a_client_ca_nobody_is_asked_for_a_certificate() {
+async fn without_a_client_ca_no_client_certificate_is_requested() {
     let mut world = world();
     world.server.client_ca = None;
     world.client.identity = None;
@@ -247,7 +247,7 @@ async fn peer_that_speaks_no_tls_is_an_error() {
 }
 
 #[tokio::test]
-async fn megabytes_pass_both_ways_unharmed() {
+async fn megabytes_pass_intact_in_both_directions() {
     let (server, client) = shake(&world(), "localhost").await;
     let (mut server, mut client) = (server.unwrap(), client.unwrap());
     let sent: Vec<u8> = (0..3_000_000_u32)
@@ -383,7 +383,7 @@ fn short_lived(world: &World, hours: u64) -> ClientTls {
 }
 
 #[tokio::test]
-async fn an_expired_session_ends_alone() {
+async fn an_expired_session_does_not_affect_other_sessions() {
     let world = world();
     let short = short_lived(&world, 2);
     let server = Reloadable::load(world.server.clone()).unwrap();
@@ -411,7 +411,7 @@ async fn an_expired_session_ends_alone() {
 /// After a change of CAs each client certificate is verified again; the server's own certificate does not affect client
 /// sessions.
 #[tokio::test]
-async fn sessions_outlive_a_renewal_of_the_server_and_no_change_of_its_cas() {
+async fn sessions_survive_a_server_renewal_but_no_change_of_its_cas() {
     use crate::reload::{Reload, Reloaded};
     let world = world();
     let server = Reloadable::load(world.server.clone()).unwrap();

@@ -124,7 +124,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_peer_that_stays_with_rustls_notices_nothing() {
+async fn records_interoperate_with_a_rustls_peer() {
     let (mut server, client) = connection().await;
     let mut client = records(client);
     for length in [1, 100, 16_384, 16_385, 70_000, 1_000_000] {
@@ -151,7 +151,7 @@ async fn a_peer_that_stays_with_rustls_notices_nothing() {
 
 /// Payload and record overhead both count.
 #[tokio::test]
-async fn everything_that_was_read_is_counted() {
+async fn payload_and_record_overhead_are_counted() {
     let (mut server, mut client) = ours().await;
     let _greeting = server.take_read_bytes();
     write(&mut client, [pattern(50_000)]).await;
@@ -162,7 +162,7 @@ async fn everything_that_was_read_is_counted() {
 
 /// The close_notify of a session may share a read with the plaintext after it.
 #[tokio::test]
-async fn clear_text_begins_right_behind_the_good_byes() {
+async fn plaintext_begins_right_after_close_notify() {
     for together in [false, true] {
         let (mut server, client) = ours().await;
         let mut client = if together {
@@ -198,7 +198,7 @@ async fn clear_text_begins_right_behind_the_good_byes() {
 }
 
 #[tokio::test]
-async fn an_end_without_good_bye_is_an_error() {
+async fn eof_without_close_notify_is_an_error() {
     let (server, client) = connection().await;
     let mut client = records(client);
     drop(server);
@@ -207,7 +207,7 @@ async fn an_end_without_good_bye_is_an_error() {
 }
 
 #[tokio::test]
-async fn keys_are_renewed_and_a_wish_for_new_ones_is_granted() {
+async fn keys_are_renewed_when_due_and_on_a_key_update_request() {
     let (mut server, mut client) = ours().await;
     for round in 0..3 {
         // The keys are almost used up, so their renewal comes between two batches.
@@ -239,7 +239,7 @@ async fn keys_are_renewed_and_a_wish_for_new_ones_is_granted() {
 }
 
 #[tokio::test]
-async fn what_was_tampered_with_or_repeated_does_not_get_through() {
+async fn tampered_repeated_and_reordered_records_are_refused() {
     // A record that the sender has sealed but not sent.
     fn sealed(stream: &mut RecordStream, payload: &[u8]) -> Vec<u8> {
         let mut out = Outbox::default();
@@ -330,7 +330,7 @@ async fn a_batch_is_sealed_into_one_buffer() {
 
 /// The read returns the first record, and the other records wait in the same block.
 #[tokio::test]
-async fn one_read_takes_all_records_that_are_there() {
+async fn one_read_takes_all_available_records() {
     /// Less than any kernel buffers for a reader that has read little so far.
     const BYTES: usize = 2 * PLAIN_BYTES_MAX;
     const SEALED: usize = BYTES + 2 * RECORD_OVERHEAD;

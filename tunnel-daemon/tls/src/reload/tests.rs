@@ -214,7 +214,7 @@ impl Reload for Counted {
 }
 
 #[tokio::test]
-async fn files_are_read_at_once_when_that_is_asked_for() {
+async fn a_reread_request_reads_files_at_once() {
     let (sender, mut reads) = mpsc::channel(64);
     let (reports, _none) = mpsc::channel(1);
     let reread = Reread::default();

@@ -129,7 +129,7 @@ fn a_ca_for_any_usage_may_sign_for_every_usage() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-fn any_usage_excuses_nothing_else() {
+fn any_usage_bypasses_no_other_check() {
     let root = root();
     let leaf = issued(&root, &[Usage::Any]);
     // A chain signed by another CA, and a chain whose CA is missing.
@@ -180,7 +180,7 @@ fn any_usage_excuses_nothing_else() {
 
 /// Certificates as made by `openssl req -x509 -addext basicConstraints=CA:FALSE`, placed in the CA file of the peer.
 #[test]
-fn a_certificate_that_signs_itself_is_accepted_unless_it_is_a_ca() {
+fn a_self_signed_certificate_is_accepted_unless_it_is_a_ca() {
     for usages in [&[][..], &[Usage::Any]] {
         let own = params("self", usages).self_signed(&key()).unwrap();
         assert_eq!(accepted(own.der(), &[own.der()]), (true, true));
@@ -240,7 +240,7 @@ fn a_revoked_certificate_for_any_usage_is_refused() {
 }
 
 #[test]
-fn what_clients_are_asked_for_is_as_configured() {
+fn client_certificates_are_requested_as_configured() {
     let root = root();
     let provider = provider(&TlsPolicy::default());
     for may_be_anonymous in [false, true] {

@@ -34,7 +34,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 }
 
 #[tokio::test]
-async fn last_bytes_reach_a_peer_that_goes_on_speaking_and_then_it_learns_how_it_ended() {
+async fn last_bytes_and_then_eof_or_reset_reach_a_peer_that_keeps_sending() {
     for closing in [Closing::InOrder, Closing::CutOff] {
         let (mut ours, mut peer) = pair().await;
         let speech = vec![7; 30_000];
@@ -93,7 +93,7 @@ async fn a_reset_waits_for_nothing() {
 }
 
 #[tokio::test]
-async fn a_unix_peer_that_was_not_heard_sees_an_end_if_it_is_one_and_else_a_reset() {
+async fn a_unix_peer_with_unread_bytes_sees_eof_after_an_orderly_close_else_a_reset() {
     let reset = Some(ErrorKind::ConnectionReset);
     for (closing, end) in [
         (Closing::InOrder, None),
@@ -117,7 +117,7 @@ async fn a_unix_peer_that_was_not_heard_sees_an_end_if_it_is_one_and_else_a_rese
 
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
-async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
+async fn undelivered_bytes_are_dropped_after_thirty_seconds() {
     let (mut ours, _deaf) = pair().await;
     ours.write_all(&pattern()).await.unwrap();
     let begun = Instant::now();
@@ -130,7 +130,7 @@ async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
 
 /// Otherwise the reader at the other end of the tunnel would take a truncated stream as complete.
 #[tokio::test]
-async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
+async fn a_reset_during_a_write_is_not_reported_as_fin() {
     let (mut ours, peer) = pair().await;
     reset_on_close(&peer);
     drop(peer);

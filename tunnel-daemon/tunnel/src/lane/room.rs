@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_to_give_up_are_shared_by_their_owners() {
+    fn lanes_to_close_are_shared_among_their_owners() {
         let room = LaneRoom::new(10, Arc::new(Descriptors::unlimited()));
         assert_eq!(room.owed(4), 0);
         room.give_up(6);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_has_a_number_of_lanes_and_each_link_its_own() {
+    fn lanes_are_limited_per_process_and_per_link() {
         let room = LaneRoom::new(3, Arc::new(Descriptors::unlimited()));
         let links = [2, 2].map(|lanes| Arc::new(Semaphore::new(lanes)));
         let mut slots: Vec<Slot> = links.iter().filter_map(|link| room.take(link)).collect();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_moves_to_a_link_that_has_room_and_stays_one_of_the_process() {
+    fn a_slot_moves_to_a_link_with_room_and_still_counts_for_the_process() {
         let room = LaneRoom::new(2, Arc::new(Descriptors::unlimited()));
         let links = [2, 1].map(|lanes| Arc::new(Semaphore::new(lanes)));
         let free = || [0, 1].map(|link: usize| links[link].available_permits());

@@ -247,7 +247,7 @@ mod tests {
 
     /// Other tasks run between two batches, however many lanes an agent uses at once.
     #[tokio::test]
-    async fn few_bells_are_answered_in_one_go_and_all_in_the_end() {
+    async fn ready_lanes_are_served_in_batches_until_none_is_left() {
         let pool = pool();
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let mut agents = Vec::new();

@@ -183,7 +183,7 @@ mod tests {
     use adit_telemetry::ServerMetrics;
 
     #[test]
-    fn a_relay_thread_without_events_is_a_reason_of_its_own() {
+    fn a_failed_relay_driver_is_an_end_reason_of_its_own() {
         let outcome = Outcome {
             to_b: Flow {
                 bytes: 7,

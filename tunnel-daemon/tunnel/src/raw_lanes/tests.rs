@@ -398,7 +398,7 @@ async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
 
 /// A lost tunnel reports why, its peer sees a reset, and the threads continue with other tunnels. All of that is counted.
 #[tokio::test]
-async fn a_thread_that_fails_takes_its_tunnels_along_and_goes_on() {
+async fn a_failed_relay_thread_ends_its_tunnels_and_serves_new_ones() {
     for world in World::both().await {
         let lost = world.lost_with_its_thread();
         within("a tunnel whose thread fails", lost).await;

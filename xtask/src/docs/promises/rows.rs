@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_rows_are_found_where_they_are() {
+    fn invalid_rows_are_reported_with_their_line() {
         let twice = "/// Limit (times): A | 1\n/// Limit (times): A | 2";
         for (row, wanted) in [
             ("/// Limit (times): A", "1: `A` has no number: add"),

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn pace_of_the_machine_between_rounds_does_not_matter() {
+    fn machine_speed_between_rounds_does_not_matter() {
         let mut all = rounds(1.0, 0.01);
         for (round, pace) in all.iter_mut().zip([1.0, 3.0, 0.3, 2.0, 0.5]) {
             round.noise = (round.noise.0 * pace, round.noise.1 * pace);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn two_processes_of_one_binary_that_always_differ_widen_what_passes() {
+    fn noise_between_runs_of_one_binary_widens_the_margin() {
         let lucky = [Round {
             noise: (120.0, 100.0),
             newer: 115.0,

@@ -45,7 +45,7 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
 }
 
 #[test]
-fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
+fn status_top_and_check_have_defaults_and_refuse_bad_values() {
     let command = |args: &[&str]| run(args).map(|parsed| parsed.command);
     let Command::Status(status) = command(&["status", "--json"]).unwrap() else {
         panic!("status");
@@ -69,7 +69,7 @@ fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
 }
 
 #[test]
-fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
+fn check_parses_the_command_line_after_it_and_keeps_its_error() {
     let given = |args: &[&str]| match run(args).unwrap().command {
         Command::Check(check) => check,
         other => panic!("{other:?}"),
@@ -98,7 +98,7 @@ fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
 }
 
 #[test]
-fn the_namespace_helper_takes_an_empty_cgroup_for_none() {
+fn an_empty_cgroup_of_the_namespace_helper_means_none() {
     for (cgroup, expected) in [
         ("", None),
         ("/sys/fs/cgroup", Some("/sys/fs/cgroup".into())),

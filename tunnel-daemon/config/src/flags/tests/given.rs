@@ -68,7 +68,7 @@ fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
 
 /// `false` and `0` are values; empty variables and Kubernetes Service variables are ignored.
 #[test]
-fn a_switch_is_turned_off_and_what_kubernetes_says_of_services_is_no_flag() {
+fn false_turns_a_switch_off_and_kubernetes_service_variables_are_ignored() {
     let insecure = "ADIT_INSECURE_ALLOW_UNAUTHENTICATED_AGENTS";
     for off in ["false", "0"] {
         let error = server(FILE, &[(insecure, off)], &[]).unwrap_err();
@@ -96,7 +96,7 @@ fn a_switch_is_turned_off_and_what_kubernetes_says_of_services_is_no_flag() {
 }
 
 #[test]
-fn flags_have_their_other_names_there_too() {
+fn flag_aliases_work_in_file_and_environment() {
     let (_dir, pem) = file();
     let path = format!("{pem}.toml");
     let run = |text: &str, variable: &str| {
@@ -118,7 +118,7 @@ fn flags_have_their_other_names_there_too() {
 }
 
 #[test]
-fn help_is_given_whatever_the_file_says() {
+fn help_does_not_need_the_config_file() {
     for args in [
         &["server", "--config=/not/there.toml", "--help"][..],
         &["agent", "--config", "/not/there.toml", "-h"],
@@ -131,7 +131,7 @@ fn help_is_given_whatever_the_file_says() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place() {
+fn errors_name_the_file_or_variable() {
     #[rustfmt::skip] // A table: one case a row.
     let cases = [
         ("frontends = 1", "", ["adit.toml: ", "adit server has no flag --frontends"]),

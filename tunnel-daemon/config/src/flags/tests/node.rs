@@ -43,7 +43,7 @@ fn listeners_of_an_agent_need_lanes_and_a_certificate() {
 }
 
 #[test]
-fn a_server_dials_for_nobody_unless_told_so_and_for_agents_it_knows() {
+fn destinations_are_off_by_default_and_need_authenticated_agents() {
     let with = |more: &[&str]| {
         let base = ["--frontend=grpc=unix:/a", "--cluster-ca-cert=PEM"];
         server(&[&base[..], more].concat()).map(|(plan, _warnings)| plan)

@@ -7,7 +7,7 @@ use crate::plan::{AgentCalls, OnFailure};
 
 /// Limit (redirect): Values of `--redirect` and `--redirect-exclude` | 4,096
 #[test]
-fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
+fn a_redirect_needs_a_cgroup_and_contradictions_are_refused() {
     let with = |more: &[&str]| {
         let mut args = vec!["--cluster-ca-cert", "PEM"];
         args.extend_from_slice(more);
@@ -65,7 +65,7 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
 }
 
 #[test]
-fn rules_may_stand_in_a_file_and_captured_processes_in_other_namespaces() {
+fn redirect_rules_may_be_in_a_file_and_cover_other_network_namespaces() {
     let base = ["--cluster-ca-cert=PEM", "--redirect-cgroup=/c"];
     let with = |more: &[&str]| server(&[&base[..], more].concat());
     // A rule file suffices.
@@ -98,7 +98,7 @@ fn rules_may_stand_in_a_file_and_captured_processes_in_other_namespaces() {
 }
 
 #[test]
-fn an_agent_takes_the_same_and_addresses_of_its_node() {
+fn an_agent_takes_redirect_flags_and_node_addresses() {
     let base = [
         "--proxy-server-host=h",
         "--agent-cert=PEM",

@@ -34,7 +34,7 @@ fn durations_are_read_as_go_reads_them() {
 }
 
 #[test]
-fn bad_durations_say_what_go_says() {
+fn bad_durations_have_gos_error_texts() {
     for (text, message) in [
         ("", "time: invalid duration \"\""),
         ("-", "time: invalid duration \"-\""),
@@ -182,12 +182,12 @@ fn severities_are_names_or_numbers() {
 
 proptest! {
     #[test]
-    fn a_shown_duration_reads_back(nanos in (i64::MIN + 1)..i64::MAX) {
+    fn duration_text_round_trips(nanos in (i64::MIN + 1)..i64::MAX) {
         prop_assert_eq!(GoDuration::parse(&GoDuration(nanos).to_string()), Ok(GoDuration(nanos)));
     }
 
     #[test]
-    fn no_text_panics_a_reader(text in ".{0,40}") {
+    fn go_value_parsers_never_panic(text in ".{0,40}") {
         let _ = (GoDuration::parse(&text), parse_int(&text), parse_uint(&text), parse_float(&text));
         let _ = (parse_list(&text), parse_bool(&text), parse_severity(&text));
     }

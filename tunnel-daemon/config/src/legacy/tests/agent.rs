@@ -33,7 +33,7 @@ fn defaults_are_upstreams_exactly() {
 }
 
 #[test]
-fn the_smallest_agent_keeps_upstreams_behaviour() {
+fn a_minimal_agent_keeps_upstreams_behaviour() {
     let files = Files::new();
     let (plan, warnings) = agent(&files, &[]).unwrap();
     assert_eq!(warnings, Vec::<String>::new());
@@ -62,7 +62,7 @@ fn the_smallest_agent_keeps_upstreams_behaviour() {
 
 /// Upstream (configuration): The agent's defaults and validation are upstream's in compat mode.
 #[test]
-fn validation_rows_of_upstream_are_refused_in_its_words() {
+fn invalid_flags_are_refused_with_upstreams_messages() {
     let files = Files::new();
     for (flag, name) in [
         ("proxy-server-port", "proxy"),
@@ -190,7 +190,7 @@ fn the_upstream_harness_command_line_starts_an_agent() {
 }
 
 #[test]
-fn several_servers_come_as_a_comma_list() {
+fn several_servers_are_comma_separated() {
     let files = Files::new();
     let (plan, _) = agent(
         &files,
@@ -212,7 +212,7 @@ fn several_servers_come_as_a_comma_list() {
 }
 
 #[test]
-fn what_cannot_work_is_raised_with_a_warning() {
+fn too_short_times_are_raised_with_a_warning() {
     let files = Files::new();
     let more = ["--keepalive-time=10s", "--sync-interval=-1s"];
     let (plan, warnings) = agent(&files, &more).unwrap();
@@ -223,7 +223,7 @@ fn what_cannot_work_is_raised_with_a_warning() {
 
 /// The forms of command lines that docs/migration.md promises to accept unchanged.
 #[test]
-fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
+fn agent_command_lines_of_hosted_control_planes_are_accepted() {
     let files = Files::new();
     let token = files.flag("service-account-token-path", "token");
     let host = "--proxy-server-host=control-plane.example";
@@ -272,7 +272,7 @@ fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
 }
 
 #[test]
-fn leases_are_counted_where_that_is_asked_for_and_a_ca_is_required() {
+fn leases_are_counted_when_requested_and_a_ca_is_required() {
     let files = Files::new();
     for (source, expected) in [
         ("default", CountSource::Leases),
@@ -296,7 +296,7 @@ fn leases_are_counted_where_that_is_asked_for_and_a_ca_is_required() {
 }
 
 #[test]
-fn the_forward_proxy_of_the_environment_is_in_the_plan() {
+fn the_forward_proxy_is_taken_from_the_environment() {
     let files = Files::new();
     let argv = ["proxy-agent".to_owned(), files.flag("ca-cert", "ca")].map(Into::into);
     let env = |name: &str| match name {
@@ -319,7 +319,7 @@ fn the_forward_proxy_of_the_environment_is_in_the_plan() {
 /// Upstream has no such flag. Without it a compat-mode agent could not reach targets that Adit refuses unless they are
 /// named.
 #[test]
-fn targets_can_be_named_as_natively() {
+fn allow_target_works_in_compat_mode() {
     let files = Files::new();
     let flags = [
         "--allow-target=0.0.0.0/0",
@@ -332,7 +332,7 @@ fn targets_can_be_named_as_natively() {
 }
 
 #[test]
-fn lanes_in_clear_text_and_a_token_exclude_each_other_in_compat_mode() {
+fn plaintext_lanes_and_a_token_exclude_each_other_in_compat_mode() {
     let files = Files::new();
     let token = files.flag("service-account-token-path", "token");
     let clear = "--lane-security=plaintext";

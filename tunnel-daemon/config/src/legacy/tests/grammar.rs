@@ -78,7 +78,7 @@ fn bad_values_are_refused_as_pflag_does() {
 }
 
 #[test]
-fn lists_collect_over_repeats() {
+fn repeated_list_flags_accumulate() {
     let files = Files::new();
     let (plan, _) = agent(
         &files,
@@ -96,7 +96,7 @@ fn lists_collect_over_repeats() {
 }
 
 #[test]
-fn flags_that_never_existed_name_the_nearest() {
+fn unknown_flags_suggest_the_nearest_flag() {
     let files = Files::new();
     #[rustfmt::skip] // A table: one case a row.
     let cases = [
@@ -114,7 +114,7 @@ fn flags_that_never_existed_name_the_nearest() {
 }
 
 #[test]
-fn flags_that_some_release_had_warn_once_and_use_up_their_value() {
+fn flags_of_older_releases_warn_once_and_consume_their_value() {
     let files = Files::new();
     let args = [
         "--reconnect-interval",
@@ -235,7 +235,7 @@ fn arguments_that_are_not_text_are_refused() {
 
 proptest! {
     #[test]
-    fn no_command_line_panics(
+    fn command_lines_never_panic(
         program in prop_oneof![Just("proxy-server"), Just("proxy-agent"), Just("adit")],
         args in prop::collection::vec(argument(), 0..6),
     ) {

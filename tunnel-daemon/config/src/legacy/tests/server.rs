@@ -58,7 +58,7 @@ fn defaults_are_upstreams_exactly() {
 }
 
 #[test]
-fn the_smallest_unix_server_keeps_upstreams_behaviour() {
+fn a_minimal_unix_server_keeps_upstreams_behaviour() {
     let files = Files::new();
     let (plan, warnings) = server(files.server(), &[]).unwrap();
     assert_eq!(warnings, Vec::<String>::new());
@@ -116,7 +116,7 @@ fn a_tcp_server_requires_client_certificates_on_its_frontend() {
 }
 
 #[test]
-fn what_upstream_accepts_is_accepted() {
+fn upstreams_valid_flags_are_accepted() {
     let files = Files::new();
     let (plan, warnings) = server(
         files.tcp_server(),
@@ -147,7 +147,7 @@ fn what_upstream_accepts_is_accepted() {
 }
 
 #[test]
-fn without_agent_authentication_it_refuses_naming_both_flags() {
+fn missing_agent_authentication_is_refused_naming_both_flags() {
     let files = Files::new();
     let base = || files.server()[..4].to_vec();
     let error = server(base(), &[]).unwrap_err();
@@ -171,7 +171,7 @@ fn without_agent_authentication_it_refuses_naming_both_flags() {
 }
 
 #[test]
-fn lanes_can_be_switched_off_and_a_number_that_is_none_names_the_flag() {
+fn lanes_can_be_switched_off_and_an_invalid_number_names_the_flag() {
     let files = Files::new();
     for (flag, expected) in [("--lanes-per-link=0", 0), ("--lanes-per-link=7", 7)] {
         let (plan, _) = server(files.server(), &[flag]).unwrap();
@@ -204,7 +204,7 @@ fn grants_are_taken_beside_upstreams_flags_and_checked() {
 }
 
 #[test]
-fn a_lease_is_published_where_that_is_asked_for() {
+fn a_lease_is_published_when_requested() {
     let files = Files::new();
     let flags = [
         "--enable-lease-controller",
@@ -297,7 +297,7 @@ fn tokens_are_reviewed_where_all_three_flags_are_given() {
 
 /// The forms of command lines that docs/migration.md promises to accept unchanged, or with a CA.
 #[test]
-fn command_lines_of_hosted_control_planes_are_taken_with_a_ca_of_agents() {
+fn server_command_lines_of_hosted_control_planes_need_an_agent_ca() {
     let files = Files::new();
     let sidecar = [
         "--logtostderr=true",
@@ -409,7 +409,7 @@ fn klog_flags_choose_level_and_file() {
 }
 
 #[test]
-fn help_lists_every_flag_and_exits_well() {
+fn help_lists_every_flag_and_succeeds() {
     let Command::Print(text) = run("proxy-server", &["--help"]).unwrap().command else {
         panic!("no help")
     };

@@ -4,7 +4,7 @@ use super::{Files, server};
 
 /// Upstream (configuration): The server's defaults and validation are upstream's in compat mode.
 #[test]
-fn validation_rows_of_upstream_are_refused_in_its_words() {
+fn invalid_flags_are_refused_with_upstreams_messages() {
     let files = Files::new();
     let reserved =
         |name: &str| format!("please do not try to use reserved port 1023 for the {name} port");

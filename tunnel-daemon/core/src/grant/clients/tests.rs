@@ -32,7 +32,7 @@ fn without_rules_clients_may_ask_for_everything() {
 }
 
 #[test]
-fn addresses_and_names_are_allowed_as_they_are_asked_for_in_any_spelling() {
+fn targets_are_judged_as_requested_in_any_spelling() {
     let targets = anonymous(&[
         "10.0.0.0/8:443",
         "[fd00::]/16:443",
@@ -92,7 +92,7 @@ fn addresses_and_names_are_allowed_as_they_are_asked_for_in_any_spelling() {
 }
 
 #[test]
-fn a_star_is_every_target_but_guarded_addresses_are_to_be_named() {
+fn a_star_allows_every_target_but_guarded_addresses() {
     let all = anonymous(&["*"]);
     for address in [
         "10.0.0.1:1",
@@ -139,7 +139,7 @@ fn networks_other_than_tcp_are_denied() {
 }
 
 #[test]
-fn a_rule_with_names_holds_for_certificates_that_have_all_of_them() {
+fn a_rule_applies_to_certificates_with_all_of_its_names() {
     let rules = rules(&[
         "10.0.0.1",
         "cn=prometheus-*, 10.0.0.2",
@@ -216,7 +216,7 @@ fn a_denial_names_target_client_and_flag() {
 }
 
 #[test]
-fn what_is_no_rule_is_named_with_what_to_write() {
+fn invalid_rule_errors_name_the_entry_and_the_fix() {
     for (entry, says) in [
         ("", "is empty"),
         ("10.0.0.0/99", "use 0 to 32"),

@@ -16,7 +16,7 @@ fn with_origin(source: &str, destination: &str) -> OpenRequest {
 }
 
 #[test]
-fn both_ends_open_in_turns_on_one_lane_beyond_the_wrap_of_its_sequence() {
+fn both_ends_open_alternately_on_one_lane_past_sequence_wraparound() {
     let mut pair = Pair::new();
     for round in 0..70_000_u32 {
         let opener = if round % 2 == 0 { AGENT } else { SERVER };
@@ -41,7 +41,7 @@ fn both_ends_open_in_turns_on_one_lane_beyond_the_wrap_of_its_sequence() {
 }
 
 #[test]
-fn an_agents_open_that_is_given_up_leaves_the_lane_to_both() {
+fn after_a_cancelled_agent_open_both_ends_can_open() {
     // Stages of the agent's OPEN: 0 queued, 1 sent, 2 read; of the answer: 3 queued, 4 sent, 5 read.
     for stage in 0..6 {
         for refused in [false, true] {
@@ -87,7 +87,7 @@ fn an_agents_open_that_is_given_up_leaves_the_lane_to_both() {
 }
 
 #[test]
-fn a_servers_open_that_crosses_one_given_up_is_not_taken_for_it() {
+fn server_open_crossing_a_cancelled_agent_open_counts_as_crossed() {
     let mut pair = Pair::new();
     pair.ends[AGENT].open(&request(), 0).unwrap();
     pair.write(AGENT, 1);
@@ -104,7 +104,7 @@ fn a_servers_open_that_crosses_one_given_up_is_not_taken_for_it() {
 }
 
 #[test]
-fn whose_connection_it_is_travels_with_an_open() {
+fn open_carries_the_origin_of_the_connection() {
     for asked in [
         with_origin("10.0.0.7:40000", "127.0.0.1:6443"),
         with_origin("[fd00::7]:1", "[::1]:65535"),

@@ -4,7 +4,7 @@ use super::*;
 use crate::ids::{LinkId, ServerId};
 
 #[test]
-fn frames_out_of_turn_end_the_lane() {
+fn unexpected_frames_end_the_lane() {
     let frame = |kind, sequence, payload| frame(kind, 0, sequence, payload);
     let data = |sequence| Piece::Data {
         sequence,
@@ -46,7 +46,7 @@ fn frames_out_of_turn_end_the_lane() {
 ///
 /// Limit (peers): PING answers and control frames queued on a lane | 16 and 64, then the lane ends
 #[test]
-fn answers_that_nobody_reads_are_bounded() {
+fn unread_answers_are_bounded() {
     let frame = |kind, sequence, payload| {
         let closes = kind == FrameType::Fin;
         let flags = if closes { Header::CLOSE } else { 0 };
@@ -133,7 +133,7 @@ fn long_texts_and_addresses_are_cut_not_refused() {
 ///
 /// Limit (sizes): Text of a failed dial or close | the first 4 KiB are kept
 #[test]
-fn of_a_peers_text_four_kibibytes_are_kept_whatever_is_in_it() {
+fn peer_text_is_truncated_to_four_kibibytes() {
     // Each byte is invalid UTF-8 and becomes a replacement character of three bytes.
     static LONG: [u8; CONTROL_BYTES_MAX] = [0xff; CONTROL_BYTES_MAX];
     for (kind, flags) in [

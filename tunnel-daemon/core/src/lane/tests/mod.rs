@@ -159,7 +159,7 @@ fn tunnels_follow_each_other_on_one_lane_with_half_close_in_both_orders() {
 }
 
 #[test]
-fn a_close_delivers_what_was_sent_and_voids_what_comes() {
+fn a_close_delivers_sent_bytes_and_discards_received_ones() {
     let mut pair = Pair::opened();
     pair.ends[SERVER].send(Bytes::from_static(b"bye"));
     pair.ends[AGENT].send(Bytes::from_static(b"nobody reads this"));
@@ -187,7 +187,7 @@ fn a_close_after_a_half_close_still_delivers_what_was_sent() {
 }
 
 #[test]
-fn closes_of_both_ends_cross() {
+fn crossing_closes_leave_the_lane_idle() {
     let mut pair = Pair::opened();
     pair.ends[SERVER].fin();
     pair.ends[SERVER].close("");
@@ -211,7 +211,7 @@ fn the_reason_of_a_close_reaches_the_other_end() {
 }
 
 #[test]
-fn a_reset_voids_what_was_sent_and_leaves_the_lane_clean() {
+fn a_reset_discards_sent_bytes_and_leaves_the_lane_clean() {
     let mut pair = Pair::opened();
     pair.ends[SERVER].send(Bytes::from_static(b"void"));
     pair.ends[AGENT].send(Bytes::from_static(b"on its way"));
@@ -285,7 +285,7 @@ fn a_refused_open_leaves_the_lane_free() {
 }
 
 #[test]
-fn a_dial_given_up_is_told_to_the_other_end_unless_it_never_left() {
+fn a_cancelled_dial_is_reset_at_the_peer_only_if_sent() {
     let mut pair = Pair::new();
     pair.ends[SERVER].open(&request(), 0).unwrap();
     pair.ends[SERVER].reset("");
@@ -310,7 +310,7 @@ fn a_dial_given_up_is_told_to_the_other_end_unless_it_never_left() {
 }
 
 #[test]
-fn of_crossing_opens_the_servers_stands() {
+fn the_servers_open_wins_over_a_crossing_open() {
     let mut pair = Pair::new();
     pair.ends[SERVER].open(&request(), 0).unwrap();
     pair.ends[AGENT].open(&request(), 0).unwrap();
@@ -330,7 +330,7 @@ fn of_crossing_opens_the_servers_stands() {
 }
 
 #[test]
-fn a_crossing_open_that_was_given_up_at_once_still_leaves_the_lane_clean() {
+fn a_cancelled_crossing_open_leaves_the_lane_clean() {
     let mut pair = Pair::new();
     pair.ends[AGENT].open(&request(), 0).unwrap();
     pair.write(AGENT, 1);
@@ -378,7 +378,7 @@ fn a_draining_lane_serves_the_open_that_crossed_and_no_other() {
 
 /// Limit (peers): PING answers and control frames queued on a lane
 #[test]
-fn pings_are_answered_also_beside_a_tunnel_and_only_so_many_wait() {
+fn pings_are_answered_beside_a_tunnel_and_at_most_16_are_queued() {
     let mut pair = Pair::opened();
     pair.ends[AGENT].send(Bytes::from_static(b"x"));
     for number in 0..100 {
@@ -397,7 +397,7 @@ fn pings_are_answered_also_beside_a_tunnel_and_only_so_many_wait() {
 }
 
 #[test]
-fn a_wish_for_more_lanes_goes_with_an_open() {
+fn a_want_frame_precedes_its_open() {
     let mut pair = Pair::new();
     pair.ends[SERVER].open(&request(), 9).unwrap();
     pair.settle();

@@ -50,7 +50,7 @@ fn the_switch_loses_no_byte_wherever_a_read_ends() {
 }
 
 #[test]
-fn a_refused_pipe_leaves_a_lane_that_can_be_used() {
+fn a_refused_raw_open_leaves_the_lane_usable() {
     let mut pair = Pair::asked();
     pair.ends[AGENT].refuse(RefusalCode::Failed, "no route");
     pair.settle();
@@ -63,7 +63,7 @@ fn a_refused_pipe_leaves_a_lane_that_can_be_used() {
 
 /// When the agent's kernel did not take over TLS, the dial still succeeds, and the lane is reusable afterwards.
 #[test]
-fn a_pipe_that_is_accepted_with_frames_is_a_tunnel_like_others() {
+fn a_raw_open_accepted_with_frames_is_a_framed_tunnel() {
     let mut pair = Pair::asked();
     assert!(pair.ends[SERVER].may_turn_raw());
     pair.ends[AGENT].accept_framed();
@@ -87,7 +87,7 @@ fn a_pipe_that_is_accepted_with_frames_is_a_tunnel_like_others() {
 
 /// An agent that resets the tunnel before its answer has not switched to raw bytes.
 #[test]
-fn a_pipe_reset_before_the_answer_is_acknowledged() {
+fn a_raw_open_reset_before_the_answer_is_acknowledged() {
     let mut pair = Pair::asked();
     pair.ends[AGENT].reset("changed my mind");
     pair.settle();
@@ -101,7 +101,7 @@ fn a_pipe_reset_before_the_answer_is_acknowledged() {
 
 /// The peer might read a frame as bytes for the target.
 #[test]
-fn nothing_is_said_between_open_and_its_answer() {
+fn no_frame_is_sent_between_a_raw_open_and_its_answer() {
     let mut pair = Pair::asked();
     let server = &mut pair.ends[SERVER];
     server.ping(1);
@@ -120,7 +120,7 @@ fn nothing_is_said_between_open_and_its_answer() {
 }
 
 #[test]
-fn an_open_that_never_left_is_taken_back() {
+fn an_unsent_raw_open_is_withdrawn_by_a_reset() {
     let mut pair = Pair::new();
     let server = &mut pair.ends[SERVER];
     server.open(&raw_request(), 0).unwrap();
@@ -132,7 +132,7 @@ fn an_open_that_never_left_is_taken_back() {
 
 /// The peer waits for the acknowledgement, even if the raw lane is never requested.
 #[test]
-fn a_late_reset_is_acknowledged_in_front_of_an_open_that_waits() {
+fn a_late_reset_is_acknowledged_before_a_queued_open() {
     let mut pair = Pair::opened();
     pair.ends[SERVER].close("");
     pair.ends[AGENT].close("");
@@ -155,7 +155,7 @@ fn a_late_reset_is_acknowledged_in_front_of_an_open_that_waits() {
 }
 
 #[test]
-fn a_pipe_that_crosses_an_open_wins_without_a_word() {
+fn a_raw_open_wins_over_a_crossing_open() {
     let mut pair = Pair::new();
     pair.ends[SERVER].open(&raw_request(), 0).unwrap();
     pair.ends[AGENT].open(&request(), 0).unwrap();
@@ -213,7 +213,7 @@ proptest! {
     /// Framed and raw tunnels in random order, with random delays: no end sees a violation. The raw bytes that an end
     /// reads are those its peer sent, from the first byte on.
     #[test]
-    fn pipes_begin_where_frames_end(steps in proptest::collection::vec(step(), 0..200)) {
+    fn raw_bytes_begin_where_frames_end(steps in proptest::collection::vec(step(), 0..200)) {
         let mut pair = Pair::new();
         let mut sent = [Vec::new(), Vec::new()];
         let mut next = 0_u8;

@@ -51,7 +51,7 @@ proptest! {
     /// For any steps and delays, no end sees a violation, and bytes arrive in order. A tunnel that ended cleanly delivers
     /// all its bytes. After all frames have arrived, the lane is clean.
     #[test]
-    fn ends_that_keep_the_rules_agree(steps in proptest::collection::vec(step(), 0..200)) {
+    fn conforming_ends_see_no_violation_and_lose_no_byte(steps in proptest::collection::vec(step(), 0..200)) {
         let mut pair = Pair::new();
         // Keyed by sequence, since one end may be a tunnel ahead.
         let mut books: std::collections::HashMap<u16, Books> = std::collections::HashMap::new();
@@ -141,12 +141,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived_however_they_are_cut(input in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_give_the_same_events_at_any_split(input in proptest::collection::vec(any::<u8>(), 0..300)) {
         fuzz::fuzz_entry(&input);
     }
 
     #[test]
-    fn frames_that_look_right_are_survived_in_any_order(
+    fn plausible_frames_never_panic_in_any_order(
         choice in any::<u8>(),
         frames in proptest::collection::vec((1..12_u8, any::<u8>(), 0..4_u16, proptest::collection::vec(any::<u8>(), 0..20)), 0..30),
     ) {

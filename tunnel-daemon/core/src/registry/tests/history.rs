@@ -94,7 +94,7 @@ proptest! {
     /// Upstream (choice): `default` spreads dials evenly over the agents.
     /// Upstream (agents): Adding a link twice changes nothing, and an agent id goes with its last link.
     #[test]
-    fn any_history_gives_what_the_rules_say(steps in prop::collection::vec(step(), 1..60)) {
+    fn any_history_matches_the_reference_model(steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new("destHost,default");
         let mut rows: Vec<Row> = Vec::new();
         let mut owners: BTreeMap<u8, bool> = BTreeMap::new();

@@ -24,7 +24,7 @@ fn ends(rig: &mut Rig) -> Vec<(TunnelKey, TunnelEnd)> {
 /// Limit (memory): Memory of the cgroup, without pages of files | from 60 % tunnels get small buffers, from 80 % dials
 /// are refused. Below 512 MiB sockets are bounded (ADR 0054)
 #[test]
-fn most_of_the_memory_in_use_counts_as_a_budget_that_fills() {
+fn memory_pressure_counts_as_budget_use() {
     let budget = ProcessBudget::new(MIB);
     for (pressure, is_half_full, is_full) in [
         (MemoryPressure::None, false, false),
@@ -39,7 +39,7 @@ fn most_of_the_memory_in_use_counts_as_a_budget_that_fills() {
 }
 
 #[test]
-fn a_paused_reader_is_not_punished_while_memory_is_free() {
+fn paused_reader_keeps_its_tunnel_while_memory_is_free() {
     let mut rig = rig(64 * MIB);
     let (_, conn) = rig.open(0);
     rig.data(conn, 60 * MIB);
@@ -67,7 +67,7 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
 
 /// A fast download is not ended because other readers stall.
 #[test]
-fn a_full_budget_ends_who_does_not_read_before_who_does() {
+fn a_full_budget_ends_stalled_readers_before_active_ones() {
     for (idle_ms, reads) in [(500, false), (501, true)] {
         let mut rig = rig(64 * MIB);
         let (stalled, stalled_conn) = rig.open(0);
@@ -83,7 +83,7 @@ fn a_full_budget_ends_who_does_not_read_before_who_does() {
 }
 
 #[test]
-fn nobody_under_its_share_is_ended() {
+fn no_tunnel_within_its_share_is_ended() {
     // Of 64 MiB, each of 16 tunnels owns 4 MiB, and each of 32 owns 2 MiB.
     let mut rig = rig(64 * MIB);
     let conns: Vec<_> = (0..32).map(|_| rig.open(0).1).collect();
@@ -100,7 +100,7 @@ fn nobody_under_its_share_is_ended() {
 /// Limit (memory): Bytes held for an endpoint after the other end closed | the budgets of link and process; they give
 /// way first
 #[test]
-fn lingering_bytes_give_way_when_the_budget_is_full() {
+fn a_full_budget_ends_lingering_tunnels_first() {
     let mut rig = rig(64 * MIB);
     let (lingers, closed) = rig.open(0);
     let (_, lives) = rig.open(0);
@@ -131,7 +131,7 @@ fn two_links(peers: [&str; 2]) -> (Arc<ProcessBudget>, [Rig; 2]) {
 /// Limit (memory): Bytes held by the process (`--process-budget`) | a quarter of the smallest `memory.max` of its
 /// cgroups, else of the machine's memory; at least the budget of one link
 #[test]
-fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
+fn full_process_budget_ends_tunnels_of_the_largest_peer() {
     for peers in [["one", "other"], ["same", "same"]] {
         let (budget, [mut one, mut other]) = two_links(peers);
         let (paused, conn) = one.open(0);
@@ -154,7 +154,7 @@ fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
 ///
 /// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
-fn links_of_one_peer_are_one_holder() {
+fn links_of_one_peer_are_counted_together() {
     let budget = Arc::new(ProcessBudget::new(20 * MIB));
     let link = |peer| Rig::of_peer(config(Role::Server, false), &budget, peer);
     let mut many = [(); 4].map(|()| link("many"));
@@ -176,7 +176,7 @@ fn links_of_one_peer_are_one_holder() {
 ///
 /// Limit (memory): Bytes held by the process (`--process-budget`)
 #[test]
-fn a_link_that_goes_far_over_the_process_budget_gives_at_once() {
+fn a_link_far_over_the_process_budget_loses_a_tunnel_at_once() {
     let (budget, [mut one, mut other]) = two_links(["one", "other"]);
     let (_, quiet) = one.open(0);
     one.data(quiet, 15 * MIB);
@@ -190,7 +190,7 @@ fn a_link_that_goes_far_over_the_process_budget_gives_at_once() {
 
 /// Limit (times): A tunnel over its share without progress, on a link to a Go peer | ended after 5 min
 #[test]
-fn over_its_share_without_progress_for_five_minutes_is_the_end() {
+fn tunnel_over_its_share_ends_after_five_minutes_without_progress() {
     let mut rig = rig(64 * MIB);
     let (over, over_conn) = rig.open(0);
     let (_, under_conn) = rig.open(0);
@@ -219,7 +219,7 @@ fn a_share_that_shrinks_makes_a_quiet_tunnel_stalled() {
 }
 
 #[test]
-fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
+fn with_credit_a_paused_reader_has_no_time_limit() {
     let mut rig = Rig::server(true);
     let (_, conn) = rig.open(1_000);
     rig.data(conn, 256 << 10);
@@ -232,7 +232,7 @@ fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
 /// Limit (memory): Bytes queued of a client or target that has closed | 256 KiB per tunnel, counted by
 /// `--process-budget`
 #[test]
-fn bytes_of_a_client_that_has_closed_and_gone_count_as_queued() {
+fn bytes_of_a_closed_client_count_as_queued() {
     for credit in [true, false] {
         let mut rig = Rig::server(credit);
         let (key, conn) = rig.open(0);

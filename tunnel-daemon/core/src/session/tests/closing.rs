@@ -24,7 +24,7 @@ fn half_close_leaves_the_other_direction_open() {
 
 /// A process that shuts down waits for these tunnels.
 #[test]
-fn a_tunnel_that_its_endpoint_closed_and_left_lingers_until_it_is_confirmed() {
+fn a_closed_tunnel_lingers_until_its_close_is_confirmed() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(5);
     rig.endpoint_data(key, bytes(10));
@@ -57,7 +57,7 @@ fn without_credit_a_fin_closes_the_tunnel() {
 ///
 /// Upstream (packets): An agent answers dial, data and the target's close with the right ids.
 #[test]
-fn a_target_that_ends_is_a_close_with_an_empty_text() {
+fn eof_of_a_target_is_a_close_with_an_empty_text() {
     let mut rig = Rig::agent(false);
     let (key, conn) = rig.open(0);
     rig.endpoint_data(key, bytes(10));
@@ -148,7 +148,7 @@ fn an_endpoint_lingers_thirty_seconds_without_progress() {
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[test]
-fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
+fn queued_bytes_linger_thirty_seconds_and_a_cut_is_reported() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(10);
     rig.endpoint_data(key, bytes(40));
@@ -171,7 +171,7 @@ fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
 
 /// A truncated upload would look complete to the target.
 #[test]
-fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
+fn a_reset_tunnel_does_not_look_complete_to_the_target() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(1_000);
     rig.data(conn, 100);
@@ -189,7 +189,7 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
 
 /// For uploads: a reset precedes the close when queued bytes were dropped.
 #[test]
-fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
+fn lingering_client_bytes_are_dropped_with_a_reset() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(10);
     rig.endpoint_data(key, bytes(40));
@@ -200,7 +200,7 @@ fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
 }
 
 #[test]
-fn a_close_nobody_confirms_is_over_after_ten_seconds() {
+fn an_unconfirmed_close_ends_after_ten_seconds() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.link.endpoint_close(key, String::new(), rig.now);
@@ -246,7 +246,7 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
 ///
 /// Limit (times): A half-closed and silent tunnel
 #[test]
-fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
+fn an_eof_queued_behind_bytes_counts_as_a_half_close() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1_000);
         assert!(rig.endpoint_data(key, bytes(2_000)));
@@ -266,7 +266,7 @@ fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
 }
 
 #[test]
-fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
+fn a_fully_open_tunnel_may_stay_idle_forever() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.data(conn, 100);
@@ -277,7 +277,7 @@ fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
 }
 
 #[test]
-fn a_half_close_during_the_dial_is_watched_too() {
+fn a_half_close_during_the_dial_times_out_too() {
     let mut rig = Rig::server(true);
     let key = rig.dial();
     rig.link.endpoint_fin(key, rig.now);

@@ -98,7 +98,7 @@ fn windows_not_yet_sent_are_added_up() {
 
 /// A reader that needs minutes for half a window makes progress that the sender's linger timer must see.
 #[test]
-fn a_slow_reader_is_announced_while_its_peer_waits() {
+fn a_slow_reader_sends_small_windows_while_its_peer_waits() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.data(conn, WINDOW_START_BYTES);
@@ -112,7 +112,7 @@ fn a_slow_reader_is_announced_while_its_peer_waits() {
 
 /// Limit (memory): Largest credit of one tunnel | 16 MiB
 #[test]
-fn a_hungry_endpoint_gets_a_larger_window_up_to_sixteen_mebibytes() {
+fn a_fast_endpoint_gets_a_larger_window_up_to_sixteen_mebibytes() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     let mut credit = WINDOW_START_BYTES;
@@ -135,7 +135,7 @@ fn a_hungry_endpoint_gets_a_larger_window_up_to_sixteen_mebibytes() {
 ///
 /// Limit (memory): Longest round trip for which credit grows | 0.5 s. Credit of a slow endpoint does not grow
 #[test]
-fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
+fn credit_grows_on_bursty_paths_of_400_milliseconds() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     let (mut burst, mut total) = (WINDOW_START_BYTES, 0);
@@ -214,7 +214,7 @@ fn a_grown_window_is_not_refilled_when_the_budget_is_short() {
 
 /// Zero and overflow are violations by that tunnel only.
 #[test]
-fn a_useless_window_ends_its_own_tunnel_only() {
+fn an_invalid_window_ends_its_own_tunnel_only() {
     for useless in [0, WINDOW_MAX_BYTES, u64::MAX] {
         for mut rig in [Rig::server(true), Rig::agent(true)] {
             let (bad, bad_conn) = rig.open(1_000);

@@ -25,7 +25,7 @@ fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
 #[test]
-fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
+fn dial_data_close_and_cancellation_reach_the_agent_in_order() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
     let pending = rig.dial();
@@ -43,7 +43,7 @@ fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
 
 /// Upstream (dials): Pending dials of a client's stream end with it; those of other streams stay.
 #[test]
-fn a_client_that_leaves_takes_only_its_own_pending_dials() {
+fn a_disconnect_cancels_only_the_clients_own_pending_dials() {
     let mut rig = Rig::server(true);
     let leaves = rig.dial();
     let stays = rig.dial();
@@ -57,7 +57,7 @@ fn a_client_that_leaves_takes_only_its_own_pending_dials() {
 
 /// Only a dial that was not written may be retried on another agent.
 #[test]
-fn a_failed_dial_tells_whether_the_agent_may_have_seen_it() {
+fn a_failed_dial_reports_whether_it_was_sent() {
     let mut rig = Rig::server(true);
     rig.dial();
     rig.packets();
@@ -70,7 +70,7 @@ fn a_failed_dial_tells_whether_the_agent_may_have_seen_it() {
 }
 
 #[test]
-fn a_dial_that_never_left_leaves_no_packet_behind() {
+fn an_unsent_dial_leaves_no_packet_behind() {
     let mut rig = Rig::server(true);
     let cancelled = rig.dial();
     rig.gone(cancelled);
@@ -121,7 +121,7 @@ fn an_agent_that_does_not_answer_is_not_retired() {
 
 /// Limit (times): Dial at a server, native mode | 25 s
 #[test]
-fn a_written_dial_times_out_and_is_called_off() {
+fn a_written_dial_times_out_and_is_cancelled() {
     let mut rig = Rig::server(true);
     rig.dial();
     rig.packets();
@@ -165,7 +165,7 @@ fn an_answer_that_crossed_the_cancel_is_closed_once() {
 ///
 /// Limit (peers): Cancelled dials remembered for late answers | 1,024 per link, 60 s each
 #[test]
-fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
+fn a_late_answer_of_a_cancelled_dial_is_recognized_for_a_minute() {
     let answer = |rig: &mut Rig, dial: i64, conn: i64| {
         rig.dial_rsp(dial, conn, 0);
         let counted = std::iter::from_fn(|| rig.link.poll_action());
@@ -204,7 +204,7 @@ fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
 ///
 /// Limit (peers): Dial deadlines kept by a link | twice its dials, plus 64
 #[test]
-fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
+fn deadlines_of_finished_dials_do_not_pile_up_behind_a_pending_one() {
     let mut rig = Rig::server(true);
     rig.dial();
     rig.packets();
@@ -229,7 +229,7 @@ fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
 
 /// Limit (peers): Cancelled dials remembered for late answers
 #[test]
-fn dials_that_were_called_off_are_remembered_boundedly() {
+fn remembered_cancelled_dials_are_bounded() {
     let mut dials = super::super::cancelled::CancelledDials::default();
     for dial in 0..5_000 {
         dials.add(DialId(dial), Moment::default());
@@ -324,7 +324,7 @@ fn an_agent_answers_with_the_same_random_and_a_connection_id() {
 }
 
 #[test]
-fn a_cancelled_dial_wants_no_socket_and_sends_no_answer() {
+fn a_cancelled_dial_drops_its_socket_and_sends_no_answer() {
     let mut rig = Rig::agent(true);
     let key = rig.dial_req(1, 1_000);
     let dial = DialId(1);
@@ -336,7 +336,7 @@ fn a_cancelled_dial_wants_no_socket_and_sends_no_answer() {
 }
 
 #[test]
-fn an_agent_may_call_a_dial_off() {
+fn an_agent_may_cancel_a_dial() {
     let mut rig = Rig::server(true);
     rig.dial();
     rig.packets();

@@ -123,7 +123,7 @@ fn an_oversized_message_ends_the_connection_it_names() {
 
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[test]
-fn packets_that_make_no_sense_are_counted_and_change_nothing() {
+fn invalid_packets_are_counted_and_change_nothing() {
     let mut rig = Rig::server(true);
     rig.open(1_000);
     rig.receive(close_req(1));
@@ -146,7 +146,7 @@ fn packets_that_make_no_sense_are_counted_and_change_nothing() {
 }
 
 #[test]
-fn late_events_of_an_endpoint_find_no_other_tunnel() {
+fn late_endpoint_events_do_not_reach_a_newer_tunnel() {
     let mut rig = Rig::server(true);
     let (old, conn) = rig.open(1_000);
     rig.receive(close_rsp(conn, ""));
@@ -164,7 +164,7 @@ fn late_events_of_an_endpoint_find_no_other_tunnel() {
 }
 
 #[test]
-fn an_agent_that_drains_says_so_and_nothing_ends() {
+fn a_draining_agent_sends_drain_and_no_tunnel_ends() {
     let mut agent = Rig::agent(false);
     agent.open(0);
     agent.link.drain();
@@ -180,7 +180,7 @@ fn an_agent_that_drains_says_so_and_nothing_ends() {
 ///
 /// Limit (sizes): Text of a failed dial or close
 #[test]
-fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
+fn long_texts_of_agents_are_truncated() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
     rig.receive(close_rsp(conn, &"\u{fc}".repeat(1 << 20)));
@@ -204,7 +204,7 @@ fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
 ///
 /// Limit (memory): Small chunks queued for a slow endpoint | coalesced from 64 chunks on, up to 16 KiB each
 #[test]
-fn bytes_for_an_endpoint_that_does_not_read_keep_nothing_else() {
+fn queued_bytes_of_a_slow_endpoint_do_not_keep_the_read_buffer() {
     for mut rig in [Rig::server(true), Rig::agent(true), Rig::server(false)] {
         let (_key, conn) = rig.open(1_000);
         rig.data(conn, 10);

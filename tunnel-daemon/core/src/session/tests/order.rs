@@ -12,7 +12,7 @@ fn is_dial(transmit: &Transmit) -> bool {
 }
 
 #[test]
-fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
+fn control_packets_and_fins_overtake_data_of_other_tunnels_only() {
     let mut rig = Rig::server(true);
     let (busy, busy_conn) = rig.open(1 << 20);
     let (ends, ends_conn) = rig.open(1 << 20);
@@ -40,7 +40,7 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
 
 /// An endpoint needs the count to know how many pieces it may queue again.
 #[test]
-fn a_packet_tells_how_many_pieces_end_with_it() {
+fn a_packet_counts_the_pieces_it_completes() {
     let mut rig = Rig::server(true);
     let (key, _conn) = rig.open(1 << 20);
     for length in [1, 1, 70 << 10, 1] {
@@ -137,7 +137,7 @@ fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
 }
 
 #[test]
-fn tunnels_take_turns_packet_by_packet() {
+fn tunnels_send_packets_round_robin() {
     let mut rig = Rig::server(true);
     let (first, a) = rig.open(1 << 20);
     let (second, b) = rig.open(1 << 20);
@@ -176,7 +176,7 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
 
 /// Regression: an empty piece blocked the close forever.
 #[test]
-fn an_empty_piece_holds_nothing_back() {
+fn an_empty_piece_does_not_block_the_close() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, _) = rig.open(1 << 20);
         assert!(rig.endpoint_data(key, Bytes::new()));
@@ -187,7 +187,7 @@ fn an_empty_piece_holds_nothing_back() {
 
 /// Upstream (packets): No empty DATA packet is sent.
 #[test]
-fn empty_data_from_the_peer_is_nothing() {
+fn empty_data_from_the_peer_is_ignored() {
     let mut rig = Rig::server(true);
     let (_, conn) = rig.open(1_000);
     rig.data(conn, 0);

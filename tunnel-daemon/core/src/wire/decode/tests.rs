@@ -139,7 +139,7 @@ proptest! {
 }
 
 #[test]
-fn the_last_piece_of_data_is_told_from_those_before_it() {
+fn the_last_piece_of_a_data_message_is_recognized() {
     let data = Packet::Data {
         conn: ConnId(5),
         bytes: vec![7; 3000].into(),
@@ -181,7 +181,7 @@ fn unknown_types_and_wrong_payloads_are_named() {
 }
 
 #[test]
-fn data_without_payload_bytes_disappears_and_id_zero_is_an_offence() {
+fn empty_data_yields_no_bytes_and_connection_id_zero_is_a_violation() {
     let empty = Packet::Data {
         conn: ConnId(3),
         bytes: Bytes::new(),
@@ -238,7 +238,7 @@ fn a_full_size_message_passes() {
 /// Limit (sizes): gRPC message
 /// Limit (memory): Incomplete gRPC messages | 16 KiB per call or link
 #[test]
-fn what_is_collected_is_short_and_the_rest_of_it_is_skipped_unheld() {
+fn collected_message_bytes_are_bounded_and_excess_is_skipped() {
     let text = "x".repeat(COLLECTED_BYTES_MAX);
     let odd = raw::Packet {
         payload: Some(raw::packet::Payload::Data(raw::Data {
@@ -285,7 +285,7 @@ fn compression_and_truncation_end_the_stream() {
 }
 
 #[test]
-fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
+fn a_message_beyond_64_mebibytes_ends_the_stream() {
     let mut decoder = Decoder::default();
     let skipped = u32::try_from(16 * MESSAGE_BYTES_MAX).unwrap();
     let mut prefix = vec![0];
@@ -357,7 +357,7 @@ fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
 
 /// The same holds for joined buffers: of a long message without data, and of a message head that is split repeatedly.
 #[test]
-fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
+fn joined_buffers_are_not_kept_by_pieces_or_the_stream() {
     let long = Packet::CloseRsp {
         conn: ConnId(1),
         error: "x".repeat(COLLECTED_BYTES_MAX - 100),

@@ -144,7 +144,7 @@ const OTHER: [u8; 4] = [127, 0, 0, 2];
 
 /// Limit (times): TLS handshake, with the wait for the first byte and a slot | 10 s; 120 s in compat mode
 #[tokio::test(start_paused = true)]
-async fn of_too_many_silent_peers_the_oldest_are_closed_at_once_and_the_rest_at_the_deadline() {
+async fn excess_silent_peers_are_closed_at_once_and_the_rest_at_the_deadline() {
     let (_theirs, script) = Script::of(Vec::new(), 5);
     let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
     let limits = HandshakeLimits {
@@ -216,7 +216,7 @@ async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
 ///
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
-async fn without_room_nobody_is_sent_away_who_was_just_accepted() {
+async fn without_room_no_just_accepted_peer_is_closed() {
     let (mut theirs, script) = Script::of(Vec::new(), 3);
     for peer in &mut theirs {
         peer.write_all(b"no TLS at all").await.unwrap();
@@ -233,7 +233,7 @@ async fn without_room_nobody_is_sent_away_who_was_just_accepted() {
 }
 
 #[tokio::test]
-async fn handshakes_in_flight_are_capped_and_silent_peers_are_none() {
+async fn handshakes_are_capped_and_silent_peers_do_not_count() {
     let served = Served::start(1);
     let _silent = served.connect(ONE).await;
     let mut first = served.hello(ONE).await;
@@ -253,7 +253,7 @@ async fn handshakes_in_flight_are_capped_and_silent_peers_are_none() {
 }
 
 #[tokio::test]
-async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out() {
+async fn an_address_at_its_half_of_the_slots_waits_without_blocking_others() {
     let served = Served::start(2);
     let mut slow = served.hello(OTHER).await;
     slow.read_u8().await.unwrap();
@@ -272,7 +272,7 @@ async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out
 
 /// Limit (times): A stalled TLS handshake while others wait for a slot | ends after 2 s
 #[tokio::test]
-async fn a_handshake_that_stalls_is_ended_for_one_that_waits() {
+async fn a_stalled_handshake_is_ended_for_a_waiting_one() {
     let served = Served::start_with(HandshakeLimits {
         handshakes_max: 1,
         answers_within: Duration::ZERO,
@@ -288,7 +288,7 @@ async fn a_handshake_that_stalls_is_ended_for_one_that_waits() {
 }
 
 #[tokio::test]
-async fn a_stop_closes_those_who_wait_and_those_in_the_middle_of_a_handshake() {
+async fn a_stop_closes_waiting_peers_and_running_handshakes() {
     let served = Served::start(1);
     let mut first = served.hello(ONE).await;
     first.read_u8().await.unwrap();

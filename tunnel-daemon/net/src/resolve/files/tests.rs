@@ -41,7 +41,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn one_wrong_search_domain_costs_itself() {
+fn only_an_invalid_search_domain_is_ignored() {
     let long = "x".repeat(64);
     for (wrong, shown) in [
         (b"(none)".as_slice(), "(none)"),
@@ -64,7 +64,7 @@ fn one_wrong_search_domain_costs_itself() {
 }
 
 #[test]
-fn wrong_lines_and_items_are_told_with_their_place() {
+fn invalid_lines_and_items_are_reported_with_line_numbers() {
     let text = b"nameserver\nnameserver 10.0.0.300\nnameserver 10.0.0.1 10.0.0.2\nnameserver 10.0.0.3%eth0\n\
         nameserver fe80::1%\nnameserver \xff\nnamesrever 10.0.0.4\ndomain\ndomain a.test b.test\n\
         options ndots: ndots:x";
@@ -125,7 +125,7 @@ fn options_are_bounded() {
 }
 
 #[test]
-fn the_last_search_or_domain_line_that_is_right_counts() {
+fn the_last_valid_search_or_domain_line_counts() {
     for (text, search) in [
         ("search a.test\ndomain b.test", vec!["b.test"]),
         (
@@ -176,7 +176,7 @@ fn name_servers_and_search_domains_are_bounded() {
 }
 
 #[test]
-fn a_byte_that_is_no_utf8_costs_one_name_of_a_hosts_file() {
+fn a_non_utf8_byte_loses_only_one_name_of_a_hosts_file() {
     let text =
         b"\xef\xbb\xbf10.0.0.1 First first.test. # \xff\r\n10.0.0.2 b\xfcro second\n\xff third\n\
         fd00::1 first\nfe80::1%lo0 zoned\n10.0.0.3\n; no comment\n10.0.0.4 last";
@@ -201,7 +201,7 @@ fn a_byte_that_is_no_utf8_costs_one_name_of_a_hosts_file() {
 
 /// Limit (sizes): Addresses of one name in `/etc/hosts` | 64
 #[test]
-fn a_name_of_a_hosts_file_has_64_addresses() {
+fn a_hosts_file_name_has_at_most_64_addresses() {
     let lines = (0..=255).map(|number| format!("10.0.0.{number} many\n10.0.0.{number} many\n"));
     let (found, _) = hosts(lines.collect::<String>());
     assert_eq!(found["many"].len(), ADDRESSES_MAX);
@@ -209,7 +209,7 @@ fn a_name_of_a_hosts_file_has_64_addresses() {
 
 /// Limit (sizes): Name servers and search domains of `/etc/resolv.conf`
 #[test]
-fn of_a_file_that_is_too_large_the_whole_lines_within_the_limit_are_read() {
+fn an_oversized_file_is_read_up_to_the_last_whole_line() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("resolv.conf");
     let mut text = "nameserver 10.0.0.1\n".to_owned();
@@ -234,7 +234,7 @@ fn of_a_file_that_is_too_large_the_whole_lines_within_the_limit_are_read() {
 
 /// Limit (operations): Logged problems of a resolver file | 8 per file, and the number of the others
 #[test]
-fn problems_that_are_not_told_are_counted() {
+fn unreported_problems_are_counted() {
     let text = "junk\n".repeat(PROBLEMS_MAX + 3);
     let mut problems = Problems::of(Path::new("resolv.conf"));
     ResolvConf::parse(text.as_bytes(), &mut problems);

@@ -186,7 +186,7 @@ async fn search_domains_are_walked_in_order_and_both_families_come_from_one_doma
 }
 
 #[tokio::test]
-async fn missing_names_and_failing_servers_are_told_apart() {
+async fn missing_names_and_failing_servers_are_distinguished() {
     let zone = BTreeMap::from([
         ("nodata.", Reply::Data(vec![])),
         ("broken.svc.test.", Reply::Code(ResponseCode::ServFail)),
@@ -231,7 +231,7 @@ async fn name_servers_are_asked_in_their_order() {
 }
 
 #[tokio::test]
-async fn behind_a_name_server_that_fails_or_is_silent_the_next_one_is_asked() {
+async fn after_a_failing_or_silent_name_server_the_next_is_queried() {
     let known = || BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))]);
     let (first, second) = two_places().await;
     let failing = BTreeMap::from([("web.", Reply::Code(ResponseCode::ServFail))]);
@@ -270,7 +270,7 @@ async fn the_hosts_file_and_localhost_come_before_dns() {
 }
 
 #[tokio::test]
-async fn a_server_that_drops_aaaa_questions_costs_little() {
+async fn unanswered_aaaa_queries_cost_less_than_an_attempt() {
     let server = NameServer::start(BTreeMap::from([("half.", Reply::Silence)])).await;
     let dir = TempDir::new().unwrap();
     let resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
@@ -333,7 +333,7 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
 }
 
 #[tokio::test]
-async fn a_file_without_a_name_server_gives_its_search_domains_to_the_local_one() {
+async fn a_file_without_name_servers_keeps_its_search_domains() {
     let zone = BTreeMap::from([("web.svc.test.", Reply::Data(vec![v4(1)]))]);
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();
@@ -371,7 +371,7 @@ async fn with_use_vc_nothing_is_asked_over_udp() {
 
 /// Limit (peers): Names being looked up | 128 per resolver; others wait
 #[tokio::test]
-async fn names_that_nobody_answers_for_hold_up_no_other_name() {
+async fn unanswered_names_do_not_block_other_names() {
     const SLOTS: usize = 4;
     let zone = BTreeMap::from([
         ("known.", Reply::Data(vec![v4(1)])),
@@ -402,7 +402,7 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
 }
 
 #[tokio::test]
-async fn a_name_that_many_ask_for_takes_one_slot() {
+async fn many_lookups_of_one_name_take_one_slot() {
     let zone = BTreeMap::from([("good.", Reply::Data(vec![v4(2)]))]);
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();

@@ -191,7 +191,7 @@ mod tests {
     ///
     /// Limit (memory): Tunnel quotas of agents | one per agent id and certificate in use, and at most as many unused
     #[test]
-    fn an_agent_that_comes_back_finds_what_it_had_left() {
+    fn a_reconnecting_agent_keeps_its_used_quota() {
         let quotas = Quotas::new(8);
         let (agent, name): (_, Arc<str>) = (AgentId::new("agent"), "one".into());
         let link = quotas.of(&agent, &name);
@@ -212,7 +212,7 @@ mod tests {
 
     /// Limit (memory): Tunnel quotas of agents
     #[test]
-    fn agents_that_are_gone_are_forgotten() {
+    fn unused_agent_quotas_are_bounded() {
         let quotas = Quotas::new(8);
         for agent in 0..10_000 {
             let name: Arc<str> = "one".into();

@@ -67,12 +67,12 @@ async fn kept(plan: ConnectPlan) -> Duration {
 
 /// Limit (times): CONNECT head | 60 s
 #[tokio::test(start_paused = true)]
-async fn a_head_that_trickles_in_is_cut_after_sixty_seconds() {
+async fn a_slow_head_is_cut_after_sixty_seconds() {
     assert_eq!(kept(ConnectPlan::default()).await, Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_time_for_the_head_is_kept_to() {
+async fn the_configured_head_timeout_is_used() {
     let plan = ConnectPlan {
         head_timeout: Duration::from_secs(7),
         ..ConnectPlan::default()
@@ -225,7 +225,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
 
 /// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
-async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
+async fn long_heads_of_many_clients_share_a_budget_and_then_get_a_431() {
     let long = [b"CONNECT a:1 HTTP/1.1\r\nX: ", &[b'x'; 20_000][..]].concat();
     let (_sent, answer) = beside_many(false, &long).await;
     assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
@@ -236,7 +236,7 @@ async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
 
 /// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
-async fn early_bytes_of_many_clients_share_their_room_and_then_wait_unread() {
+async fn early_bytes_of_many_clients_share_a_budget_and_then_stay_unread() {
     let head = &b"CONNECT a:1 HTTP/1.1\r\n\r\n"[..];
     let (sent, _answer) = beside_many(true, &[head, &[7; 10_000]].concat()).await;
     assert!(sent, "the free part is read");

@@ -47,7 +47,7 @@ async fn dial(router: &Router, number: i64) -> Result<OpenTunnel, DialFailure> {
 
 /// Limit (peers): Pending dials
 #[tokio::test]
-async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
+async fn at_most_16384_dials_are_pending() {
     let router = router(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
     // Links whose tasks never answer.
     let _silent: Vec<RegisteredLink> = (0..LINKS)
@@ -73,7 +73,7 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
 }
 
 #[tokio::test]
-async fn a_link_that_is_just_leaving_is_passed_over() {
+async fn a_link_being_removed_is_skipped() {
     let router = router(1000);
     let (leaving, _staying) = (enter(&router, "leaving"), enter(&router, "staying"));
     locked(&router.links).remove(&leaving.handle.id);
@@ -86,7 +86,7 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
 
 /// Limit (sizes): Protocol and address of a dial
 #[tokio::test]
-async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
+async fn an_oversized_destination_is_sent_to_no_agent() {
     let router = router(1000);
     let mut entered = enter(&router, "agent");
     let asked = AskedAgents::default();
@@ -151,7 +151,7 @@ async fn dials_go_to_the_older_link_of_an_agent_while_the_newer_is_provisional()
 
 /// It is the only link that can take dials.
 #[tokio::test(start_paused = true)]
-async fn a_link_beside_one_that_drains_takes_dials_at_once() {
+async fn a_link_beside_a_draining_one_takes_dials_at_once() {
     let router = router(1000);
     let (old, mut newest) = (enter(&router, "agent"), enter(&router, "agent"));
     router.set_draining(old.handle.id);
@@ -189,7 +189,7 @@ async fn one_of_two<'a>(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dial_that_is_not_answered_is_hedged_and_the_first_success_wins() {
+async fn an_unanswered_dial_is_hedged_and_the_first_success_wins() {
     let router = router(1000);
     for first_wins in [false, true] {
         let asked = AskedAgents::default();
@@ -219,7 +219,7 @@ async fn a_dial_that_is_not_answered_is_hedged_and_the_first_success_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budget() {
+async fn a_dial_on_a_silent_link_fails_over_without_a_hedge_budget() {
     let router = router(1000);
     // Uses up the hedge budget of this second.
     while router
@@ -245,7 +245,7 @@ async fn a_dial_on_a_link_that_falls_silent_goes_to_another_agent_without_a_budg
 
 /// As when a NAT has dropped the connection: the agent returns on a new link.
 #[tokio::test(start_paused = true)]
-async fn a_dial_on_the_only_link_that_is_silent_goes_to_the_link_that_comes() {
+async fn a_dial_on_a_single_silent_link_moves_to_a_new_link() {
     let router = router(1000);
     let mut silent = enter(&router, "agent");
     let mut dial = Box::pin(dial(&router, 1));
@@ -285,7 +285,7 @@ async fn a_dial_waits_for_an_agent_only_where_the_last_link_ended_in_silence() {
 
 /// Limit (times): A dial on a silent link
 #[tokio::test(start_paused = true)]
-async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
+async fn at_most_1024_dials_wait_for_an_agent() {
     let router = router(16_384);
     let only = enter(&router, "agent");
     router.set_silence(only.handle.id, Duration::from_secs(8));
@@ -308,7 +308,7 @@ async fn a_thousand_and_twenty_four_dials_may_wait_for_an_agent() {
 ///
 /// Limit (times): A link whose agent stays silent
 #[tokio::test(start_paused = true)]
-async fn an_agent_in_go_is_given_longer() {
+async fn a_go_agent_may_be_silent_longer() {
     let router = router(1000);
     let adit = enter(&router, "a");
     let info = LinkInfo {

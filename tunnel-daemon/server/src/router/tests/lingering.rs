@@ -25,7 +25,7 @@ impl World {
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_closed() {
+async fn a_stalled_client_is_cut_thirty_seconds_after_its_target_closed() {
     let mut world = world(false, Isolation::default()).await;
     let (mut endpoint, mut target) = world.open().await;
     target.write_all(&pattern(50_000)).await.unwrap();
@@ -86,12 +86,12 @@ async fn a_slow_client(loses_link: bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_some_now_and_then_gets_all_of_it() {
+async fn a_slow_client_gets_all_bytes_of_a_closed_tunnel() {
     a_slow_client(false).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link() {
+async fn a_slow_client_gets_all_bytes_of_a_closed_tunnel_without_the_link() {
     a_slow_client(true).await;
 }
 
@@ -99,7 +99,7 @@ async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link()
 ///
 /// Limit (times): Remaining bytes of a closed tunnel without progress
 #[tokio::test(start_paused = true)]
-async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_seconds() {
+async fn a_target_can_read_bytes_of_a_closed_client_for_thirty_seconds() {
     for (reads_after, hears) in [(25, BYTES), (35, UNREAD_BYTES)] {
         let mut world = world(true, Isolation::default()).await;
         let (mut endpoint, mut target) = world.open().await;
@@ -121,7 +121,7 @@ async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_secon
 /// Packets that an endpoint sends after the end of its link are never read. The endpoint must not keep the link's dirty
 /// list alive.
 #[tokio::test]
-async fn endpoints_that_go_after_their_link_leave_nothing_of_it() {
+async fn endpoints_outliving_their_link_free_its_dirty_list() {
     let mut world = world(true, Isolation::default()).await;
     let (first, _target) = world.open().await;
     let (mut second, _other) = world.open().await;

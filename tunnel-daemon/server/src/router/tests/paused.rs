@@ -61,7 +61,7 @@ fn until(near: &TcpStream, expected: Peer) {
 
 /// Limit (times): A client or target that broke off while its bytes are stuck | given up after 30 s without progress
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
+async fn a_reset_behind_stuck_bytes_ends_the_tunnel_after_thirty_seconds() {
     let (mut near, far) = tcp().await;
     reset(far);
     until(&near, Peer::Failed);
@@ -80,7 +80,7 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
 ///
 /// Limit (times): A client or target that broke off while its bytes are stuck
 #[tokio::test(start_paused = true)]
-async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
+async fn bytes_of_a_reset_peer_are_delivered_to_a_slow_reader() {
     let (mut near, far) = tcp().await;
     reset(far);
     until(&near, Peer::Failed);
@@ -97,7 +97,7 @@ async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
 
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(start_paused = true)]
-async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
+async fn a_fin_behind_stuck_bytes_makes_the_tunnel_half_closed() {
     let (mut near, far) = tcp().await;
     far.shutdown(Shutdown::Write).unwrap();
     until(&near, Peer::Silent);
@@ -109,7 +109,7 @@ async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
 
 /// The peer may have closed cleanly, with earlier bytes still unread.
 #[tokio::test(start_paused = true)]
-async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
+async fn a_closed_unix_peer_makes_the_tunnel_half_closed() {
     let (mut near, far) = unix();
     drop(far);
     let (mut endpoint, channel, first) = full_endpoint();
@@ -124,7 +124,7 @@ async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
 
 /// A write detects that the peer is gone and consumes the socket error, so a later check sees none.
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
+async fn a_failed_write_to_a_closed_peer_ends_the_tunnel() {
     let (mut near, far) = unix();
     drop(far);
     let (mut endpoint, channel, first) = full_endpoint();
@@ -138,7 +138,7 @@ async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_waits_is_left_alone_and_then_heard() {
+async fn a_silent_peer_stays_open_and_its_bytes_arrive() {
     let (mut near, _far) = tcp().await;
     let (mut endpoint, channel, first) = full_endpoint();
     let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, first));

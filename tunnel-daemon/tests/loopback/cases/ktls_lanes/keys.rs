@@ -117,7 +117,7 @@ fn refused(end: End, way: libc::c_int, test: impl AsyncFnOnce(&World) + Send) {
 }
 
 #[test]
-fn a_tunnel_whose_keys_the_agents_kernel_refuses_has_frames_and_loses_no_byte() {
+fn a_tunnel_uses_frames_and_loses_no_byte_if_the_agents_kernel_refuses_keys() {
     if !is_possible("keys that the agent's kernel refuses") {
         return;
     }
@@ -140,7 +140,7 @@ fn a_tunnel_whose_keys_the_agents_kernel_refuses_has_frames_and_loses_no_byte() 
 }
 
 #[test]
-fn a_lane_whose_keys_are_taken_in_part_is_dropped_and_no_client_is_told_that_it_is_open() {
+fn a_lane_with_partly_accepted_keys_is_dropped_and_its_dial_fails() {
     if !is_possible("keys that a kernel takes in part") {
         return;
     }

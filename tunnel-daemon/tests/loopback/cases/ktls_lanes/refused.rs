@@ -95,7 +95,7 @@ async fn tunnel(world: &World, sockets: &[PathBuf; 2], target: &str) -> (UnixStr
 /// Limit (isolation): A tunnel whose TLS the kernel refuses, with `--lane-security=ktls` | uses frames and loses no
 /// byte
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_whose_socket_the_kernel_refuses_has_frames_beside_others_that_have_none() {
+async fn a_tunnel_whose_socket_the_kernel_refuses_uses_frames_beside_raw_lanes() {
     if !is_possible("a lane that the kernel refuses") {
         return;
     }

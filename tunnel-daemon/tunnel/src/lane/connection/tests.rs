@@ -25,7 +25,7 @@ fn frame(number: u8, payload: &[u8]) -> Vec<u8> {
 ///
 /// Limit (memory): Read buffers kept alive by tunnel bytes of a lane | 512 KiB per lane
 #[tokio::test]
-async fn bytes_of_a_tunnel_keep_little_of_what_they_were_read_with() {
+async fn tunnel_bytes_keep_little_of_their_read_buffers() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap());
     let (near, far) = tokio::join!(near, listener.accept());

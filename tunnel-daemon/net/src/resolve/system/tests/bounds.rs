@@ -4,7 +4,7 @@ use super::*;
 
 /// Limit (peers): Addresses kept of one name | 64, half of each IP family that has as many
 #[tokio::test]
-async fn of_a_name_with_many_addresses_64_are_kept_of_both_families() {
+async fn a_name_keeps_at_most_64_addresses_of_both_families() {
     let many_v4 = || (0..70).map(v4);
     let v6 = |last: u16| RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
     let zone = BTreeMap::from([

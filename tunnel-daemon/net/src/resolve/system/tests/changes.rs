@@ -68,7 +68,7 @@ async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_hosts_file_that_becomes_unreadable_stays_in_use_and_hides_no_change_of_the_other_file() {
+async fn an_unusable_file_keeps_its_old_content_and_hides_no_change_of_the_other() {
     let server =
         NameServer::start(BTreeMap::from([("web.b.test.", Reply::Data(vec![v4(1)]))])).await;
     let dir = TempDir::new().unwrap();
@@ -95,7 +95,7 @@ async fn a_hosts_file_that_becomes_unreadable_stays_in_use_and_hides_no_change_o
 }
 
 #[tokio::test]
-async fn before_the_next_lookup_files_are_read_again_when_that_is_asked_for() {
+async fn a_reread_request_takes_effect_before_the_next_lookup() {
     let (dir, server) = (
         TempDir::new().unwrap(),
         NameServer::start(BTreeMap::new()).await,
@@ -113,7 +113,7 @@ async fn before_the_next_lookup_files_are_read_again_when_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn files_that_were_only_touched_forget_no_answer() {
+async fn files_without_effective_change_keep_cached_answers() {
     let server = NameServer::start(BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))])).await;
     let dir = TempDir::new().unwrap();
     let resolver = resolver(dir.path(), &server, CONF, "");
@@ -159,7 +159,7 @@ fn logged(message: &'static str) -> (tracing::subscriber::DefaultGuard, impl Fn(
 
 /// No other test may emit this warning: on a thread without a subscriber, tracing would disable it for this test as well.
 #[tokio::test]
-async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
+async fn invalid_items_of_both_files_are_ignored_and_logged_once() {
     let (_held, lines) = logged("item of a resolver file is ignored");
     let zone = BTreeMap::from([("web.svc.test.", Reply::Data(vec![v4(1)]))]);
     let server = NameServer::start(zone).await;
@@ -193,7 +193,7 @@ async fn wrong_items_of_both_files_cost_themselves_and_are_warned_of_once() {
 
 /// No other test may emit this warning: on a thread without a subscriber, tracing would disable it for this test as well.
 #[tokio::test]
-async fn an_unusable_configuration_is_not_used_and_is_said_once_for_each_reason() {
+async fn an_unusable_configuration_is_ignored_and_logged_once_per_reason() {
     let (_held, lines) = logged("is unusable");
     let times = || lines().len();
     let server =
