@@ -27,7 +27,7 @@ use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use adit_net::accounts::Accounts;
 use adit_net::authority::AuthorityIo;
 use adit_net::descriptors::{Descriptors, Use};
-use adit_net::handshakes::{HandshakeLimits, NoTurn};
+use adit_net::handshakes::{HandshakeLimits, SlotError};
 use adit_net::inherited::InheritedSockets;
 use adit_net::listen::{ListenAddr, ListenError, Listener};
 use adit_net::self_sockets::OwnSockets;
@@ -117,15 +117,15 @@ impl AcceptEvents for Counted {
         });
     }
 
-    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+    fn no_slot(&self, _peer: PeerAddr, why: SlotError) {
         self.metrics.accept_error(self.listener);
         self.metrics.handshake_failed(match why {
-            NoTurn::Silent => HandshakeFailure::Silent,
-            NoTurn::CrowdedOut => HandshakeFailure::CrowdedOut,
-            NoTurn::Closed => HandshakeFailure::Closed,
-            NoTurn::NoSlot => HandshakeFailure::NoSlot,
-            NoTurn::TooMany => HandshakeFailure::TooMany,
-            NoTurn::Stalled => HandshakeFailure::Stalled,
+            SlotError::Silent => HandshakeFailure::Silent,
+            SlotError::CrowdedOut => HandshakeFailure::CrowdedOut,
+            SlotError::Closed => HandshakeFailure::Closed,
+            SlotError::NoSlot => HandshakeFailure::NoSlot,
+            SlotError::TooMany => HandshakeFailure::TooMany,
+            SlotError::Stalled => HandshakeFailure::Stalled,
         });
     }
 

@@ -194,7 +194,7 @@ impl LaneKeeper {
                         };
                         keeper.add(lane, slot, needed);
                         if !needed {
-                            backoff.stray(self.wanted());
+                            backoff.misrouted(self.wanted());
                         }
                     }
                     Err(error) => {

@@ -296,7 +296,7 @@ impl Held {
     async fn until(self, running: impl Future<Output = LinkExit>, silence: Silence) {
         let watch = silence.watch(|is_silent| {
             self.shared
-                .tell_silence(&self.server, self.serial, is_silent);
+                .report_silence(&self.server, self.serial, is_silent);
         });
         let over = {
             let (mut running, mut watch) = (pin!(running), pin!(watch.fuse()));
@@ -514,7 +514,7 @@ impl Shared {
     }
 
     /// Records that the server of a link has fallen silent, or responds again.
-    fn tell_silence(&self, server: &ServerId, serial: u64, is_silent: bool) {
+    fn report_silence(&self, server: &ServerId, serial: u64, is_silent: bool) {
         let mut links = locked(&self.links);
         if let Some((_, link)) = links.iter_mut().find(|(id, _)| *id == serial) {
             link.is_silent = is_silent;

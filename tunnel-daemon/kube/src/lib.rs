@@ -4,6 +4,7 @@
 
 pub mod access;
 pub mod account;
+mod concurrency_limit;
 pub mod leases;
 pub mod no_proxy;
 pub mod request;
@@ -11,4 +12,3 @@ pub mod review;
 pub mod reviewer;
 pub mod sha256;
 pub mod token;
-mod turns;

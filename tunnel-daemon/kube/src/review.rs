@@ -60,14 +60,14 @@ pub enum ReviewError {
     Overload,
     /// No turn came in time.
     #[error("Failed to authenticate request. err:no turn within {} s", crate::reviewer::LIMIT.as_secs())]
-    NoTurn,
+    NoSlot,
 }
 
 impl ReviewError {
     /// Whether the token itself is the reason.
     #[must_use]
     pub fn is_denial(&self) -> bool {
-        !matches!(self, Self::Request(_) | Self::Overload | Self::NoTurn)
+        !matches!(self, Self::Request(_) | Self::Overload | Self::NoSlot)
     }
 }
 

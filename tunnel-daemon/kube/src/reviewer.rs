@@ -14,17 +14,17 @@ use tokio::time::Instant;
 
 use crate::access::Api;
 use crate::account::ServiceAccount;
+pub use crate::concurrency_limit::Caller;
+use crate::concurrency_limit::{ConcurrencyLimit, Full, Slot};
 use crate::request::{self, RequestError};
 use crate::review::{PATH, ReviewError, ReviewPolicy};
 use crate::token::{self, Claims, Token};
-pub use crate::turns::Caller;
-use crate::turns::{Full, Turn, Turns};
 
 /// Reviews at once.
 const IN_FLIGHT_MAX: usize = 32;
-/// Callers that wait for a turn.
+/// Callers that wait for a slot.
 const WAITING_MAX: usize = 1024;
-/// Longest time for a review, including the wait for a turn: an agent waits 10 s for its answer, and should get the reason.
+/// Longest time for a review, including the wait for a slot: an agent waits 10 s for its answer, and should get the reason.
 pub const LIMIT: Duration = Duration::from_secs(9);
 /// How long an accepted token is accepted without a review.
 const KEEP_ACCEPTED: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ pub struct Reviewer(Arc<Inner>);
 struct Inner {
     api: Arc<Api>,
     policy: ReviewPolicy,
-    turns: Arc<Turns>,
+    limit: Arc<ConcurrencyLimit>,
     pace: Pace,
     events: Arc<dyn ReviewEvents>,
     tables: Mutex<Tables>,
@@ -112,7 +112,7 @@ impl Reviewer {
         Self(Arc::new(Inner {
             api,
             policy,
-            turns: Turns::new(IN_FLIGHT_MAX, WAITING_MAX),
+            limit: ConcurrencyLimit::new(IN_FLIGHT_MAX, WAITING_MAX),
             pace: Pace::new(rate),
             events,
             tables: Mutex::default(),
@@ -181,15 +181,15 @@ impl Inner {
 
     async fn ask(&self, token: &Token, caller: Caller) -> Answer {
         let deadline = Instant::now() + LIMIT;
-        let turn = match tokio::time::timeout_at(deadline, self.wait(caller, deadline)).await {
-            Ok(Ok(turn)) => turn,
+        let slot = match tokio::time::timeout_at(deadline, self.wait(caller, deadline)).await {
+            Ok(Ok(slot)) => slot,
             Ok(Err(Full)) => {
                 self.events.reviewed(ReviewResult::Overload, Duration::ZERO);
                 return Err(ReviewError::Overload);
             }
             Err(_elapsed) => {
                 self.events.reviewed(ReviewResult::Overload, Duration::ZERO);
-                return Err(ReviewError::NoTurn);
+                return Err(ReviewError::NoSlot);
             }
         };
         let flight = InFlight::begin(self);
@@ -204,7 +204,7 @@ impl Inner {
             Some(&request),
         )
         .await;
-        self.say_whether_away(answer.as_ref().err());
+        self.log_api_server_state(answer.as_ref().err());
         let answer = answer
             .map_err(ReviewError::from)
             .and_then(|review| self.policy.decide(review.status.unwrap_or_default()));
@@ -215,14 +215,14 @@ impl Inner {
             Err(_denied) => ReviewResult::Denied,
         };
         self.events.reviewed(result, began.elapsed());
-        drop((flight, turn));
+        drop((flight, slot));
         answer.map(Arc::new)
     }
 
-    async fn wait(&self, caller: Caller, deadline: Instant) -> Result<Turn, Full> {
-        let turn = self.turns.take(caller).await?;
+    async fn wait(&self, caller: Caller, deadline: Instant) -> Result<Slot, Full> {
+        let slot = self.limit.acquire(caller).await?;
         self.pace.wait(deadline).await?;
-        Ok(turn)
+        Ok(slot)
     }
 
     fn keep(&self, key: Key, answer: &Answer, claims: &Claims) {
@@ -253,7 +253,7 @@ impl Inner {
     }
 
     /// Logs once when the API server goes away, and once when it is back.
-    fn say_whether_away(&self, error: Option<&RequestError>) {
+    fn log_api_server_state(&self, error: Option<&RequestError>) {
         let was_away = std::mem::replace(&mut *locked(&self.is_away), error.is_some());
         match error {
             Some(error) if !was_away => tracing::error!(
@@ -271,17 +271,17 @@ struct InFlight<'a>(&'a Inner);
 
 impl<'a> InFlight<'a> {
     fn begin(inner: &'a Inner) -> Self {
-        inner.events.in_flight(inner.turns.in_use());
+        inner.events.in_flight(inner.limit.in_use());
         Self(inner)
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        // The turn of this review is released after this.
+        // The slot of this review is released after this.
         self.0
             .events
-            .in_flight(self.0.turns.in_use().saturating_sub(1));
+            .in_flight(self.0.limit.in_use().saturating_sub(1));
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    handshakes::{HandshakeLimits, Handshakes, NoTurn, Place},
+    handshakes::{HandshakeLimits, Handshakes, Place, SlotError},
     listen::Listener,
     tasks::{Overloaded, Tasks},
 };
@@ -44,7 +44,7 @@ pub trait AcceptEvents: Send + Sync + 'static {
     /// A peer began a handshake and did not finish it.
     fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
     /// A connection was closed before its handshake began, or because its handshake stalled.
-    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
+    fn no_slot(&self, _peer: PeerAddr, _why: SlotError) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
     /// Asked before each accept: whether there is room for one more connection. If not, the loop closes a connection whose
@@ -126,22 +126,22 @@ async fn greet(
     let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
         return Some(ByteStream::plain(socket, peer));
     };
-    let turned_away = |why: NoTurn| {
+    let reject = |why: SlotError| {
         tracing::debug!(%peer, %why, "no TLS handshake");
-        events.no_turn(peer, why);
+        events.no_slot(peer, why);
         None
     };
     let until = Instant::now() + deadline;
-    let turn = place.turn(socket.speaks(), until);
-    if let Err(why) = stop.run_until_cancelled(turn).await? {
-        return turned_away(why);
+    let slot = place.acquire_slot(socket.speaks(), until);
+    if let Err(why) = stop.run_until_cancelled(slot).await? {
+        return reject(why);
     }
     let left = until.saturating_duration_since(Instant::now());
     let handshake = tokio::select! {
         // The handshake first: a handshake that finished in time counts, however late this task is polled.
         biased;
         handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
-        why = place.taken_back() => return turned_away(why),
+        why = place.taken_back() => return reject(why),
         () = stop.cancelled() => return None,
     };
     match handshake {

@@ -154,7 +154,7 @@ pub struct Descriptors {
     /// Opened since then.
     opened: AtomicU64,
     /// Another look is due after this many.
-    look_after: AtomicU64,
+    check_after: AtomicU64,
     due: Notify,
 }
 
@@ -179,7 +179,7 @@ impl Descriptors {
             counter: Mutex::new(counter),
             looked: AtomicU64::new(0),
             opened: AtomicU64::new(0),
-            look_after: AtomicU64::new(1),
+            check_after: AtomicU64::new(1),
             due: Notify::new(),
         };
         descriptors.look();
@@ -225,7 +225,7 @@ impl Descriptors {
     /// A descriptor was opened. Looks again when a mark may be near; see [`Self::run`] for kernels where a look is slow.
     pub fn opened(&self) {
         let opened = self.opened.fetch_add(1, Relaxed) + 1;
-        if opened < self.look_after.load(Relaxed) {
+        if opened < self.check_after.load(Relaxed) {
             return;
         }
         if self.is_cheap {
@@ -250,12 +250,12 @@ impl Descriptors {
                 // Descriptors opened meanwhile are counted twice until the next look, and never missed.
                 self.opened.fetch_sub(before, Relaxed);
                 let after = self.marks.half_way(count);
-                self.look_after.store(after, Relaxed);
+                self.check_after.store(after, Relaxed);
                 true
             }
             None if matches!(*counter, Counter::Blind) => {
                 self.opened.fetch_sub(before, Relaxed);
-                self.look_after.store(u64::MAX, Relaxed);
+                self.check_after.store(u64::MAX, Relaxed);
                 true
             }
             None => false,
@@ -385,7 +385,7 @@ mod tests {
         let never = Instant::now() + Duration::from_secs(600);
         let descriptors = Descriptors::new(Some(1024), Counter::List { next: never });
         descriptors.looked.store(700, Relaxed);
-        descriptors.look_after.store(100, Relaxed);
+        descriptors.check_after.store(100, Relaxed);
         for _opened in 0..70 {
             descriptors.opened();
         }

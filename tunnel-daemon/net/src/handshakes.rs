@@ -45,7 +45,7 @@ impl HandshakeLimits {
 
 /// Why a connection got no slot for its handshake, or lost the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoTurn {
+pub enum SlotError {
     /// No byte within the deadline.
     #[error("the peer said nothing in the time for a handshake")]
     Silent,
@@ -284,32 +284,32 @@ impl Place {
     /// dropped.
     ///
     /// # Errors
-    /// See [`NoTurn`]: the connection is to be closed.
-    pub(super) async fn turn(
+    /// See [`SlotError`]: the connection is to be closed.
+    pub(super) async fn acquire_slot(
         &mut self,
         first_byte: impl Future<Output = bool>,
         until: Instant,
-    ) -> Result<(), NoTurn> {
+    ) -> Result<(), SlotError> {
         let spoke = async {
             tokio::select! {
                 biased;
-                is_there = first_byte => is_there.then_some(()).ok_or(NoTurn::Closed),
-                _sent_away = &mut self.called => Err(NoTurn::CrowdedOut),
+                is_there = first_byte => is_there.then_some(()).ok_or(SlotError::Closed),
+                _sent_away = &mut self.called => Err(SlotError::CrowdedOut),
             }
         };
         timeout_at(until, spoke)
             .await
-            .map_err(|_elapsed| NoTurn::Silent)??;
+            .map_err(|_elapsed| SlotError::Silent)??;
         self.wait()?;
         timeout_at(until, &mut self.called)
             .await
-            .map_err(|_elapsed| NoTurn::NoSlot)?
-            .map_err(|_sent_away| NoTurn::TooMany)
+            .map_err(|_elapsed| SlotError::NoSlot)?
+            .map_err(|_sent_away| SlotError::TooMany)
     }
 
     /// Waits until the slot is taken back for another connection. To be called when the handshake waits for its peer, whose
     /// time to answer begins here. After a cancelled call the place must be dropped.
-    pub(super) async fn taken_back(&self) -> NoTurn {
+    pub(super) async fn taken_back(&self) -> SlotError {
         let limits = &self.handshakes.limits;
         tokio::time::sleep(limits.answers_within).await;
         let (caller, called) = oneshot::channel();
@@ -317,14 +317,14 @@ impl Place {
         self.handshakes.lock().stall(source, number, caller, limits);
         // The caller is never used: dropping it takes the slot back.
         let _sent_away = called.await;
-        NoTurn::Stalled
+        SlotError::Stalled
     }
 
     /// Moves a silent connection to the queue.
-    fn wait(&self) -> Result<(), NoTurn> {
+    fn wait(&self) -> Result<(), SlotError> {
         let mut lines = self.handshakes.lock();
         let silent = lines.silent.remove(&self.number);
-        let Silent { caller, .. } = silent.ok_or(NoTurn::CrowdedOut)?;
+        let Silent { caller, .. } = silent.ok_or(SlotError::CrowdedOut)?;
         lines.wait(self.source, self.number, caller, &self.handshakes.limits);
         Ok(())
     }

@@ -40,7 +40,7 @@ pub enum Place {
 
 /// A foreign program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Neighbour {
+pub struct OtherProgram {
     /// Where it is attached.
     pub hook: &'static str,
     /// The kernel's number of the program.
@@ -51,7 +51,7 @@ pub struct Neighbour {
     pub place: Place,
 }
 
-impl fmt::Display for Neighbour {
+impl fmt::Display for OtherProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.hook, self.id)?;
         if let Some(name) = &self.name {
@@ -67,16 +67,16 @@ impl fmt::Display for Neighbour {
 
 /// All foreign programs that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Neighbours {
+pub struct OtherPrograms {
     /// In the order in which they run, hook by hook; those on cgroups below come last.
-    pub programs: Vec<Neighbour>,
+    pub programs: Vec<OtherProgram>,
     /// Why the names are unknown, if they are.
     nameless: Option<String>,
     /// Some cgroups below were not searched.
     unseen: bool,
 }
 
-impl Neighbours {
+impl OtherPrograms {
     /// What is not known about the programs, and why.
     #[must_use]
     pub fn unknown(&self) -> Option<String> {
@@ -89,9 +89,9 @@ impl Neighbours {
 
     /// Adds a program once for a hook, on however many cgroups it is.
     fn note(&mut self, hook: &'static str, id: u32, place: Place) {
-        let is_it = |known: &Neighbour| known.hook == hook && known.id == id;
+        let is_it = |known: &OtherProgram| known.hook == hook && known.id == id;
         if !self.programs.iter().any(is_it) {
-            self.programs.push(Neighbour {
+            self.programs.push(OtherProgram {
                 hook,
                 id,
                 name: None,
@@ -132,8 +132,8 @@ impl Neighbours {
 ///
 /// # Errors
 /// The kernel does not list them, which takes CAP_NET_ADMIN: there may be some.
-pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
-    let mut found = Neighbours::default();
+pub fn other_programs(cgroup: &Path, own: &[u32]) -> io::Result<OtherPrograms> {
+    let mut found = OtherPrograms::default();
     let here = File::open(cgroup)?;
     for (hook, number) in HOOKS {
         let mut place = Place::Before;
@@ -255,12 +255,12 @@ mod tests {
 
     #[test]
     fn programs_are_listed_with_id_position_and_known_names() {
-        let mut found = Neighbours::default();
+        let mut found = OtherPrograms::default();
         found.note("connect4", 7, Place::Before);
         found.note("connect4", 7, Place::Below);
         found.note("connect6", 7, Place::Behind);
         assert_eq!(found.unknown(), None);
-        let texts = |found: &Neighbours| {
+        let texts = |found: &OtherPrograms| {
             let programs = found.programs.iter();
             programs.map(ToString::to_string).collect::<Vec<_>>()
         };

@@ -20,7 +20,7 @@ use crate::attach::{Attached, open_cgroup};
 use crate::generations::Generations;
 use crate::maps::{self, ExemptSockets, RedirectMaps};
 use crate::object::{KernelError, load};
-use crate::other_programs::{Neighbours, neighbours};
+use crate::other_programs::{OtherPrograms, other_programs};
 use crate::processes::{self, Life, Processes};
 use crate::{netns, pins};
 
@@ -213,14 +213,14 @@ impl Redirect {
     ///
     /// # Errors
     /// The kernel does not list them: there may be some.
-    pub fn neighbours(&self, cgroup: &Path) -> io::Result<Neighbours> {
+    pub fn other_programs(&self, cgroup: &Path) -> io::Result<OtherPrograms> {
         let object = maps::locked(&self.object);
         let own: Vec<u32> = object
             .programs()
             // Programs that are not loaded have no number.
             .filter_map(|(_name, program)| Some(program.info().ok()?.id()))
             .collect();
-        neighbours(cgroup, &own)
+        other_programs(cgroup, &own)
     }
 
     /// Detaches all programs but pinned ones from the cgroup: without pins no call is redirected from now on.

@@ -151,7 +151,7 @@ impl OpenPair {
                 }
             }
         }
-        self.tell_ends();
+        self.report_ends();
         if self.directions.iter().all(Direction::is_done) {
             return Verdict::Over(PairEnd::Finished);
         }
@@ -174,7 +174,7 @@ impl OpenPair {
     }
 
     /// Publishes EOFs as soon as they are known: the other side may never take the bytes before an EOF.
-    fn tell_ends(&self) {
+    fn report_ends(&self) {
         let ended = self.directions.iter().filter(|one| one.source_has_ended());
         // At most two.
         let ended = u8::try_from(ended.count()).unwrap_or(u8::MAX);
@@ -322,7 +322,7 @@ impl Io for Sockets<'_> {
     fn finish(&mut self) -> io::Result<()> {
         self.pools.syscalls += 1;
         if let Tls::Sink(_) = self.tls {
-            kernel_tls::say_good_bye(self.sink)?;
+            kernel_tls::send_close_notify(self.sink)?;
             self.finished.fetch_add(1, Relaxed);
             return Ok(());
         }

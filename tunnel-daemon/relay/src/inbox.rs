@@ -17,7 +17,7 @@ use crate::{
     outcome::PairEnd,
     pair::{Job, Shared},
     stats::Counters,
-    sync::{ArrayQueue, AtomicBool, AtomicUsize, Bell, OnceLock, SegQueue},
+    sync::{ArrayQueue, AtomicBool, AtomicUsize, OnceLock, SegQueue, Waker},
 };
 
 /// One thread's inbox.
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct Inbox {
     jobs: ArrayQueue<Job>,
     cancels: SegQueue<Arc<Shared>>,
-    bell: Bell,
+    waker: Waker,
     noticed: AtomicBool,
     /// Pairs accepted and not yet ended.
     pairs: AtomicUsize,
@@ -46,7 +46,7 @@ impl Inbox {
         Ok(Self {
             jobs: ArrayQueue::new(queue_pairs),
             cancels: SegQueue::new(),
-            bell: Bell::new()?,
+            waker: Waker::new()?,
             noticed: AtomicBool::new(false),
             pairs: AtomicUsize::new(0),
             pairs_max,
@@ -59,8 +59,8 @@ impl Inbox {
     }
 
     /// The eventfd, which becomes readable whenever the thread is woken.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.fd()
+    pub(crate) fn waker(&self) -> BorrowedFd<'_> {
+        self.waker.fd()
     }
 
     pub(crate) fn pairs(&self) -> usize {
@@ -97,7 +97,7 @@ impl Inbox {
     }
 
     fn announce(&self) {
-        self.ring();
+        self.wake();
         // If the thread has ended, this call must empty the queues. Otherwise the thread empties them when it ends.
         if self.closed.load(Ordering::SeqCst) {
             self.discard();
@@ -106,7 +106,7 @@ impl Inbox {
 
     pub(crate) fn stop(&self, deadline: Instant) {
         let _earlier = self.deadline.set(deadline);
-        self.ring();
+        self.wake();
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -115,7 +115,7 @@ impl Inbox {
 
     pub(crate) fn plant_fault(&self) {
         self.fault.store(true, Ordering::SeqCst);
-        self.ring();
+        self.wake();
     }
 
     pub(crate) fn take_fault(&self) -> bool {
@@ -171,12 +171,12 @@ impl Inbox {
     /// The loom model's sleep, in place of a driver's wait.
     #[cfg(all(test, loom))]
     pub(crate) fn sleep(&self) {
-        self.bell.wait();
+        self.waker.wait();
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         if !self.noticed.swap(true, Ordering::SeqCst) {
-            self.bell.ring();
+            self.waker.wake();
         }
     }
 }

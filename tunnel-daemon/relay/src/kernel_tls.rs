@@ -243,7 +243,7 @@ fn receive(socket: impl AsFd, into: &mut [u8], tickets: &mut Tickets) -> io::Res
 ///
 /// # Errors
 /// `WouldBlock` while the socket has no room; the socket's error.
-pub(crate) fn say_good_bye(socket: impl AsFd) -> io::Result<()> {
+pub(crate) fn send_close_notify(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
     poll(&mut watched, Some(&Timespec::default()))?;
@@ -314,7 +314,7 @@ pub fn probe_kernel_tls() -> io::Result<()> {
         KernelTls::start(socket, &keys(out), &keys(into)).map_err(io::Error::other)?;
     }
     crate::syscall::socket::send(&one, PAYLOAD)?;
-    say_good_bye(&one)?;
+    send_close_notify(&one)?;
     let mut buffer = [0; 64];
     let mut none = Tickets::default();
     let count = receive(&other, &mut buffer, &mut none)?;

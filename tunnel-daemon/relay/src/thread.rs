@@ -154,7 +154,7 @@ struct Thread {
 impl Thread {
     fn new(plan: &Plan, engine: Engine, inbox: Arc<Inbox>) -> io::Result<Self> {
         Ok(Self {
-            driver: Driver::new(engine, inbox.bell())?,
+            driver: Driver::new(engine, inbox.waker())?,
             rules: plan.rules.clone(),
             pools: Pools {
                 buffers: Buffers::new(plan.buffer_budget_bytes),
@@ -322,7 +322,7 @@ impl Thread {
         events.clear();
         #[cfg(all(test, loom))]
         let timeout = self.sleep_as_modelled(timeout);
-        self.pools.syscalls += self.driver.wait(timeout, self.inbox.bell(), &mut events)?;
+        self.pools.syscalls += self.driver.wait(timeout, self.inbox.waker(), &mut events)?;
         self.wakeups += 1;
         for event in &events {
             self.note(event);
@@ -334,7 +334,7 @@ impl Thread {
         Ok(())
     }
 
-    /// The loom model has no socket events: an idle thread sleeps until the bell is rung.
+    /// The loom model has no socket events: an idle thread sleeps until the waker is used.
     #[cfg(all(test, loom))]
     fn sleep_as_modelled(&self, timeout: Option<Duration>) -> Option<Duration> {
         if timeout != Some(Duration::ZERO) {

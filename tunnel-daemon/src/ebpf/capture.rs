@@ -14,7 +14,7 @@ use super::netns::Namespaces;
 use super::origin::{RedirectOrigin, RuleOrigin};
 use super::rules::{Apply, Followed};
 use super::table::{LISTENER, at_agents, own_rules, rules};
-use super::watch::{look_after, say_active, say_neighbours};
+use super::watch::{log_active, log_other_programs, supervise};
 use crate::listeners::{Listening, socket_addr};
 use crate::redirect_view::RedirectView;
 use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
@@ -115,9 +115,9 @@ impl Listening<'_> {
         match self.capture(capturing, router, context, clients) {
             Ok((programs, listeners)) => {
                 let cgroup = plan.cgroup.display().to_string();
-                say_neighbours(&programs, &plan.cgroup, view);
+                log_other_programs(&programs, &plan.cgroup, view);
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
-                let looked_after = look_after(
+                let looked_after = supervise(
                     Arc::clone(&programs),
                     plan.on_failure,
                     plan.cgroup.clone(),
@@ -177,7 +177,7 @@ impl Listening<'_> {
             OnFailure::Open => unpin(&plan.cgroup)?,
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
-        say_active(&plan.cgroup, rules.len(), view);
+        log_active(&plan.cgroup, rules.len(), view);
         // Connections captured meanwhile wait in the backlog. This step is last: a failure above leaves nothing attached.
         let in_force = Arc::new(ArcSwap::from_pointee(file.plan));
         let origins = Arc::new(RuleOrigin {

@@ -66,7 +66,7 @@ struct Held {
 
 impl Held {
     /// Logs a new reason once. The namespace stays captured over IPv4, and each scan tries IPv6 again.
-    fn say_refused(&mut self, why: String) {
+    fn log_refused(&mut self, why: String) {
         if self.v6_refused.as_ref() != Some(&why) {
             let namespace = &self.name;
             tracing::warn!(
@@ -278,7 +278,7 @@ impl Namespaces {
         for (id, socket) in look.more {
             let added = self.add_v6(id, socket);
             if let (Err(error), Some(held)) = (added, self.held.get_mut(&id)) {
-                held.say_refused(format!("{error:#}"));
+                held.log_refused(format!("{error:#}"));
             }
         }
         for (name, why) in &failed {

@@ -17,7 +17,7 @@ use super::netns::Namespaces;
 use super::origin::RedirectOrigin;
 use super::rules::{Apply, Followed};
 use super::table::LISTENER;
-use super::watch::{look_after, say_active, say_neighbours};
+use super::watch::{log_active, log_other_programs, supervise};
 use crate::node::{NodeServe, NodeSideParts};
 use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
@@ -100,7 +100,7 @@ fn attach(
     own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
-    say_active(&plan.cgroup, rules.len(), view);
+    log_active(&plan.cgroup, rules.len(), view);
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(
         cgroup,
@@ -138,8 +138,8 @@ fn attach(
         }
     }
     // Last: this examines many cgroups, and captured connections would wait for it.
-    say_neighbours(&redirect, &plan.cgroup, view);
-    let looked_after = look_after(
+    log_other_programs(&redirect, &plan.cgroup, view);
+    let looked_after = supervise(
         Arc::clone(&redirect),
         OnFailure::Open,
         plan.cgroup.clone(),

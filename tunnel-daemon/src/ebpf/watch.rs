@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const OTHERS_NAMED: usize = 16;
 
 /// Records that programs are attached with this number of rules, and warns if the cgroup is only a part of the host.
-pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
+pub(crate) fn log_active(cgroup: &Path, rules: usize, view: &RedirectView) {
     view.active(cgroup, rules);
     if is_part_of_host(cgroup) {
         view.part_of_host();
@@ -31,8 +31,8 @@ pub(crate) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
 }
 
 /// Logs which programs of other owners currently run when captured processes connect.
-pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
-    let others = match redirect.neighbours(cgroup) {
+pub(crate) fn log_other_programs(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
+    let others = match redirect.other_programs(cgroup) {
         Ok(found) => {
             let unknown = found.unknown();
             let programs = found.programs.iter().take(OTHERS_NAMED);
@@ -67,7 +67,7 @@ pub(crate) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &Redirect
 
 /// Copies kernel counters to the metrics, forgets exempt processes that ended, and reports a removed cgroup, whose programs are
 /// gone with it.
-pub(crate) async fn look_after(
+pub(crate) async fn supervise(
     redirect: Arc<Redirect>,
     on_failure: OnFailure,
     cgroup: PathBuf,

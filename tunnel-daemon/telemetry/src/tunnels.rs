@@ -127,7 +127,7 @@ impl LiveTunnel {
         self.received.store(received, Relaxed);
     }
 
-    /// Whether [`Self::tell_quality`] was requested; clears the request.
+    /// Whether [`Self::report_quality`] was requested; clears the request.
     #[inline]
     #[must_use]
     pub fn is_asked(&self) -> bool {
@@ -135,7 +135,7 @@ impl LiveTunnel {
     }
 
     /// Stores the current quality of the path.
-    pub fn tell_quality(&self, quality: PathQuality) {
+    pub fn report_quality(&self, quality: PathQuality) {
         let micros = u32::try_from(quality.rtt.as_micros()).unwrap_or(UNKNOWN - 1);
         self.retransmits.store(quality.retransmits, Relaxed);
         self.rtt_micros.store(micros, Relaxed);
@@ -471,7 +471,7 @@ mod tests {
             rtt: Duration::from_micros(1_500),
             retransmits: 2,
         };
-        live.tell_quality(quality);
+        live.report_quality(quality);
         assert_eq!(live.view(Instant::now()).quality, Some(quality));
     }
 

@@ -172,7 +172,7 @@ impl Endpoint {
     pub fn send(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.sent_bytes += bytes.len() as u64;
-            self.tell_bytes();
+            self.report_bytes();
             match &mut self.path {
                 Path::Link(link) => link.send(bytes),
                 Path::Lane(lane) => lane.send(bytes),
@@ -192,19 +192,19 @@ impl Endpoint {
             && live.is_asked()
             && let Some(quality) = self.quality()
         {
-            live.tell_quality(quality);
+            live.report_quality(quality);
         }
     }
 
     /// Reports to the table of open tunnels: bytes as they move, and path quality in [`Self::poll_flush`] when requested.
     pub fn tell(&mut self, live: Arc<LiveTunnel>) {
         self.live = Some(live);
-        self.tell_bytes();
+        self.report_bytes();
     }
 
     /// Two plain stores: this task is the only writer.
     #[inline]
-    fn tell_bytes(&self) {
+    fn report_bytes(&self) {
         if let Some(live) = &self.live {
             live.moved(self.sent_bytes, self.delivered_bytes);
         }
@@ -352,7 +352,7 @@ impl Endpoint {
     /// Counts `bytes` received earlier as delivered, without making room: the tunnel is over.
     pub fn delivered(&mut self, bytes: usize) {
         self.delivered_bytes += bytes as u64;
-        self.tell_bytes();
+        self.report_bytes();
     }
 
     /// `bytes` received earlier will not be delivered: this side's socket takes no more.

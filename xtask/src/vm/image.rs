@@ -131,7 +131,7 @@ pub(super) fn common(
     archive.link("/bin/sh", "/host/sh")?;
     let adit = built.bin("adit")?;
     programs::add(&mut archive, "/bin/adit", given.unwrap_or(adit))?;
-    // Tests look for `adit` where cargo left it. A path below /tmp is not found: /tmp is empty in the machine.
+    // Tests look for `adit` where cargo left it.
     let at = adit.display().to_string();
     match given {
         Some(_) => programs::add(&mut archive, &at, adit)?,

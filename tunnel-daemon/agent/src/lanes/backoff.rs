@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Backoff {
     misses: u32,
     /// Attempts that led to other servers since the last one that led here, or since the last backoff for such attempts.
-    strays: usize,
+    misrouted: usize,
     length: Duration,
     until: Option<Instant>,
     /// A lane was bound since the last failed attempt.
@@ -38,10 +38,10 @@ impl Backoff {
     }
 
     /// An attempt led to another server that needs no lane; `wanted` idle lanes are wanted here.
-    pub(super) fn stray(&mut self, wanted: usize) {
-        self.strays += 1;
-        if self.strays >= wanted.max(1).saturating_mul(MISSES_MAX as usize) {
-            self.strays = 0;
+    pub(super) fn misrouted(&mut self, wanted: usize) {
+        self.misrouted += 1;
+        if self.misrouted >= wanted.max(1).saturating_mul(MISSES_MAX as usize) {
+            self.misrouted = 0;
             self.begin();
         }
     }
@@ -56,7 +56,7 @@ impl Backoff {
     /// A lane was bound. Whether it lasts is not known yet.
     pub(super) fn gain(&mut self) {
         self.gained = true;
-        self.strays = 0;
+        self.misrouted = 0;
     }
 
     /// Whether a lane was bound since the last failed attempt or the last success.
@@ -109,16 +109,16 @@ mod tests {
         let mut backoff = Backoff::default();
         for wanted in [4, 1, 0] {
             for _stray in 1..3 * wanted.max(1) {
-                backoff.stray(wanted);
+                backoff.misrouted(wanted);
             }
             assert!(!backoff.lasts(), "{wanted} wanted");
             // The balancer routes an attempt to this server from time to time.
             backoff.gain();
             for _stray in 1..3 * wanted.max(1) {
-                backoff.stray(wanted);
+                backoff.misrouted(wanted);
             }
             assert!(!backoff.lasts(), "{wanted} wanted");
-            backoff.stray(wanted);
+            backoff.misrouted(wanted);
             assert!(backoff.lasts(), "{wanted} wanted");
             // Strays do not limit the number of concurrent attempts.
             assert_eq!(backoff.at_once(4), 4);

@@ -55,8 +55,8 @@ struct Counts {
     failed: AtomicUsize,
     handshakes: AtomicUsize,
     refused: AtomicUsize,
-    turned_away: AtomicUsize,
-    reasons: Mutex<Vec<NoTurn>>,
+    reject: AtomicUsize,
+    reasons: Mutex<Vec<SlotError>>,
     changed: Notify,
 }
 
@@ -82,9 +82,9 @@ impl AcceptEvents for Counts {
         self.count(&self.handshakes);
     }
 
-    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+    fn no_slot(&self, _peer: PeerAddr, why: SlotError) {
         self.reasons.lock().unwrap().push(why);
-        self.count(&self.turned_away);
+        self.count(&self.reject);
     }
 
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {

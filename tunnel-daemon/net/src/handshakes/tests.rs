@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection whose peer has sent its first byte; yields its place once it has a slot.
-type Speaker = Pin<Box<dyn Future<Output = Result<Place, NoTurn>>>>;
+type Speaker = Pin<Box<dyn Future<Output = Result<Place, SlotError>>>>;
 
 fn bounded(handshakes_max: usize, silent_max: usize, waiting_max: usize) -> Arc<Handshakes> {
     Handshakes::new(HandshakeLimits {
@@ -30,7 +30,7 @@ fn at(last: u8) -> PeerAddr {
 fn speaker(handshakes: &Arc<Handshakes>, last: u8) -> Speaker {
     let mut place = handshakes.enter(at(last));
     let until = Instant::now() + DEADLINE;
-    Box::pin(async move { place.turn(ready(true), until).await.map(|()| place) })
+    Box::pin(async move { place.acquire_slot(ready(true), until).await.map(|()| place) })
 }
 
 /// Connections from one address.
@@ -42,8 +42,8 @@ fn speakers(handshakes: &Arc<Handshakes>, last: u8, count: usize) -> Vec<Speaker
 fn called(speakers: &mut Vec<Speaker>) -> Vec<Place> {
     let mut places = Vec::new();
     speakers.retain_mut(|speaker| match speaker.as_mut().now_or_never() {
-        Some(turn) => {
-            places.push(turn.unwrap());
+        Some(slot) => {
+            places.push(slot.unwrap());
             false
         }
         None => true,
@@ -56,7 +56,7 @@ type Stalled = Pin<Box<dyn Future<Output = u64>>>;
 
 fn stalls(place: Place) -> Stalled {
     Box::pin(async move {
-        assert_eq!(place.taken_back().await, NoTurn::Stalled);
+        assert_eq!(place.taken_back().await, SlotError::Stalled);
         place.number
     })
 }
@@ -86,25 +86,28 @@ async fn at_the_limit_the_oldest_silent_connection_is_closed() {
     let mut places: Vec<Place> = (0..5).map(|_| handshakes.enter(at(1))).collect();
     let mut ends = Vec::new();
     for place in &mut places {
-        ends.push(place.turn(pending(), until).now_or_never());
+        ends.push(place.acquire_slot(pending(), until).now_or_never());
     }
-    let crowded: Option<Result<(), NoTurn>> = Some(Err(NoTurn::CrowdedOut));
+    let crowded: Option<Result<(), SlotError>> = Some(Err(SlotError::CrowdedOut));
     assert_eq!(ends, [crowded, crowded, None, None, None]);
     // The first byte came too late for this connection, and in time for the next one.
     assert_eq!(
-        places[1].turn(ready(true), until).await,
-        Err(NoTurn::CrowdedOut)
+        places[1].acquire_slot(ready(true), until).await,
+        Err(SlotError::CrowdedOut)
     );
-    assert_eq!(places[2].turn(ready(true), until).await, Ok(()));
+    assert_eq!(places[2].acquire_slot(ready(true), until).await, Ok(()));
     assert!(
         !handshakes.close_oldest_silent(),
         "it may be about to speak"
     );
     tokio::time::advance(SPEAKS_WITHIN).await;
     assert!(handshakes.close_oldest_silent());
-    let ends = [3, 4].map(|n| places[n].turn(pending(), until).now_or_never());
+    let ends = [3, 4].map(|n| places[n].acquire_slot(pending(), until).now_or_never());
     assert_eq!(ends, [crowded, None]);
-    assert_eq!(places[4].turn(pending(), until).await, Err(NoTurn::Silent));
+    assert_eq!(
+        places[4].acquire_slot(pending(), until).await,
+        Err(SlotError::Silent)
+    );
     assert_eq!(Instant::now(), until);
     places.clear();
     assert!(!handshakes.close_oldest_silent());
@@ -119,10 +122,16 @@ async fn one_deadline_covers_the_first_byte_and_the_slot() {
     let _slow = speaker(&handshakes, 1).await.unwrap();
     let mut late = handshakes.enter(at(2));
     let first_byte = tokio::time::sleep(DEADLINE / 2).map(|()| true);
-    assert_eq!(late.turn(first_byte, until).await, Err(NoTurn::NoSlot));
+    assert_eq!(
+        late.acquire_slot(first_byte, until).await,
+        Err(SlotError::NoSlot)
+    );
     assert_eq!(Instant::now(), until);
     let mut gone = handshakes.enter(at(3));
-    assert_eq!(gone.turn(ready(false), until).await, Err(NoTurn::Closed));
+    assert_eq!(
+        gone.acquire_slot(ready(false), until).await,
+        Err(SlotError::Closed)
+    );
 }
 
 /// Limit (peers): TLS handshakes at once on a listener
@@ -134,11 +143,11 @@ async fn one_address_has_half_of_the_slots_and_its_others_wait_in_order() {
     assert_eq!((held.len(), fleet.len()), (2, 4));
     let other = called(&mut speakers(&handshakes, 2, 1));
     assert_eq!(other.len(), 1, "half is left for others");
-    for turn in 2..6 {
+    for round in 2..6 {
         held.remove(0);
         held.extend(called(&mut fleet));
         let numbers: Vec<u64> = held.iter().map(|place| place.number).collect();
-        assert_eq!(numbers, [turn - 1, turn], "in the order of arrival");
+        assert_eq!(numbers, [round - 1, round], "in the order of arrival");
     }
     drop((held, other));
     assert_empty(&handshakes);
@@ -223,13 +232,13 @@ async fn the_newest_waiter_of_the_busiest_address_is_closed_at_the_limit() {
     let mut held = called(&mut crowd);
     assert_eq!((held.len(), crowd.len()), (1, 2));
     let refused = speaker(&handshakes, 1).await;
-    assert_eq!(refused.err(), Some(NoTurn::TooMany));
+    assert_eq!(refused.err(), Some(SlotError::TooMany));
     held.extend(called(&mut speakers(&handshakes, 2, 1)));
     assert_eq!(held.len(), 2, "the other half");
     let mut late = speakers(&handshakes, 3, 1);
     assert!(called(&mut late).is_empty());
     let newest = crowd.pop().unwrap().await;
-    assert_eq!(newest.err(), Some(NoTurn::TooMany));
+    assert_eq!(newest.err(), Some(SlotError::TooMany));
     held.pop();
     assert_eq!(called(&mut late).len(), 1);
     assert!(called(&mut crowd).is_empty(), "the oldest still waits");
@@ -244,7 +253,7 @@ async fn the_last_waiter_among_equally_busy_addresses_is_closed() {
     for last in 9..40 {
         let late = speaker(&handshakes, last).now_or_never();
         let late = late.map(Result::err);
-        assert_eq!(late, Some(Some(NoTurn::TooMany)));
+        assert_eq!(late, Some(Some(SlotError::TooMany)));
         assert!(called(&mut early).is_empty(), "they wait");
     }
 }

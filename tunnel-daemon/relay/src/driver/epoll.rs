@@ -22,7 +22,7 @@ use crate::outcome::Side;
 /// Most events per `epoll_wait`.
 const EVENTS: usize = 256;
 /// The eventfd's user data, which no pair uses.
-const BELL: u64 = u64::MAX;
+const WAKER: u64 = u64::MAX;
 
 pub(crate) struct Epoll {
     epoll: OwnedFd,
@@ -33,11 +33,11 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    pub(super) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(super) fn new(waker: BorrowedFd<'_>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         // Edge triggered, so the eventfd need not be read.
         let flags = EventFlags::IN | EventFlags::ET;
-        epoll::add(&epoll, bell, EventData::new_u64(BELL), flags)?;
+        epoll::add(&epoll, waker, EventData::new_u64(WAKER), flags)?;
         Ok(Self {
             epoll,
             taken: Vec::with_capacity(EVENTS),
@@ -116,7 +116,7 @@ impl Epoll {
         }
         for event in &self.taken {
             let (bits, flags) = (event.data.u64(), event.flags);
-            if bits != BELL {
+            if bits != WAKER {
                 events.push(translate(bits, flags));
             }
         }

@@ -72,11 +72,11 @@ pub(crate) enum Driver {
 }
 
 impl Driver {
-    /// A driver that wakes up when the eventfd `bell` becomes readable.
-    pub(crate) fn new(engine: Engine, bell: BorrowedFd<'_>) -> io::Result<Self> {
+    /// A driver that wakes up when the eventfd `waker` becomes readable.
+    pub(crate) fn new(engine: Engine, waker: BorrowedFd<'_>) -> io::Result<Self> {
         match engine {
-            Engine::Epoll => epoll::Epoll::new(bell).map(Self::Epoll),
-            Engine::IoUring => uring::Uring::new(bell).map(|ring| Self::Uring(Box::new(ring))),
+            Engine::Epoll => epoll::Epoll::new(waker).map(Self::Epoll),
+            Engine::IoUring => uring::Uring::new(waker).map(|ring| Self::Uring(Box::new(ring))),
         }
     }
 
@@ -121,12 +121,12 @@ impl Driver {
     pub(crate) fn wait(
         &mut self,
         timeout: Option<Duration>,
-        bell: BorrowedFd<'_>,
+        waker: BorrowedFd<'_>,
         events: &mut Vec<Event>,
     ) -> io::Result<u64> {
         match self {
             Self::Epoll(epoll) => epoll.wait(timeout, events),
-            Self::Uring(ring) => ring.wait(timeout, bell, events),
+            Self::Uring(ring) => ring.wait(timeout, waker, events),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::{
 /// The kind of a poll, in the upper bits of its user data. 0 and 1 are polls for bytes (by side), 2 and 3 for room.
 const ROOM: u64 = 2;
 const WATCHES: u64 = 4;
-const BELL: u64 = 4;
+const WAKER: u64 = 4;
 const CANCEL: u64 = 5;
 
 /// The kernel's polls for one slot.
@@ -40,9 +40,9 @@ pub(crate) struct Uring {
 }
 
 impl Uring {
-    pub(super) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(super) fn new(waker: BorrowedFd<'_>) -> io::Result<Self> {
         let mut ring = Ring::new()?;
-        watch_bell(&mut ring, bell)?;
+        watch_waker(&mut ring, waker)?;
         Ok(Self {
             ring,
             slots: Vec::new(),
@@ -110,7 +110,7 @@ impl Uring {
     pub(super) fn wait(
         &mut self,
         timeout: Option<Duration>,
-        bell: BorrowedFd<'_>,
+        waker: BorrowedFd<'_>,
         events: &mut Vec<Event>,
     ) -> io::Result<u64> {
         let entered = self.ring.enter(timeout)?;
@@ -119,7 +119,7 @@ impl Uring {
         for at in 0..self.taken.len() {
             let completion = self.taken[at];
             match completion.user_data >> KEY_BITS {
-                BELL if !completion.more => watch_bell(&mut self.ring, bell)?,
+                WAKER if !completion.more => watch_waker(&mut self.ring, waker)?,
                 watch if watch < WATCHES => events.extend(self.completed(watch, completion)),
                 _ => {}
             }
@@ -184,7 +184,7 @@ impl Uring {
     }
 }
 
-fn watch_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> io::Result<()> {
+fn watch_waker(ring: &mut Ring, waker: BorrowedFd<'_>) -> io::Result<()> {
     let flags = EventFlags::IN.bits();
-    ring.watch(bell, flags, true, BELL << KEY_BITS)
+    ring.watch(waker, flags, true, WAKER << KEY_BITS)
 }

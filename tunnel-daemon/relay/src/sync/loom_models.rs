@@ -325,27 +325,27 @@ fn pairs_stay_within_the_cap_and_refused_ones_take_no_place() {
     });
 }
 
-/// The model can fail: with a bell that is rung before the notice is set, a call is lost.
+/// The model can fail: with a waker that is used before the notice is set, a call is lost.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn model_detects_a_wake_up_before_the_flag() {
     check(PREEMPTIONS_MAX, || {
         let parts = Arc::new((
-            super::Bell::new().unwrap(),
+            super::Waker::new().unwrap(),
             super::AtomicBool::new(false),
             OnceLock::new(),
         ));
         let thread = thread::spawn({
             let parts = Arc::clone(&parts);
             move || {
-                let (bell, noticed, value) = &*parts;
+                let (waker, noticed, value) = &*parts;
                 while !(noticed.swap(false, SeqCst) && value.get().is_some()) {
-                    bell.wait();
+                    waker.wait();
                 }
             }
         });
-        let (bell, noticed, value) = &*parts;
-        bell.ring();
+        let (waker, noticed, value) = &*parts;
+        waker.wake();
         value
             .set(())
             .map_err(|()| Error::other("set twice"))

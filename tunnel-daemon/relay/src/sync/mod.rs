@@ -1,14 +1,14 @@
-//! Types shared by relay threads and submitters: flags, queues and the bell. `cargo xtask loom` replaces them with types
+//! Types shared by relay threads and submitters: flags, queues and the waker. `cargo xtask loom` replaces them with types
 //! whose interleavings loom explores, and runs `loom_models`; no other build contains these.
 
-mod bell;
 #[cfg(test)]
 #[cfg(loom)]
 mod loom_models;
 #[cfg(all(test, loom))]
 mod modelled;
+mod waker;
 
-pub(crate) use bell::Bell;
+pub(crate) use waker::Waker;
 
 #[cfg(all(test, loom))]
 pub(crate) use modelled::{

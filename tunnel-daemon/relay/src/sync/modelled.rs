@@ -1,5 +1,5 @@
 //! Stand-ins that loom can interleave. Queues are lists under a lock, since loom cannot look into crossbeam's: what is
-//! proven holds for queues whose `push` is seen by every later `pop`. The bell orders memory, as the kernel's locks do.
+//! proven holds for queues whose `push` is seen by every later `pop`. The waker orders memory, as the kernel's locks do.
 
 use std::{any::Any, collections::VecDeque, fmt, panic::resume_unwind, sync};
 

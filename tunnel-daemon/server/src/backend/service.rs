@@ -180,7 +180,7 @@ impl Backend {
         let never = CancellationToken::new();
         let links = ConnectionLinks::default();
         let every = self.settings.keepalive;
-        let silence = |quiet| self.tell_silence(&links, quiet);
+        let silence = |quiet| self.report_silence(&links, quiet);
         let served = connection.serve_watched(every, never, silence, |request, respond| {
             let who = Caller {
                 peer,
@@ -203,7 +203,7 @@ impl Backend {
     }
 
     /// Records how long the agent of these links has been silent; zero: it responds.
-    fn tell_silence(&self, links: &ConnectionLinks, quiet: Duration) {
+    fn report_silence(&self, links: &ConnectionLinks, quiet: Duration) {
         for link in links.all() {
             let Some((agent, silence)) = self.router.set_silence(link, quiet) else {
                 continue;

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
 use adit_redirect::object::{OBJECT, load};
-use adit_redirect::other_programs::{Neighbour, Place};
+use adit_redirect::other_programs::{OtherProgram, Place};
 use adit_redirect::pins;
 use adit_redirect::redirect::{Action, Redirect, RedirectRule, unpin};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -398,7 +398,7 @@ fn unpinned_programs_deny_nothing_from_that_moment() {
 /// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
 fn other_programs_at_the_same_hook_are_listed_with_name_and_order() {
-    if !ready("neighbours") {
+    if !ready("other programs") {
         return;
     }
     let outer = Cgroup::new();
@@ -409,10 +409,10 @@ fn other_programs_at_the_same_hook_are_listed_with_name_and_order() {
     let ours = Redirect::attach(OBJECT, captured.path()).unwrap();
     let behind = Stranger::on(captured.path());
     let below = Stranger::on(inner.path());
-    let found = ours.neighbours(captured.path()).unwrap();
+    let found = ours.other_programs(captured.path()).unwrap();
     assert_eq!(found.unknown(), None);
     // The host may have other programs, and the list leaves out programs of Adit.
-    let named = |program: &&Neighbour| program.name.as_deref() == Some(STRANGER);
+    let named = |program: &&OtherProgram| program.name.as_deref() == Some(STRANGER);
     let strangers = found.programs.iter().filter(named);
     let seen: Vec<_> = strangers.map(|it| (it.id, it.place)).collect();
     let expected = [
@@ -430,7 +430,7 @@ fn other_programs_at_the_same_hook_are_listed_with_name_and_order() {
 /// The kernel detaches a pinned program with a delay after its pin is removed.
 #[test]
 fn programs_pinned_by_a_predecessor_are_not_listed() {
-    let test = "neighbours after a restart";
+    let test = "other programs after a restart";
     if !ready(test) {
         return;
     }
@@ -444,7 +444,7 @@ fn programs_pinned_by_a_predecessor_are_not_listed() {
     drop(predecessor);
     let ours = Redirect::attach(OBJECT, cgroup.path()).unwrap();
     ours.pin(cgroup.path()).unwrap();
-    let found = ours.neighbours(cgroup.path());
+    let found = ours.other_programs(cgroup.path());
     unpin(cgroup.path()).unwrap();
     let mut seen = found.unwrap().programs;
     seen.retain(|it| {
@@ -459,7 +459,7 @@ fn programs_pinned_by_a_predecessor_are_not_listed() {
 /// Limit (redirect): eBPF programs of others that rewrite addresses
 #[test]
 fn without_cap_sys_admin_other_programs_are_listed_without_names() {
-    if !ready("neighbours without names") {
+    if !ready("other programs without names") {
         return;
     }
     let cgroup = Cgroup::new();
@@ -474,14 +474,14 @@ fn without_cap_sys_admin_other_programs_are_listed_without_names() {
         };
         let look = || {
             set_capabilities(None, sets).unwrap();
-            ours.neighbours(cgroup.path())
+            ours.other_programs(cgroup.path())
         };
         std::thread::scope(|threads| threads.spawn(look).join().unwrap())
     };
     let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
     for rights in [least, CapabilitySet::NET_ADMIN] {
         let found = seen_with(rights).unwrap();
-        let is_it = |program: &&Neighbour| program.id == before.id();
+        let is_it = |program: &&OtherProgram| program.id == before.id();
         let seen = found.programs.iter().find(is_it).unwrap();
         assert_eq!((&seen.name, seen.place), (&None, Place::Before));
         let unknown = found.unknown().unwrap();

@@ -17,7 +17,7 @@ async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
     /// HTTP/2 window for one answer and a part of the next. The client never updates it.
     const WINDOW: u32 = 50;
     let (world, _agent) = World::with_agent().await;
-    let connection = Connection::narrow_client(&world, WINDOW).await;
+    let connection = Connection::small_window_client(&world, WINDOW).await;
     let mut call = connection.proxy().await;
     let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
     for _packet in 0..4 {

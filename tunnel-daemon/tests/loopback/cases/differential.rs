@@ -54,7 +54,7 @@ impl Route {
         }
     }
 
-    fn has_pipes(self) -> bool {
+    fn has_raw_lanes(self) -> bool {
         self != Self::Link && self != Self::Lanes(Way::Tls)
     }
 
@@ -218,7 +218,7 @@ async fn differs_in_nothing(route: Route) {
     for seed in 0..SCRIPTS {
         stage.compare(&Script::new(seed)).await;
     }
-    if route.has_pipes() {
+    if route.has_raw_lanes() {
         within_for(BULK_WITHIN, "both movers at both ends", async {
             for seed in 0..BULK_SCRIPTS {
                 stage.compare(&Script::bulk(seed)).await;

@@ -187,11 +187,11 @@ async fn a_moment() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_agent_first_delivers_the_last_bytes_of_a_tunnel() {
     let world = World::start(&[]).await;
-    let mut server = StubServer::start_on(targets::narrow().0, &world);
+    let mut server = StubServer::start_on(targets::with_small_window().0, &world);
     let agent = world.agent_of(server.port(), "a", &[]).await;
     let _link = server.accept().await.greet_with_lane();
     let mut lane = ServerLane::bound(&mut server).await;
-    let (listener, port) = targets::narrow();
+    let (listener, port) = targets::with_small_window();
     lane.end
         .open(&request(&format!("127.0.0.1:{port}")), 0)
         .expect("the lane is free");
@@ -246,7 +246,7 @@ async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     let mut world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let (_call, grant) = link(&world, &connection, "agent-1").await;
-    let tcp = targets::narrow_to(world.server().agents);
+    let tcp = targets::connect_with_small_window(world.server().agents);
     let mut lane = Stub::connect_over(tcp, &world, "agent").await;
     assert!(lane.bind(&grant).await);
     one_idle(&world).await;

@@ -102,7 +102,7 @@ async fn an_end_is_found(lanes: bool) {
     let (port, _gated) = gated(Arc::clone(&gate)).await;
     let mut waiting = open(&world, port).await;
     fill(&mut waiting).await;
-    let (sink, port) = targets::narrow();
+    let (sink, port) = targets::with_small_window();
     let _sink = targets::deaf_on(sink);
     let mut stuck = open(&world, port).await;
     fill(&mut stuck).await;
@@ -221,7 +221,7 @@ async fn a_grpc_client_that_disconnects_behind_stuck_bytes_is_detected_at_once()
     /// More than all buffers on the path hold, as in `paused_tunnels`.
     const UPLOAD_BLOCKS: usize = 64;
     let (world, agent) = world(false, &[]).await;
-    let (sink, port) = targets::narrow();
+    let (sink, port) = targets::with_small_window();
     let _sink = targets::deaf_on(sink);
     let connection = Connection::client(&world).await;
     let mut call = connection.proxy().await;

@@ -191,7 +191,7 @@ async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() 
     const WINDOW: u32 = 100;
     let (port, _target) = targets::source(u64::MAX).await;
     let (world, _agent) = World::with_agent().await;
-    let connection = Connection::narrow_client(&world, WINDOW).await;
+    let connection = Connection::small_window_client(&world, WINDOW).await;
     let mut call = connection.proxy().await;
     call.open(1, &format!("127.0.0.1:{port}")).await;
     call.keep(1).await;
@@ -512,7 +512,7 @@ async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
 async fn a_client_with_a_large_window_that_reads_nothing_is_sent_little() {
     const WINDOW_BYTES: u32 = 64 << 20;
     let (world, _agent) = World::with_agent().await;
-    let (listener, port) = targets::narrow();
+    let (listener, port) = targets::with_small_window();
     let (connection, stop) = Connection::client_that_stops(&world, WINDOW_BYTES).await;
     let mut call = connection.proxy().await;
     call.open(1, &format!("127.0.0.1:{port}")).await;

@@ -52,7 +52,7 @@ const AT_ONCE: u32 = 8;
 /// gRPC calls per connection.
 const CALLS_PER_CONNECTION: usize = 100;
 /// A link may begin 100 raw lanes at once, and 50 more per second.
-const PIPES_MIN: f64 = 50.0;
+const RAW_LANES_MIN: f64 = 50.0;
 /// Most resident memory per tunnel, in each process. A buffer of 64 KiB per tunnel would exceed it.
 const RESIDENT_MAX_BYTES: u64 = 48 << 10;
 /// Limit for opening all tunnels, and for an echo on all of them.
@@ -79,7 +79,7 @@ fn clients(way: Way) -> &'static str {
 
 /// Number of tunnels, and descriptor limit of server and agent.
 fn sizes(way: Way) -> (u32, u32) {
-    let few = if way.has_pipes() {
+    let few = if way.has_raw_lanes() {
         (400, 1_024)
     } else {
         (600, 1_200)
@@ -302,7 +302,11 @@ async fn clients_of_idle_tunnels_are_all_served() {
     let more: [f64; 3] = std::array::from_fn(|place| now[place] - opened[place]);
     let [by_lane, by_pipe, by_link] = more;
     assert_eq!(by_lane + by_pipe + by_link, f64::from(tunnels));
-    let pipes_min = if way.has_pipes() { PIPES_MIN } else { 0.0 };
+    let pipes_min = if way.has_raw_lanes() {
+        RAW_LANES_MIN
+    } else {
+        0.0
+    };
     assert!(by_pipe >= pipes_min, "{by_pipe} pipes");
     let by_lane = by_lane + by_pipe;
     let busy = value(health, BUSY).await;

@@ -51,12 +51,12 @@ enum On {
 }
 
 const FRAMES: [On; 2] = [On::Lanes, On::Link];
-const PIPES: [On; 2] = pipes(Sends::Bulk);
-const COPYING_PIPES: [On; 2] = pipes(Sends::Crumbs);
+const RAW_LANES: [On; 2] = raw_lanes(Sends::Bulk);
+const COPYING_RAW_LANES: [On; 2] = raw_lanes(Sends::SmallChunks);
 /// Tunnels opened on raw lanes.
 const PIPED: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 
-const fn pipes(sends: Sends) -> [On; 2] {
+const fn raw_lanes(sends: Sends) -> [On; 2] {
     [
         On::Pipes("--relay-engine=epoll", sends),
         On::Pipes("--relay-engine=io-uring", sends),
@@ -81,11 +81,11 @@ impl On {
     }
 
     /// Raw-lane tunnels that a process has opened. Asserts that there are some exactly if this path has them.
-    async fn pipes(self, health: SocketAddr) -> f64 {
-        let pipes = value(health, PIPED).await;
+    async fn raw_lanes(self, health: SocketAddr) -> f64 {
+        let raw_lanes = value(health, PIPED).await;
         let expected = matches!(self, Self::Pipes(..));
-        assert_eq!(pipes > 0.0, expected, "{pipes} pipes");
-        pipes
+        assert_eq!(raw_lanes > 0.0, expected, "{raw_lanes} raw lanes");
+        raw_lanes
     }
 
     /// Whether this host has the driver. If not, reports the test as skipped.
@@ -108,7 +108,7 @@ impl On {
     async fn moves(self, load: &Load) {
         let bytes = match self.sends() {
             Sends::Bulk => BULK,
-            Sends::Crumbs => SMALL_CHUNKS,
+            Sends::SmallChunks => SMALL_CHUNKS,
         };
         load.moves(bytes).await;
     }
@@ -206,11 +206,11 @@ async fn agent_is_killed(on: [On; 2]) {
         let mut doomed = load(on, &processes, &format!("127.0.0.1:{port}"), CUT).await;
         on.moves(&doomed).await;
         on.splices(&admin, 0).await;
-        let pipes = on.pipes(health).await;
+        let raw_lanes = on.raw_lanes(health).await;
         on.ready(health, 2.0).await;
         let mut others = load(on, &processes, &format!("127.0.0.2:{port}"), KEPT).await;
         on.moves(&others).await;
-        assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
+        assert_eq!(on.raw_lanes(health).await > raw_lanes, raw_lanes > 0.0);
 
         killed.kill();
         doomed.ended().await;
@@ -222,7 +222,7 @@ async fn agent_is_killed(on: [On; 2]) {
         on.assert_moved(health).await;
         assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
         assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
-        assert_eq!(reset, pipes, "{on:?}");
+        assert_eq!(reset, raw_lanes, "{on:?}");
         metric(health, TUNNELS, f64::from(KEPT)).await;
         for reason in ["client_gone", "other"] {
             assert_eq!(
@@ -249,13 +249,13 @@ async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agen
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_agents_raw_lanes_are_right_up_to_the_cut_and_other_agents_go_on() {
-    agent_is_killed(PIPES).await;
+    agent_is_killed(RAW_LANES).await;
 }
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_agent() {
-    agent_is_killed(COPYING_PIPES).await;
+    agent_is_killed(COPYING_RAW_LANES).await;
 }
 
 /// The agent has two servers, with tunnels through both.
@@ -287,12 +287,12 @@ async fn server_is_killed(on: [On; 2]) {
         let mut doomed = load(on, &processes, &target, CUT).await;
         on.moves(&doomed).await;
         on.splices(&admin, 0).await;
-        let pipes = on.pipes(agent_health).await;
+        let raw_lanes = on.raw_lanes(agent_health).await;
         let sockets = ["connect.other", "grpc.other"].map(|name| dir.join(name));
         let [http, grpc] = &sockets;
         let mut others = Load::start(http, grpc, &target, KEPT.into(), on.sends()).await;
         on.moves(&others).await;
-        on.pipes(other_health).await;
+        on.raw_lanes(other_health).await;
         metric(agent_health, TARGETS, f64::from(CUT + KEPT)).await;
 
         processes.server.kill();
@@ -306,7 +306,7 @@ async fn server_is_killed(on: [On; 2]) {
         on.assert_moved(agent_health).await;
         assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
         assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
-        assert_eq!(reset, pipes, "{on:?}");
+        assert_eq!(reset, raw_lanes, "{on:?}");
         metric(other_health, TUNNELS, f64::from(KEPT)).await;
         doomed.ledger.assert_intact("clients of the killed server");
         others.ledger.assert_intact("clients of the other server");
@@ -325,13 +325,13 @@ async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_ser
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_servers_raw_lanes_are_right_up_to_the_cut_and_other_servers_go_on() {
-    server_is_killed(PIPES).await;
+    server_is_killed(RAW_LANES).await;
 }
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_server() {
-    server_is_killed(COPYING_PIPES).await;
+    server_is_killed(COPYING_RAW_LANES).await;
 }
 
 /// Body of the client process to be killed. Does nothing without `CLIENT`.
@@ -343,9 +343,9 @@ async fn client_to_be_killed_drives_its_tunnels() {
     let task: Value = serde_json::from_str(&task).expect("a task");
     let word = |name: &str| task[name].as_str().expect("a word").to_owned();
     let (http, grpc) = (PathBuf::from(word("http")), PathBuf::from(word("grpc")));
-    let small_chunks = task["crumbs"].as_bool().expect("yes or no");
+    let small_chunks = task["small_chunks"].as_bool().expect("yes or no");
     let (sends, enough) = if small_chunks {
-        (Sends::Crumbs, SMALL_CHUNKS)
+        (Sends::SmallChunks, SMALL_CHUNKS)
     } else {
         (Sends::Bulk, BULK)
     };
@@ -373,7 +373,7 @@ async fn client_is_killed(on: [On; 2]) {
         let world = &processes.world;
         let mut others = load(on, &processes, &target, KEPT).await;
         on.moves(&others).await;
-        let pipes = on.pipes(health).await;
+        let raw_lanes = on.raw_lanes(health).await;
         on.ready(health, 1.0).await;
         let newest = open_tunnels(&admin).last().map(|tunnel| tunnel.id);
         let newest = newest.expect("the other client's");
@@ -381,7 +381,7 @@ async fn client_is_killed(on: [On; 2]) {
             "http": world.connect(),
             "grpc": world.grpc(),
             "target": target,
-            "crumbs": on.sends() == Sends::Crumbs,
+            "small_chunks": on.sends() == Sends::SmallChunks,
         });
         let this = std::env::current_exe().expect("it");
         let mut command = Command::new(this);
@@ -399,7 +399,7 @@ async fn client_is_killed(on: [On; 2]) {
         .await;
         on.moves(&others).await;
         on.splices(&admin, newest).await;
-        assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
+        assert_eq!(on.raw_lanes(health).await > raw_lanes, raw_lanes > 0.0);
 
         client.kill();
         on.moves(&others).await;
@@ -433,11 +433,11 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_clients_raw_lanes_are_right_up_to_the_cut_and_other_clients_go_on() {
-    client_is_killed(PIPES).await;
+    client_is_killed(RAW_LANES).await;
 }
 
 /// Limit (isolation): Tunnel bytes when an agent, server or client is killed
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_client() {
-    client_is_killed(COPYING_PIPES).await;
+    client_is_killed(COPYING_RAW_LANES).await;
 }

@@ -124,7 +124,7 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
         }
     })
     .await;
-    if let Err(error) = wire.deafen_lanes() {
+    if let Err(error) = wire.cut_lane_input() {
         skip_unprivileged("an OPEN that is not acknowledged", error);
         return;
     }
@@ -205,7 +205,7 @@ async fn without_link_and_path(flags: &[&str]) {
     let mut cut = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     let mut kept = connect::open(&world.connect(), &format!("127.0.0.2:{echo}")).await;
     connect::echo(&mut kept, b"before").await;
-    if let Err(error) = wire.deafen_lanes_to_both() {
+    if let Err(error) = wire.cut_lane_input_of_both() {
         skip_unprivileged("lanes whose path is gone", error);
         return;
     }

@@ -278,7 +278,7 @@ async fn pipes_on(
     let (port, target, seen) = targets::summing().await;
     let health = pair.processes.health;
     let mut streams = Vec::new();
-    for _pipe in 0..PIPES {
+    for _pipe in 0..RAW_LANES {
         at_least(health, IDLE, 4.0).await;
         let socket = pair.processes.world.connect();
         let mut stream = connect::open(&socket, &format!("127.0.0.1:{port}")).await;
@@ -286,12 +286,12 @@ async fn pipes_on(
         streams.push(stream);
     }
     let opened = "adit_tunnels_opened_total{path=\"raw-lane\"}";
-    assert_eq!(value(health, opened).await, f64::from(PIPES));
-    metric(pair.agent_health, TARGETS, f64::from(PIPES)).await;
+    assert_eq!(value(health, opened).await, f64::from(RAW_LANES));
+    metric(pair.agent_health, TARGETS, f64::from(RAW_LANES)).await;
     (streams, target, seen)
 }
 
-const PIPES: u32 = 10;
+const RAW_LANES: u32 = 10;
 const PLAINTEXT: &str = "--lane-security=plaintext";
 
 /// On a raw lane FIN means that all bytes were sent. When the kernel closes the sockets of a killed process, targets must
@@ -309,7 +309,7 @@ async fn targets_of_raw_lanes_of_a_killed_server_or_agent_see_a_reset() {
         } else {
             pair.agent.kill();
         }
-        for _pipe in 0..PIPES {
+        for _pipe in 0..RAW_LANES {
             let sum = within("what a target saw", seen.recv()).await;
             let sum = sum.expect("the target runs");
             assert!(!sum.clean, "a cut stream looks whole: {sum:?}");
@@ -323,7 +323,7 @@ async fn targets_of_raw_lanes_of_a_killed_server_or_agent_see_a_reset() {
             }
         } else {
             let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-            metric(pair.processes.health, reset, f64::from(PIPES)).await;
+            metric(pair.processes.health, reset, f64::from(RAW_LANES)).await;
             for series in [TUNNELS, BUSY, IDLE] {
                 metric(pair.processes.health, series, 0.0).await;
             }
@@ -338,7 +338,7 @@ async fn closed_raw_lanes_leave_nothing_behind() {
     let pair = Pair::start_with(&[PLAINTEXT]).await;
     let (streams, _target, mut seen) = pipes_on(&pair).await;
     drop(streams);
-    for _pipe in 0..PIPES {
+    for _pipe in 0..RAW_LANES {
         let sum = within("what a target saw", seen.recv()).await;
         assert!(sum.expect("the target runs").clean);
     }

@@ -21,7 +21,7 @@ async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
     let _agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
     until("a lane", || value(&world, IDLE) == 1.0).await;
-    let (listener, port) = targets::narrow();
+    let (listener, port) = targets::with_small_window();
     let (echo, _target) = targets::echo().await;
     let (slow, echo) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{echo}"));
 

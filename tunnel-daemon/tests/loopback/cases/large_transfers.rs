@@ -78,7 +78,11 @@ async fn arrives_whole(way: Way) {
         let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
         metric(server, &series, bytes as f64).await;
     }
-    let path = if way.has_pipes() { "raw-lane" } else { "lane" };
+    let path = if way.has_raw_lanes() {
+        "raw-lane"
+    } else {
+        "lane"
+    };
     let series = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
     assert_eq!(value(server, &series).await, 1.0);
     pair.assert_at_rest().await;

@@ -52,7 +52,8 @@ async fn knocks(address: SocketAddr, words: &[u8]) -> TcpStream {
 impl Deaf {
     async fn start(processes: &Processes) -> Self {
         let (world, health) = (&processes.world, processes.health);
-        let ((source, source_port), (sink, sink_port)) = (targets::narrow(), targets::narrow());
+        let ((source, source_port), (sink, sink_port)) =
+            (targets::with_small_window(), targets::with_small_window());
         let targets = [targets::source_on(source, u64::MAX), targets::deaf_on(sink)];
         let (source, sink) = (
             format!("127.0.0.1:{source_port}"),

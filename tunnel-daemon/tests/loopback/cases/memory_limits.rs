@@ -189,7 +189,7 @@ async fn readers_pause(
     let agent_health = agent.address("health");
     metric(health, LINKS, 1.0).await;
     let (echo_port, _echo) = targets::echo().await;
-    let (source, source_port) = targets::narrow();
+    let (source, source_port) = targets::with_small_window();
     let _source = targets::source_on(source, u64::MAX);
     let source = format!("127.0.0.1:{source_port}");
     let mut echo = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;

@@ -22,7 +22,7 @@ use crate::support::ways::Way;
 use crate::support::world::sample;
 use crate::support::{connect, targets};
 
-const PIPES: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
+const RAW_LANES: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 const CALLS: &str = "konnectivity_network_proxy_server_grpc_connections{service_method=\"Proxy\"}";
@@ -34,7 +34,7 @@ const TURN_WITHIN: Duration = Duration::from_secs(300);
 /// Limit on opened lanes, not counting those that raw lanes used up.
 const LANES_MAX: f64 = 200.0;
 /// Least number of raw lanes. A link may start 100 at once while other lanes are idle.
-const PIPES_MIN: f64 = 20.0;
+const RAW_LANES_MIN: f64 = 20.0;
 /// Bytes of a tunnel that is to be spliced; splicing starts after 256 KiB of copying.
 const BULK_BYTES: usize = 4 << 20;
 /// Least number of bulk tunnels, and the time for as many as it takes. A link may start 50 raw lanes a second.
@@ -297,7 +297,7 @@ async fn thousands(way: Way) {
     assert_eq!((counted.to_target, counted.to_client), clients);
     let [at_server, at_agent] = counted.relayed;
     assert_eq!(at_server, at_agent);
-    assert_eq!(at_server > 0.0, way.has_pipes());
+    assert_eq!(at_server > 0.0, way.has_raw_lanes());
 
     let bytes = site.turn(half, &End::ALL).await;
     opened += half;
@@ -307,7 +307,7 @@ async fn thousands(way: Way) {
     let ordered = [heard, counted.to_client, counted.to_target, said];
     assert!(ordered.is_sorted(), "{ordered:?}");
 
-    if way.has_pipes() {
+    if way.has_raw_lanes() {
         opened += splice(&pair, &site).await;
         Counted::after(opened, &pair).await;
     }
@@ -339,10 +339,10 @@ async fn splice(pair: &Pair, site: &Site) -> usize {
 /// Asserts that the tunnels used lanes, and that few lanes were enough.
 async fn assert_on_lanes(pair: &Pair, way: Way, opens: usize) {
     let health = pair.processes.health;
-    let (pipes, used) = (value(health, PIPES).await, value(health, USED).await);
+    let (pipes, used) = (value(health, RAW_LANES).await, value(health, USED).await);
     let lanes = opened(&scrape(health).await);
-    if way.has_pipes() {
-        assert!(pipes >= PIPES_MIN, "{pipes} pipes");
+    if way.has_raw_lanes() {
+        assert!(pipes >= RAW_LANES_MIN, "{pipes} pipes");
     } else {
         let all = f64::from(u32::try_from(opens).expect("fits"));
         assert!(value(health, HITS).await >= all * 0.8);

@@ -94,7 +94,8 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     let agent = processes.agent("a", &["--lanes=0"]);
     let agent_health = agent.address("health");
     metric(processes.health, LINKS, 1.0).await;
-    let ((source, source_port), (sink, sink_port)) = (targets::narrow(), targets::narrow());
+    let ((source, source_port), (sink, sink_port)) =
+        (targets::with_small_window(), targets::with_small_window());
     let source = targets::source_on(source, u64::MAX);
     let sink = targets::deaf_on(sink);
     let mut paused = Paused::start(
@@ -155,7 +156,7 @@ async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connect
     let world = World::start(&["--lanes-per-link=0"]).await;
     let _agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
-    let (sink, sink_port) = targets::narrow();
+    let (sink, sink_port) = targets::with_small_window();
     let sink = targets::deaf_on(sink);
     let (port, _echo) = targets::echo().await;
     let connection = Connection::client(&world).await;

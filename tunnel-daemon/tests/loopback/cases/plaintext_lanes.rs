@@ -230,7 +230,7 @@ async fn a_tunnel_half_closed_and_silent_is_cut() {
 }
 
 /// Opens a tunnel on a raw lane. A tunnel that leaves fewer than two lanes idle has frames instead.
-async fn open_pipe(world: &World, target: &str) -> UnixStream {
+async fn open_raw_tunnel(world: &World, target: &str) -> UnixStream {
     warm(world).await;
     connect::open(&world.connect(), target).await
 }
@@ -249,11 +249,11 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     world.links(1).await;
     let (port, _source) = targets::source(u64::MAX).await;
     let source = format!("127.0.0.1:{port}");
-    let mut paused = open_pipe(&world, &source).await;
-    let mut reading = open_pipe(&world, &source).await;
-    let (sink, port) = targets::narrow();
+    let mut paused = open_raw_tunnel(&world, &source).await;
+    let mut reading = open_raw_tunnel(&world, &source).await;
+    let (sink, port) = targets::with_small_window();
     let _sink = targets::deaf_on(sink);
-    let mut stuck = open_pipe(&world, &format!("127.0.0.1:{port}")).await;
+    let mut stuck = open_raw_tunnel(&world, &format!("127.0.0.1:{port}")).await;
     // On a lane with frames the EOF behind queued bytes would not be read.
     assert_eq!(value(&world, RAW), 3.0);
     let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));

@@ -34,7 +34,7 @@ fn granted_by_the_kernel(sysctl: &str) -> u64 {
 
 /// The server's count of tunnels on the path of a CONNECT client.
 fn opened_by(way: Way) -> &'static str {
-    if way.has_pipes() {
+    if way.has_raw_lanes() {
         "adit_tunnels_opened_total{path=\"raw-lane\"}"
     } else {
         "adit_tunnels_opened_total{path=\"lane\"}"

@@ -91,7 +91,7 @@ pub(crate) enum Sends {
     Bulk,
     /// The client sends small chunks, and some are always in flight. Otherwise a client that is gone could look like one that
     /// has finished.
-    Crumbs,
+    SmallChunks,
 }
 
 /// Tunnels that send until they are cut.
@@ -161,7 +161,7 @@ where
     S: AsyncRead + AsyncWrite,
 {
     let (mut read, mut write) = tokio::io::split(io);
-    if sends == Sends::Crumbs {
+    if sends == Sends::SmallChunks {
         let (mut block, mut there, mut back) = ([0; SMALL_CHUNK_BYTES], start, start);
         loop {
             while there < back + 2 * SMALL_CHUNK_BYTES as u64 {

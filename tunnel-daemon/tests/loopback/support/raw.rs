@@ -105,14 +105,14 @@ impl Connection {
     }
 
     /// As [`Self::client`], with this window for each stream.
-    pub(crate) async fn narrow_client(world: &World, window: u32) -> Self {
+    pub(crate) async fn small_window_client(world: &World, window: u32) -> Self {
         let stream = UnixStream::connect(world.grpc()).await;
         let stream = stream.expect("the frontend listens");
         let (connection, _never_changed) = Self::with_windows(stream, window, 1 << 30).await;
         connection
     }
 
-    /// As [`Self::narrow_client`], until the returned channel ends all reads from the socket.
+    /// As [`Self::small_window_client`], until the returned channel ends all reads from the socket.
     pub(crate) async fn client_that_stops(
         world: &World,
         window: u32,

@@ -261,7 +261,7 @@ async fn hold(stream: TcpStream) -> io::Result<()> {
 }
 
 /// A socket with small kernel buffers, for either end of a connection.
-fn narrow_socket() -> Socket {
+fn small_window_socket() -> Socket {
     const BUFFER_BYTES: usize = 16 * 1024;
     /// A sender may queue about ten segments before it has sent one, and segments of the loopback network have 64 KiB.
     const SEGMENT_BYTES: u32 = 1400;
@@ -273,8 +273,8 @@ fn narrow_socket() -> Socket {
 }
 
 /// A connection with small kernel buffers, to a listener of this host.
-pub(crate) fn narrow_to(address: SocketAddr) -> TcpStream {
-    let socket = narrow_socket();
+pub(crate) fn connect_with_small_window(address: SocketAddr) -> TcpStream {
+    let socket = small_window_socket();
     socket.connect(&address.into()).expect("it listens");
     socket.set_nonblocking(true).expect("a flag");
     TcpStream::from_std(socket.into()).expect("a connection")
@@ -282,8 +282,8 @@ pub(crate) fn narrow_to(address: SocketAddr) -> TcpStream {
 
 /// A listener on every IPv4 address of this host, and its port. Its connections have small kernel buffers, so that even many
 /// paused ones take little memory.
-pub(crate) fn narrow() -> (TcpListener, u16) {
-    let socket = narrow_socket();
+pub(crate) fn with_small_window() -> (TcpListener, u16) {
+    let socket = small_window_socket();
     let any = SocketAddr::from(([0, 0, 0, 0], 0));
     socket.bind(&any.into()).expect("a free port");
     socket.listen(1024).expect("it listens");

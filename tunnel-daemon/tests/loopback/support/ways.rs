@@ -25,7 +25,7 @@ impl Way {
     }
 
     /// Whether tunnels may be raw lanes.
-    pub(crate) fn has_pipes(self) -> bool {
+    pub(crate) fn has_raw_lanes(self) -> bool {
         self != Self::Tls
     }
 

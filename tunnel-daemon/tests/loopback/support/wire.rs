@@ -123,15 +123,15 @@ impl Wire {
     ///
     /// # Errors
     /// This host allows filters only to privileged processes.
-    pub(crate) fn deafen_lanes(&self) -> io::Result<()> {
+    pub(crate) fn cut_lane_input(&self) -> io::Result<()> {
         self.deafen(|lane| &lane.server)
     }
 
-    /// As [`Self::deafen_lanes`], and also drops what agents send on lanes.
+    /// As [`Self::cut_lane_input`], and also drops what agents send on lanes.
     ///
     /// # Errors
-    /// As for [`Self::deafen_lanes`].
-    pub(crate) fn deafen_lanes_to_both(&self) -> io::Result<()> {
+    /// As for [`Self::cut_lane_input`].
+    pub(crate) fn cut_lane_input_of_both(&self) -> io::Result<()> {
         self.deafen(|lane| &lane.server)?;
         self.deafen(|lane| &lane.agent)
     }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Counts, Script};
 use crate::{
     accept::{AcceptEvents, AcceptTls, Incoming, accept_loop},
-    handshakes::{HandshakeLimits, NoTurn},
+    handshakes::{HandshakeLimits, SlotError},
     listen::{ListenAddr, Listener},
     tasks::Tasks,
 };
@@ -119,8 +119,7 @@ impl Served {
     }
 
     fn counts(&self) -> [usize; 2] {
-        [&self.counts.handshakes, &self.counts.turned_away]
-            .map(|count| count.load(Ordering::SeqCst))
+        [&self.counts.handshakes, &self.counts.reject].map(|count| count.load(Ordering::SeqCst))
     }
 }
 
@@ -157,11 +156,11 @@ async fn excess_silent_peers_are_closed_at_once_and_the_rest_at_the_deadline() {
     let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
     let started = Instant::now();
-    counts.until(&counts.turned_away, 2).await;
-    assert_eq!(*counts.reasons.lock().unwrap(), [NoTurn::CrowdedOut; 2]);
+    counts.until(&counts.reject, 2).await;
+    assert_eq!(*counts.reasons.lock().unwrap(), [SlotError::CrowdedOut; 2]);
     assert_eq!(started.elapsed(), Duration::ZERO);
-    counts.until(&counts.turned_away, 5).await;
-    assert_eq!(counts.reasons.lock().unwrap()[2..], [NoTurn::Silent; 3]);
+    counts.until(&counts.reject, 5).await;
+    assert_eq!(counts.reasons.lock().unwrap()[2..], [SlotError::Silent; 3]);
     assert_eq!(started.elapsed(), deadline);
     assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
 }
@@ -190,7 +189,7 @@ impl AcceptEvents for RoomForTwo {
         self.changed.notify_one();
     }
 
-    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {
+    fn no_slot(&self, _peer: PeerAddr, _why: SlotError) {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -282,8 +281,8 @@ async fn a_stalled_handshake_is_ended_for_a_waiting_one() {
     stalled.read_u8().await.unwrap();
     let mut next = served.hello(ONE).await;
     next.read_u8().await.unwrap();
-    served.counts.until(&served.counts.turned_away, 1).await;
-    assert_eq!(*served.counts.reasons.lock().unwrap(), [NoTurn::Stalled]);
+    served.counts.until(&served.counts.reject, 1).await;
+    assert_eq!(*served.counts.reasons.lock().unwrap(), [SlotError::Stalled]);
     assert_eq!(served.counts(), [0, 1]);
 }
 

@@ -1,4 +1,4 @@
-//! Turns at a bounded resource. Callers wait in one queue per address, and the queues are served in rotation, so that many
+//! Concurrency limit of token reviews. Callers wait in one queue per address, and the queues are served in rotation, so that many
 //! callers at one address barely delay callers at others.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,7 +20,7 @@ pub struct Caller {
 }
 
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct ConcurrencyLimit {
     in_use_max: usize,
     waiting_max: usize,
     state: Mutex<State>,
@@ -30,7 +30,7 @@ pub(crate) struct Turns {
 struct State {
     in_use: usize,
     waiting: usize,
-    queues: HashMap<Option<IpAddr>, VecDeque<oneshot::Sender<Turn>>>,
+    queues: HashMap<Option<IpAddr>, VecDeque<oneshot::Sender<Slot>>>,
     /// Addresses with a queue, the next one first.
     order: VecDeque<Option<IpAddr>>,
 }
@@ -41,29 +41,29 @@ pub(crate) struct Full;
 
 /// One use of the resource. Dropping it passes the use to the next caller.
 #[derive(Debug)]
-pub(crate) struct Turn(Option<Arc<Turns>>);
+pub(crate) struct Slot(Option<Arc<ConcurrencyLimit>>);
 
-impl Drop for Turn {
+impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(turns) = self.0.take() {
-            turns.pass_on();
+        if let Some(limit) = self.0.take() {
+            limit.pass_on();
         }
     }
 }
 
 /// Removes a caller that stops waiting.
 struct Waiting<'a> {
-    turns: &'a Turns,
+    limit: &'a ConcurrencyLimit,
     address: Option<IpAddr>,
-    receiver: oneshot::Receiver<Turn>,
+    receiver: oneshot::Receiver<Slot>,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.receiver.close();
-        // A turn that was given meanwhile passes on when it is dropped, which needs the lock.
+        // A slot that was given meanwhile passes on when it is dropped, which needs the lock.
         let given = self.receiver.try_recv().ok();
-        let mut state = self.turns.lock();
+        let mut state = self.limit.lock();
         state.waiting -= 1;
         if let Some(queue) = state.queues.get_mut(&self.address) {
             queue.retain(|caller| !caller.is_closed());
@@ -73,7 +73,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Turns {
+impl ConcurrencyLimit {
     pub(crate) fn new(in_use_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self {
             in_use_max,
@@ -87,17 +87,17 @@ impl Turns {
         self.lock().in_use
     }
 
-    /// Waits for a turn. A cancelled call waits no more.
+    /// Waits for a slot. A cancelled call waits no more.
     ///
     /// # Errors
     /// Too many callers wait, in all or of this address.
-    pub(crate) async fn take(self: &Arc<Self>, caller: Caller) -> Result<Turn, Full> {
+    pub(crate) async fn acquire(self: &Arc<Self>, caller: Caller) -> Result<Slot, Full> {
         let address = caller.address.map(network);
         let mut waiting = {
             let mut state = self.lock();
             if state.in_use < self.in_use_max {
                 state.in_use += 1;
-                return Ok(Turn(Some(Arc::clone(self))));
+                return Ok(Slot(Some(Arc::clone(self))));
             }
             let queued = state.queues.get(&address).map_or(0, VecDeque::len);
             let is_crowded = !caller.is_trusted && queued >= WAITING_PER_ADDRESS_MAX;
@@ -122,7 +122,7 @@ impl Turns {
                 })
                 .push_back(sender);
             Waiting {
-                turns: self,
+                limit: self,
                 address,
                 receiver,
             }
@@ -131,7 +131,7 @@ impl Turns {
         (&mut waiting.receiver).await.map_err(|_gone| Full)
     }
 
-    /// Passes a used turn to the next caller.
+    /// Passes a used slot to the next caller.
     fn pass_on(self: &Arc<Self>) {
         loop {
             let mut state = self.lock();
@@ -140,9 +140,9 @@ impl Turns {
                 return;
             };
             drop(state);
-            match next.send(Turn(Some(Arc::clone(self)))) {
+            match next.send(Slot(Some(Arc::clone(self)))) {
                 Ok(()) => return,
-                // The caller has left. Dropping the turn as it is would recurse, once for each such caller.
+                // The caller has left. Dropping the slot as it is would recurse, once for each such caller.
                 Err(mut unused) => drop(unused.0.take()),
             }
         }
@@ -167,7 +167,7 @@ fn network(address: IpAddr) -> IpAddr {
 
 impl State {
     /// The first caller of the next address.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    fn next(&mut self) -> Option<oneshot::Sender<Slot>> {
         while let Some(address) = self.order.pop_front() {
             let Some(queue) = self.queues.get_mut(&address) else {
                 continue;
@@ -203,80 +203,86 @@ mod tests {
 
     #[tokio::test]
     async fn slots_go_to_addresses_round_robin() {
-        let turns = Turns::new(1, 100);
-        let first = turns.take(at(9)).await.unwrap();
-        let mut crowd: Vec<_> = (0..3).map(|_| Box::pin(turns.take(at(1)))).collect();
-        for waits in &mut crowd {
+        let limit = ConcurrencyLimit::new(1, 100);
+        let first = limit.acquire(at(9)).await.unwrap();
+        let mut waiters: Vec<_> = (0..3).map(|_| Box::pin(limit.acquire(at(1)))).collect();
+        for waits in &mut waiters {
             assert!(poll!(waits).is_pending());
         }
-        let mut other = pin!(turns.take(at(2)));
+        let mut other = pin!(limit.acquire(at(2)));
         assert!(poll!(other.as_mut()).is_pending());
         drop(first);
-        let turn = crowd.remove(0).now_or_never().unwrap().unwrap();
-        drop(turn);
-        let turn = other
+        let slot = waiters.remove(0).now_or_never().unwrap().unwrap();
+        drop(slot);
+        let slot = other
             .now_or_never()
             .expect("the other address is next")
             .unwrap();
-        drop(turn);
-        for waits in crowd {
+        drop(slot);
+        for waits in waiters {
             drop(waits.now_or_never().unwrap().unwrap());
         }
-        assert_eq!(turns.in_use(), 0);
-        let state = turns.lock();
+        assert_eq!(limit.in_use(), 0);
+        let state = limit.lock();
         assert!(state.queues.is_empty() && state.order.is_empty() && state.waiting == 0);
     }
 
     /// Limit (peers): Token reviews
     #[tokio::test]
     async fn waiters_are_bounded_in_total_and_per_untrusted_address() {
-        let turns = Turns::new(1, 34);
-        let _used = turns.take(at(9)).await.unwrap();
+        let limit = ConcurrencyLimit::new(1, 34);
+        let _used = limit.acquire(at(9)).await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_PER_ADDRESS_MAX)
-            .map(|_| Box::pin(turns.take(at(1))))
+            .map(|_| Box::pin(limit.acquire(at(1))))
             .collect();
         for waits in &mut waiting {
             assert!(poll!(waits).is_pending());
         }
-        assert_eq!(turns.take(at(1)).now_or_never().unwrap().unwrap_err(), Full);
+        assert_eq!(
+            limit.acquire(at(1)).now_or_never().unwrap().unwrap_err(),
+            Full
+        );
         let trusted = Caller {
             is_trusted: true,
             ..at(1)
         };
         for _caller in WAITING_PER_ADDRESS_MAX..17 {
-            let mut waits = Box::pin(turns.take(trusted));
+            let mut waits = Box::pin(limit.acquire(trusted));
             assert!(poll!(&mut waits).is_pending());
             waiting.push(waits);
         }
-        assert_eq!(turns.take(at(2)).now_or_never().unwrap().unwrap_err(), Full);
+        assert_eq!(
+            limit.acquire(at(2)).now_or_never().unwrap().unwrap_err(),
+            Full
+        );
         assert!(
-            poll!(pin!(turns.take(trusted))).is_pending(),
+            poll!(pin!(limit.acquire(trusted))).is_pending(),
             "half are kept"
         );
         waiting.clear();
-        assert_eq!(turns.lock().waiting, 0);
-        assert!(poll!(pin!(turns.take(at(2)))).is_pending());
+        assert_eq!(limit.lock().waiting, 0);
+        assert!(poll!(pin!(limit.acquire(at(2)))).is_pending());
     }
 
-    /// This includes a turn granted to a caller that has left.
+    /// This includes a slot granted to a caller that has left.
     #[tokio::test]
     async fn no_slot_is_lost() {
-        let turns = Turns::new(2, 100);
+        let limit = ConcurrencyLimit::new(2, 100);
         let used = [
-            turns.take(at(1)).await.unwrap(),
-            turns.take(at(1)).await.unwrap(),
+            limit.acquire(at(1)).await.unwrap(),
+            limit.acquire(at(1)).await.unwrap(),
         ];
-        let mut waiting: Vec<_> = (0..10).map(|n| Box::pin(turns.take(at(n)))).collect();
+        let mut waiting: Vec<_> = (0..10).map(|n| Box::pin(limit.acquire(at(n)))).collect();
         for waits in &mut waiting {
             assert!(poll!(waits).is_pending());
         }
         drop(used);
-        // Two callers have turns that they have not seen. Dropping a caller passes its turn on, so only the remaining
+        // Two callers hold slots that they have not seen. Dropping a caller passes its slot on, so only the remaining
         // caller has one.
         waiting.truncate(1);
         let mine = waiting.remove(0).now_or_never().unwrap().unwrap();
-        assert_eq!(turns.in_use(), 1);
+        assert_eq!(limit.in_use(), 1);
         drop(mine);
-        assert_eq!(turns.in_use(), 0);
+        assert_eq!(limit.in_use(), 0);
     }
 }
