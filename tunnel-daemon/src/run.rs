@@ -24,7 +24,7 @@ use crate::{
 use adit_config::limits;
 #[cfg(feature = "demo")]
 use adit_config::plan::LogPlan;
-use adit_config::plan::{AgentPlan, Drain, ServerPlan, ShutdownPlan};
+use adit_config::plan::{AgentPlan, Drain, LogFormat, ServerPlan, ShutdownPlan};
 use adit_config::{Command, ConfigError, Parsed};
 use adit_net::inherited::InheritedSockets;
 #[cfg(feature = "demo")]
@@ -185,19 +185,19 @@ pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> 
         is_json
     });
     let format = if asks_json || error.is_json() {
-        log::LogFormat::Json
+        LogFormat::Json
     } else {
-        log::LogFormat::Text
+        LogFormat::Text
     };
     let _code = fail_as(format, error.message());
     ExitCode::from(error.exit_code())
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    fail_as(log::LogFormat::Text, &format!("{error:#}"))
+    fail_as(LogFormat::Text, &format!("{error:#}"))
 }
 
-fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
+fn fail_as(format: LogFormat, why: &str) -> ExitCode {
     // A closed standard error is no reason to panic: the exit code still reports the failure.
     let _unread = std::io::stderr().write_all(log::fatal(format, why).as_bytes());
     ExitCode::FAILURE

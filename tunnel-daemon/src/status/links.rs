@@ -63,7 +63,7 @@ fn outcome(changed: &Links, action: LinksAction) -> String {
     out += if action == LinksAction::Unlink {
         "the agent reconnects unless --agent-deny lists it\n"
     } else {
-        "new tunnels go to other agents with the same identifiers, if any;\n\
+        "new tunnels go to other agents that serve the same destinations, if any;\n\
          `adit unlink` ends the drain: the agent links again, and takes tunnels\n"
     };
     out

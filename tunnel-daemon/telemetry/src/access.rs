@@ -120,7 +120,9 @@ pub fn cut(text: &str) -> &str {
 mod tests {
     use super::*;
     use crate::log::tests::logged;
-    use crate::log::{LogFormat, LogOptions};
+    use adit_config::plan::LogFormat;
+
+    use crate::log::LogOptions;
 
     fn log(per_second: u32) -> AccessLog {
         AccessLog::new(per_second, IntCounter::new("c", "c").unwrap())

@@ -7,7 +7,6 @@ use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
-use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
@@ -16,52 +15,14 @@ use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, reload};
 
+use adit_config::plan::{LogDestination, LogFormat};
+
 use crate::debug::{Apply, DebugLog};
 use crate::logfmt::{Logfmt, pair};
 use crate::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
 pub const FILTER_VARIABLE: &str = "ADIT_LOG";
-/// Format of an event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LogFormat {
-    /// logfmt: one line per event, for people and for programs.
-    #[default]
-    Text,
-    /// One JSON object per line, with flattened fields.
-    Json,
-}
-
-/// Destination of events.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum LogDestination {
-    /// Standard error.
-    #[default]
-    Stderr,
-    /// A file that is appended to. It is truncated before a line that would exceed its limit, as klog does, so that an
-    /// operator's tooling for upstream still fits.
-    File {
-        /// Created if missing; its directory must exist.
-        path: PathBuf,
-        /// Size limit in bytes; 0 means none. For klog's megabytes see [`LogDestination::klog_file`].
-        bytes_max: u64,
-        /// Lines of this level or more severe also go to standard error; `None`: no lines.
-        also_stderr: Option<Level>,
-    },
-}
-
-impl LogDestination {
-    /// klog's `--log-file`, with `--log-file-max-size` in megabytes, and the effect of `--alsologtostderr` and
-    /// `--stderrthreshold`.
-    #[must_use]
-    pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: Option<Level>) -> Self {
-        Self::File {
-            path,
-            bytes_max: megabytes_max.saturating_mul(1024 * 1024),
-            also_stderr,
-        }
-    }
-}
 
 /// Options of [`init`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -316,6 +277,14 @@ pub(super) mod tests {
         }
     }
 
+    pub(crate) fn to_file(path: &Path, bytes_max: Option<u64>) -> LogDestination {
+        LogDestination::File {
+            path: path.to_owned(),
+            bytes_max,
+            also_stderr: None,
+        }
+    }
+
     /// Runs `work` under a subscriber made from `options` and returns what it wrote.
     pub(crate) fn logged(options: &LogOptions, work: impl FnOnce()) -> String {
         let captured = Captured::default();
@@ -427,7 +396,7 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
         let to = |path: &Path| LogOptions {
-            destination: LogDestination::klog_file(path.to_owned(), 1, None),
+            destination: to_file(path, Some(1)),
             ..LogOptions::default()
         };
         check(&LogOptions::default()).unwrap();

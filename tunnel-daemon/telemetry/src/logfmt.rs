@@ -114,7 +114,9 @@ pub(super) fn pair(line: &mut String, key: &str, value: &str) {
 mod tests {
     use super::*;
     use crate::log::tests::logged;
-    use crate::log::{LogFormat, LogOptions};
+    use adit_config::plan::LogFormat;
+
+    use crate::log::LogOptions;
 
     /// Parses a line like go-logfmt: pairs with plain or quoted values.
     fn read(line: &str) -> Vec<(String, String)> {

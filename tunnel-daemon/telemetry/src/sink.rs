@@ -13,7 +13,9 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::log::{LogDestination, LogError, LogFormat, own_line};
+use adit_config::plan::{LogDestination, LogFormat};
+
+use crate::log::{LogError, own_line};
 
 /// Limit on queued lines; at 200 bytes a line about 800 KiB.
 pub(super) const LINES_MAX: usize = 4_096;
@@ -219,11 +221,11 @@ impl Write for Sink {
 struct CappedFile {
     file: File,
     bytes: u64,
-    bytes_max: u64,
+    bytes_max: Option<u64>,
 }
 
 impl CappedFile {
-    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+    fn open(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self {
@@ -235,7 +237,8 @@ impl CappedFile {
 
     fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
-        if self.bytes_max != 0 && self.bytes.saturating_add(length) > self.bytes_max {
+        let bytes = self.bytes.saturating_add(length);
+        if self.bytes_max.is_some_and(|max| bytes > max) {
             self.file.set_len(0)?;
             self.bytes = 0;
         }
@@ -248,7 +251,7 @@ impl CappedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::tests::Captured;
+    use crate::log::tests::{Captured, to_file};
 
     /// A destination that blocks until it is opened.
     struct Gate {
@@ -357,12 +360,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
         std::fs::write(&path, "old 7890\n").unwrap();
-        let destination = LogDestination::File {
-            path: path.clone(),
-            bytes_max: 20,
-            also_stderr: None,
-        };
-        let mut sink = Sink::open(&destination).unwrap();
+        let mut sink = Sink::open(&to_file(&path, Some(20))).unwrap();
         sink.write_all(b"first 890\n").unwrap();
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),
@@ -373,22 +371,18 @@ mod tests {
     }
 
     #[test]
-    fn megabytes_of_zero_mean_no_limit() {
+    fn file_without_a_limit_is_not_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
-        let mut sink = Sink::open(&LogDestination::klog_file(path.clone(), 0, None)).unwrap();
+        let mut sink = Sink::open(&to_file(&path, None)).unwrap();
         (0..100).for_each(|_| sink.write_all(b"line\n").unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 500);
     }
 
     #[test]
     fn file_in_a_missing_folder_is_an_error_that_names_it() {
-        let error = Sink::open(&LogDestination::klog_file(
-            "/nonexistent/adit.log".into(),
-            1,
-            None,
-        ))
-        .unwrap_err();
+        let path = Path::new("/nonexistent/adit.log");
+        let error = Sink::open(&to_file(path, Some(1))).unwrap_err();
         assert!(
             error
                 .to_string()

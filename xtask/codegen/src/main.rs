@@ -1,4 +1,4 @@
-//! Generates the protobuf messages (into `adit-core`) and the tonic client glue (into `adit`), without protoc. `cargo xtask codegen`
+//! Generates the protobuf messages (into `adit-core`) and the tonic client glue (into `adit-net`), without protoc. `cargo xtask codegen`
 //! runs it in the root folder of the repository; a package of its own, since nothing else needs what it is built of.
 
 use std::io::Write as _;
@@ -74,7 +74,7 @@ fn main() -> anyhow::Result<()> {
         ),
         (
             service.join("services.rs"),
-            "tunnel-daemon/src/net/services.rs",
+            "tunnel-daemon/net/src/services.rs",
         ),
     ];
     for (fresh, committed) in pairs {

@@ -227,24 +227,27 @@ pub struct ShutdownPlan {
 }
 
 /// Format of log lines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
-    /// logfmt, for people.
+    /// logfmt: one line per event, for people and for programs.
+    #[default]
     Text,
-    /// One JSON object per line.
+    /// One JSON object per line, with flattened fields.
     Json,
 }
 
 /// Destination of log lines.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum LogDestination {
     /// Standard error.
+    #[default]
     Stderr,
-    /// A file, appended to.
+    /// A file that is appended to. It is truncated before a line that would exceed its limit, as klog does, so that an
+    /// operator's tooling for upstream still fits.
     File {
-        /// Created if missing.
+        /// Created if missing; its directory must exist.
         path: PathBuf,
-        /// Size at which the file is truncated, as klog does; `None`: never.
+        /// Size limit in bytes; `None`: no limit.
         bytes_max: Option<u64>,
         /// Lines of this level or more severe also go to standard error; `None`: no lines.
         also_stderr: Option<Level>,
@@ -267,10 +270,10 @@ pub struct LogPlan {
 impl Default for LogPlan {
     fn default() -> Self {
         Self {
-            format: LogFormat::Text,
+            format: LogFormat::default(),
             level: Level::INFO,
             libraries: String::new(),
-            destination: LogDestination::Stderr,
+            destination: LogDestination::default(),
         }
     }
 }
