@@ -232,7 +232,7 @@ impl Inner {
                 KEEP_ACCEPTED.min(left)
             }
             Err(error) if error.is_denial() => KEEP_DENIED,
-            Err(_nobody_knows) => Duration::ZERO,
+            Err(_undecided) => Duration::ZERO,
         };
         let now = Instant::now();
         let mut tables = locked(&self.tables);

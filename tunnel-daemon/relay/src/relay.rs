@@ -107,7 +107,7 @@ impl Relay {
                         begin();
                         thread::run(&plan, &inbox, |started| {
                             // Fails only if the starting thread has ended.
-                            let _nobody = tell.send(started);
+                            let _dropped = tell.send(started);
                         });
                     })?,
             );

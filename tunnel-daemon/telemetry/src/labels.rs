@@ -260,10 +260,6 @@ label! {
         Grpc = "grpc",
         /// HTTP `CONNECT` as kube-apiserver sends it.
         HttpConnect = "http-connect",
-        /// An ordinary HTTP forward proxy.
-        HttpProxy = "http-proxy",
-        /// SOCKS5.
-        Socks5 = "socks5",
         /// Redirected connections with a recorded original destination.
         Transparent = "transparent",
         /// A listener of an agent; the agent opens the tunnel.

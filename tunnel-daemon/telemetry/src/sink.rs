@@ -262,7 +262,7 @@ mod tests {
 
     impl Write for Gate {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-            let _nobody_waits = self.entered.try_send(());
+            let _full = self.entered.try_send(());
             // Blocks while the gate is shut; an error means that the gate is open for good.
             let _opened = self.open.recv();
             self.behind.write(line)

@@ -215,9 +215,9 @@ type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
 impl Router {
     /// Dials `address` through a matching agent. Dropping the call cancels the dial.
-    /// See [`DialFailure`].
+    ///
     /// # Errors
-    /// [`DialFailure`].
+    /// See [`DialFailure`].
     pub async fn dial(
         &self,
         dial: DialId,
