@@ -55,7 +55,7 @@ struct Counts {
     failed: AtomicUsize,
     handshakes: AtomicUsize,
     refused: AtomicUsize,
-    reject: AtomicUsize,
+    rejected: AtomicUsize,
     reasons: Mutex<Vec<SlotError>>,
     changed: Notify,
 }
@@ -84,7 +84,7 @@ impl AcceptEvents for Counts {
 
     fn no_slot(&self, _peer: PeerAddr, why: SlotError) {
         self.reasons.lock().unwrap().push(why);
-        self.count(&self.reject);
+        self.count(&self.rejected);
     }
 
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {

@@ -119,7 +119,7 @@ impl Served {
     }
 
     fn counts(&self) -> [usize; 2] {
-        [&self.counts.handshakes, &self.counts.reject].map(|count| count.load(Ordering::SeqCst))
+        [&self.counts.handshakes, &self.counts.rejected].map(|count| count.load(Ordering::SeqCst))
     }
 }
 
@@ -156,10 +156,10 @@ async fn excess_silent_peers_are_closed_at_once_and_the_rest_at_the_deadline() {
     let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
     let started = Instant::now();
-    counts.until(&counts.reject, 2).await;
+    counts.until(&counts.rejected, 2).await;
     assert_eq!(*counts.reasons.lock().unwrap(), [SlotError::CrowdedOut; 2]);
     assert_eq!(started.elapsed(), Duration::ZERO);
-    counts.until(&counts.reject, 5).await;
+    counts.until(&counts.rejected, 5).await;
     assert_eq!(counts.reasons.lock().unwrap()[2..], [SlotError::Silent; 3]);
     assert_eq!(started.elapsed(), deadline);
     assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
@@ -281,7 +281,7 @@ async fn a_stalled_handshake_is_ended_for_a_waiting_one() {
     stalled.read_u8().await.unwrap();
     let mut next = served.hello(ONE).await;
     next.read_u8().await.unwrap();
-    served.counts.until(&served.counts.reject, 1).await;
+    served.counts.until(&served.counts.rejected, 1).await;
     assert_eq!(*served.counts.reasons.lock().unwrap(), [SlotError::Stalled]);
     assert_eq!(served.counts(), [0, 1]);
 }
