@@ -334,6 +334,7 @@ fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 /// TLS, and what server and agent do with it, on the FIPS module of aws-lc, whose build needs Go and cmake.
 fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    // The build of aws-lc takes both from PATH; ADIT_GO does not reach it.
     for (program, version) in [("go", "version"), ("cmake", "--version")] {
         if steps::first_line(Command::new(program).arg(version)).is_none() {
             return Ok(Outcome::Skipped(format!("{program} is not installed")));

@@ -117,7 +117,7 @@ impl Listening<'_> {
                 let cgroup = plan.cgroup.display().to_string();
                 log_other_programs(&programs, &plan.cgroup, view);
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
-                let looked_after = supervise(
+                let supervision = supervise(
                     Arc::clone(&programs),
                     plan.on_failure,
                     plan.cgroup.clone(),
@@ -125,7 +125,7 @@ impl Listening<'_> {
                     Arc::clone(view),
                     self.stop.clone(),
                 );
-                self.services.spawn_always("redirect", looked_after);
+                self.services.spawn_always("redirect", supervision);
                 Ok(Captured {
                     redirect: Some(programs),
                     at_agents: at_agents(plan),

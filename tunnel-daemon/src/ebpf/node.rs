@@ -139,7 +139,7 @@ fn attach(
     }
     // Last: this examines many cgroups, and captured connections would wait for it.
     log_other_programs(&redirect, &plan.cgroup, view);
-    let looked_after = supervise(
+    let supervision = supervise(
         Arc::clone(&redirect),
         OnFailure::Open,
         plan.cgroup.clone(),
@@ -147,7 +147,7 @@ fn attach(
         Arc::clone(view),
         stop.clone(),
     );
-    services.spawn_always("redirect", looked_after);
+    services.spawn_always("redirect", supervision);
     Ok(redirect)
 }
 

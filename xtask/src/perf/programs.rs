@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use crate::steps::go_toolchain;
-use crate::steps::{output_of, run_command};
+use crate::steps::{go_toolchain, output_of, run_command};
 use crate::workspace::Workspace;
 
 /// Time limit of a build.

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# First process of the virtual machine: makes the surroundings, loads modules, runs every entry with its limit and says on
-# the console what became of it. `cargo xtask vm` reads the lines with two @.
+# First process of the virtual machine: mounts file systems, loads modules, runs every entry with its time limit and prints
+# the result on the console. `cargo xtask vm` reads the lines with two @.
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/tmp
 /bin/busybox --install -s /bin
 export PATH=/host:/bin:/sbin HOME=/root
@@ -24,13 +24,13 @@ for module in /modules/*.ko; do
   [ -f "$module" ] || continue
   insmod "$module" 2>/tmp/insmod || echo "@@module $(basename "$module") $(cat /tmp/insmod)"
 done
-# A skipped test would look like one that passed. And nobody else has to live with the clock.
+# With CI set, tests fail instead of being skipped. Tests may set the clock: no other program uses it.
 export CI=true RUST_BACKTRACE=1 ADIT_NEEDS_KTLS=true ADIT_OWN_CLOCK=true
 cd /tmp
 for entry in /entries/*; do
   name=$(basename "$entry")
   echo "@@begin $name"
-  # Nobody waits for the machine: it runs at night.
+  # The machine runs at night, so these tests run in their long form.
   case "$name" in *-memory) export ADIT_NIGHTLY=1 ;; *) unset ADIT_NIGHTLY ;; esac
   begin=$(cut -d' ' -f1 /proc/uptime)
   timeout -k 5 "$(cat "/limits/$name")" /host/sh "$entry" >/tmp/.out 2>&1 </dev/null

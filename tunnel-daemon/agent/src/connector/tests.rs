@@ -388,6 +388,18 @@ fn proxy_urls_are_http_and_errors_hide_passwords() {
     }
 }
 
+/// A connector without names, and the listener and address of its forward proxy.
+async fn behind_a_proxy(files: &ThrowawayFiles) -> (ServerConnector, TcpListener, String) {
+    let book = Book {
+        ips: Vec::new(),
+        ports: Vec::new(),
+        equal: false,
+    };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (connector(files, book), listener, address)
+}
+
 #[tokio::test]
 async fn a_proxy_may_end_its_lines_without_carriage_returns() {
     let files = certificates();
@@ -397,20 +409,13 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
         ("HTTP/1.1 200 OK\r\nVia: 1.1 old\n\r\n", true),
         ("HTTP/1.0 407 Who are you?\n\n", false),
     ] {
-        let book = Book {
-            ips: Vec::new(),
-            ports: Vec::new(),
-            equal: false,
-        };
-        let way = connector(&files, book);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let (connector, listener, address) = behind_a_proxy(&files).await;
         let proxy = async {
             let (mut agent, _) = listener.accept().await.unwrap();
             agent.write_all(answer.as_bytes()).await.unwrap();
             agent
         };
-        let through = way.through(&address, "server.test:8091", Purpose::Link);
+        let through = connector.through(&address, "server.test:8091", Purpose::Link);
         let both = async { tokio::join!(through, proxy) };
         // The proxy's socket stays open, so EOF cannot mark the end of the answer.
         let both = timeout(SOON, both).await;
@@ -422,14 +427,7 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
 #[tokio::test]
 async fn a_proxy_that_closes_before_its_answer_is_reported() {
     let files = certificates();
-    let book = Book {
-        ips: Vec::new(),
-        ports: Vec::new(),
-        equal: false,
-    };
-    let way = connector(&files, book);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
+    let (connector, listener, address) = behind_a_proxy(&files).await;
     let proxy = async {
         let (mut agent, _) = listener.accept().await.unwrap();
         let mut head = Vec::new();
@@ -437,7 +435,7 @@ async fn a_proxy_that_closes_before_its_answer_is_reported() {
             head.push(agent.read_u8().await.unwrap());
         }
     };
-    let through = way.through(&address, "server.test:8091", Purpose::Link);
+    let through = connector.through(&address, "server.test:8091", Purpose::Link);
     let both = timeout(SOON, async { tokio::join!(through, proxy) }).await;
     let error = both.unwrap().0.unwrap_err().to_string();
     let end = "the proxy closed the connection before it answered";
