@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
-use crate::budgets::{isolation, isolation_here, keep_published, process_budget};
+use crate::budgets::{isolation, isolation_here, keep_published, lanes_max, process_budget};
 use crate::certificates::{CertificateEvents, watch_kubeconfig};
 use crate::check::Needs;
 use crate::controls::Controls;
@@ -157,7 +157,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         services.spawn_always("kubeconfig", watching);
     }
     let lane_room = Arc::new(LaneRoom::new(
-        descriptors::lanes_max(),
+        descriptors::lanes_max().min(lanes_max()),
         Arc::new(Descriptors::of_process()),
     ));
     let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);

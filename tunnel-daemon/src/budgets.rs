@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::session::{Isolation, ProcessBudget};
+use adit_core::session::{Isolation, MemoryBounds, ProcessBudget};
 
 use crate::memory;
 use adit_config::limits;
@@ -47,8 +47,47 @@ fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
 /// Budget of the process for readers that pause, of the plan that [`isolation_here`] returned.
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
     let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
-    let socket = socket_buffer_kib_max(memory::limit());
-    Arc::new(ProcessBudget::new(bytes).with_socket_buffers(socket))
+    let memory = memory::limit();
+    let socket = socket_buffer_kib_max(memory);
+    let bounds = match memory::of_cgroup() {
+        Some((limit, _folder)) => bounds_within(limit, memory::counts_tcp()),
+        None => MemoryBounds {
+            room_bytes: room_bytes(memory),
+            growth_bytes: 0,
+            counts_tcp: true,
+        },
+    };
+    let budget = ProcessBudget::new(bytes).with_socket_buffers(socket);
+    Arc::new(budget.with_bounds(Some(bounds)))
+}
+
+/// Bytes of the memory that tunnels may take: the rest is the process's own, and what the allocator and the kernel add.
+fn room_bytes(memory: u64) -> u64 {
+    let own = limits::OWN_BYTES.min(memory / 2);
+    memory - own - memory / limits::UNPROMISED_DIVISOR
+}
+
+/// The division of a cgroup's memory. `counts_tcp`: its limit covers the buffers of TCP sockets, so those of lanes have a
+/// part of their own.
+fn bounds_within(limit: u64, counts_tcp: bool) -> MemoryBounds {
+    let kib =
+        u64::from(socket_buffer_kib_max(limit).unwrap_or(limits::SOCKET_BUFFER_BOUND_KIB_MAX));
+    let (lanes, sockets) = if counts_tcp { (1, 4) } else { (0, 2) };
+    let room = room_bytes(limit);
+    MemoryBounds {
+        room_bytes: room - lanes * room / limits::LANES_MEMORY_DIVISOR,
+        counts_tcp,
+        growth_bytes: sockets * kib.min(limits::SOCKET_GROWTH_KIB_MAX) * limits::KIB,
+    }
+}
+
+/// Most lanes that the memory can hold, where its limit covers the buffers of TCP sockets.
+pub(super) fn lanes_max() -> usize {
+    let limit = memory::of_cgroup().filter(|_limit| memory::counts_tcp());
+    limit.map_or(usize::MAX, |(limit, _folder)| {
+        let lanes = room_bytes(limit) / limits::LANES_MEMORY_DIVISOR / limits::LANE_BYTES;
+        usize::try_from(lanes).unwrap_or(usize::MAX)
+    })
 }
 
 /// KiB that the kernel may book in each direction for a tunnel's socket, so that receive windows fit the memory. `None`
@@ -81,6 +120,8 @@ pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudg
 
 #[cfg(test)]
 mod tests {
+    use adit_core::session::TunnelKind;
+
     use super::*;
 
     /// Limit (memory): Bytes held by the process (`--process-budget`)
@@ -101,6 +142,24 @@ mod tests {
             assert_eq!(process_budget(&here).max_bytes(), expected);
             assert_eq!(here.agent_budget_bytes, 64 << 20);
         }
+    }
+
+    /// The floors of the sizing page, by what one tunnel is promised.
+    #[test]
+    fn small_limits_hold_the_promised_numbers_of_tunnels() {
+        for (limit, kind, tunnels) in [
+            (64 << 20, TunnelKind::Grpc, 200),
+            (256 << 20, TunnelKind::Grpc, 1000),
+            (512 << 20, TunnelKind::Socket, 4000),
+        ] {
+            for counts_tcp in [false, true] {
+                let bounds = bounds_within(limit, counts_tcp);
+                let holds = bounds.room_bytes / kind.promised_bytes();
+                assert!(holds >= tunnels, "{limit} {counts_tcp}: {holds}");
+                assert!(bounds.growth_bytes > 0 && bounds.room_bytes < limit);
+            }
+        }
+        assert_eq!(room_bytes(0), 0);
     }
 
     /// Limit (memory): Memory of the cgroup, without pages of files

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use adit_core::http2::Limits;
 use adit_core::lane;
-use adit_relay::{BufferSizes, SocketBuffers};
 use anyhow::Context as _;
 use futures_util::future::BoxFuture;
 use rustls_pki_types::UnixTime;
@@ -45,7 +44,7 @@ use adit_tls::agent_identity::Certificate;
 use adit_tls::handshake::HandshakeError;
 use adit_tls::reload::{Reload, Reloadable, ReloadableServerTls};
 use adit_tls::reread::Reread;
-use adit_tls::stream::{ByteStream, Connection as _, PeerAddr};
+use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tls::tls::{Alpn, ServerTls};
 
 /// Failed handshakes that a listener logs per second, and its burst.
@@ -302,8 +301,8 @@ impl Listening<'_> {
                 let serve = move |stream: ByteStream| {
                     // Here, not with the first tunnel: a connection without tunnels ends, too.
                     context.account_grpc(&stream);
-                    fit_grpc_client(&stream, &router);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
+                    let stream = grpc::ClientSocket::new(stream, router.budget());
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (router, context) = (Arc::clone(&router), context.clone());
                     let (streams, leaving) = (streams.clone(), leaving.clone());
@@ -387,18 +386,6 @@ impl Listening<'_> {
         // The accept loop returns the listener; dropping it closes the socket and removes its file.
         self.services
             .spawn_always("listener", async move { drop(accepting.await) });
-    }
-}
-
-/// Sizes the socket buffers of a gRPC client, which may have many tunnels: for throughput, or to fit the memory.
-fn fit_grpc_client(stream: &ByteStream, router: &Router) {
-    let Some(kib) = router.socket_buffer_kib_max() else {
-        return stream.widen(grpc::SOCKET_BYTES);
-    };
-    if let Some(socket) = stream.descriptor()
-        && let Err(error) = SocketBuffers::default().fit(socket, BufferSizes::AtMost(kib), true)
-    {
-        tracing::debug!(%error, "a client's socket keeps its buffers");
     }
 }
 

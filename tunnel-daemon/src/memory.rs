@@ -53,6 +53,12 @@ pub(super) fn of_cgroup() -> Option<(u64, PathBuf)> {
     (bytes < machine_bytes().unwrap_or(u64::MAX)).then_some((bytes, folder))
 }
 
+/// Whether that limit covers the buffers of TCP sockets: in version 2 it does, in version 1 they have a limit of their own.
+#[must_use]
+pub(super) fn counts_tcp() -> bool {
+    of_cgroup().is_some_and(|(_bytes, folder)| folder.join("memory.current").exists())
+}
+
 /// The tightest limit of each hierarchy of cgroups, with its file and the folder of this process's own cgroup.
 fn limits_of_cgroups() -> Vec<((u64, PathBuf), PathBuf)> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

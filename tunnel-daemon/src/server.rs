@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use self::tenant::Tenant;
 use crate::account;
 use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
-use crate::budgets::isolation;
+use crate::budgets::{self, isolation};
 use crate::certificates::{CertificateEvents, watch_kubeconfig};
 use crate::check::Needs;
 use crate::controls::Controls;
@@ -322,7 +322,10 @@ fn backend_settings(
         dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
         dial_timeout: plan.dial.timeout,
     };
-    let lane_room = LaneRoom::new(descriptors::lanes_max(), Arc::clone(descriptors));
+    let lane_room = LaneRoom::new(
+        descriptors::lanes_max().min(budgets::lanes_max()),
+        Arc::clone(descriptors),
+    );
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive.time,

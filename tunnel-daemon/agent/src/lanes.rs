@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, Lanes};
+use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -111,6 +112,12 @@ impl LaneKeeper {
     #[must_use]
     pub fn server(&self) -> &ServerId {
         &self.0.server
+    }
+
+    /// The memory that all tunnels of this process share.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.0.context.budget
     }
 
     /// The link id and secret with which a lane is bound.

@@ -24,7 +24,7 @@ mod run;
 use self::run::run;
 use crate::context::LinkContext;
 use crate::lanes::LaneKeeper;
-use crate::targets::{UnderWay, dial_target};
+use crate::targets::{DialedTarget, UnderWay, dial_target};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
@@ -484,11 +484,11 @@ async fn dial_and_serve(
     // Boxed: a dial's state is large, and the tunnel that follows may live for days.
     let dialed = Box::pin(dial_target(&context, &protocol, &address, Path::Link)).await;
     let (sender, endpoint) = oneshot::channel();
-    let (outcome, socket) = match dialed {
-        Ok(socket) => (Ok(()), Some(socket)),
+    let (outcome, target) = match dialed {
+        Ok(target) => (Ok(()), Some(target)),
         Err(text) => (Err(text), None),
     };
-    // A link that is over needs no socket.
+    // A link that is over needs no target.
     if commands
         .send(Command::Dialed(Dialed {
             key,
@@ -501,7 +501,8 @@ async fn dial_and_serve(
         return;
     }
     drop(commands);
-    if let (Some(socket), Ok(mut endpoint)) = (socket, endpoint.await) {
+    if let (Some(DialedTarget { socket, promise }), Ok(mut endpoint)) = (target, endpoint.await) {
+        endpoint.keep(promise);
         if context.warn_on_channel_limit {
             endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }

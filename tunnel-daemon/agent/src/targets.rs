@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use adit_core::failure::DialFailure;
+use adit_core::session::{Promise, TunnelKind};
 use adit_core::text::Excerpt;
 use adit_net::dial::{DialError, Dialer};
 use adit_tls::stream::Socket;
@@ -91,6 +92,15 @@ impl LinkContext {
     }
 }
 
+/// A connection to a target, with the memory reserved for its tunnel.
+#[derive(Debug)]
+pub struct DialedTarget {
+    /// The connection.
+    pub socket: Socket,
+    /// To be kept by the tunnel's endpoint.
+    pub promise: Promise,
+}
+
 /// Dials a target, counts the outcome, and logs a failure; the request came on `path`. A dropped call is a cancelled dial: it
 /// has no effect and counts as no failure.
 ///
@@ -101,7 +111,7 @@ pub async fn dial_target(
     protocol: &str,
     address: &str,
     path: Path,
-) -> Result<Socket, String> {
+) -> Result<DialedTarget, String> {
     let refused = |reason, error: String| {
         context.metrics.dial_failure(EndpointDialFailure::Unknown);
         context.dial_failed(address, (reason, DialStage::Request), &error, path);
@@ -119,17 +129,17 @@ pub async fn dial_target(
         let error = format!("dial {protocol} {address}: socket: too many open files");
         return refused(DialReason::Overload, error);
     }
-    if context.budget.is_full() {
+    let Some(promise) = context.budget.promise(TunnelKind::Socket) else {
         let (protocol, address) = (Excerpt(protocol), Excerpt(address));
         let error = format!("dial {protocol} {address}: agent is short of memory for tunnels");
         return refused(DialReason::Overload, error);
-    }
+    };
     // Counted before the dial succeeds, or concurrent dials would each take the last descriptor.
     descriptors.opened();
     match context.dialer.dial(protocol, address).await {
         Ok(socket) => {
             context.metrics.dial_succeeded(started.elapsed());
-            Ok(socket)
+            Ok(DialedTarget { socket, promise })
         }
         Err(error) => {
             let reason = if error.is_timeout() {

@@ -155,6 +155,16 @@ pub const SOCKET_BUFFER_DIVISOR: u64 = 512;
 pub const SOCKET_BUFFER_KIB_MIN: u16 = 128;
 /// From this bound on, reached with 512 MiB of memory, the kernel's own limits apply.
 pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
+/// Memory of a process without tunnels, bytes: no tunnel is promised it.
+pub const OWN_BYTES: u64 = 16 * MIB;
+/// This part of the memory is promised to nobody: the allocator and the kernel need more than what is counted.
+pub const UNPROMISED_DIVISOR: u64 = 10;
+/// Where the memory limit covers TCP, lanes get this part of what is promised.
+pub const LANES_MEMORY_DIVISOR: u64 = 6;
+/// Memory of a lane whose peer sends and that is not read: its first window, as the kernel books it.
+pub const LANE_BYTES: u64 = 96 * KIB;
+/// Larger buffers of one socket are charged as no more than this, KiB each way: few sockets fill what the kernel would allow.
+pub const SOCKET_GROWTH_KIB_MAX: u64 = 512;
 /// Part of the same memory that idle blocks of bulk reads may take: 1 / this. In 512 MiB, 64 threads, which would keep 128 MiB,
 /// keep 16 MiB.
 pub const KEPT_BLOCKS_DIVISOR: u64 = 32;

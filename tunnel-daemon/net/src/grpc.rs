@@ -4,9 +4,11 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use adit_core::session::ProcessBudget;
 use adit_core::text::beginning;
 use adit_core::wire::encode::MessageBuf;
 use futures_util::StreamExt as _;
@@ -297,6 +299,15 @@ where
         flusher,
         pace: CallPace::new(),
     }))
+}
+
+impl<S> ServerConnection<S> {
+    /// Counts bytes that wait for the socket in `budget`.
+    #[must_use]
+    pub fn count_in(self: Box<Self>, budget: &Arc<ProcessBudget>) -> Box<Self> {
+        self.flusher.count_in(budget);
+        self
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {

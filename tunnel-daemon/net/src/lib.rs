@@ -8,6 +8,7 @@
 pub mod accept;
 pub mod accounts;
 pub mod authority;
+pub mod buffer_growth;
 mod call_pace;
 pub mod capabilities;
 pub mod cgroup;

@@ -294,6 +294,8 @@ label! {
         Failed = "failed",
         /// A limit on connections, dials, tunnels or their rate is reached.
         Limit = "limit",
+        /// Memory for tunnels runs low.
+        Memory = "memory",
         /// File descriptors run low.
         Descriptors = "descriptors",
         /// The server is stopping.
@@ -325,6 +327,7 @@ impl NodeRefusal {
             Self::TimedOut => "the destination or the server did not answer in time",
             Self::Failed => "the connection to the destination failed",
             Self::Limit => "a limit on connections, dials or tunnels is reached",
+            Self::Memory => "memory for tunnels runs low",
             Self::Descriptors => "file descriptors run low",
             Self::Leaving => "the server is stopping",
             Self::NoServer => "no server is connected",

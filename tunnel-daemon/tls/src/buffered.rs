@@ -162,7 +162,7 @@ pub fn borrow() -> Box<[u8]> {
 
 pub fn give_back(buffer: Box<[u8]>) {
     POOL.with_borrow_mut(|pool| {
-        if pool.len() < POOLED_MAX {
+        if pool.len() < POOLED_MAX && buffer.len() == READ_BUFFER_BYTES {
             pool.push(buffer);
         }
     });

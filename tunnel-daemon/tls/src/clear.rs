@@ -39,15 +39,15 @@ impl ClearStream {
         (self.socket, self.left)
     }
 
-    /// The next bytes; empty at EOF.
+    /// The next bytes; empty at EOF. A read of the socket takes at most `most` bytes.
     ///
     /// # Errors
     /// The socket's error.
-    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Bytes>> {
         if !self.left.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.left)));
         }
-        self.reader.poll_read(cx, &mut self.socket, usize::MAX)
+        self.reader.poll_read(cx, &mut self.socket, most)
     }
 
     /// Writes the bytes of `out`. Ready when all are written.

@@ -123,12 +123,12 @@ impl RecordStream {
         }
     }
 
-    /// The payload of the next record; empty after the peer's close_notify.
+    /// The payload of the next record; empty after the peer's close_notify. A read of the socket takes at most `most` bytes.
     ///
     /// # Errors
     /// The socket's error; a record that does not verify or is malformed; EOF without close_notify.
-    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        self.poll_next(cx, false)
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Bytes>> {
+        self.poll_next(cx, false, most)
     }
 
     /// As [`Self::poll_read`], but reads no byte behind the record: the peer may be about to call
@@ -137,10 +137,15 @@ impl RecordStream {
     /// # Errors
     /// As [`Self::poll_read`].
     pub fn poll_read_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        self.poll_next(cx, true)
+        self.poll_next(cx, true, usize::MAX)
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>, alone: bool) -> Poll<io::Result<Bytes>> {
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        alone: bool,
+        most: usize,
+    ) -> Poll<io::Result<Bytes>> {
         loop {
             if self.ended {
                 return Poll::Ready(Ok(Bytes::new()));
@@ -154,6 +159,8 @@ impl RecordStream {
             let filled = if alone {
                 let missing = self.missing_bytes();
                 self.read.poll_fill_at_most(cx, &mut self.socket, missing)
+            } else if most < usize::MAX {
+                self.read.poll_fill_at_most(cx, &mut self.socket, most)
             } else {
                 self.read.poll_fill(cx, &mut self.socket)
             };
@@ -229,9 +236,13 @@ impl RecordStream {
                     .buffer
                     .get(sealed.from..sealed.to)
                     .unwrap_or_default();
-                match ready!(Pin::new(&mut self.socket).poll_write(cx, rest))? {
-                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                    written => sealed.from += written,
+                match Pin::new(&mut self.socket).poll_write(cx, rest)? {
+                    Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    Poll::Ready(written) => sealed.from += written,
+                    Poll::Pending => {
+                        sealed.shrink();
+                        return Poll::Pending;
+                    }
                 }
                 if sealed.from < sealed.to {
                     continue;
@@ -264,7 +275,7 @@ impl RecordStream {
             to,
         });
         poll_fn(|cx| self.poll_flush(cx, &mut Outbox::default())).await?;
-        if !poll_fn(|cx| self.poll_read(cx)).await?.is_empty() {
+        if !poll_fn(|cx| self.poll_read(cx, usize::MAX)).await?.is_empty() {
             return Err(broken("payload where the session was to end"));
         }
         let Socket::Tcp(socket) = self.socket else {
@@ -323,6 +334,18 @@ impl RecordStream {
 impl std::fmt::Debug for RecordStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RecordStream").finish_non_exhaustive()
+    }
+}
+
+impl Sealed {
+    /// Moves what waits into a buffer of its own size: it may wait for long, and many lanes may wait.
+    fn shrink(&mut self) {
+        let rest = self.buffer.get(self.from..self.to).unwrap_or_default();
+        if rest.len() <= self.buffer.len() / 2 {
+            let rest: Box<[u8]> = rest.into();
+            (self.from, self.to) = (0, rest.len());
+            give_back(std::mem::replace(&mut self.buffer, rest));
+        }
     }
 }
 

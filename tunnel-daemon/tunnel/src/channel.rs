@@ -265,8 +265,8 @@ impl Channel {
     }
 
     /// The budget that counts the endpoint's bytes, once the link runs.
-    pub(super) fn budget(&self) -> Option<&ProcessBudget> {
-        self.dirty_list.budget.get().map(Arc::as_ref)
+    pub(super) fn budget(&self) -> Option<&Arc<ProcessBudget>> {
+        self.dirty_list.budget.get()
     }
 
     /// Bytes that the endpoint may queue at present.

@@ -15,6 +15,7 @@ use crate::endpoint::{Endpoint, Incoming};
 use crate::target::{end_on_close, reset_on_close};
 use crate::watch;
 use adit_config::limits;
+use adit_net::buffer_growth::SocketKind;
 use adit_net::peer::{self, Peer};
 use adit_telemetry::labels::EndReason;
 use adit_tls::blocks::{self, BlockReader};
@@ -216,7 +217,11 @@ impl BidirectionalCopy {
         socket: &mut S,
         endpoint: &mut Endpoint,
     ) -> Poll<CopyOutcome> {
-        let sizes = endpoint.buffer_sizes();
+        let kind = match socket.tcp() {
+            Some(_) => SocketKind::Tcp,
+            None => SocketKind::Unix,
+        };
+        let sizes = endpoint.buffer_sizes(kind);
         if sizes != self.buffers.sizes() {
             self.fit_buffers(socket, sizes);
         }

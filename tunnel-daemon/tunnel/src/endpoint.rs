@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
+use adit_core::session::{Moment, ProcessBudget, Promise, TunnelEnd};
+use adit_net::buffer_growth::{BufferGrowth, SocketKind};
 use adit_relay::BufferSizes;
 use bytes::Bytes;
 
@@ -26,21 +27,6 @@ pub enum Incoming {
     PeerFin,
     /// The tunnel is over. Repeats on every later call.
     Ended(TunnelEnd),
-}
-
-/// Buffer sizes for sockets of tunnels, at the current use of the budget.
-pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
-    if budget.is_half_full() {
-        BufferSizes::Small
-    } else {
-        buffer_sizes_at_rest(budget)
-    }
-}
-
-/// Buffer sizes for a socket without a tunnel.
-pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
-    let max = budget.socket_buffer_kib_max();
-    max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
 }
 
 /// What observes that an endpoint's socket or stream takes bytes slower than they come.
@@ -67,6 +53,14 @@ pub enum Carrier {
 }
 
 impl Carrier {
+    /// Keeps the memory reserved for this tunnel until its end.
+    pub fn keep(&mut self, promise: Promise) {
+        match self {
+            Self::Endpoint(endpoint) => endpoint.keep(promise),
+            Self::RawLane(raw_lane) => raw_lane.kept.promise = Some(promise),
+        }
+    }
+
     /// The path that the tunnel takes.
     #[must_use]
     pub fn path(&self) -> PathLabel {
@@ -80,6 +74,9 @@ impl Carrier {
 /// One side of a tunnel, over a link or a lane. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
+    /// Memory reserved for this tunnel.
+    promise: Option<Promise>,
+    growth: BufferGrowth,
     sent_bytes: u64,
     delivered_bytes: u64,
     watch: Option<EndpointWatch>,
@@ -112,6 +109,8 @@ impl Endpoint {
     fn over(path: Path) -> Self {
         Self {
             path,
+            promise: None,
+            growth: BufferGrowth::default(),
             sent_bytes: 0,
             delivered_bytes: 0,
             watch: None,
@@ -119,6 +118,11 @@ impl Endpoint {
             kernel_bytes: 0,
             live: None,
         }
+    }
+
+    /// Keeps the memory reserved for this tunnel until its end.
+    pub fn keep(&mut self, promise: Promise) {
+        self.promise = Some(promise);
     }
 
     /// The path that the tunnel takes.
@@ -183,11 +187,17 @@ impl Endpoint {
     /// Sends what was handed over, as far as possible now, and handles the tunnel's timers. Call it whenever the task that owns
     /// the endpoint is polled.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        let sizes = self.buffer_sizes(SocketKind::Tcp);
         match &mut self.path {
             // The link's task does all of that.
             Path::Link(_) => (),
-            Path::Lane(lane) => lane.poll_flush(cx),
+            Path::Lane(lane) => {
+                lane.fit_buffers(sizes);
+                lane.poll_flush(cx);
+            }
         }
+        self.growth
+            .poll_idle(cx, self.sent_bytes + self.delivered_bytes);
         if let Some(live) = &self.live
             && live.is_asked()
             && let Some(quality) = self.quality()
@@ -269,7 +279,7 @@ impl Endpoint {
         self.watch = Some(watch);
     }
 
-    fn budget(&self) -> Option<&ProcessBudget> {
+    fn budget(&self) -> Option<&Arc<ProcessBudget>> {
         match &self.path {
             Path::Link(link) => link.budget(),
             Path::Lane(lane) => Some(lane.budget()),
@@ -279,13 +289,19 @@ impl Endpoint {
     /// Whether memory is short, so that tunnels get small buffers.
     #[must_use]
     pub fn is_short_of_memory(&self) -> bool {
-        self.budget().is_some_and(ProcessBudget::is_half_full)
+        self.budget().is_some_and(|budget| budget.is_half_full())
     }
 
     /// Buffer sizes for this tunnel's sockets, at the current use of the budget.
-    #[must_use]
-    pub fn buffer_sizes(&self) -> BufferSizes {
-        self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
+    pub fn buffer_sizes(&mut self, kind: SocketKind) -> BufferSizes {
+        let moved = self.sent_bytes + self.delivered_bytes;
+        let budget = match &self.path {
+            Path::Link(link) => link.budget(),
+            Path::Lane(lane) => Some(lane.budget()),
+        };
+        budget.map_or(BufferSizes::Kernel, |budget| {
+            self.growth.sizes(budget, moved, kind)
+        })
     }
 
     /// Counts `bytes` waiting in the kernel in the budget.

@@ -14,10 +14,11 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::endpoint::{Incoming, buffer_sizes, buffer_sizes_at_rest};
+use crate::endpoint::Incoming;
 use crate::lane::{Lane, LaneFailure};
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
+use adit_net::buffer_growth::sizes_at_rest;
 use adit_telemetry::tunnels::PathQuality;
 
 /// Frames that an endpoint may queue for its lane: each takes memory beside its bytes, and the sender controls their size.
@@ -82,8 +83,7 @@ impl LanePath {
     pub(super) fn new(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
         let probe = owner.watch().enter(owner.gone().clone());
         let queued = Queued::none(owner.budget());
-        let sizes = buffer_sizes(owner.budget());
-        let mut path = Self {
+        Self {
             lane: Some(lane),
             owner,
             probe,
@@ -102,9 +102,7 @@ impl LanePath {
             on_the_way: 0,
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
-        };
-        path.fit_buffers(sizes);
-        path
+        }
     }
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -131,12 +129,12 @@ impl LanePath {
         }
     }
 
-    pub(super) fn budget(&self) -> &ProcessBudget {
+    pub(super) fn budget(&self) -> &Arc<ProcessBudget> {
         self.owner.budget()
     }
 
     /// Fits the lane's socket only: a link's socket carries many tunnels and keeps its buffers.
-    fn fit_buffers(&mut self, sizes: BufferSizes) {
+    pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
         if sizes != self.buffers.sizes()
             && let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
             && let Err(error) = self.buffers.fit(socket, sizes, false)
@@ -161,7 +159,12 @@ impl LanePath {
     /// Returns the lane to its owner. Its queued bytes stay in the budget until they are written.
     fn give_back(&mut self) {
         // The next tunnel sizes the buffers anew.
-        self.fit_buffers(buffer_sizes_at_rest(self.owner.budget()));
+        let budget = self.owner.budget();
+        self.fit_buffers(if budget.starts_tcp_small() {
+            BufferSizes::Small
+        } else {
+            sizes_at_rest(budget)
+        });
         if let Some(lane) = self.lane.take() {
             let budget = self.owner.budget();
             let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));
@@ -205,7 +208,6 @@ impl LanePath {
     }
 
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
-        self.fit_buffers(buffer_sizes(self.owner.budget()));
         if let Some(lane) = &mut self.lane
             && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
         {
@@ -276,6 +278,8 @@ impl LanePath {
                 // again then.
                 return Poll::Pending;
             }
+            // Charged before it is read: without room as little as a record.
+            lane.read_little(self.owner.budget().is_half_full());
             match lane.poll_event(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(failure)) => self.fail(&failure),

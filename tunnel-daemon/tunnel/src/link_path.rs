@@ -59,7 +59,7 @@ impl LinkPath {
         }
     }
 
-    pub(super) fn budget(&self) -> Option<&ProcessBudget> {
+    pub(super) fn budget(&self) -> Option<&Arc<ProcessBudget>> {
         self.channel.budget()
     }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use adit_core::session::ProcessBudget;
+use adit_net::buffer_growth::sizes_at_rest;
 use adit_relay::{
     BufferSizes, Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
     SocketBuffers, Submitted, Why,
@@ -23,7 +24,6 @@ mod outcome;
 pub use outcome::{RawLaneEnd, RawLaneOutcome, driver_label, reason_label};
 
 use self::outcome::{Cut, conclude};
-use crate::endpoint::buffer_sizes;
 use crate::lane::{LaneRights, RawLane};
 use adit_net::socket;
 use adit_telemetry::labels::{Driver, Engine};
@@ -76,6 +76,15 @@ struct Watched {
     since: Instant,
     /// Of the socket and of the lane.
     buffers: [SocketBuffers; 2],
+}
+
+/// Sizes of a raw lane's sockets. Its promise covers large ones.
+fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
+    if budget.is_half_full() {
+        BufferSizes::Small
+    } else {
+        sizes_at_rest(budget)
+    }
 }
 
 impl RawLaneRelay {

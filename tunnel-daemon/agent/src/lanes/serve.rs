@@ -13,10 +13,10 @@ use super::checkout::Borrowed;
 use super::counted::Counted;
 use super::lane_owner::Owner;
 use super::{Arriving, LaneKeeper};
-use crate::targets::dial_target;
+use crate::targets::{DialedTarget, dial_target};
 use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
-use adit_tls::stream::{Connection as _, Socket};
+use adit_tls::stream::Connection as _;
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, EndpointWatch, RawLaneEnd, serve_target, until_answered};
 
@@ -71,20 +71,7 @@ impl LaneKeeper {
                 until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };
             match answer {
-                // Relay threads have no room: a task copies the tunnel's frames.
-                Ok(Some(Ok(socket))) if request.raw && !self.relay_has_room() => {
-                    lane.end().accept_framed();
-                    return self.open(lane, socket, request.address);
-                }
-                Ok(Some(Ok(socket))) if request.raw => match lane.accept_raw() {
-                    Ok(true) => return self.open_raw(lane, socket, request.address),
-                    Ok(false) => return self.open(lane, socket, request.address),
-                    Err(failure) => return self.lost(&failure),
-                },
-                Ok(Some(Ok(socket))) => {
-                    lane.end().accept();
-                    return self.open(lane, socket, request.address);
-                }
+                Ok(Some(Ok(target))) => return self.opened(lane, target, request),
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // The server has withdrawn the OPEN.
                 Ok(None) => (),
@@ -95,6 +82,25 @@ impl LaneKeeper {
                 }
                 Err(failure) => return self.lost(&failure),
             }
+        }
+    }
+
+    /// Answers the OPEN of a target that has accepted.
+    fn opened(&self, mut lane: Lane, mut target: DialedTarget, request: OpenRequest) {
+        let OpenRequest { raw, address, .. } = request;
+        if !raw {
+            lane.end().accept();
+            return self.open(lane, target, address);
+        }
+        if !self.relay_has_room() || !target.promise.extend_to_raw_lane() {
+            // A task copies the tunnel's frames.
+            lane.end().accept_framed();
+            return self.open(lane, target, address);
+        }
+        match lane.accept_raw() {
+            Ok(true) => self.open_raw(lane, target, address),
+            Ok(false) => self.open(lane, target, address),
+            Err(failure) => self.lost(&failure),
         }
     }
 
@@ -131,10 +137,12 @@ impl LaneKeeper {
     }
 
     /// Starts an accepted tunnel in a task of its own: this future, which has waited and dialled, is larger.
-    fn open(&self, lane: Lane, socket: Socket, address: String) {
+    fn open(&self, lane: Lane, target: DialedTarget, address: String) {
         let context = &self.0.context;
         let owner = Arc::new(Owner(self.clone()));
         let mut endpoint = Endpoint::on_lane(lane, owner);
+        let DialedTarget { socket, promise } = target;
+        endpoint.keep(promise);
         if context.warn_on_channel_limit {
             endpoint.watch(EndpointWatch::Target(address.as_str().into()));
         }
@@ -156,15 +164,16 @@ impl LaneKeeper {
     }
 
     /// Starts an accepted tunnel on a raw lane: from here on relay threads own both sockets.
-    fn open_raw(&self, lane: Lane, socket: Socket, address: String) {
+    fn open_raw(&self, lane: Lane, target: DialedTarget, address: String) {
         let context = &self.0.context;
-        let (raw_lane, relay) = match (lane.into_raw(self.adit()), &context.relay) {
+        let (mut raw_lane, relay) = match (lane.into_raw(self.adit()), &context.relay) {
             (Ok(raw_lane), Some(relay)) => (raw_lane, relay),
             // Without a relay no lane becomes a raw lane. Dropping the raw lane resets it.
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
-        let Some(socket) = socket.into_descriptor() else {
+        raw_lane.kept.promise = Some(target.promise);
+        let Some(socket) = target.socket.into_descriptor() else {
             return tracing::debug!("a target's socket cannot be relayed");
         };
         let open = context.metrics.open_endpoint_connection();

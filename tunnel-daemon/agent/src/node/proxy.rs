@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::{AgentId, ServerId};
 use adit_core::lane::{OpenRequest, Origin, RefusalCode};
+use adit_core::session::TunnelKind;
 use bytes::Bytes;
 use rand::seq::SliceRandom as _;
 use tokio::io::Interest;
@@ -204,10 +205,15 @@ impl NodeProxy {
             let since = Instant::now();
             let (keeper, borrowed) = self.borrow(left).await?;
             left = left.saturating_sub(since.elapsed());
+            let promise = keeper.budget().promise(TunnelKind::Socket);
+            let promise = promise.ok_or(NodeRefusal::Memory)?;
             let opening = tokio::time::timeout(ANSWERED_WITHIN, borrowed.open(request));
             match opening.await {
                 Err(_elapsed) => return Err(NodeRefusal::TimedOut),
-                Ok(Opened::Open(endpoint)) => return Ok((endpoint, keeper.server().clone())),
+                Ok(Opened::Open(mut endpoint)) => {
+                    endpoint.keep(promise);
+                    return Ok((endpoint, keeper.server().clone()));
+                }
                 // A tunnel of the server was opened first and has the lane.
                 Ok(Opened::Refused(RefusalCode::Busy)) | Ok(Opened::Lost) => {
                     failure = NodeRefusal::LaneLost;

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use super::holders::Holders;
+use super::promise::MemoryBounds;
 
 /// The budget shared by all links and lanes of a process.
 #[derive(Debug)]
 pub struct ProcessBudget {
     max_bytes: u64,
+    bounds: Option<MemoryBounds>,
     socket_buffer_kib_max: Option<u16>,
+    pub(super) promised: AtomicU64,
+    pub(super) grown: AtomicU64,
     held: AtomicU64,
     queued: AtomicU64,
     kernel: AtomicU64,
@@ -35,6 +39,9 @@ pub const QUEUE_MAX_BYTES: usize = 256 << 10;
 /// Bytes that a tunnel may queue while half of the budget is in use.
 pub const QUEUE_MIN_BYTES: usize = 16 << 10;
 
+/// What all threads together may read before one of them sees that memory is short, bytes.
+const READS_AT_ONCE_BYTES: u64 = 1 << 20;
+
 /// Bytes that count as queued until they are subtracted, or this value is dropped.
 #[derive(Debug)]
 pub struct Queued {
@@ -50,6 +57,12 @@ impl Queued {
             budget: Arc::clone(budget),
             bytes: 0,
         }
+    }
+
+    /// The budget that counts them.
+    #[must_use]
+    pub fn budget(&self) -> &ProcessBudget {
+        &self.budget
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -89,7 +102,10 @@ impl ProcessBudget {
     pub fn new(max_bytes: u64) -> Self {
         Self {
             max_bytes,
+            bounds: None,
             socket_buffer_kib_max: None,
+            promised: AtomicU64::new(0),
+            grown: AtomicU64::new(0),
             held: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             kernel: AtomicU64::new(0),
@@ -97,6 +113,17 @@ impl ProcessBudget {
             pressure: AtomicU8::new(MemoryPressure::None as u8),
             holders: Holders::default(),
         }
+    }
+
+    /// Sets the memory that tunnels share. Without bounds nothing is refused for a promise.
+    #[must_use]
+    pub fn with_bounds(mut self, bounds: Option<MemoryBounds>) -> Self {
+        self.bounds = bounds;
+        self
+    }
+
+    pub(super) fn bounds(&self) -> Option<&MemoryBounds> {
+        self.bounds.as_ref()
     }
 
     /// Sets a limit of the kernel's buffers per socket, KiB each way.
@@ -199,11 +226,29 @@ impl ProcessBudget {
         }
     }
 
-    /// Whether half of the budget or most of the process's memory is in use. Then peers with flow control are throttled; the
-    /// other half is for links whose peers have none.
+    /// Whether half of the budget or most of the process's memory is in use or promised. Then peers with flow control are
+    /// throttled; the other half is for links whose peers have none.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
-        self.used_bytes() > self.max_bytes / 2 || self.is_under(MemoryPressure::High)
+        let taken = self.used_bytes().saturating_add(self.grown_bytes());
+        taken > self.max_bytes / 2
+            || self.is_under(MemoryPressure::High)
+            || self.bounds().is_some_and(|bounds| {
+                let reserve = READS_AT_ONCE_BYTES.min(bounds.room_bytes / 16);
+                let promised = self.promised_bytes().saturating_add(taken);
+                promised.saturating_add(reserve) > bounds.room_bytes
+            })
+    }
+
+    /// Bytes that may be lent beyond promises now: for larger buffers, and for credit.
+    pub(super) fn growth_room(&self) -> u64 {
+        let taken = self.used_bytes().saturating_add(self.grown_bytes());
+        let half = (self.max_bytes / 2).saturating_sub(taken);
+        let Some(bounds) = self.bounds() else {
+            return half;
+        };
+        let promised = self.promised_bytes().saturating_add(taken);
+        half.min(bounds.room_bytes.saturating_sub(promised))
     }
 
     /// Whether the whole budget or nearly all of the process's memory is in use. Then no tunnel is opened.
@@ -231,6 +276,12 @@ impl ProcessBudget {
     }
 
     pub(super) fn credit_left(&self) -> u64 {
-        self.max_bytes.saturating_sub(self.granted_bytes())
+        let left = self.max_bytes.saturating_sub(self.granted_bytes());
+        if self.starts_small() {
+            // What is granted may arrive at once.
+            left.min(self.growth_room().saturating_sub(self.granted_bytes()))
+        } else {
+            left
+        }
     }
 }

@@ -11,6 +11,7 @@ mod closing;
 mod deliver;
 mod holders;
 mod link;
+mod promise;
 mod role;
 mod sizer;
 mod slab;
@@ -20,6 +21,9 @@ mod tunnel;
 
 pub use budget::{MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued};
 pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure, Role};
+pub use promise::{
+    BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES, Growth, MemoryBounds, Promise, TunnelKind,
+};
 pub use sizer::{CLIENT_PACKET_MAX_BYTES, CLIENT_PACKET_MIN_BYTES, PacketSizer};
 pub use transmit::Transmit;
 pub use tunnel::TunnelEnd;

@@ -439,7 +439,8 @@ impl Link {
             .link_budget_bytes
             .saturating_sub(self.granted)
             .min(self.budget.credit_left());
-        let window = if left >= WINDOW_START_BYTES && !self.budget.is_half_full() {
+        let is_ample = !self.budget.starts_small() && !self.budget.is_half_full();
+        let window = if left >= WINDOW_START_BYTES && is_ample {
             WINDOW_START_BYTES
         } else {
             WINDOW_MIN_BYTES

@@ -12,6 +12,7 @@ use adit_core::destination::{Denied, DestinationList, Why};
 use adit_core::ids::AgentId;
 use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::proxy_header::header_v2;
+use adit_core::session::Promise;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -136,9 +137,12 @@ impl AgentOpens for AgentDoor {
             let text = "tunnels from node to control plane cannot use raw lanes";
             return open.refuse(RefusalCode::Denied, text);
         }
-        let admitted = self.admit(open.request());
-        let place = match admitted {
-            Ok(place) => place,
+        let admitted = self.admit(open.request()).and_then(|place| {
+            let promise = open.promise().ok_or(NodeRefusal::Memory)?;
+            Ok((place, promise))
+        });
+        let (place, promise) = match admitted {
+            Ok(admitted) => admitted,
             Err(refusal) => {
                 self.refused(refusal);
                 return open.refuse(code(refusal), text(refusal));
@@ -153,7 +157,7 @@ impl AgentOpens for AgentDoor {
             quota: Arc::clone(&self.quota),
         };
         let serving = async move {
-            asked.serve(open).await;
+            asked.serve(open, promise).await;
             drop(place);
         };
         if settings.tasks.spawn("node-tunnel", serving).is_err() {
@@ -198,7 +202,7 @@ struct Asked {
 }
 
 impl Asked {
-    async fn serve(self, mut open: AgentOpen) {
+    async fn serve(self, mut open: AgentOpen, promise: Promise) {
         let request = open.request().clone();
         let mut record = Record {
             asked: &self,
@@ -221,6 +225,7 @@ impl Asked {
             Some(Ok(socket)) => match open.accept() {
                 None => record.refused(&NodeRefusal::GivenUp.into()),
                 Some(mut endpoint) => {
+                    endpoint.keep(promise);
                     endpoint.tell(record.opened());
                     relay(socket, endpoint, &request.address, record).await;
                 }
@@ -406,7 +411,7 @@ fn code(refusal: NodeRefusal) -> RefusalCode {
         NodeRefusal::Refused => RefusalCode::Refused,
         NodeRefusal::Unreachable => RefusalCode::Unreachable,
         NodeRefusal::TimedOut => RefusalCode::TimedOut,
-        NodeRefusal::Limit | NodeRefusal::Descriptors => RefusalCode::Limit,
+        NodeRefusal::Limit | NodeRefusal::Descriptors | NodeRefusal::Memory => RefusalCode::Limit,
         NodeRefusal::Leaving => RefusalCode::Leaving,
         _ => RefusalCode::Failed,
     }

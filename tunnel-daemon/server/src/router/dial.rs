@@ -9,7 +9,7 @@ use adit_core::dial::{Attempts, HEDGE_AFTER_MIN, HedgeBudget, LinkState, Reason,
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
 use adit_core::registry::{Condition, Registry, Scope};
-use adit_core::session::{CancelledDial, DialRequest};
+use adit_core::session::{CancelledDial, DialRequest, TunnelKind};
 use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -225,7 +225,13 @@ impl Router {
         address: &str,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel, DialFailure> {
-        let open = self.dial_for(dial, protocol, address, false, asked).await?;
+        let wanted = Wanted {
+            dial,
+            protocol,
+            address,
+            raw_lane: false,
+        };
+        let open = self.dial_as(TunnelKind::Grpc, wanted, asked).await?;
         match open.carrier {
             Carrier::Endpoint(carrier) => Ok(OpenTunnel {
                 carrier,
@@ -250,25 +256,35 @@ impl Router {
         raw_lane: bool,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        if self.refuses_dials() {
-            return Err(DialFailure::ShuttingDown);
-        }
-        if self.budget.is_full() {
-            return Err(DialFailure::NoMemory);
-        }
-        if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
-            return Err(DialFailure::TooLong);
-        }
-        let Ok(_permit) = self.pending.try_acquire() else {
-            return Err(DialFailure::TooManyPending { per_agent: false });
-        };
         let wanted = Wanted {
             dial,
             protocol,
             address,
             raw_lane,
         };
-        let host = Host::of_address(address);
+        self.dial_as(TunnelKind::Socket, wanted, asked).await
+    }
+
+    async fn dial_as(
+        &self,
+        kind: TunnelKind,
+        mut wanted: Wanted<'_>,
+        asked: &AskedAgents,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
+        if self.refuses_dials() {
+            return Err(DialFailure::ShuttingDown);
+        }
+        let Some(mut promise) = self.budget.promise(kind) else {
+            return Err(DialFailure::NoMemory);
+        };
+        wanted.raw_lane = wanted.raw_lane && promise.extend_to_raw_lane();
+        if wanted.protocol.len() + wanted.address.len() > limits::DIAL_BYTES_MAX {
+            return Err(DialFailure::TooLong);
+        }
+        let Ok(_permit) = self.pending.try_acquire() else {
+            return Err(DialFailure::TooManyPending { per_agent: false });
+        };
+        let host = Host::of_address(wanted.address);
         let Some(scope) = self.with_registry(|registry| registry.scope(&host, moment())) else {
             return Err(DialFailure::NoAgent);
         };
@@ -291,7 +307,10 @@ impl Router {
                 .unwrap_or(Err(DialFailure::TimedOut)),
         };
         asked.conclude(outcome.as_ref().err());
-        outcome
+        outcome.map(|mut open| {
+            open.carrier.keep(promise);
+            open
+        })
     }
 
     /// Asks the agent of a link; `number` is the number of the attempt.

@@ -146,10 +146,10 @@ impl Router {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
     }
 
-    /// KiB that the kernel may buffer in each direction for a tunnel's socket; `None`: no limit.
+    /// The memory that all tunnels share.
     #[must_use]
-    pub fn socket_buffer_kib_max(&self) -> Option<u16> {
-        self.budget.socket_buffer_kib_max()
+    pub fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.budget
     }
 
     /// A router without links whose tunnels share `budget`.

@@ -87,7 +87,9 @@ impl DialReason {
             NodeRefusal::Unreachable => (Self::Unreachable, DialStage::Connect),
             NodeRefusal::TimedOut => (Self::Timeout, DialStage::Connect),
             NodeRefusal::Failed => (Self::Other, DialStage::Connect),
-            NodeRefusal::Limit | NodeRefusal::Descriptors => (Self::Overload, DialStage::Admission),
+            NodeRefusal::Limit | NodeRefusal::Descriptors | NodeRefusal::Memory => {
+                (Self::Overload, DialStage::Admission)
+            }
             NodeRefusal::Leaving => (Self::Shutdown, DialStage::Admission),
             NodeRefusal::NoServer | NodeRefusal::NoLanes => (Self::NoAgent, DialStage::Route),
             NodeRefusal::NoLane => (Self::Overload, DialStage::Send),

@@ -50,6 +50,7 @@ mod least_privilege;
 mod leaving;
 mod long_paths;
 mod memory_limits;
+mod memory_promises;
 mod metrics;
 mod moving_bytes;
 mod node_namespaces;

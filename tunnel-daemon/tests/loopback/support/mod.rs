@@ -9,6 +9,7 @@ pub(crate) mod confined;
 pub(crate) mod connect;
 pub(crate) mod lanes;
 pub(crate) mod long_path;
+pub(crate) mod memory_cgroup;
 pub(crate) mod node;
 pub(crate) mod patterned;
 /// All test binaries share these lock files, so that no port is given twice.

@@ -24,7 +24,7 @@ where
     (port, serve_on(listener, serve))
 }
 
-fn serve_on<H, F>(listener: TcpListener, serve: H) -> Tasks
+pub(crate) fn serve_on<H, F>(listener: TcpListener, serve: H) -> Tasks
 where
     H: Fn(TcpStream) -> F + Send + 'static,
     F: Future<Output = io::Result<()>> + Send + 'static,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
+use adit_core::session::QUEUE_MIN_BYTES;
 use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
@@ -84,6 +85,8 @@ pub struct Lane {
     proof: u64,
     /// Bytes read in excess of twice the tunnels' own bytes. See [`Self::alone`].
     beside: usize,
+    /// Memory is short: a read takes no more than [`QUEUE_MIN_BYTES`].
+    reads_little: bool,
 }
 
 impl Lane {
@@ -109,6 +112,7 @@ impl Lane {
             unproven: 0,
             proof: PROOF,
             beside: 0,
+            reads_little: false,
         }
     }
 
@@ -410,7 +414,15 @@ impl Lane {
     fn poll_input(&mut self, cx: &mut Context<'_>) -> Result<bool, LaneFailure> {
         // What the peer sent before it stopped reading comes before the write error.
         let flushed = self.poll_flush(cx);
-        match self.transport.poll_read(cx, self.end.may_turn_raw())? {
+        let most = if self.reads_little {
+            QUEUE_MIN_BYTES
+        } else {
+            usize::MAX
+        };
+        match self
+            .transport
+            .poll_read(cx, self.end.may_turn_raw(), most)?
+        {
             Poll::Ready(bytes) if bytes.is_empty() => Err(LaneFailure::Closed),
             Poll::Ready(bytes) => {
                 let read = self.transport.take_read_bytes(&bytes);
@@ -428,6 +440,11 @@ impl Lane {
                 Ok(false)
             }
         }
+    }
+
+    /// Whether reads take no more than [`QUEUE_MIN_BYTES`] from now on.
+    pub fn read_little(&mut self, little: bool) {
+        self.reads_little = little;
     }
 
     /// Waits for the next event.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use adit_core::session::Promise;
 use adit_relay::KernelTls;
 use bytes::Bytes;
 use tokio::net::TcpStream;
@@ -53,6 +54,8 @@ pub struct LaneResources {
     pub(super) rights: Option<Arc<dyn LaneRights>>,
     pub(super) counted: Option<GaugeGuard>,
     pub(super) held: Option<Slot>,
+    /// Memory reserved for the tunnel on a raw lane.
+    pub promise: Option<Promise>,
     pub(super) closes: Option<(AditMetrics, LaneEnd)>,
 }
 

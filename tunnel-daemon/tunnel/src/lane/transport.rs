@@ -19,16 +19,18 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    /// `alone`: read one record only, since the kernel may have to decrypt those behind it.
+    /// `alone`: read one record only, since the kernel may have to decrypt those behind it. At most `most` bytes are taken from
+    /// the socket.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
         alone: bool,
+        most: usize,
     ) -> Poll<io::Result<Bytes>> {
         match self {
             Self::Tls(records) if alone => records.poll_read_record(cx),
-            Self::Tls(records) => records.poll_read(cx),
-            Self::Clear(stream) => stream.poll_read(cx),
+            Self::Tls(records) => records.poll_read(cx, most),
+            Self::Clear(stream) => stream.poll_read(cx, most),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Wake, Waker};
 
 use adit_core::lane::{OpenRequest, RefusalCode};
-use adit_core::session::Queued;
+use adit_core::session::{Promise, Queued, TunnelKind};
 use tokio::sync::Notify;
 
 use super::{IDLE_BATCH_LANES, LanePool, Owner};
@@ -49,6 +49,12 @@ impl AgentOpen {
                 None
             }
         }
+    }
+
+    /// Reserves memory for the tunnel; `None` without room.
+    #[must_use]
+    pub fn promise(&self) -> Option<Promise> {
+        self.pool.settings.budget.promise(TunnelKind::Socket)
     }
 
     /// Answers OPENED; `None` when the lane is lost.

@@ -1,10 +1,12 @@
 //! The gRPC dialect: kube-apiserver's `ProxyService/Proxy` streams.
 
+mod client_socket;
 mod outbound;
 mod state;
 mod stream;
 mod stream_events;
 
+pub use client_socket::ClientSocket;
 pub use stream::ProxyStream;
 pub use stream_events::StreamEvents;
 
@@ -12,6 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::session::{BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
@@ -26,13 +29,8 @@ const METHOD: &str = "/ProxyService/Proxy";
 /// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams on one connection must
 /// not hold a gigabyte.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// Bytes that may wait in a client's socket: more than two writes, so that the client is not woken for each write. See
-/// [`adit_tls::stream::ByteStream::widen`].
-pub const SOCKET_BYTES: usize = 512 * 1024;
 /// Bytes of one stream that HTTP/2 may hold unwritten; the budget counts bytes beyond them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// With a bound on socket buffers, this part of the bound is the limit instead.
-const SEND_BUFFER_DIVISOR: usize = 8;
 
 /// Serves one client connection to its end; `admission` says whether the client is refused. Once this process is `leaving`, the
 /// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call runs as a task of its own,
@@ -51,16 +49,17 @@ pub fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let bound = router.socket_buffer_kib_max();
-    let send_buffer_bytes = bound.map_or(SEND_BUFFER_BYTES, |kib| {
-        usize::from(kib) * 1024 / SEND_BUFFER_DIVISOR
-    });
+    let (stream_bytes, send_buffer_bytes) = if router.budget().starts_small() {
+        (BOUNDED_CALL_WINDOW_BYTES, BOUNDED_CALL_BUFFER_BYTES)
+    } else {
+        (STREAM_WINDOW_BYTES, SEND_BUFFER_BYTES)
+    };
     // Boxed: its state is freed before the connection runs.
     let left = leaving.clone();
     let mut greeting = Box::pin(async move {
         let windows = Windows {
             frame_bytes: grpc::SMALL_FRAME_BYTES,
-            stream_bytes: STREAM_WINDOW_BYTES,
+            stream_bytes,
             send_buffer_bytes,
         };
         let builder = grpc::server_builder(windows);
@@ -74,7 +73,7 @@ where
         let greeted = admission.within(greeting.as_mut()).await.flatten();
         drop(greeting);
         let connection = match greeted {
-            Some(Ok(connection)) => connection,
+            Some(Ok(connection)) => connection.count_in(router.budget()),
             Some(Err(error)) => {
                 return tracing::debug!(%error, "client connection is not HTTP/2");
             }
