@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::session::{Isolation, MemoryBounds, ProcessBudget};
+use adit_core::session::{Isolation, MemoryBounds, ProcessBudget, TunnelKind};
 
 use crate::memory;
 use adit_config::limits;
@@ -81,6 +81,12 @@ fn bounds_within(limit: u64, counts_tcp: bool) -> MemoryBounds {
     }
 }
 
+/// Most open tunnels that this memory can promise: of clients with a socket each, and of gRPC clients.
+pub(super) fn tunnels_max(memory: u64) -> [u64; 2] {
+    let room = bounds_within(memory, memory::counts_tcp()).room_bytes;
+    [TunnelKind::Socket, TunnelKind::Grpc].map(|kind| room / kind.promised_bytes())
+}
+
 /// Most lanes that the memory can hold, where its limit covers the buffers of TCP sockets.
 pub(super) fn lanes_max() -> usize {
     let limit = memory::of_cgroup().filter(|_limit| memory::counts_tcp());
@@ -120,8 +126,6 @@ pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudg
 
 #[cfg(test)]
 mod tests {
-    use adit_core::session::TunnelKind;
-
     use super::*;
 
     /// Limit (memory): Bytes held by the process (`--process-budget`)

@@ -9,7 +9,7 @@ use rustix::thread::CapabilitySet;
 
 use super::Needs;
 use super::line::{degraded, judged, missing, ok};
-use crate::budgets::socket_buffer_kib_max;
+use crate::budgets::{socket_buffer_kib_max, tunnels_max};
 use crate::memory::{self, MemoryLimit};
 use crate::status::model::Capability;
 use adit_net::capabilities;
@@ -309,7 +309,11 @@ fn memory_line(facts: &Facts) -> Capability {
     let buffers = socket_buffer_kib_max(*bytes)
         .map(|kib| format!("; sockets of tunnels have at most {kib} KiB each way"))
         .unwrap_or_default();
-    let text = format!("{size}, says {}{buffers}", file.display());
+    let [sockets, grpc] = tunnels_max(*bytes);
+    let text = format!(
+        "{size}, says {}; holds {sockets} tunnels, or {grpc} of gRPC clients{buffers}",
+        file.display()
+    );
     if *bytes >= MEMORY {
         return ok(NAME, text);
     }

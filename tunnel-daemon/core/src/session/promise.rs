@@ -68,8 +68,9 @@ pub struct MemoryBounds {
 #[derive(Debug)]
 pub struct Promise {
     budget: Arc<ProcessBudget>,
-    bytes: u64,
-    raw_lane: Option<Growth>,
+    kind: TunnelKind,
+    /// Large buffers are charged, too. With [`Self::kind`] this keeps a tunnel's state small.
+    is_grown: bool,
 }
 
 impl Promise {
@@ -77,9 +78,9 @@ impl Promise {
     /// without room: the tunnel must keep its frames.
     #[must_use]
     pub fn extend_to_raw_lane(&mut self) -> bool {
-        if self.budget.starts_small() && self.raw_lane.is_none() {
-            self.raw_lane = self.budget.grow();
-            return self.raw_lane.is_some();
+        if self.budget.starts_small() && !self.is_grown {
+            self.is_grown = self.budget.try_grow();
+            return self.is_grown;
         }
         true
     }
@@ -87,20 +88,22 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.budget.promised.fetch_sub(self.bytes, Relaxed);
+        let budget = &self.budget;
+        let bytes = self.kind.promised_bytes();
+        budget.promised.fetch_sub(bytes, Relaxed);
+        if self.is_grown {
+            budget.grown.fetch_sub(budget.charge(), Relaxed);
+        }
     }
 }
 
 /// Memory for the larger socket buffers of one tunnel or connection, until dropped.
 #[derive(Debug)]
-pub struct Growth {
-    budget: Arc<ProcessBudget>,
-    bytes: u64,
-}
+pub struct Growth(Arc<ProcessBudget>);
 
 impl Drop for Growth {
     fn drop(&mut self) {
-        self.budget.grown.fetch_sub(self.bytes, Relaxed);
+        self.0.grown.fetch_sub(self.0.charge(), Relaxed);
     }
 }
 
@@ -111,8 +114,8 @@ impl ProcessBudget {
         let bytes = kind.promised_bytes();
         (!self.is_full() && self.try_promise(bytes)).then(|| Promise {
             budget: Arc::clone(self),
-            bytes,
-            raw_lane: None,
+            kind,
+            is_grown: false,
         })
     }
 
@@ -130,22 +133,28 @@ impl ProcessBudget {
     /// Charges the larger buffers of one tunnel or connection. `None`: they must stay small.
     #[must_use]
     pub fn grow(self: &Arc<Self>) -> Option<Growth> {
-        let bytes = self.bounds()?.growth_bytes;
+        self.try_grow().then(|| Growth(Arc::clone(self)))
+    }
+
+    fn try_grow(&self) -> bool {
+        let bytes = self.charge();
         // Several threads may pass at once, and exceed the room by their number of growths.
-        if bytes == 0 || self.is_half_full() || self.growth_room() < bytes {
-            return None;
+        let may_grow = bytes > 0 && !self.is_half_full() && self.growth_room() >= bytes;
+        if may_grow {
+            self.grown.fetch_add(bytes, Relaxed);
         }
-        self.grown.fetch_add(bytes, Relaxed);
-        Some(Growth {
-            budget: Arc::clone(self),
-            bytes,
-        })
+        may_grow
+    }
+
+    /// Bytes charged for one growth.
+    fn charge(&self) -> u64 {
+        self.bounds().map_or(0, |bounds| bounds.growth_bytes)
     }
 
     /// Whether sockets start with small buffers, which grow with a [`Growth`].
     #[must_use]
     pub fn starts_small(&self) -> bool {
-        self.bounds().is_some_and(|bounds| bounds.growth_bytes > 0)
+        self.charge() > 0
     }
 
     /// Whether TCP sockets start with small buffers, too.
@@ -198,12 +207,14 @@ mod tests {
     #[test]
     fn payload_and_growth_leave_less_for_promises() {
         let budget = bounded(10 * MIB);
-        let all = std::iter::from_fn(|| budget.promise(TunnelKind::Socket)).count();
+        let open =
+            || -> Vec<_> { std::iter::from_fn(|| budget.promise(TunnelKind::Socket)).collect() };
+        let all = open().len();
         let growth = budget.grow().expect("there is room");
         budget.hold(2 * MIB);
-        let fewer: Vec<_> = std::iter::from_fn(|| budget.promise(TunnelKind::Socket)).collect();
-        let less = (3 * MIB).div_ceil(TunnelKind::Socket.promised_bytes());
-        assert!(fewer.len() + less as usize >= all && fewer.len() < all);
+        let fewer = open().len();
+        let less = usize::try_from((3 * MIB).div_ceil(TunnelKind::Socket.promised_bytes()));
+        assert!(fewer + less.expect("few") >= all && fewer < all);
         budget.release(2 * MIB);
         drop(growth);
         assert_eq!(budget.grown_bytes(), 0);

@@ -97,7 +97,7 @@ async fn secrets_are_cleared_when_they_are_dropped() {
 }
 
 async fn read(stream: &mut RecordStream) -> io::Result<Bytes> {
-    let next = poll_fn(|cx| stream.poll_read(cx));
+    let next = poll_fn(|cx| stream.poll_read(cx, usize::MAX));
     tokio::time::timeout(DEADLINE, next)
         .await
         .expect("something comes")
@@ -190,7 +190,7 @@ async fn plaintext_begins_right_after_close_notify() {
         };
         let mut got = Vec::new();
         while got.len() < 10 {
-            let next = poll_fn(|cx| client.poll_read(cx));
+            let next = poll_fn(|cx| client.poll_read(cx, usize::MAX));
             got.extend_from_slice(&next.await.unwrap());
         }
         assert_eq!(got, b"clear text");
@@ -307,7 +307,7 @@ async fn a_connection_that_waits_holds_no_buffer() {
     read_all(&mut server, 1_000_000).await;
     write(&mut client, [pattern(10)]).await;
     read_all(&mut server, 10).await;
-    let waits = futures_util::poll!(poll_fn(|cx| server.poll_read(cx)));
+    let waits = futures_util::poll!(poll_fn(|cx| server.poll_read(cx, usize::MAX)));
     assert!(waits.is_pending());
     assert_eq!(server.read.capacity(), 0);
     assert!(client.sealed.is_none());
