@@ -477,6 +477,9 @@ impl Shared {
         // Addresses without a link yet count as servers that will need lanes.
         let servers = servers.max(addresses.len());
         let _turn = self.opening.take(share, servers).await;
+        if self.context.lane_room.is_closed() {
+            return Err(OpenError(String::from("this agent drains")));
+        }
         let Some(address) = addresses.get(at) else {
             return Err(OpenError(String::from("no such address")));
         };

@@ -74,7 +74,18 @@ impl LaneRoom {
     /// Whether one more lane may be opened now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.slots.available_permits() > 0 && self.has_descriptors()
+        !self.is_closed() && self.slots.available_permits() > 0 && self.has_descriptors()
+    }
+
+    /// The process drains or stops: from now on no lane is opened. Lanes that exist stay.
+    pub fn close(&self) {
+        self.slots.close();
+    }
+
+    /// Whether [`Self::close`] was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.slots.is_closed()
     }
 
     /// Whether descriptors are left for one more lane.
@@ -83,7 +94,8 @@ impl LaneRoom {
         self.descriptors.has_room(Use::Lane)
     }
 
-    /// A slot for one more lane; `None` when the link or the process has reached its limit, or descriptors are short.
+    /// A slot for one more lane; `None` when the link or the process has reached its limit, descriptors are short, or the
+    /// process drains.
     #[must_use]
     pub fn take(&self, link: &Arc<Semaphore>) -> Option<Slot> {
         if !self.has_room() {
@@ -128,6 +140,16 @@ mod tests {
         assert_eq!(room.owed(4), 0);
         room.give_up(6);
         assert_eq!([room.owed(4), room.owed(4), room.owed(4)], [4, 2, 0]);
+    }
+
+    #[test]
+    fn a_process_that_drains_opens_no_lane_and_keeps_those_that_exist() {
+        let room = LaneRoom::new(2, Arc::new(Descriptors::unlimited()));
+        let links = [1, 1].map(|lanes| Arc::new(Semaphore::new(lanes)));
+        let slot = room.take(&links[0]).unwrap();
+        room.close();
+        assert!(!room.has_room() && room.take(&links[1]).is_none());
+        assert!(slot.move_to(&links[1]).is_ok());
     }
 
     #[test]
