@@ -1,8 +1,9 @@
 //! Limits on lanes in one process: how many may exist, and whether descriptors are left for one more.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use adit_core::lane::WarmLanes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use adit_net::descriptors::{Descriptors, Use};
@@ -49,6 +50,20 @@ pub struct LaneRoom {
     /// Idle lanes to close, so that other uses get descriptors.
     closing: AtomicUsize,
     short: Notify,
+    /// Server: counts links with lanes.
+    warm: Mutex<WarmLanes>,
+    /// Server: idle lanes for each link, read at the end of every tunnel.
+    warm_each: AtomicUsize,
+}
+
+/// A link whose agent keeps idle lanes, counted until dropped.
+#[derive(Debug)]
+pub(crate) struct WarmShare(Arc<LaneRoom>);
+
+impl Drop for WarmShare {
+    fn drop(&mut self) {
+        self.0.change_warm(WarmLanes::left);
+    }
 }
 
 impl LaneRoom {
@@ -62,7 +77,27 @@ impl LaneRoom {
             descriptors,
             closing: AtomicUsize::new(0),
             short: Notify::new(),
+            warm: Mutex::new(WarmLanes::new(lanes_max)),
+            warm_each: AtomicUsize::new(WarmLanes::MAX),
         }
+    }
+
+    /// Counts one more link whose agent keeps idle lanes.
+    pub(crate) fn join(self: &Arc<Self>) -> WarmShare {
+        self.change_warm(WarmLanes::joined);
+        WarmShare(Arc::clone(self))
+    }
+
+    /// Idle lanes that each agent keeps, so that this server can afford those of all.
+    #[must_use]
+    pub fn warm(&self) -> usize {
+        self.warm_each.load(Relaxed)
+    }
+
+    fn change_warm(&self, change: impl FnOnce(&mut WarmLanes)) {
+        let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut warm);
+        self.warm_each.store(warm.each(), Relaxed);
     }
 
     /// Most lanes at once.
