@@ -196,35 +196,8 @@ impl LaneKeeper {
                 () = self.0.context.lane_room.shortage() => (),
                 Some((opened, slot, _counted, cause)) = opening.next() => {
                     unasked -= usize::from(cause == Cause::Missing);
-                    match opened {
-                    Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
-                        let needed = self.0.context.lane_room.has_descriptors();
-                        self.add(lane, slot, needed);
-                        if needed {
-                            backoff.gain();
-                        } else {
-                            backoff.note(false);
-                        }
-                    }
-                    // Behind a load balancer the lane may belong to another link of this agent, which may need it.
-                    Ok((keeper, lane)) => {
-                        // Asked before the lane takes its slot there, which would count as a busy lane.
-                        let wanted = keeper.wants_more();
-                        let (slot, needed) = match slot.move_to(&keeper.0.slots) {
-                            Ok(slot) => (slot, wanted),
-                            Err(slot) => (slot, false),
-                        };
-                        keeper.add(lane, slot, needed);
-                        if !needed {
-                            backoff.misrouted(self.wanted());
-                        }
-                    }
-                    Err(error) => {
-                        backoff.note(false);
-                        tracing::debug!(server = %self.0.server, %error, "no lane");
-                    }
-                    }
-                },
+                    self.tried(opened, slot, &mut backoff);
+                }
                 () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
                     // Lanes that have waited this long without being lost count as successes.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
@@ -232,6 +205,38 @@ impl LaneKeeper {
                         backoff.note(true);
                     }
                 }
+            }
+        }
+    }
+
+    /// An attempt to open a lane has ended.
+    fn tried(&self, opened: Result<(Self, Lane), OpenError>, slot: Slot, backoff: &mut Backoff) {
+        match opened {
+            Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
+                let needed = self.0.context.lane_room.has_descriptors();
+                self.add(lane, slot, needed);
+                if needed {
+                    backoff.gain();
+                } else {
+                    backoff.note(false);
+                }
+            }
+            // Behind a load balancer the lane may belong to another link of this agent, which may need it.
+            Ok((keeper, lane)) => {
+                // Asked before the lane takes its slot there, which would count as a busy lane.
+                let wanted = keeper.wants_more();
+                let (slot, needed) = match slot.move_to(&keeper.0.slots) {
+                    Ok(slot) => (slot, wanted),
+                    Err(slot) => (slot, false),
+                };
+                keeper.add(lane, slot, needed);
+                if !needed {
+                    backoff.misrouted(self.wanted());
+                }
+            }
+            Err(error) => {
+                backoff.note(false);
+                tracing::debug!(server = %self.0.server, %error, "no lane");
             }
         }
     }

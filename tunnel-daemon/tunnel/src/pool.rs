@@ -13,7 +13,7 @@ use adit_core::failure::DialFailure;
 use adit_core::lane::{
     Demand, FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode, Want,
 };
-use adit_core::session::{ProcessBudget, Queued};
+use adit_core::session::{Moment, ProcessBudget, Queued};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -294,7 +294,7 @@ impl LanePool {
             origin: None,
         };
         let asked = Instant::now();
-        let attempt = opening.run(&request, self.ask(left));
+        let attempt = opening.run(&request, self.ask(left, Demand::after_dial));
         let outcome = match timeout {
             None => attempt.await,
             Some(timeout) => tokio::time::timeout(timeout, attempt)
@@ -404,7 +404,7 @@ impl LanePool {
             let lanes = u32::try_from(warm).unwrap_or(u32::MAX);
             lane.end().want(Want::Keep(lanes));
         }
-        let missing = self.ask(left);
+        let missing = self.ask(left, Demand::after_return);
         if missing > 0 {
             lane.end().want(Want::Open(missing));
         }
@@ -431,11 +431,11 @@ impl LanePool {
     }
 
     /// How many lanes to ask the agent for, with `left` idle ones; their places are reserved.
-    fn ask(&self, left: usize) -> u32 {
+    fn ask(&self, left: usize, of: fn(&mut Demand, usize, Moment) -> usize) -> u32 {
         let (free, now) = (self.slots.available_permits(), moment());
         // One lock for all of it: two dials at once must not ask for the same lanes.
         let mut idle = self.lock();
-        let wanted = idle.demand.wanted(left, now).min(free);
+        let wanted = of(&mut idle.demand, left, now).min(free);
         if wanted == 0 {
             return 0;
         }

@@ -41,14 +41,20 @@ impl Demand {
         self.since = now;
     }
 
-    /// How many lanes to ask for, with `idle` lanes left.
-    pub fn wanted(&mut self, idle: usize, now: Moment) -> usize {
-        self.forget(now);
+    /// How many lanes to ask for when a dial has left `idle` lanes.
+    pub fn after_dial(&mut self, idle: usize, now: Moment) -> usize {
+        let missed = self.after_return(idle, now);
         let low = Self::IDLE_MIN.saturating_sub(idle);
-        if low == 0 {
+        (missed + low.saturating_sub(self.spare)).min(self.limit)
+    }
+
+    /// How many lanes to ask for when a lane has become the last of `idle` ones: further ones may be on their way.
+    pub fn after_return(&mut self, idle: usize, now: Moment) -> usize {
+        self.forget(now);
+        if idle >= Self::IDLE_MIN {
             self.spare = 0;
         }
-        (self.missed + low.saturating_sub(self.spare)).min(self.limit)
+        self.missed
     }
 
     /// That many lanes were asked for.
@@ -80,26 +86,27 @@ mod tests {
         for _dial in 0..13 {
             demand.miss(at(1));
         }
-        assert_eq!(demand.wanted(5, at(1)), 13);
+        assert_eq!(demand.after_dial(5, at(1)), 13);
         demand.asked(8, at(1));
-        assert_eq!(demand.wanted(5, at(2)), 5);
+        assert_eq!(demand.after_dial(5, at(2)), 5);
         demand.asked(5, at(2));
-        assert_eq!(demand.wanted(5, at(2)), 0);
+        assert_eq!(demand.after_dial(5, at(2)), 0);
     }
 
     #[test]
     fn few_idle_lanes_are_made_up_for_once_until_they_are_there() {
         let mut demand = Demand::new(100, at(0));
-        assert_eq!(demand.wanted(2, at(0)), 0);
-        assert_eq!(demand.wanted(1, at(0)), 1);
+        assert_eq!(demand.after_dial(2, at(0)), 0);
+        assert_eq!(demand.after_dial(1, at(0)), 1);
         demand.asked(1, at(0));
-        assert_eq!(demand.wanted(1, at(0)), 0);
-        assert_eq!(demand.wanted(0, at(0)), 1);
+        assert_eq!(demand.after_dial(1, at(0)), 0);
+        assert_eq!(demand.after_dial(0, at(0)), 1);
         demand.asked(1, at(0));
-        assert_eq!(demand.wanted(0, at(1)), 0);
+        assert_eq!(demand.after_dial(0, at(1)), 0);
         // The agent has opened them, and later they are taken again.
-        assert_eq!(demand.wanted(2, at(2)), 0);
-        assert_eq!(demand.wanted(0, at(3)), 2);
+        assert_eq!(demand.after_dial(2, at(2)), 0);
+        assert_eq!(demand.after_dial(0, at(3)), 2);
+        assert_eq!(demand.after_return(1, at(3)), 0, "no dial missed one");
     }
 
     #[test]
@@ -108,7 +115,7 @@ mod tests {
         for _dial in 0..10 {
             demand.miss(at(0));
         }
-        assert_eq!(demand.wanted(9, at(10)), 4);
-        assert_eq!(demand.wanted(9, at(11)), 0);
+        assert_eq!(demand.after_dial(9, at(10)), 4);
+        assert_eq!(demand.after_dial(9, at(11)), 0);
     }
 }
