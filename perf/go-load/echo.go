@@ -46,6 +46,9 @@ func roundTrip(conn io.ReadWriter, number uint64) error {
 	return readAnswer(conn, make([]byte, messageBytes), number)
 }
 
+// warmUp is the number of round trips of a connection that are not measured.
+const warmUp = 20
+
 // echoes measures round trips of 64 bytes, closed loop.
 func (l *load) echoes() error {
 	for _, connections := range l.plan.Connections {
@@ -75,7 +78,6 @@ func (l *load) echoes() error {
 
 // closedLoop opens all connections first; then all ask for as long as told, each again once it has its answer.
 func (l *load) closedLoop(connections int, lasting time.Duration) ([]time.Duration, error) {
-	const warmUp = 20
 	var conns []*tunnel.Conn
 	for range connections {
 		conn, err := l.open(l.targets.Echo)
@@ -89,6 +91,11 @@ func (l *load) closedLoop(connections int, lasting time.Duration) ([]time.Durati
 			}
 		}
 	}
+	return askAll(conns, lasting)
+}
+
+// askAll asks on all connections for as long as told, and closes them.
+func askAll(conns []*tunnel.Conn, lasting time.Duration) ([]time.Duration, error) {
 	var mu sync.Mutex
 	var all []time.Duration
 	var failed error

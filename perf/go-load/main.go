@@ -56,7 +56,8 @@ func main() {
 		name string
 		run  func(*load) error
 	}{
-		{"idle", (*load).idle}, // first: later ones leave buffers behind
+		{"burst", (*load).bursts}, // first: it is cold only on a fresh path
+		{"idle", (*load).idle},    // before others: later ones leave buffers behind
 		{"echo", (*load).echoes},
 		{"paced", (*load).paced},
 		{"dials", (*load).dials},

@@ -13,6 +13,7 @@ type plan struct {
 	Seconds         float64  `json:"seconds"`
 	Streams         []int    `json:"streams"`
 	Connections     []int    `json:"connections"`
+	Burst           int      `json:"burst_connections"`
 	Rates           []int    `json:"rates"`
 	RateConnections int      `json:"rate_connections"`
 	Dialers         []int    `json:"dialers"`
@@ -33,9 +34,9 @@ type counted struct {
 
 func defaults() plan {
 	return plan{
-		Measurements: []string{"idle", "echo", "paced", "dials", "bulk", "mixed", "isolation"},
+		Measurements: []string{"burst", "idle", "echo", "paced", "dials", "bulk", "mixed", "isolation"},
 		Seconds:      1, Streams: []int{1, 8, 64}, Connections: []int{1, 16, 128},
-		Rates: []int{500, 2000}, RateConnections: 16, Dialers: []int{1, 8}, Idle: []int{2000},
+		Burst: 16, Rates: []int{500, 2000}, RateConnections: 16, Dialers: []int{1, 8}, Idle: []int{2000},
 		StalledReaders: 4, MixedStreams: 8,
 	}
 }

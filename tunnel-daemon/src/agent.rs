@@ -80,6 +80,7 @@ pub struct RunningAgent {
     targets: Tasks,
     dials: Arc<Dials>,
     lane_watch: Arc<LaneWatch>,
+    lane_room: Arc<LaneRoom>,
     services: Tasks,
     relay: Option<Arc<RawLaneRelay>>,
     stage: Arc<AtomicU8>,
@@ -202,6 +203,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     let watch = Arc::clone(&lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });
     let room = Arc::clone(&context.lane_room);
+    let lane_room = Arc::clone(&room);
     let counted = Arc::clone(room.descriptors());
     let giving_up = counted.run(descriptors::DRAINED_AFTER, move |lanes| room.give_up(lanes));
     services.spawn_always("descriptors", giving_up);
@@ -295,6 +297,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         targets,
         dials,
         lane_watch,
+        lane_room,
         services,
         relay,
         stage,
@@ -409,6 +412,7 @@ impl RunningAgent {
     pub fn drain(&self) {
         self.stage.store(DRAINING, Relaxed);
         self.services.services_may_end();
+        self.lane_room.close();
         self.node.close();
         self.servers.drain();
     }
@@ -440,6 +444,8 @@ impl RunningAgent {
     pub async fn stop(self) {
         self.stage.store(STOPPING, Relaxed);
         self.services.services_may_end();
+        // Before tunnels and lanes end: their keepers would replace each of them.
+        self.lane_room.close();
         self.stop.cancel();
         self.node.close();
         if let Some(relay) = &self.relay {

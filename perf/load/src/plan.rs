@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// A measurement by name, in order of execution: memory is measured first, since later measurements leave buffers behind.
+/// A measurement by name, in order of execution: a burst is cold only on a fresh path, and memory is measured before others,
+/// which leave buffers behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Measurement {
+    /// Dials all at once and then echo, on a fresh path and again.
+    Burst,
     /// Memory of idle tunnels.
     Idle,
     /// Memory and CPU time of a server with many agents.
@@ -57,7 +60,8 @@ pub(crate) struct Counted {
 }
 
 /// All measurements, in order.
-const ALL: [Measurement; 10] = [
+const ALL: [Measurement; 11] = [
+    Measurement::Burst,
     Measurement::Idle,
     Measurement::Agents,
     Measurement::Links,
@@ -82,6 +86,8 @@ pub(crate) struct Plan {
     pub(crate) streams: Vec<usize>,
     /// Numbers of connections of closed-loop echo.
     pub(crate) connections: Vec<usize>,
+    /// Connections that a burst opens at once.
+    pub(crate) burst_connections: usize,
     /// Rates of open-loop echo, per second.
     pub(crate) rates: Vec<u32>,
     /// Connections that share such a rate.
@@ -116,6 +122,7 @@ impl Default for Plan {
             seconds: 1.0,
             streams: vec![1, 8, 64],
             connections: vec![1, 16, 128],
+            burst_connections: 16,
             rates: vec![500, 2000],
             rate_connections: 16,
             dialers: vec![1, 8],

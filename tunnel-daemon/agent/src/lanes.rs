@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::ServerId;
-use adit_core::lane::{Growth, Lanes};
+use adit_core::lane::{Growth, Lanes, Want};
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
@@ -36,8 +36,6 @@ use adit_telemetry::labels::LaneEnd;
 use adit_tunnel::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
 use adit_tunnel::moment;
 
-/// Limit on lanes that one keeper opens concurrently.
-const OPENING_MAX: usize = 4;
 /// How often the number of idle lanes is checked without other events.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
@@ -67,6 +65,15 @@ struct Shared {
     surplus: Notify,
     checkouts: Checkouts,
     gone: CancellationToken,
+}
+
+/// Why a lane is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// The keeper has fewer idle lanes than it wants.
+    Missing,
+    /// The server has asked for it, and keeps a place for it.
+    Asked,
 }
 
 /// Why a lane could not be opened; logged, and several in a row cause a backoff.
@@ -140,7 +147,7 @@ impl LaneKeeper {
     /// may belong to another link of this agent.
     pub async fn run<F, O>(self, open: F)
     where
-        F: Fn() -> O,
+        F: Fn(Cause) -> O,
         O: Future<Output = Result<(Self, Lane), OpenError>>,
     {
         let gone = self.0.gone.clone();
@@ -149,10 +156,12 @@ impl LaneKeeper {
 
     async fn keep<F, O>(&self, open: F)
     where
-        F: Fn() -> O,
+        F: Fn(Cause) -> O,
         O: Future<Output = Result<(Self, Lane), OpenError>>,
     {
         let mut opening = FuturesUnordered::new();
+        // Those that the server has not asked for.
+        let mut unasked = 0_usize;
         let mut backoff = Backoff::default();
         let mut wanted = self.adit().lanes_wanted_share();
         loop {
@@ -164,14 +173,25 @@ impl LaneKeeper {
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
                 backoff.note(false);
             }
-            let at_once = backoff.at_once(OPENING_MAX);
-            while !backoff.lasts() && opening.len() < at_once && self.missing() > 0 {
+            let at_once = backoff.at_once(Growth::AT_ONCE);
+            while !backoff.lasts() && self.missing() > 0 {
+                let asked = opening.len() - unasked;
+                // After a backoff a single attempt shows whether the server accepts lanes.
+                let may_be_asked = at_once == Growth::AT_ONCE && asked < Growth::GRANT_MAX;
+                let cause = if unasked < at_once {
+                    Cause::Missing
+                } else if may_be_asked && self.growth().take_granted() {
+                    Cause::Asked
+                } else {
+                    break;
+                };
                 // The slot is taken before the server can open a tunnel on the lane.
                 let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
                     break;
                 };
-                let (lane, counted) = (open(), Counted::new(&self.0.opening));
-                opening.push(async move { (lane.await, slot, counted) });
+                unasked += usize::from(cause == Cause::Missing);
+                let (lane, counted) = (open(cause), Counted::new(&self.0.opening));
+                opening.push(async move { (lane.await, slot, counted, cause) });
             }
             let owed = self.0.context.lane_room.owed(self.0.idle.load(Relaxed));
             for _lane in 0..self.surplus().max(owed) {
@@ -181,34 +201,10 @@ impl LaneKeeper {
             tokio::select! {
                 () = self.0.changed.notified() => (),
                 () = self.0.context.lane_room.shortage() => (),
-                Some((opened, slot, _counted)) = opening.next() => match opened {
-                    Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
-                        let needed = self.0.context.lane_room.has_descriptors();
-                        self.add(lane, slot, needed);
-                        if needed {
-                            backoff.gain();
-                        } else {
-                            backoff.note(false);
-                        }
-                    }
-                    // Behind a load balancer the lane may belong to another link of this agent, which may need it.
-                    Ok((keeper, lane)) => {
-                        // Asked before the lane takes its slot there, which would count as a busy lane.
-                        let wanted = keeper.wants_more();
-                        let (slot, needed) = match slot.move_to(&keeper.0.slots) {
-                            Ok(slot) => (slot, wanted),
-                            Err(slot) => (slot, false),
-                        };
-                        keeper.add(lane, slot, needed);
-                        if !needed {
-                            backoff.misrouted(self.wanted());
-                        }
-                    }
-                    Err(error) => {
-                        backoff.note(false);
-                        tracing::debug!(server = %self.0.server, %error, "no lane");
-                    }
-                },
+                Some((opened, slot, _counted, cause)) = opening.next() => {
+                    unasked -= usize::from(cause == Cause::Missing);
+                    self.tried(opened, slot, &mut backoff);
+                }
                 () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
                     // Lanes that have waited this long without being lost count as successes.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
@@ -216,6 +212,38 @@ impl LaneKeeper {
                         backoff.note(true);
                     }
                 }
+            }
+        }
+    }
+
+    /// An attempt to open a lane has ended.
+    fn tried(&self, opened: Result<(Self, Lane), OpenError>, slot: Slot, backoff: &mut Backoff) {
+        match opened {
+            Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
+                let needed = self.0.context.lane_room.has_descriptors();
+                self.add(lane, slot, needed);
+                if needed {
+                    backoff.gain();
+                } else {
+                    backoff.note(false);
+                }
+            }
+            // Behind a load balancer the lane may belong to another link of this agent, which may need it.
+            Ok((keeper, lane)) => {
+                // Asked before the lane takes its slot there, which would count as a busy lane.
+                let wanted = keeper.wants_more();
+                let (slot, needed) = match slot.move_to(&keeper.0.slots) {
+                    Ok(slot) => (slot, wanted),
+                    Err(slot) => (slot, false),
+                };
+                keeper.add(lane, slot, needed);
+                if !needed {
+                    backoff.misrouted(self.wanted());
+                }
+            }
+            Err(error) => {
+                backoff.note(false);
+                tracing::debug!(server = %self.0.server, %error, "no lane");
             }
         }
     }
@@ -288,6 +316,12 @@ impl LaneKeeper {
 
     fn short(&self) {
         self.growth().short();
+        self.0.changed.notify_one();
+    }
+
+    /// The server asks for lanes.
+    fn want(&self, want: Want) {
+        self.growth().want(want);
         self.0.changed.notify_one();
     }
 

@@ -22,7 +22,7 @@ mod concurrency_limit;
 use self::concurrency_limit::{ConcurrencyLimit, Share};
 use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
-use crate::lanes::{LaneKeeper, OpenError};
+use crate::lanes::{Cause, LaneKeeper, OpenError};
 use crate::link::{AgentLink, ConnectError, Identity, Opened, Silence, open};
 use crate::sync::{Attempt, SyncPolicy, SyncState};
 use adit_config::address::ServerAddress;
@@ -461,22 +461,33 @@ impl Shared {
     ) -> impl Future<Output = ()> + Send + 'static {
         let shared = Arc::clone(self);
         async move {
-            let share = Share::default();
+            let (shared, share) = (&*shared, &Share::default());
             lanes
-                .run(|| async { Box::pin(shared.open_lane(at, &share)).await })
+                .run(|cause| async move { Box::pin(shared.open_lane(at, share, cause)).await })
                 .await;
         }
     }
 
     /// Connects a lane and binds it to this agent's link to the server that answers.
-    async fn open_lane(&self, at: usize, share: &Share) -> Result<(LaneKeeper, Lane), OpenError> {
+    async fn open_lane(
+        &self,
+        at: usize,
+        share: &Share,
+        cause: Cause,
+    ) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
         let addresses = &self.settings.addresses;
         let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
         let servers = locked(&self.links).iter().filter(takes_lanes).count();
         // Addresses without a link yet count as servers that will need lanes.
         let servers = servers.max(addresses.len());
-        let _turn = self.opening.take(share, servers).await;
+        let _turn = match cause {
+            Cause::Missing => Some(self.opening.take(share, servers).await),
+            Cause::Asked => None,
+        };
+        if self.context.lane_room.is_closed() {
+            return Err(OpenError(String::from("this agent drains")));
+        }
         let Some(address) = addresses.get(at) else {
             return Err(OpenError(String::from("no such address")));
         };

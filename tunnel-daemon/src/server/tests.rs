@@ -16,8 +16,17 @@ use adit_server::router::DialLimits;
 use adit_server::router::LinkInfo;
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
-use adit_tunnel::PoolSettings;
 use adit_tunnel::lane::Lane;
+use adit_tunnel::{LanePlaces, PoolSettings};
+
+/// The agent is asked for no lanes.
+struct NoPlaces;
+
+impl LanePlaces for NoPlaces {
+    fn reserve(&self, _lanes: usize) -> usize {
+        0
+    }
+}
 
 /// Lanes of one link, at most one.
 fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
@@ -33,6 +42,7 @@ fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
         watch: Arc::default(),
         budget: Arc::clone(budget),
         opens: None,
+        places: Arc::new(NoPlaces),
     })
 }
 

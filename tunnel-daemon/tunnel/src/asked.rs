@@ -1,6 +1,6 @@
 //! Waits on a lane whose peer has sent OPEN, until the OPEN can be answered.
 
-use adit_core::lane::LaneEvent;
+use adit_core::lane::{LaneEvent, Want};
 
 use crate::lane::{Lane, LaneFailure};
 
@@ -12,14 +12,14 @@ use crate::lane::{Lane, LaneFailure};
 pub async fn until_answered<T>(
     lane: &mut Lane,
     mut work: impl Future<Output = T> + Unpin,
-    want: impl Fn(),
+    want: impl Fn(Want),
 ) -> Result<Option<T>, LaneFailure> {
     loop {
         tokio::select! {
             biased;
             event = lane.event() => match event? {
                 LaneEvent::PeerReset { .. } => return Ok(None),
-                LaneEvent::Want(_) => want(),
+                LaneEvent::Want(lanes) => want(lanes),
                 _ => (),
             },
             outcome = &mut work => return Ok(Some(outcome)),

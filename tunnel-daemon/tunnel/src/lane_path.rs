@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::lane::LaneEvent;
+use adit_core::lane::{LaneEvent, Want};
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
 use adit_relay::{BufferSizes, SocketBuffers};
 use bytes::Bytes;
@@ -42,8 +42,8 @@ pub trait LaneOwner: Send + Sync {
     fn take_back(&self, lane: Lane, queued: Queued);
     /// A lane failed and was closed.
     fn lost(&self, failure: &LaneFailure);
-    /// Agent: the server asks for more lanes.
-    fn want(&self) {}
+    /// Agent: the server asks for lanes.
+    fn want(&self, _want: Want) {}
 }
 
 /// A tunnel's path over a lane. Dropping it without [`LanePath::close`] resets the tunnel.
@@ -296,7 +296,7 @@ impl LanePath {
                     }
                     LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
                     LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
-                    LaneEvent::Want(_) => self.owner.want(),
+                    LaneEvent::Want(want) => self.owner.want(want),
                     // These events do not concern an open tunnel.
                     LaneEvent::Open(_)
                     | LaneEvent::Opened

@@ -33,7 +33,7 @@ pub use drain::{DrainError, drain};
 pub use driver::LinkDriver;
 pub use endpoint::{Carrier, Endpoint, EndpointWatch, Incoming};
 pub use lane_path::LaneOwner;
-pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
+pub use pool::{AgentOpen, AgentOpens, LanePlaces, LanePool, PoolSettings};
 pub use raw_lanes::{RawLaneEnd, RawLaneOutcome, RawLaneRelay, driver_label, reason_label};
 pub use target::{reset_on_close, serve_target};
 pub use task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};

@@ -10,15 +10,18 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
-use adit_core::lane::{FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode};
-use adit_core::session::{ProcessBudget, Queued};
+use adit_core::lane::{
+    Demand, FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode, Want,
+};
+use adit_core::session::{Moment, ProcessBudget, Queued};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::moment;
 use crate::drain::{DrainError, drain};
 use crate::endpoint::Carrier;
-use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
+use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot, WarmShare};
 use crate::lane_path::LaneOwner;
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;
@@ -30,9 +33,6 @@ use adit_tls::agent_identity::AgentIdentity;
 use opening::Opening;
 use opens::Waiting;
 pub use opens::{AgentOpen, AgentOpens};
-
-/// With fewer idle lanes left, the agent is asked for more.
-const IDLE_MIN: usize = 2;
 
 /// Raw lanes that one link may begin per second on average: each uses up its lane, and a new lane costs both ends about a
 /// millisecond of TLS handshake.
@@ -71,6 +71,14 @@ pub struct PoolSettings {
     pub budget: Arc<ProcessBudget>,
     /// Decides on tunnels that the agent opens; `None`: it may open none.
     pub opens: Option<Arc<dyn AgentOpens>>,
+    /// Reserves places for lanes that the agent is asked for.
+    pub places: Arc<dyn LanePlaces>,
+}
+
+/// Places for connections of one agent that are to become lanes.
+pub trait LanePlaces: Send + Sync {
+    /// Reserves up to `lanes` places; returns how many. Must not block.
+    fn reserve(&self, lanes: usize) -> usize;
 }
 
 /// The lanes of one link.
@@ -91,6 +99,12 @@ struct Idle {
     pings: u64,
     /// Rate limit on tunnels that become raw lanes.
     raw_lanes: TokenBucket,
+    /// Lanes to ask the agent for.
+    demand: Demand,
+    /// Number of idle lanes that the agent was last asked to keep.
+    told: usize,
+    /// `None` once the link is gone.
+    warm: Option<WarmShare>,
 }
 
 /// Outcome of opening a tunnel on a lane.
@@ -117,6 +131,9 @@ impl LanePool {
                     RAW_LANES_BURST,
                     Instant::now().into_std(),
                 ),
+                demand: Demand::new(settings.lanes_max, moment()),
+                told: 0,
+                warm: Some(settings.room.join()),
             }),
             became_readable: Arc::default(),
             gone: CancellationToken::new(),
@@ -169,7 +186,9 @@ impl LanePool {
         let mut idle = self.lock();
         self.gone.cancel();
         let lanes = std::mem::take(&mut idle.lanes);
+        let share = idle.warm.take();
         drop(idle);
+        drop(share);
         for _lane in lanes {
             self.settings.metrics.lane_closed(LaneEnd::LinkGone);
         }
@@ -257,6 +276,7 @@ impl LanePool {
         }) = self.take(raw_lane)
         else {
             metrics.lane_dial(LaneDial::Miss);
+            self.lock().demand.miss(moment());
             return OnLane::NotSeen;
         };
         let Ok(_permit) = self.dials.try_acquire() else {
@@ -274,7 +294,7 @@ impl LanePool {
             origin: None,
         };
         let asked = Instant::now();
-        let attempt = opening.run(&request, u32::from(left < IDLE_MIN));
+        let attempt = opening.run(&request, self.ask(left, Demand::after_dial));
         let outcome = match timeout {
             None => attempt.await,
             Some(timeout) => tokio::time::timeout(timeout, attempt)
@@ -304,7 +324,7 @@ impl LanePool {
             let now = Instant::now().into_std();
             let raw_lane = raw_lane
                 && lane.may_be_raw()
-                && left >= IDLE_MIN
+                && left >= Demand::IDLE_MIN
                 && self.lock().raw_lanes.try_take(now);
             let raw_lane = raw_lane && lane.prepare_raw();
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
@@ -362,9 +382,66 @@ impl LanePool {
 
     /// Makes an idle lane available to dials.
     fn keep(self: &Arc<Self>, lane: Lane) {
-        if let Some(waiting) = self.usable(self.waiting(lane)) {
+        let mut waiting = self.waiting(lane);
+        self.tell(&mut waiting.lane);
+        if let Some(waiting) = self.usable(waiting) {
             self.put_back(vec![waiting]);
         }
+    }
+
+    /// Tells the agent on this idle lane how many idle lanes to keep, if that has changed, and how many dials missed one.
+    fn tell(&self, lane: &mut Lane) {
+        if !lane.state().can_open() {
+            return;
+        }
+        let warm = self.settings.room.warm();
+        let (left, has_changed) = {
+            let mut idle = self.lock();
+            let told = std::mem::replace(&mut idle.told, warm);
+            (idle.lanes.len() + 1, told != warm)
+        };
+        if has_changed {
+            let lanes = u32::try_from(warm).unwrap_or(u32::MAX);
+            lane.end().want(Want::Keep(lanes));
+        }
+        let missing = self.ask(left, Demand::after_return);
+        if missing > 0 {
+            lane.end().want(Want::Open(missing));
+        }
+        if has_changed || missing > 0 {
+            // What the socket does not take now is written with the next frame; a failure shows when the lane is read.
+            let cx = &mut Context::from_waker(Waker::noop());
+            let _flushed = lane.poll_flush(cx);
+        }
+    }
+
+    /// Tells the agent how many idle lanes to keep, if that has changed and a lane is idle. Call it every second.
+    pub fn tell_warm(self: &Arc<Self>) {
+        let warm = self.settings.room.warm();
+        let lane = {
+            let mut idle = self.lock();
+            if idle.told == warm {
+                return;
+            }
+            idle.lanes.pop()
+        };
+        if let Some(Waiting { lane, .. }) = lane {
+            self.keep(*lane);
+        }
+    }
+
+    /// How many lanes to ask the agent for, with `left` idle ones; their places are reserved.
+    fn ask(&self, left: usize, of: fn(&mut Demand, usize, Moment) -> usize) -> u32 {
+        let (free, now) = (self.slots.available_permits(), moment());
+        // One lock for all of it: two dials at once must not ask for the same lanes.
+        let mut idle = self.lock();
+        let wanted = of(&mut idle.demand, left, now).min(free);
+        if wanted == 0 {
+            return 0;
+        }
+        let lanes = self.settings.places.reserve(wanted);
+        idle.demand.asked(lanes, now);
+        u32::try_from(lanes).unwrap_or(u32::MAX)
     }
 
     fn lock(&self) -> MutexGuard<'_, Idle> {

@@ -25,10 +25,12 @@ pub(crate) struct Row {
 
 /// Prefixes of names in the order of the table; their measurement; and words, in which N stands for the number after the
 /// prefix.
-const KINDS: [(&str, &str, &str); 11] = [
+const KINDS: [(&str, &str, &str); 13] = [
     ("down", "bulk", "download, N streams"),
     ("up", "bulk", "upload, N streams"),
     ("echo", "echo", "echo, N connections"),
+    ("cold", "burst", "echo after the first burst of N dials"),
+    ("warm", "burst", "echo after the second burst of N dials"),
     ("paced", "paced", "echo at N/s"),
     ("dials", "dials", "dial, echo, close with N workers"),
     ("mixed_echo", "mixed", "echo beside downloads"),
@@ -125,6 +127,14 @@ mod tests {
             ("echo_16_p50_us", "echo, 16 connections, p50, us"),
             ("echo_16_p999_us", "echo, 16 connections, p99.9, us"),
             ("echo_128_p50_us", "echo, 128 connections, p50, us"),
+            (
+                "cold_16_dial_p50_us",
+                "echo after the first burst of 16 dials, dial and one echo, p50, us",
+            ),
+            (
+                "warm_16_per_s",
+                "echo after the second burst of 16 dials, 1/s",
+            ),
             ("mixed_echo_p99_us", "echo beside downloads, p99, us"),
             (
                 "idle_2000_lanes_percent",

@@ -82,6 +82,7 @@ pub(crate) struct LoadPlan {
     pub(crate) seconds: f64,
     streams: Option<Vec<usize>>,
     connections: Option<Vec<usize>>,
+    burst_connections: Option<usize>,
     rates: Option<Vec<u32>>,
     rate_connections: Option<usize>,
     dialers: Option<Vec<usize>>,
@@ -145,7 +146,8 @@ pub(crate) struct Address {
 }
 
 /// All measurements, in the order in which they run.
-const MEASUREMENTS: [&str; 9] = [
+const MEASUREMENTS: [&str; 10] = [
+    "burst",
     "idle",
     "agents",
     "links",

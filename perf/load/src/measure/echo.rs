@@ -51,11 +51,31 @@ pub(super) async fn closed_loop(
     let mut tunnels = Vec::with_capacity(connections);
     for _ in 0..connections {
         let mut tunnel = dialer.open(Target::Echo).await?;
-        for number in 0..WARM_UP {
-            round_trip(&mut tunnel, number).await?;
-        }
+        warm_up(&mut tunnel).await?;
         tunnels.push(tunnel);
     }
+    ask_all(tunnels, lasting).await
+}
+
+/// Round trips that are not measured.
+///
+/// # Errors
+/// A round trip fails.
+pub(super) async fn warm_up(tunnel: &mut Tunnel) -> anyhow::Result<()> {
+    for number in 0..WARM_UP {
+        round_trip(tunnel, number).await?;
+    }
+    Ok(())
+}
+
+/// Runs round trips on all tunnels for the given time, and closes them.
+///
+/// # Errors
+/// A round trip or a close fails.
+pub(super) async fn ask_all(
+    tunnels: Vec<Tunnel>,
+    lasting: Duration,
+) -> anyhow::Result<Vec<Duration>> {
     let end = Instant::now() + lasting;
     let mut asking = JoinSet::new();
     for tunnel in tunnels {

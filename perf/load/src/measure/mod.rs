@@ -4,6 +4,7 @@
 
 mod agents;
 mod bulk;
+mod burst;
 mod counted;
 mod dials;
 mod echo;
@@ -65,6 +66,7 @@ async fn one(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     match measurement {
+        Measurement::Burst => burst::measure(load, outcome).await,
         Measurement::Idle => idle::measure(load, outcome).await,
         Measurement::Agents => agents::measure(load, outcome).await,
         Measurement::Links => links::measure(load, outcome).await,
@@ -87,6 +89,7 @@ fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
         Measurement::Paced => plan.rates.len(),
         Measurement::Dials => plan.dialers.len(),
         Measurement::Bulk => 2 * plan.streams.len(),
+        Measurement::Burst => 2,
         Measurement::Mixed | Measurement::Isolation | Measurement::Counted => 1,
     };
     u32::try_from(count.clamp(1, 100)).unwrap_or(100)

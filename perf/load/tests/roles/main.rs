@@ -88,11 +88,13 @@ fn until(what: &str, done: impl Fn() -> bool) {
 fn every_measurement_of_a_plan_gives_its_numbers() {
     let target = serve(&["target".to_owned()]);
     let plan = r#"{"seconds": 0.3, "streams": [2], "connections": [2], "rates": [200],
-                   "rate_connections": 2, "dialers": [2], "idle": [4], "mixed_streams": 2}"#;
+                   "burst_connections": 2, "rate_connections": 2, "dialers": [2], "idle": [4], "mixed_streams": 2}"#;
     let values = run(&target.addresses, &target.addresses["control"], plan);
     for name in [
         "idle_4_load_kib",
         "idle_4_kernel_kib",
+        "cold_2_per_s",
+        "warm_2_dial_p50_us",
         "echo_2_p50_us",
         "echo_2_per_s",
         "paced_200_p99_us",

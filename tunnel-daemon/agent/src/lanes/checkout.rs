@@ -148,7 +148,7 @@ async fn answer(lane: &mut Lane, keeper: &LaneKeeper) -> Result<Option<RefusalCo
             LaneEvent::Opened => return Ok(None),
             LaneEvent::Failed { code, .. } => return Ok(Some(code)),
             LaneEvent::PeerReset { .. } => return Ok(Some(RefusalCode::Failed)),
-            LaneEvent::Want(_) => keeper.short(),
+            LaneEvent::Want(want) => keeper.want(want),
             _ => (),
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::lane::Want;
 use adit_core::session::{ProcessBudget, Queued};
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +64,7 @@ impl LaneOwner for Owner {
         self.0.lost(failure);
     }
 
-    fn want(&self) {
-        self.0.short();
+    fn want(&self, want: Want) {
+        self.0.want(want);
     }
 }

@@ -68,7 +68,7 @@ impl LaneKeeper {
                 } = &request;
                 let dialing = dial_target(&self.0.context, protocol, address, Path::Lane);
                 // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-                until_answered(&mut lane, Box::pin(dialing), || self.short()).await
+                until_answered(&mut lane, Box::pin(dialing), |want| self.want(want)).await
             };
             match answer {
                 Ok(Some(Ok(target))) => return self.opened(lane, target, request),
@@ -120,7 +120,7 @@ impl LaneKeeper {
                 biased;
                 event = lane.event() => match event {
                     Ok(LaneEvent::Open(request)) => return Ok(Waited::Asked(request)),
-                    Ok(LaneEvent::Want(_)) => self.short(),
+                    Ok(LaneEvent::Want(want)) => self.want(want),
                     Ok(_) => (),
                     Err(failure) => return Err(if lane.state().is_draining() {
                         LaneEnd::Drained

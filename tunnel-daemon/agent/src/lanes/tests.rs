@@ -71,7 +71,7 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
     let ours = keeper("ours", &context);
     let (lanes, _servers) = pairs(&ours).await;
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || next_of(&ours, &lanes, &opened);
+    let open = |_cause| next_of(&ours, &lanes, &opened);
     let all_wait = async {
         while ours.count().idle < ours.wanted() {
             tokio::task::yield_now().await;
@@ -84,6 +84,43 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
     assert_eq!(opened.load(Relaxed), ours.wanted());
 }
 
+/// A server may ask for more lanes than there are descriptors. Each attempt here lasts for ever.
+///
+/// Limit (peers): Lanes that servers ask for at once
+#[tokio::test]
+async fn lanes_that_a_server_asks_for_are_opened_at_once_up_to_a_limit() {
+    for (asked, expected) in [(0, 0), (13, 13), (u32::MAX, Growth::GRANT_MAX)] {
+        let context = context(10);
+        let ours = keeper_of("ours", 1000, &context);
+        let (missing, granted) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let open = |cause| {
+            let count = match cause {
+                Cause::Missing => &missing,
+                Cause::Asked => &granted,
+            };
+            count.fetch_add(1, Relaxed);
+            pending()
+        };
+        let opens = async {
+            for _again in 0..3 {
+                ours.want(Want::Open(asked));
+                for _look in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                if asked < 100 {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = opens => (),
+            () = ours.clone().run(open) => panic!("it keeps lanes"),
+        }
+        let opened = (missing.load(Relaxed), granted.load(Relaxed));
+        assert_eq!(opened, (Growth::AT_ONCE, expected));
+    }
+}
+
 /// A server may open a tunnel on a lane as soon as the lane is bound, so its slot must be reserved before that.
 #[tokio::test]
 async fn a_lane_slot_is_reserved_before_opening() {
@@ -92,7 +129,7 @@ async fn a_lane_slot_is_reserved_before_opening() {
     let [first, second] = ["first", "second"].map(|name| keeper(name, &context));
     let opened = AtomicUsize::new(0);
     let nothing = Mutex::new(Vec::new());
-    let open = || next_of(&first, &nothing, &opened);
+    let open = |_cause| next_of(&first, &nothing, &opened);
     let looks = async {
         while opened.load(Relaxed) == 0 {
             tokio::task::yield_now().await;
@@ -106,7 +143,7 @@ async fn a_lane_slot_is_reserved_before_opening() {
     tokio::select! {
         () = looks => (),
         () = first.clone().run(open) => panic!("it keeps lanes"),
-        () = second.clone().run(|| next_of(&second, &nothing, &opened)) => panic!("it keeps lanes"),
+        () = second.clone().run(|_cause| next_of(&second, &nothing, &opened)) => panic!("it keeps lanes"),
     }
     assert_eq!(opened.load(Relaxed), 1);
     // A lane that is being opened does not count as busy.
@@ -124,7 +161,7 @@ async fn a_lane_of_another_link_is_kept_when_it_takes_the_last_slot() {
     let kept = async {
         tokio::select! {
             () = all_idle(&theirs, 1) => (),
-            () = ours.clone().run(|| next_of(&theirs, &lanes, &opened)) => panic!("it keeps lanes"),
+            () = ours.clone().run(|_cause| next_of(&theirs, &lanes, &opened)) => panic!("it keeps lanes"),
         }
     };
     let kept = tokio::time::timeout(Duration::from_secs(10), kept).await;
@@ -158,7 +195,7 @@ async fn unused_lanes_are_drained_after_a_while() {
         .map(|mut lane| async move { matches!(lane.event().await, Ok(LaneEvent::Draining)) });
     let mut closing: FuturesUnordered<_> = closing.collect();
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || next_of(&ours, &lanes, &opened);
+    let open = |_cause| next_of(&ours, &lanes, &opened);
     let shrinks = async {
         all_idle(&ours, 4).await;
         ours.missed();
@@ -202,7 +239,7 @@ async fn a_lane_that_its_server_drains_is_not_idle() {
     // The lane that is opened first.
     let mut leaving = servers.pop().unwrap();
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || next_of(&ours, &lanes, &opened);
+    let open = |_cause| next_of(&ours, &lanes, &opened);
     let replaced = async {
         all_idle(&ours, 4).await;
         leaving.end().drain();
@@ -231,7 +268,7 @@ async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
     let ours = keeper("ours", &context);
     let (lane, _server) = pair().await;
     let (lane, attempts) = (Mutex::new(Some(lane)), AtomicUsize::new(0));
-    let open = || async {
+    let open = |_cause| async {
         attempts.fetch_add(1, Relaxed);
         let lane = lane.lock().unwrap().take();
         lane.map(|lane| (ours.clone(), lane))
@@ -281,7 +318,7 @@ async fn one_of_five_servers_behind_a_balancer_gets_its_lanes_without_a_backoff(
     other.0.idle.store(1000, Relaxed);
     let (lanes, _servers) = pairs(&ours).await;
     let (lanes, attempts) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || async {
+    let open = |_cause| async {
         let at = attempts.fetch_add(1, Relaxed);
         if at % SERVERS == SERVERS - 1 {
             let lane = lanes.lock().unwrap().pop();
@@ -323,7 +360,7 @@ async fn a_tunnel_on_an_excess_lane_is_served() {
     let (lane, mut server) = pair().await;
     let lane = Mutex::new(Some(lane));
     let given = AtomicBool::new(false);
-    let open = || async {
+    let open = |_cause| async {
         let lane = lane.lock().unwrap().take();
         match lane {
             Some(lane) => {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::event::LaneEvent;
 use super::frame::{DATA_BYTES_MAX, FrameType, Header, OutFrame};
+use super::growth::Want;
 use super::out::Outgoing;
 use super::payload::{OpenRequest, RefusalCode, cut, open_flags, open_payload, refusal_payload};
 
@@ -185,8 +186,7 @@ impl LaneEnd {
             return Err(NotIdle);
         }
         if want > 0 {
-            let payload = Bytes::copy_from_slice(&want.to_be_bytes());
-            self.put_lane(FrameType::Want, payload);
+            self.want(Want::Open(want));
         }
         self.sequence = self.sequence.wrapping_add(1);
         self.crossed = false;
@@ -195,6 +195,17 @@ impl LaneEnd {
         self.raw = request.raw;
         self.out.set_mute(request.raw);
         Ok(())
+    }
+
+    /// Server: asks for lanes.
+    pub fn want(&mut self, want: Want) {
+        let (flags, lanes) = match want {
+            Want::Open(lanes) => (0, lanes),
+            Want::Keep(lanes) => (Header::KEEP, lanes),
+        };
+        let payload = Bytes::copy_from_slice(&lanes.to_be_bytes());
+        self.out
+            .push(OutFrame::new(FrameType::Want, flags, 0, payload));
     }
 
     /// Accepts the peer's OPEN. No effect if the peer has cancelled the OPEN.

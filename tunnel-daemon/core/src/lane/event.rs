@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::growth::Want;
 use super::payload::{OpenRequest, RefusalCode};
 
 /// An event; events are delivered in order.
@@ -36,8 +37,8 @@ pub enum LaneEvent {
     Idle,
     /// An answer to a ping.
     Pong(u64),
-    /// Agent: number of additional lanes that the server asks for.
-    Want(u32),
+    /// Agent: the server asks for lanes.
+    Want(Want),
     /// The peer accepts no further tunnels on this lane.
     Draining,
 }

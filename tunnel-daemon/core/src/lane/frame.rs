@@ -36,7 +36,7 @@ pub enum FrameType {
     Ping = 8,
     /// Answers a ping.
     Pong = 9,
-    /// Server: asks for this number of additional lanes.
+    /// Server: asks for this number of additional lanes; with [`Header::KEEP`] for this number of idle lanes at all times.
     Want = 10,
     /// No further tunnel may be opened on this lane.
     Drain = 11,
@@ -112,6 +112,8 @@ impl Header {
     pub const RAW: u8 = 1;
     /// On OPENED, in answer to an OPEN with RAW: the tunnel is open, but framed.
     pub const FRAMED: u8 = 1;
+    /// Flag of [`FrameType::Want`]: the number of idle lanes to keep, not of lanes to open.
+    pub const KEEP: u8 = 1;
     /// On OPEN: source and destination of the tunnelled connection precede the target address.
     pub const ORIGIN: u8 = 2;
     /// On BIND: the sender offers plaintext. On READY: both ends continue in plaintext, each after a TLS close_notify.

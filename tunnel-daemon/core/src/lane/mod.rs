@@ -4,6 +4,7 @@
 //! the lane's driver reads only as fast as the endpoint takes bytes.
 
 mod bind;
+mod demand;
 mod end;
 mod event;
 mod frame;
@@ -12,16 +13,21 @@ pub mod fuzz;
 mod growth;
 mod out;
 mod payload;
+mod places;
+mod warm;
 
 pub use bind::{Bind, Greeting, Hello, NONCE_BYTES, PROOF_BYTES, Proof, proof_input};
+pub use demand::Demand;
 pub use end::{LaneEnd, LaneRole, NotIdle};
 pub use event::LaneEvent;
 pub use frame::{
     CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameReader, FrameType, HEADER_BYTES, Header, LaneViolation,
     OutFrame, Piece,
 };
-pub use growth::{Growth, Lanes};
+pub use growth::{Growth, Lanes, Want};
 pub use payload::{OpenRequest, Origin, RefusalCode};
+pub use places::{UnboundOrigin, UnboundPlaces, UnboundSource};
+pub use warm::WarmLanes;
 
 /// The application protocol of a lane's TLS connection.
 pub const ALPN: &str = "adit-lane/1";

@@ -256,7 +256,7 @@ impl Backend {
         &self,
         hello: &AgentHello,
         identity: &AgentIdentity,
-        source: &Source,
+        (source, peer): (&Source, PeerAddr),
         judged: u64,
     ) -> Option<Arc<LanePool>> {
         let extensions = hello.extensions;
@@ -285,6 +285,7 @@ impl Backend {
             watch: Arc::clone(&self.settings.lane_watch),
             budget: Arc::clone(&self.budget),
             opens,
+            places: self.lanes.places(identity, peer),
         }))
     }
 
@@ -467,7 +468,7 @@ impl Backend {
                 text: format!("{error} to {owner}"),
             })?;
         let places = self.links.enter(&hello, &source)?;
-        let pool = self.pool(&hello, &identity, &source, judged);
+        let pool = self.pool(&hello, &identity, (&source, peer), judged);
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,

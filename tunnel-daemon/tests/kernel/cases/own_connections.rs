@@ -156,7 +156,7 @@ fn calls_of_a_captured_agent_to_its_forward_proxy_bypass_its_redirect() {
         server.until("a lane beyond the first ones", || {
             let seen = client.call(proxy.at).unwrap();
             assert!(!seen.is_direct(), "{seen:?}");
-            (lanes() > Growth::WARM as f64).then_some(())
+            (lanes() > Growth::WARM_MAX as f64).then_some(())
         });
         // The link uses the proxy, too: there is no other route.
         let opened = lanes();

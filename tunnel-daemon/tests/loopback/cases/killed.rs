@@ -21,7 +21,7 @@ const IDLE: &str = "adit_lanes{state=\"idle\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 /// Idle lanes that an agent keeps.
-const WARM: f64 = 4.0;
+const WARM: f64 = 16.0;
 /// Tunnels that are cut, half of them in each dialect, and tunnels that continue.
 const CUT: u32 = 8;
 const KEPT: u32 = 4;

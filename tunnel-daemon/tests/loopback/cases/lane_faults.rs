@@ -186,7 +186,7 @@ async fn without_link_and_path(flags: &[&str]) {
         )
         .await;
     world.links(2).await;
-    until("warm lanes", || value(&world, IDLE) >= 8.0).await;
+    until("warm lanes", || value(&world, IDLE) >= 32.0).await;
     // The target sends once when notified, so that the agent has bytes to send.
     let (speak, spoken) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
     let (told, count) = (Arc::clone(&speak), Arc::clone(&spoken));

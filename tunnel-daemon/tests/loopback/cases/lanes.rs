@@ -84,9 +84,12 @@ async fn a_burst_uses_lanes_or_the_link_and_the_agent_opens_more_lanes() {
     until("no lane is wanted", || wanted() == Some(0.0)).await;
 }
 
-/// An agent has at most four unfinished handshakes with a server that does not answer. Dials do not wait for them.
+/// An agent has at most four unfinished handshakes with a server that does not answer, beside those for lanes that the server
+/// asks for as idle ones run out. Dials do not wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_opens_at_most_four_lanes_at_once() {
+async fn an_agent_opens_four_lanes_at_once_and_those_that_its_server_asks_for() {
+    /// The server asks for two when none is left.
+    const ASKED: usize = 2;
     const TUNNELS: usize = 100;
     const MISSING: usize = 8;
     let world = World::start(&[]).await;
@@ -105,13 +108,13 @@ async fn an_agent_opens_at_most_four_lanes_at_once() {
     let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
     let least = MISSING as f64;
     until("more lanes are wanted", || wanted() >= Some(least)).await;
-    until("idle lanes", || value(&world, IDLE) >= least).await;
+    until("all of them", || Some(value(&world, IDLE)) == wanted()).await;
 
     wire.hold();
     while value(&world, IDLE) > 0.0 {
         streams.push(connect::open(&world.connect(), &target).await);
     }
-    until("four of them", || wire.held().0 == 4).await;
+    until("four of them", || wire.held().0 >= 4).await;
     assert!(wanted() >= Some(least));
     // Their misses raise the number of wanted lanes.
     for _dial in 0..MISSING {
@@ -121,7 +124,8 @@ async fn an_agent_opens_at_most_four_lanes_at_once() {
         connect::echo(stream, b"each of them works").await;
     }
     until_still("no more", || wire.held().1 as u64).await;
-    assert_eq!(wire.held().1, 4);
+    let most = wire.held().1;
+    assert!((4..=4 + ASKED).contains(&most), "{most} at once");
     wire.let_go();
     until("lanes again", || value(&world, IDLE) >= 1.0).await;
 }

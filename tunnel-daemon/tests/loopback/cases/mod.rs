@@ -41,6 +41,7 @@ mod lane_ends;
 mod lane_faults;
 mod lane_greetings;
 mod lane_processes;
+mod lane_supply;
 mod lane_tails;
 mod lanes;
 mod large_transfers;

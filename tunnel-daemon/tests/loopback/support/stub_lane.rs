@@ -6,7 +6,7 @@ use std::path::Path;
 use adit_core::ids::LinkId;
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
-    PROOF_BYTES, Piece, Proof, proof_input,
+    PROOF_BYTES, Piece, Proof, Want, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
@@ -169,12 +169,15 @@ impl Stub {
         let _gone = self.stream.flush().await;
     }
 
-    /// Follows the protocol as an agent until an event arrives; `None` when the server has closed the lane.
+    /// Follows the protocol as an agent until an event arrives; `None` when the server has closed the lane. The number of idle
+    /// lanes to keep is no event: a stub keeps none.
     pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
         loop {
             self.flush().await;
-            if let Some(event) = self.end.poll_event() {
-                return Some(event);
+            match self.end.poll_event() {
+                Some(LaneEvent::Want(Want::Keep(_))) => continue,
+                Some(event) => return Some(event),
+                None => (),
             }
             let piece = self.piece().await?;
             self.end.handle(piece).expect("an honest server");

@@ -102,6 +102,11 @@ impl Wire {
         connections.remove(0).copying.abort();
     }
 
+    /// Number of connections of agents so far, without those that were held.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.lock().expect("nothing panics").len()
+    }
+
     /// From now on new connections are accepted and not answered.
     pub(crate) fn hold(&self) {
         self.held.wanted.store(true, Relaxed);

@@ -9,4 +9,5 @@ mod transport;
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure};
 pub use raw::{LaneRights, RawLane};
+pub(crate) use room::WarmShare;
 pub use room::{LaneRoom, Slot};

@@ -1,8 +1,9 @@
 //! Limits on lanes in one process: how many may exist, and whether descriptors are left for one more.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use adit_core::lane::WarmLanes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use adit_net::descriptors::{Descriptors, Use};
@@ -49,6 +50,20 @@ pub struct LaneRoom {
     /// Idle lanes to close, so that other uses get descriptors.
     closing: AtomicUsize,
     short: Notify,
+    /// Server: counts links with lanes.
+    warm: Mutex<WarmLanes>,
+    /// Server: idle lanes for each link, read at the end of every tunnel.
+    warm_each: AtomicUsize,
+}
+
+/// A link whose agent keeps idle lanes, counted until dropped.
+#[derive(Debug)]
+pub(crate) struct WarmShare(Arc<LaneRoom>);
+
+impl Drop for WarmShare {
+    fn drop(&mut self) {
+        self.0.change_warm(WarmLanes::left);
+    }
 }
 
 impl LaneRoom {
@@ -62,7 +77,27 @@ impl LaneRoom {
             descriptors,
             closing: AtomicUsize::new(0),
             short: Notify::new(),
+            warm: Mutex::new(WarmLanes::new(lanes_max)),
+            warm_each: AtomicUsize::new(WarmLanes::MAX),
         }
+    }
+
+    /// Counts one more link whose agent keeps idle lanes.
+    pub(crate) fn join(self: &Arc<Self>) -> WarmShare {
+        self.change_warm(WarmLanes::joined);
+        WarmShare(Arc::clone(self))
+    }
+
+    /// Idle lanes that each agent keeps, so that this server can afford those of all.
+    #[must_use]
+    pub fn warm(&self) -> usize {
+        self.warm_each.load(Relaxed)
+    }
+
+    fn change_warm(&self, change: impl FnOnce(&mut WarmLanes)) {
+        let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut warm);
+        self.warm_each.store(warm.each(), Relaxed);
     }
 
     /// Most lanes at once.
@@ -74,7 +109,18 @@ impl LaneRoom {
     /// Whether one more lane may be opened now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.slots.available_permits() > 0 && self.has_descriptors()
+        !self.is_closed() && self.slots.available_permits() > 0 && self.has_descriptors()
+    }
+
+    /// The process drains or stops: from now on no lane is opened. Lanes that exist stay.
+    pub fn close(&self) {
+        self.slots.close();
+    }
+
+    /// Whether [`Self::close`] was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.slots.is_closed()
     }
 
     /// Whether descriptors are left for one more lane.
@@ -83,7 +129,8 @@ impl LaneRoom {
         self.descriptors.has_room(Use::Lane)
     }
 
-    /// A slot for one more lane; `None` when the link or the process has reached its limit, or descriptors are short.
+    /// A slot for one more lane; `None` when the link or the process has reached its limit, descriptors are short, or the
+    /// process drains.
     #[must_use]
     pub fn take(&self, link: &Arc<Semaphore>) -> Option<Slot> {
         if !self.has_room() {
@@ -128,6 +175,16 @@ mod tests {
         assert_eq!(room.owed(4), 0);
         room.give_up(6);
         assert_eq!([room.owed(4), room.owed(4), room.owed(4)], [4, 2, 0]);
+    }
+
+    #[test]
+    fn a_process_that_drains_opens_no_lane_and_keeps_those_that_exist() {
+        let room = LaneRoom::new(2, Arc::new(Descriptors::unlimited()));
+        let links = [1, 1].map(|lanes| Arc::new(Semaphore::new(lanes)));
+        let slot = room.take(&links[0]).unwrap();
+        room.close();
+        assert!(!room.has_room() && room.take(&links[1]).is_none());
+        assert!(slot.move_to(&links[1]).is_ok());
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl AgentOpen {
     /// Waits for `work`; `None` when the agent has withdrawn its OPEN, or the lane failed.
     pub async fn until<T>(&mut self, work: impl Future<Output = T> + Unpin) -> Option<T> {
         let lane = self.lane.as_mut()?;
-        match until_answered(lane, work, || ()).await {
+        match until_answered(lane, work, |_want| ()).await {
             Ok(outcome) => outcome,
             Err(failure) => {
                 self.lane = None;
@@ -213,7 +213,7 @@ mod tests {
     use bytes::Bytes;
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::PoolSettings;
+    use super::super::{LanePlaces, PoolSettings};
     use super::*;
     use crate::lane::LaneRoom;
     use adit_net::descriptors::Descriptors;
@@ -230,6 +230,12 @@ mod tests {
         fn asked(&self, _open: AgentOpen) {}
     }
 
+    impl LanePlaces for Nobody {
+        fn reserve(&self, _lanes: usize) -> usize {
+            0
+        }
+    }
+
     fn pool() -> Arc<LanePool> {
         LanePool::new(PoolSettings {
             identity: AgentIdentity::Unverified,
@@ -243,6 +249,7 @@ mod tests {
             watch: Arc::default(),
             budget: Arc::new(ProcessBudget::new(1 << 30)),
             opens: Some(Arc::new(Nobody)),
+            places: Arc::new(Nobody),
         })
     }
 

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::{LaneEnd, LaneRole, State, busy};
 use crate::lane::event::LaneEvent;
 use crate::lane::frame::{FrameType, Header, LaneViolation, OutFrame, Piece};
+use crate::lane::growth::Want;
 use crate::lane::payload::{
     OpenRequest, RefusalCode, read_open, read_refusal, read_text, read_u64,
 };
@@ -65,7 +66,12 @@ impl LaneEnd {
             FrameType::Want if self.role == LaneRole::Agent => {
                 let bytes = <[u8; 4]>::try_from(&payload[..]);
                 let bytes = bytes.map_err(|_bad| LaneViolation::Unreadable(kind))?;
-                let want = u32::from_be_bytes(bytes);
+                let lanes = u32::from_be_bytes(bytes);
+                let want = if header.flags & Header::KEEP == 0 {
+                    Want::Open(lanes)
+                } else {
+                    Want::Keep(lanes)
+                };
                 self.events.push_back(LaneEvent::Want(want));
                 return Ok(());
             }

@@ -401,6 +401,10 @@ fn a_want_frame_precedes_its_open() {
     let mut pair = Pair::new();
     pair.ends[SERVER].open(&request(), 9).unwrap();
     pair.settle();
-    let expected = [LaneEvent::Want(9), LaneEvent::Open(request())];
+    let expected = [LaneEvent::Want(Want::Open(9)), LaneEvent::Open(request())];
     assert_eq!(pair.take(AGENT), expected);
+    // It may also come beside a tunnel.
+    pair.ends[SERVER].want(Want::Keep(16));
+    pair.settle();
+    assert_eq!(pair.take(AGENT), [LaneEvent::Want(Want::Keep(16))]);
 }

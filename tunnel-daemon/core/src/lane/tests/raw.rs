@@ -23,7 +23,10 @@ impl Pair {
         let mut pair = Self::new();
         pair.ends[SERVER].open(&raw_request(), 3).unwrap();
         pair.settle();
-        let asked = [LaneEvent::Want(3), LaneEvent::Open(raw_request())];
+        let asked = [
+            LaneEvent::Want(Want::Open(3)),
+            LaneEvent::Open(raw_request()),
+        ];
         assert_eq!(pair.take(AGENT), asked);
         pair
     }

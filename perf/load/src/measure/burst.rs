@@ -1,0 +1,60 @@
+//! Dials all at once on a path that has carried nothing yet, then closed-loop round trips on the same connections; and the same
+//! again. Connections keep the path that their dial got, so a first burst that finds nothing ready stays slower for life.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::task::JoinSet;
+
+use super::Load;
+use super::echo::{ask_all, round_trip, warm_up};
+use crate::outcome::Outcome;
+use crate::way::{Dialer, Target, Tunnel};
+
+/// Measures the first burst of this path, and the second.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let (connections, lasting) = (load.plan.burst_connections, load.plan.lasting());
+    for burst in ["cold", "warm"] {
+        let name = format!("{burst}_{connections}");
+        let measured = async {
+            let (mut tunnels, dials) = open_at_once(&load.dialer, connections).await?;
+            for tunnel in &mut tunnels {
+                warm_up(tunnel).await?;
+            }
+            anyhow::Ok((ask_all(tunnels, lasting).await?, dials))
+        };
+        let (samples, dials) = measured.await.with_context(|| name.clone())?;
+        let each_second = samples.len() as f64 / lasting.as_secs_f64();
+        outcome.value(format!("{name}_per_s"), each_second);
+        outcome.latencies(&name, samples)?;
+        outcome.latencies(&format!("{name}_dial"), dials)?;
+    }
+    Ok(())
+}
+
+/// Opens tunnels, each in a task of its own; returns them with the duration of each dial and its first answer.
+///
+/// # Errors
+/// A dial or its first round trip fails.
+async fn open_at_once(
+    dialer: &Dialer,
+    connections: usize,
+) -> anyhow::Result<(Vec<Tunnel>, Vec<Duration>)> {
+    let mut dialing = JoinSet::new();
+    for _connection in 0..connections {
+        let dialer = dialer.clone();
+        dialing.spawn(async move {
+            let begin = Instant::now();
+            let mut tunnel = dialer.open(Target::Echo).await?;
+            round_trip(&mut tunnel, 0).await?;
+            anyhow::Ok((tunnel, begin.elapsed()))
+        });
+    }
+    let (mut tunnels, mut dials) = (Vec::new(), Vec::new());
+    while let Some(dialed) = dialing.join_next().await {
+        let (tunnel, took) = dialed??;
+        tunnels.push(tunnel);
+        dials.push(took);
+    }
+    Ok((tunnels, dials))
+}
