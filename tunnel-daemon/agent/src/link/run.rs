@@ -53,6 +53,10 @@ pub(super) async fn run(
         let _late = timeout(GOODBYE_MAX, ended).await;
     }
     drop((driver, requests));
+    if let LinkExit::Failed(_) = over {
+        // The server does not read: what waits for the socket would stay in memory.
+        return over;
+    }
     // The connection still sends GOAWAY and close_notify, and ends by itself.
     match connection {
         None => (),
