@@ -57,7 +57,11 @@ pub(super) async fn run(
     if let LinkExit::Failed(_) = over {
         // The server does not read: what waits for the socket would stay in memory. The reset leaves if there is room.
         if let Some(open) = &mut connection {
-            poll_fn(|cx| Poll::Ready(drop(open.as_mut().poll(cx)))).await;
+            poll_fn(|cx| {
+                let _ended = open.as_mut().poll(cx);
+                Poll::Ready(())
+            })
+            .await;
         }
         return over;
     }
