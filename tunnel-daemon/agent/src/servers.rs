@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::ServerId;
+use adit_core::session::LinkFailure;
 use adit_core::wire::metadata::AgentHello;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
@@ -31,7 +32,7 @@ use adit_config::plan::{CountSource, LaneSecurity};
 use adit_net::tasks::Tasks;
 use adit_telemetry::Masked;
 use adit_telemetry::guard::GaugeGuard;
-use adit_telemetry::labels::{LinkDirection, Segment};
+use adit_telemetry::labels::{LinkDirection, LinkEnding, Segment};
 use adit_tunnel::lane::{Lane, bind_to_server};
 use adit_tunnel::{Command, LinkExit};
 
@@ -312,6 +313,10 @@ impl Held {
             tracing::info!(%server, "server left");
         } else if matches!(over, LinkExit::Stopped) && self.shared.context.tasks.is_stopping() {
             tracing::info!(%server, "left the server");
+        } else if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
+            let reason = LinkEnding::ControlQueue;
+            self.shared.context.metrics.adit().link_ended(reason);
+            tracing::warn!(%server, %reason, "link ended: the server does not read, and packets for it use too much memory; check the server and the network");
         } else {
             tracing::info!(%server, reason = %over, "server connection ended");
         }

@@ -119,7 +119,7 @@ impl AditMetrics {
                 &["flag"],
             ),
             held_bytes: families.gauge("held_bytes", "Payload bytes buffered for clients and targets that read slower than their peers send"),
-            queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
+            queued_bytes: families.gauge("queued_bytes", "Bytes queued towards links and lanes, with packets and frames that wait for peers that do not read"),
             process_budget: families.gauge("process_budget_bytes", "Limit on payload bytes buffered for clients and targets that read slower than their peers send (--process-budget)"),
             kernel_bytes: families.gauge("kernel_bytes", "Bytes in kernel socket buffers of clients and targets that have stopped reading"),
             tunnels_opened: families.counters_from_zero(
@@ -232,7 +232,7 @@ impl AditMetrics {
             ),
             agents_refused: server.counters_from_zero("agents_refused_total", "Connect calls of agents refused by the server, by reason", "reason"),
             links_silent: server.gauge("links_silent", "Open links that received nothing from the agent for 4 seconds, not even a PING"),
-            links_ended: server.counters_from_zero("links_ended_total", "Links ended by this server, by reason", "reason"),
+            links_ended: families.counters_from_zero("links_ended_total", "Links ended by this process, by reason. An agent ends links for `control_queue` only", "reason"),
             access_events_suppressed: server
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::new(OpenTunnels::counted_in(bytes)),

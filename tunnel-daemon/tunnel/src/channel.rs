@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
+use std::task::Wake;
 
 use adit_core::ids::TunnelKey;
 use adit_core::session::{ProcessBudget, QUEUE_MAX_BYTES, TunnelEnd};
@@ -117,6 +118,16 @@ impl DirtyList {
 
     fn clear(&self) {
         while self.ready.pop().is_some() {}
+    }
+}
+
+impl Wake for DirtyList {
+    fn wake(self: Arc<Self>) {
+        self.waker.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.waker.wake();
     }
 }
 

@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
@@ -15,6 +15,7 @@ use adit_core::session::{Action, CancelledDial, DialRequest, Link, Moment, Trans
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::Received;
+use h2::Reason;
 use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
@@ -68,6 +69,8 @@ impl<H: LinkHooks> LinkDriver<H> {
     ) -> Self {
         let clock = Clock::default();
         dirty_list.count_in(link.budget());
+        link.control_share()
+            .wake_by(Waker::from(Arc::clone(&dirty_list)));
         Self {
             link,
             streams,
@@ -357,6 +360,10 @@ impl<H: LinkHooks> LinkDriver<H> {
     fn poll_send(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         let mut busy = false;
         while self.link.wants_transmit() {
+            // HTTP/2 counts the bytes of its frames only, and those of small ones take more memory there than here.
+            if !self.link.control_share().has_room() {
+                return Ok(busy);
+            }
             if self.streams.send.capacity() == 0 {
                 self.streams.send.reserve_capacity(RESERVE_BYTES);
                 match self.streams.send.poll_capacity(cx) {
@@ -391,6 +398,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                     MessageBuf::data(conn, parts)
                 }
             };
+            let message = message.counted(self.link.control_share().frame());
             self.streams
                 .send
                 .send_data(message, false)
@@ -476,6 +484,10 @@ impl<H: LinkHooks> Future for LinkDriver<H> {
         match this.run(cx) {
             Ok(()) => Poll::Pending,
             Err(over) => {
+                if let LinkExit::Failed(_) = over {
+                    // Drops the frames that wait for the socket, which an implicit reset would keep.
+                    this.streams.send.send_reset(Reason::ENHANCE_YOUR_CALM);
+                }
                 this.wind_up();
                 Poll::Ready(over)
             }

@@ -1,5 +1,6 @@
 //! The task of a link: runs its driver and its connection, and ends both.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -53,6 +54,17 @@ pub(super) async fn run(
         let _late = timeout(GOODBYE_MAX, ended).await;
     }
     drop((driver, requests));
+    if let LinkExit::Failed(_) = over {
+        // The server does not read: what waits for the socket would stay in memory. The reset leaves if there is room.
+        if let Some(open) = &mut connection {
+            poll_fn(|cx| {
+                let _ended = open.as_mut().poll(cx);
+                Poll::Ready(())
+            })
+            .await;
+        }
+        return over;
+    }
     // The connection still sends GOAWAY and close_notify, and ends by itself.
     match connection {
         None => (),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
+use super::control_pool::ControlPool;
 use super::holders::Holders;
 use super::promise::MemoryBounds;
 
@@ -20,6 +21,7 @@ pub struct ProcessBudget {
     kernel: AtomicU64,
     granted: AtomicU64,
     pressure: AtomicU8,
+    pub(super) control: ControlPool,
     pub(super) holders: Holders,
 }
 
@@ -111,6 +113,7 @@ impl ProcessBudget {
             kernel: AtomicU64::new(0),
             granted: AtomicU64::new(0),
             pressure: AtomicU8::new(MemoryPressure::None as u8),
+            control: ControlPool::new(max_bytes),
             holders: Holders::default(),
         }
     }
@@ -187,10 +190,12 @@ impl ProcessBudget {
         self.kernel.fetch_sub(bytes, Relaxed);
     }
 
-    /// Bytes queued towards links and lanes now.
+    /// Bytes queued towards links and lanes now, with what links hold for peers that do not read.
     #[must_use]
     pub fn queued_bytes(&self) -> u64 {
-        self.queued.load(Relaxed)
+        self.queued
+            .load(Relaxed)
+            .saturating_add(self.control.bytes())
     }
 
     /// Bytes in kernel buffers of readers that pause.
@@ -205,6 +210,7 @@ impl ProcessBudget {
         self.held_bytes()
             .saturating_add(self.queued_bytes())
             .saturating_add(self.kernel_bytes())
+            .saturating_add(self.control.remembered_bytes())
     }
 
     /// Sets the measured memory pressure.

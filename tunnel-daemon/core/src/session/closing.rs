@@ -1,11 +1,12 @@
 //! The ends of tunnels: half close (FIN), close with confirmation, and reset.
 
+use super::Moment;
+use super::control_queue::Control;
 use super::link::{Action, Event, Link, Role};
 use super::tunnel::{OutEnd, Phase, TunnelEnd};
-use super::{FORGOTTEN_IDS_MAX, Moment};
 use crate::ids::{ConnId, TunnelKey};
 use crate::text::shortened;
-use crate::wire::packet::{Packet, PacketType, Side, Violation};
+use crate::wire::packet::{PacketType, Side, Violation};
 
 impl Link {
     pub(super) fn handle_fin(&mut self, conn: ConnId, side: Side, now: Moment) {
@@ -77,13 +78,12 @@ impl Link {
     }
 
     pub(super) fn deny_close(&mut self, conn: ConnId) {
-        let error = String::from("Unknown connectID");
-        self.control(Packet::CloseRsp { conn, error });
+        self.push_control(Control::Deny(conn));
     }
 
     pub(super) fn handle_close_rsp(&mut self, conn: ConnId, error: String, now: Moment) {
         let Some(key) = self.conns.remove(&conn) else {
-            if !self.forgotten.contains(&conn) {
+            if !self.forgotten.contains(conn) {
                 self.count(Event::Foreign);
             }
             return;
@@ -172,15 +172,6 @@ impl Link {
 
     /// Marks this id as answered or closed; false if it was marked recently.
     pub(super) fn forget(&mut self, conn: ConnId) -> bool {
-        if !self.forgotten.insert(conn) {
-            return false;
-        }
-        self.forgotten_order.push_back(conn);
-        if self.forgotten_order.len() > FORGOTTEN_IDS_MAX
-            && let Some(oldest) = self.forgotten_order.pop_front()
-        {
-            self.forgotten.remove(&oldest);
-        }
-        true
+        self.forgotten.insert(conn)
     }
 }

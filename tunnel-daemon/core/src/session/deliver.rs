@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 
-use super::link::{Action, Event, Link, Role};
+use super::control_queue::Control;
+use super::link::{Action, Event, Link};
 use super::tunnel::TunnelEnd;
 use super::{
     DEFERS_FOR, Moment, WINDOW_AT_LEAST_EVERY, WINDOW_GROWS_WITHIN, WINDOW_MAX_BYTES,
     WINDOW_MIN_BYTES,
 };
 use crate::ids::{ConnId, TunnelKey};
-use crate::wire::packet::Packet;
 
 impl Link {
     pub(super) fn handle_data(&mut self, conn: ConnId, bytes: Bytes, now: Moment) {
@@ -56,13 +56,7 @@ impl Link {
             return;
         }
         self.count(Event::Foreign);
-        self.control(match self.config.role {
-            Role::Server => Packet::CloseReq { conn },
-            Role::Agent => Packet::CloseRsp {
-                conn,
-                error: String::from("unrecognized connectID"),
-            },
-        });
+        self.push_control(Control::Close(conn));
     }
 
     /// Held bytes guaranteed to each tunnel; the shares never add up to more than the link's budget.

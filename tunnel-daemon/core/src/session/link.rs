@@ -1,12 +1,15 @@
 //! The state machine of one link: state, packets from the peer, shared bookkeeping.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::cancelled::CancelledDials;
+use super::control_pool::ControlShare;
+use super::control_queue::{Control, ControlQueue};
+use super::forgotten::Forgotten;
 use super::holders::Holder;
 use super::slab::Slab;
 use super::tunnel::{Tunnel, TunnelEnd};
@@ -106,7 +109,8 @@ pub enum Action {
 /// Why the state machine ends its link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LinkFailure {
-    /// The peer does not read control packets.
+    /// The peer does not read control packets: too many wait on this link, or this link is the furthest over its share of
+    /// what all links may queue.
     #[error("control queue overflow: the peer does not read")]
     ControlOverflow,
 }
@@ -130,12 +134,6 @@ pub enum Event {
     LateCredit,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Control {
-    Packet(Packet),
-    Dial { key: TunnelKey, packet: Packet },
-}
-
 /// One end of one link.
 #[derive(Debug)]
 pub struct Link {
@@ -151,7 +149,7 @@ pub struct Link {
     pub(super) dial_order: VecDeque<(Moment, TunnelKey)>,
     pub(super) cancelled: CancelledDials,
     pub(super) conn_last: i64,
-    pub(super) control: VecDeque<Control>,
+    pub(super) control: ControlQueue,
     pub(super) windows: VecDeque<TunnelKey>,
     pub(super) ends: VecDeque<TunnelKey>,
     pub(super) ready: VecDeque<TunnelKey>,
@@ -163,19 +161,22 @@ pub struct Link {
     pub(super) sweep_at: Option<Moment>,
     pub(super) retired: bool,
     pub(super) lingering: usize,
-    pub(super) forgotten: HashSet<ConnId>,
-    pub(super) forgotten_order: VecDeque<ConnId>,
+    pub(super) forgotten: Forgotten,
     failed: bool,
 }
 
 impl Link {
     /// A link without tunnels. All links of one `peer` (a principal, not a process) count together when the process exceeds
-    /// its budget.
+    /// its budget, or what its links may queue for peers that do not read.
     #[must_use]
     pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>, peer: Arc<str>) -> Self {
+        let share = ControlShare::new(Arc::clone(&budget), Arc::clone(&peer));
         let holder = (!config.credit).then(|| budget.holders.enter(peer));
         Self {
             config,
+            cancelled: CancelledDials::new(&budget),
+            control: ControlQueue::new(share),
+            forgotten: Forgotten::new(&budget),
             budget,
             holder,
             defers_until: Moment::default(),
@@ -183,9 +184,7 @@ impl Link {
             conns: HashMap::new(),
             dials: HashMap::new(),
             dial_order: VecDeque::new(),
-            cancelled: CancelledDials::default(),
             conn_last: 0,
-            control: VecDeque::new(),
             windows: VecDeque::new(),
             ends: VecDeque::new(),
             ready: VecDeque::new(),
@@ -197,8 +196,6 @@ impl Link {
             sweep_at: None,
             retired: false,
             lingering: 0,
-            forgotten: HashSet::new(),
-            forgotten_order: VecDeque::new(),
             failed: false,
         }
     }
@@ -225,6 +222,12 @@ impl Link {
     #[must_use]
     pub fn budget(&self) -> &Arc<ProcessBudget> {
         &self.budget
+    }
+
+    /// What this link holds for its peer.
+    #[must_use]
+    pub fn control_share(&self) -> &Arc<ControlShare> {
+        self.control.share()
     }
 
     /// Dials without an answer.
@@ -330,19 +333,29 @@ impl Link {
     }
 
     pub(super) fn control(&mut self, packet: Packet) {
-        self.push_control(Control::Packet(packet));
+        self.push_control(Control::Packet(Box::new(packet)));
     }
 
     pub(super) fn push_control(&mut self, control: Control) {
-        if self.control.len() >= self.config.control_max {
-            if !self.failed {
-                self.failed = true;
-                self.actions
-                    .push_back(Action::Failed(LinkFailure::ControlOverflow));
-            }
-            return;
+        if self.failed || self.control.len() >= self.config.control_max {
+            return self.overflow();
         }
-        self.control.push_back(control);
+        self.control.push(control);
+        self.end_if_chosen();
+    }
+
+    /// Ends the link if it was chosen to make room for others.
+    pub(super) fn end_if_chosen(&mut self) {
+        if self.control.share().must_end() {
+            self.overflow();
+        }
+    }
+
+    fn overflow(&mut self) {
+        if !std::mem::replace(&mut self.failed, true) {
+            self.actions
+                .push_back(Action::Failed(LinkFailure::ControlOverflow));
+        }
     }
 
     pub(super) fn release(&mut self, bytes: u64) {

@@ -8,7 +8,10 @@
 mod budget;
 mod cancelled;
 mod closing;
+mod control_pool;
+mod control_queue;
 mod deliver;
+mod forgotten;
 mod holders;
 mod link;
 mod promise;
@@ -20,6 +23,7 @@ mod transmit;
 mod tunnel;
 
 pub use budget::{MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued};
+pub use control_pool::{ControlShare, QueuedFrame};
 pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure, Role};
 pub use promise::{
     BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES, Growth, MemoryBounds, Promise, TunnelKind,
@@ -95,8 +99,6 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const DEFERS_FOR: Duration = Duration::from_millis(100);
 /// How long a close waits for the peer's confirmation before the tunnel is forgotten.
 const CLOSE_CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most remembered ids of connections that this link answered with a close, so that each is answered once.
-const FORGOTTEN_IDS_MAX: usize = 4096;
 
 const _: () =
     assert!(WINDOW_MIN_BYTES < WINDOW_START_BYTES && WINDOW_START_BYTES < WINDOW_MAX_BYTES);

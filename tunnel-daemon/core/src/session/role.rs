@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use super::budget::Queued;
-use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role};
+use super::control_queue::Control;
+use super::link::{Action, CancelledDial, DialRequest, Event, Link, Role};
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
 use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 use crate::failure::DialFailure;
@@ -61,7 +62,7 @@ impl Link {
             address,
             window,
         };
-        self.push_control(Control::Dial { key, packet });
+        self.push_control(Control::Dial(Box::new((key, packet))));
         Ok(key)
     }
 
@@ -95,7 +96,7 @@ impl Link {
                 Event::UnrecognizedResponse
             });
             if conn.0 != 0 && !self.conns.contains_key(&conn) && self.forget(conn) {
-                self.control(Packet::CloseReq { conn });
+                self.push_control(Control::Close(conn));
             }
             return;
         };
@@ -376,7 +377,7 @@ impl Link {
     /// Cancels a dial at the agent, whose answer may be in flight.
     pub(super) fn call_off(&mut self, dial: DialId, now: Moment) {
         self.cancelled.add(dial, now);
-        self.control(Packet::DialCls { dial });
+        self.push_control(Control::Cancel(dial));
     }
 
     pub(super) fn fail_dial(&mut self, key: TunnelKey, failure: DialFailure) {
@@ -400,11 +401,11 @@ impl Link {
         self.actions.push_back(Action::Retired);
         let mut unseen = Vec::new();
         self.control.retain(|control| match control {
-            Control::Dial { key, .. } => {
-                unseen.push(*key);
+            Control::Dial(dial) => {
+                unseen.push(dial.0);
                 false
             }
-            Control::Packet(_) => true,
+            _ => true,
         });
         for key in unseen {
             self.fail_dial(key, DialFailure::LinkBusy);
@@ -421,9 +422,8 @@ impl Link {
             } = tunnel.phase
             {
                 self.dials.remove(&dial);
-                self.control.retain(
-                    |control| !matches!(control, Control::Dial { key: k, .. } if *k == key),
-                );
+                self.control
+                    .retain(|control| !matches!(control, Control::Dial(dial) if dial.0 == key));
             }
         }
     }

@@ -19,6 +19,7 @@ impl Link {
 
     /// Acts on deadlines that have passed. Early calls are harmless.
     pub fn handle_tick(&mut self, now: Moment) {
+        self.end_if_chosen();
         while let Some(&(deadline, key)) = self.dial_order.front() {
             let pending = matches!(
                 self.tunnels.get(key).map(|t| t.phase),

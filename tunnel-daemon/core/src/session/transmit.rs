@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::link::{Action, Control, Link, Role};
+use super::link::{Action, Link, Role};
 use super::tunnel::{OutEnd, Outgoing, Phase, TunnelEnd};
 use super::{CLOSE_CONFIRM_TIMEOUT, Moment};
 use crate::ids::{ConnId, TunnelKey};
@@ -117,18 +117,14 @@ impl Link {
         if std::mem::take(&mut self.retired) {
             self.actions.push_back(Action::Revived);
         }
-        if let Some(control) = self.control.pop_front() {
-            return Some(Transmit::Control(match control {
-                Control::Packet(packet) => packet,
-                Control::Dial { key, packet } => {
-                    if let Some(tunnel) = self.tunnels.get_mut(key)
-                        && let Phase::Dialing { written, .. } = &mut tunnel.phase
-                    {
-                        *written = true;
-                    }
-                    packet
-                }
-            }));
+        if let Some(control) = self.control.pop() {
+            let (packet, dial) = control.into_packet(self.config.role);
+            if let Some(tunnel) = dial.and_then(|key| self.tunnels.get_mut(key))
+                && let Phase::Dialing { written, .. } = &mut tunnel.phase
+            {
+                *written = true;
+            }
+            return Some(Transmit::Control(packet));
         }
         while let Some(key) = self.windows.pop_front() {
             if let Some(tunnel) = self.tunnels.get_mut(key) {

@@ -9,6 +9,7 @@ use prost::Message as _;
 use super::GRPC_PREFIX_BYTES;
 use super::packet::Packet;
 use crate::ids::ConnId;
+use crate::session::QueuedFrame;
 
 /// gRPC prefix (5) + type (2) + data tag and length (6) + id (11) + payload tag and length (6).
 const HEAD_BYTES_MAX: usize = 30;
@@ -33,6 +34,7 @@ pub struct MessageBuf {
     head_end: u8,
     parts: VecDeque<Bytes>,
     parts_bytes: usize,
+    frame: Option<QueuedFrame>,
 }
 
 impl MessageBuf {
@@ -88,6 +90,13 @@ impl MessageBuf {
         buf
     }
 
+    /// Counts the message among the frames of its link until it is written and dropped.
+    #[must_use]
+    pub fn counted(mut self, frame: QueuedFrame) -> Self {
+        self.frame = Some(frame);
+        self
+    }
+
     fn from_parts(mut parts: VecDeque<Bytes>) -> Self {
         // An empty `chunk` before the end would make the writer of this buffer wait forever.
         parts.retain(|part| !part.is_empty());
@@ -98,6 +107,7 @@ impl MessageBuf {
             head_end: 0,
             parts,
             parts_bytes,
+            frame: None,
         }
     }
 

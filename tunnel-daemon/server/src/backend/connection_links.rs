@@ -4,13 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::LinkId;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 /// How often a connection is checked; it is closed after two checks in a row without a link.
 const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
 
 /// The links of a connection. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct ConnectionLinks(Arc<Mutex<Vec<LinkId>>>);
+pub(super) struct ConnectionLinks(Arc<Mutex<Vec<LinkId>>>, Arc<Notify>);
 
 /// One link of a connection, removed when dropped.
 pub(super) struct ConnectionLink {
@@ -33,6 +35,11 @@ impl ConnectionLinks {
         self.lock().clone()
     }
 
+    /// Closes the connection now if it has no other link: its peer does not read, so what waits for the socket stays in memory.
+    pub(super) fn look_now(&self) {
+        self.1.notify_one();
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<LinkId>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,14 +56,18 @@ impl Drop for ConnectionLink {
 pub(super) async fn without_links(links: &ConnectionLinks) {
     let mut looks = 0;
     while looks < 2 {
-        tokio::time::sleep(LOOK_FOR_LINKS_EVERY).await;
-        looks = if links.all().is_empty() { looks + 1 } else { 0 };
+        let ended = timeout(LOOK_FOR_LINKS_EVERY, links.1.notified()).await;
+        looks = match (links.all().is_empty(), ended) {
+            (true, Ok(())) => return,
+            (true, Err(_time_for_a_look)) => looks + 1,
+            (false, _) => 0,
+        };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::{Instant, timeout};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -72,5 +83,20 @@ mod tests {
         assert!(stays.is_err(), "it has a link");
         drop(link);
         without_links(&links).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_last_link_was_ended_for_memory_is_closed_at_once() {
+        let links = ConnectionLinks::default();
+        let (ended, other) = (links.enter(LinkId(1)), links.enter(LinkId(2)));
+        drop(ended);
+        links.look_now();
+        let stays = timeout(Duration::from_secs(3600), without_links(&links)).await;
+        assert!(stays.is_err(), "the other link needs it");
+        drop(other);
+        links.look_now();
+        let start = Instant::now();
+        without_links(&links).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 }

@@ -54,7 +54,7 @@ pub(super) async fn run_link(
     settings: LinkSettings,
     (budget, source): (Arc<ProcessBudget>, Arc<str>),
     metrics: ServerMetrics,
-) {
+) -> LinkExit {
     let RegisteredLink {
         handle,
         commands,
@@ -125,9 +125,12 @@ pub(super) async fn run_link(
         tracing::info!(%agent, link = id.0, "agent left");
     } else if is_leaving {
         tracing::info!(%agent, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
+    } else if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
+        tracing::warn!(%agent, link = id.0, principal, reason = %LinkEnding::ControlQueue, "link ended: the agent does not read, and packets for it use too much memory; check the agent and its network");
     } else {
         tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
     }
+    over
 }
 
 fn publish(router: &Router, metrics: &ServerMetrics) {

@@ -41,7 +41,7 @@ use adit_telemetry::labels::{AccountRole, AgentRefusal};
 use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tunnel::lane::LaneRoom;
-use adit_tunnel::{LanePool, LaneWatch, LinkStreams, PoolSettings};
+use adit_tunnel::{LanePool, LaneWatch, LinkExit, LinkStreams, PoolSettings};
 
 /// Path of the only method.
 const METHOD: &str = "/AgentService/Connect";
@@ -436,9 +436,13 @@ impl Backend {
             (Arc::clone(&self.budget), source.name()),
             self.metrics.clone(),
         );
+        let links = who.links.clone();
         Some(async move {
-            link.await;
+            let over = link.await;
             drop((address, counted, places));
+            if let LinkExit::Failed(_) = over {
+                links.look_now();
+            }
         })
     }
 

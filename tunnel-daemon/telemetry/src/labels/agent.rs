@@ -25,7 +25,7 @@ label! {
 }
 
 label! {
-    /// Why a server has ended a link.
+    /// Why this process has ended a link.
     LinkEnding {
         /// The deny list names the agent of the link.
         Denied = "denied",
@@ -33,7 +33,7 @@ label! {
         Certificate = "certificate",
         /// A request on the admin socket closed the link.
         Unlinked = "unlinked",
-        /// The agent read no control packets, and the control queue ran full.
+        /// The peer did not read, and what waited for it took too much memory.
         ControlQueue = "control_queue",
     }
 }

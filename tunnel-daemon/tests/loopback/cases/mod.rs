@@ -80,3 +80,4 @@ mod thread_limits;
 mod token_crowds;
 mod tokens;
 mod tunnels;
+mod unread_links;

@@ -69,10 +69,21 @@ impl StubServer {
 
     /// The next agent's call. Its connection lives as long as this server.
     pub(crate) async fn accept(&mut self) -> Caller {
+        self.accept_as(h2::server::Builder::new()).await
+    }
+
+    /// As [`Self::accept`], with a window that lets the agent send nothing.
+    pub(crate) async fn accept_deaf(&mut self) -> Caller {
+        let mut deaf = h2::server::Builder::new();
+        deaf.initial_window_size(0);
+        self.accept_as(deaf).await
+    }
+
+    async fn accept_as(&mut self, builder: h2::server::Builder) -> Caller {
         let (caller, called) = oneshot::channel();
         let tls = self.secured().await;
         self.connections.spawn(async move {
-            let mut connection = h2::server::handshake(tls).await.expect("HTTP/2");
+            let mut connection = builder.handshake(tls).await.expect("HTTP/2");
             if let Some(Ok((request, respond))) = connection.accept().await {
                 let (parts, recv) = request.into_parts();
                 let _test_over = caller.send(Caller {

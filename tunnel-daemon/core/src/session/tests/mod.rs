@@ -2,6 +2,7 @@
 
 mod budgets;
 mod closing;
+mod control;
 mod credit;
 mod dials;
 mod isolation;
