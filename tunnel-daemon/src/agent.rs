@@ -439,6 +439,7 @@ impl RunningAgent {
     /// Cuts the remaining tunnels and stops all tasks.
     pub async fn stop(self) {
         self.stage.store(STOPPING, Relaxed);
+        let tunnels = self.metrics.adit().open_tunnels().all().len();
         self.services.services_may_end();
         self.stop.cancel();
         self.node.close();
@@ -453,11 +454,7 @@ impl RunningAgent {
             self.servers.leave().await;
         };
         let draining = self.targets.drain(limits::SHUTDOWN_FLUSH);
-        let (targets, ()) = tokio::join!(draining, left);
-        tracing::info!(
-            targets = targets.cut_off,
-            services = services.cut_off,
-            "stopped"
-        );
+        let (_targets, ()) = tokio::join!(draining, left);
+        tracing::info!(tunnels, services = services.cut_off, "stopped");
     }
 }
