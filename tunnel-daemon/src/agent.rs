@@ -443,6 +443,7 @@ impl RunningAgent {
     /// Cuts the remaining tunnels and stops all tasks.
     pub async fn stop(self) {
         self.stage.store(STOPPING, Relaxed);
+        let tunnels = self.metrics.adit().open_tunnels().all().len();
         self.services.services_may_end();
         // Before tunnels and lanes end: their keepers would replace each of them.
         self.lane_room.close();
@@ -459,11 +460,7 @@ impl RunningAgent {
             self.servers.leave().await;
         };
         let draining = self.targets.drain(limits::SHUTDOWN_FLUSH);
-        let (targets, ()) = tokio::join!(draining, left);
-        tracing::info!(
-            targets = targets.cut_off,
-            services = services.cut_off,
-            "stopped"
-        );
+        let (_targets, ()) = tokio::join!(draining, left);
+        tracing::info!(tunnels, services = services.cut_off, "stopped");
     }
 }

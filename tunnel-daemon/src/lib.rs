@@ -20,6 +20,8 @@ mod listeners;
 mod log_options;
 mod memory;
 mod memory_pressure;
+#[cfg(test)]
+mod messages;
 mod node;
 mod pki;
 mod privileges;

@@ -41,6 +41,7 @@ use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{HandshakeFailure, Label as _, Listener as ListenerLabel};
 use adit_telemetry::rate::TokenBucket;
 use adit_tls::agent_identity::Certificate;
+use adit_tls::cause::TlsCause;
 use adit_tls::handshake::HandshakeError;
 use adit_tls::reload::{Reload, Reloadable, ReloadableServerTls};
 use adit_tls::reread::Reread;
@@ -92,7 +93,7 @@ impl HandshakeLog {
             return;
         }
         drop(bucket);
-        let (listener, cause) = (listener.as_str(), error.cause());
+        let (listener, cause) = (listener.as_str(), error.cause.to_string());
         match self.suppressed.swap(0, Relaxed) {
             0 => tracing::warn!(listener, %peer, cause, "TLS handshake failed"),
             suppressed => {
@@ -110,9 +111,9 @@ impl AcceptEvents for Counted {
     fn handshake_failed(&self, peer: PeerAddr, error: &HandshakeError) {
         self.handshakes.failed(self.listener, peer, error);
         self.metrics.accept_error(self.listener);
-        self.metrics.handshake_failed(match error {
-            HandshakeError::TimedOut { .. } => HandshakeFailure::TimedOut,
-            HandshakeError::NoProtocol | HandshakeError::Failed(_) => HandshakeFailure::Failed,
+        self.metrics.handshake_failed(match error.cause {
+            TlsCause::TimedOut { .. } => HandshakeFailure::TimedOut,
+            _ => HandshakeFailure::Failed,
         });
     }
 

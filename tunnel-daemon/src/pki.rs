@@ -220,7 +220,7 @@ mod tests {
         let text = shown_file(&path).unwrap();
         for line in [
             "  subject    CN=a\n",
-            "  issuer     CN=Adit agents CA\n",
+            "  issuer     CN=Adit agents CA ",
             "  names      none\n",
             "  use        client\n",
             "  days left  8\n",

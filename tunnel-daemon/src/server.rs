@@ -501,6 +501,7 @@ impl RunningServer {
 
     /// Ends the remaining tunnels: clients are told within `flush`, after which their connections are reset.
     pub async fn cut(&self, flush: Duration) {
+        let tunnels = self.metrics.adit().open_tunnels().all().len();
         self.router.announce_shutdown();
         self.lane_watch.shut_down();
         if let Some(relay) = &self.relay {
@@ -509,11 +510,11 @@ impl RunningServer {
         self.end_links(flush).await;
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
-        let cut = self.tasks.clients.drain(flush).await;
+        let _cut = self.tasks.clients.drain(flush).await;
         let services = self.tasks.services.drain(Duration::ZERO).await;
         tracing::info!(
+            tunnels,
             links = left.cut_off,
-            clients = cut.cut_off,
             services = services.cut_off,
             "stopped"
         );

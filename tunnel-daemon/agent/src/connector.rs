@@ -290,7 +290,9 @@ impl ServerConnector {
         purpose: Purpose,
         limit: Duration,
     ) -> Result<Connected, ConnectorError> {
-        let peer = tcp.peer_addr().map_err(HandshakeError::Failed)?;
+        let peer = tcp
+            .peer_addr()
+            .map_err(|error| HandshakeError::of(&error))?;
         let alpn = match purpose {
             Purpose::Link => {
                 tune(&tcp);

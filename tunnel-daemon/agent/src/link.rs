@@ -61,8 +61,11 @@ const PROBES_SILENT: Duration = Duration::from_secs(4);
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The HTTP/2 connection or the call failed.
-    #[error("call to the server failed: {0}")]
+    #[error("call to the server failed: {}", grpc::words(.0))]
     Http2(#[from] h2::Error),
+    /// The connection ended before the call was answered.
+    #[error("call to the server failed: {0}")]
+    Connection(#[source] ConnectionError),
     /// The server refused the call, with this text.
     #[error("the server refused this agent: {message} (gRPC status {status})")]
     Refused {
@@ -111,7 +114,7 @@ pub struct Silence {
 }
 
 /// A connection; boxed, because it moves from the call to the link and may outlive the link.
-type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Running = Pin<Box<dyn Future<Output = Result<(), ConnectionError>> + Send>>;
 
 /// Opens the `Connect` call over a fresh connection. `socket`: a descriptor of its TCP socket, if it has one.
 ///
@@ -147,13 +150,15 @@ where
         let silence = |quiet| {
             tell.send_replace(quiet);
         };
-        match connection.run(patience, silence).await {
+        let ended = connection.run(patience, silence).await;
+        match &ended {
             Err(error @ ConnectionError::Silent) => {
                 tracing::info!(%error, "connection to a server dropped");
             }
             Err(error) => tracing::debug!(%error, "connection to a server ended"),
             Ok(()) => (),
         }
+        ended
     });
     let call = async move {
         let mut requests = requests.ready().await?;
@@ -167,8 +172,10 @@ where
     let ((requests, response, send), has_ended) = tokio::select! {
         biased;
         called = &mut call => (called?, false),
-        // The error that ended the connection ends the call, too, and the call reports it; or the answer came just before.
-        () = &mut connection => (call.await?, true),
+        // The error that ended the connection ends the call, too; or the answer came just before.
+        ended = &mut connection => {
+            (call.await.map_err(|error| error_of_both(error, ended))?, true)
+        }
     };
     refused(response.headers())?;
     let server = ServerHello::from_headers(header_values(response.headers()))?;
@@ -192,6 +199,14 @@ where
         connection: (!has_ended).then_some(connection),
         requests,
     })
+}
+
+/// A failed write ends the connection, and its calls with an error that does not say why.
+fn error_of_both(call: ConnectError, connection: Result<(), ConnectionError>) -> ConnectError {
+    match (call, connection) {
+        (ConnectError::Http2(_), Err(error)) => ConnectError::Connection(error),
+        (call, _) => call,
+    }
 }
 
 fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectError> {

@@ -311,6 +311,8 @@ impl Held {
         let server = &self.server;
         if matches!(over, LinkExit::Finished) {
             tracing::info!(%server, "server left");
+        } else if let LinkExit::RevokedByPeer(why) = &over {
+            tracing::warn!(%server, why, "the server has ended this link");
         } else if matches!(over, LinkExit::Stopped) && self.shared.context.tasks.is_stopping() {
             tracing::info!(%server, "left the server");
         } else if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
@@ -522,6 +524,9 @@ impl Shared {
         links.retain(|(id, _)| *id != serial);
         if !serves(&links, server) {
             locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
+        }
+        if links.is_empty() && !locked(&self.state).is_draining() {
+            tracing::warn!(%server, "the last server is gone: this agent serves no dials until it has a link again");
         }
         drop(links);
         self.links_changed.send_replace(());

@@ -70,9 +70,18 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     }
 }
 
+/// The agent's list, as denials name it.
+const ALLOW_TARGET: &str = "--allow-target of the agent";
+/// The server's list for tunnels of agents.
+const ALLOWED_DESTINATION: &str = "--allowed-destination of the server";
+/// The server's list for its clients, whose denials have a text of their own.
+const CLIENT_ALLOW_TARGET: &str = "--client-allow-target of the server";
+
 /// Which addresses may be dialled. Cheap to check (a few comparisons per entry), immutable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DestinationList {
+    /// The flag that gave the list.
+    flag: &'static str,
     scope: Scope,
     entries: Vec<Entry>,
     /// Each entry in its shortest spelling. Reported for every dial, so formatted once.
@@ -93,6 +102,7 @@ impl DestinationList {
     #[must_use]
     pub fn open() -> Self {
         Self {
+            flag: ALLOW_TARGET,
             scope: Scope::Open,
             entries: Vec::new(),
             classes: Vec::new(),
@@ -112,7 +122,7 @@ impl DestinationList {
             .iter()
             .map(|e| e.as_ref().parse())
             .collect::<Result<_, _>>()?;
-        Ok(Self::listed(entries, METADATA.to_vec()))
+        Ok(Self::listed(ALLOW_TARGET, entries, METADATA.to_vec()))
     }
 
     /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing, and loopback
@@ -131,7 +141,7 @@ impl DestinationList {
         };
         let entries = entries.iter().map(strict).collect::<Result<_, _>>()?;
         let guarded = METADATA.iter().chain(&LOOPBACK).copied().collect();
-        Ok(Self::listed(entries, guarded))
+        Ok(Self::listed(ALLOWED_DESTINATION, entries, guarded))
     }
 
     /// A list of one entry, which may also be `*` (every target) or `*.SUFFIX` (every name below it), with or without a port.
@@ -139,17 +149,23 @@ impl DestinationList {
     /// # Errors
     /// The entry cannot be parsed.
     pub(crate) fn of_pattern(entry: &str) -> Result<Self, EntryError> {
-        Ok(Self::listed(vec![parse_pattern(entry)?], METADATA.to_vec()))
+        let entries = vec![parse_pattern(entry)?];
+        Ok(Self::listed(
+            CLIENT_ALLOW_TARGET,
+            entries,
+            METADATA.to_vec(),
+        ))
     }
 
     /// The union of these lists; without lists nothing is allowed.
     pub(crate) fn joined<'a>(lists: impl Iterator<Item = &'a Self>) -> Self {
         let entries = lists.flat_map(|list| list.entries.iter().cloned());
-        Self::listed(entries.collect(), METADATA.to_vec())
+        Self::listed(CLIENT_ALLOW_TARGET, entries.collect(), METADATA.to_vec())
     }
 
-    fn listed(entries: Vec<Entry>, guarded: Vec<IpNet>) -> Self {
+    fn listed(flag: &'static str, entries: Vec<Entry>, guarded: Vec<IpNet>) -> Self {
         Self {
+            flag,
             scope: Scope::Listed,
             classes: entries.iter().map(ToString::to_string).collect(),
             entries,
@@ -157,9 +173,19 @@ impl DestinationList {
         }
     }
 
-    /// Whether an entry could cover some address of `name`. If not, the dialling process need not resolve the name.
-    #[must_use]
-    pub fn may_cover(&self, name: &str, port: u16) -> bool {
+    /// Whether the dialling process should resolve `name`: an entry could cover some address of it.
+    ///
+    /// # Errors
+    /// [`Denied`], whatever the addresses are.
+    pub fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
+        if self.may_cover(name, port) {
+            Ok(())
+        } else {
+            Err(self.denied_name(name, port))
+        }
+    }
+
+    fn may_cover(&self, name: &str, port: u16) -> bool {
         let could = |entry: &Entry| {
             entry.takes_port(port)
                 && (matches!(entry.place, Place::Net(_)) || entry.place.covers(None, Some(name)))
@@ -176,7 +202,14 @@ impl DestinationList {
         if self.scope == Scope::Open || self.entries.iter().any(covers) {
             Ok(())
         } else {
-            Err(Denied::name(name, port, Why::NotListed))
+            Err(self.denied_name(name, port))
+        }
+    }
+
+    fn denied_name(&self, name: &str, port: u16) -> Denied {
+        Denied {
+            flag: Some(self.flag),
+            ..Denied::name(name, port, Why::NotListed)
         }
     }
 
@@ -188,6 +221,7 @@ impl DestinationList {
         let ip = canonical_ip(addr.ip());
         let denied = |why| {
             Err(Denied {
+                flag: Some(self.flag),
                 ip: Some(ip),
                 port: addr.port(),
                 name: name.map(str::to_owned),
@@ -497,6 +531,8 @@ pub enum EntryFlaw {
 /// An address that this process may not dial.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denied {
+    /// The flag with the list, and whose; `None`: no flag allows the address.
+    pub flag: Option<&'static str>,
     /// The canonical address; `None` for a name that was not looked up.
     pub ip: Option<IpAddr>,
     /// The port asked for.
@@ -523,6 +559,7 @@ impl Denied {
     #[must_use]
     pub fn name(name: &str, port: u16, why: Why) -> Self {
         Self {
+            flag: None,
             ip: None,
             port,
             name: Some(name.to_owned()),
@@ -536,6 +573,9 @@ impl std::error::Error for Denied {}
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.port;
+        if let Some(flag) = self.flag {
+            write!(f, "{flag}: ")?;
+        }
         match (self.ip, &self.name) {
             (Some(ip), None) => write!(f, "destination {}", SocketAddr::new(ip, port))?,
             (Some(ip), Some(name)) => {

@@ -130,6 +130,53 @@ pub fn code_of_reason(reason: h2::Reason, gone: tonic::Code) -> tonic::Code {
     }
 }
 
+/// An error of HTTP/2 in words for operators: the error of the stream below, or the peer's code by its name in RFC 9113.
+#[must_use]
+pub fn words(error: &h2::Error) -> String {
+    if let Some(io) = error.get_io() {
+        // The library's own texts for streams of a connection that is gone.
+        let is_told =
+            io.get_ref().is_some() && !io.to_string().ends_with(" because of a broken pipe");
+        return if is_told {
+            io.to_string()
+        } else {
+            match io.kind() {
+                io::ErrorKind::BrokenPipe => "the peer closed the connection".to_owned(),
+                kind => kind.to_string(),
+            }
+        };
+    }
+    let Some(reason) = error.reason() else {
+        return "the HTTP/2 stream is over".to_owned();
+    };
+    let code = u32::from(reason);
+    let name = usize::try_from(code).ok().and_then(|at| CODES.get(at));
+    let name = name.copied().unwrap_or("unknown");
+    match (error.is_go_away(), error.is_remote()) {
+        (true, true) => format!("the peer ended the connection (HTTP/2 {code}, {name})"),
+        (false, true) => format!("the peer reset the stream (HTTP/2 {code}, {name})"),
+        (_, false) => format!("the peer broke HTTP/2 ({code}, {name})"),
+    }
+}
+
+/// Names of error codes, RFC 9113, section 7, by number.
+const CODES: [&str; 14] = [
+    "NO_ERROR",
+    "PROTOCOL_ERROR",
+    "INTERNAL_ERROR",
+    "FLOW_CONTROL_ERROR",
+    "SETTINGS_TIMEOUT",
+    "STREAM_CLOSED",
+    "FRAME_SIZE_ERROR",
+    "REFUSED_STREAM",
+    "CANCEL",
+    "COMPRESSION_ERROR",
+    "CONNECT_ERROR",
+    "ENHANCE_YOUR_CALM",
+    "INADEQUATE_SECURITY",
+    "HTTP_1_1_REQUIRED",
+];
+
 /// Percent-encodes a `grpc-message` as the gRPC specification asks.
 #[must_use]
 pub fn encode_message(text: &str) -> HeaderValue {
@@ -153,6 +200,17 @@ pub fn status(code: Code, message: &str) -> HeaderMap {
         trailers.insert("grpc-message", encode_message(message));
     }
     trailers
+}
+
+/// The text of trailers that deny a call with [`Code::PermissionDenied`], shortened: it is a peer's.
+#[must_use]
+pub fn denial_of(trailers: &HeaderMap) -> Option<String> {
+    let text = |name| trailers.get(name).and_then(|value| value.to_str().ok());
+    let is_denied = trailers.get("grpc-status") == Some(&Code::PermissionDenied.value());
+    is_denied.then(|| {
+        let message = text("grpc-message").unwrap_or_default();
+        beginning(message, EXCERPT_BYTES_MAX).to_owned()
+    })
 }
 
 /// Response headers of an accepted call.
@@ -251,10 +309,10 @@ pub fn client_builder(windows: Windows) -> client::Builder {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// HTTP/2 failed.
-    #[error(transparent)]
+    #[error("{}", words(.0))]
     Http2(#[from] h2::Error),
     /// Writing to the stream failed.
-    #[error("write failed: {0}")]
+    #[error(transparent)]
     Write(#[from] io::Error),
     /// No answer to a keepalive ping.
     #[error("no answer to a keepalive ping")]

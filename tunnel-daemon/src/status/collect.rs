@@ -28,6 +28,8 @@ use adit_telemetry::labels::{LinkEnding, Path};
 use adit_telemetry::{AditMetrics, DebugLog, OpenTunnels};
 use adit_tunnel::LanePool;
 
+/// What an unlinked agent is told.
+const UNLINKED: &str = "an administrator of the server unlinked this agent (adit unlink)";
 /// Time limit for links whose command queue is full.
 const CHANGE_TIME: Duration = Duration::from_secs(5);
 
@@ -215,7 +217,7 @@ impl Source for ServerSource {
                     if let Some(lanes) = &link.lanes {
                         lanes.revoke();
                     }
-                    let end = link.end();
+                    let end = link.revoke(UNLINKED.to_owned());
                     if end.is_some() {
                         self.metrics.link_ended(LinkEnding::Unlinked);
                     }

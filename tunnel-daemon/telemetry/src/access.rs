@@ -1,4 +1,4 @@
-//! The access log: one event per tunnel at its end, under a rate limit that reports suppressed events.
+//! The access log: one event per tunnel at its end, or per dial that led to none, under a rate limit that reports suppressed events.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,8 @@ use adit_core::text::beginning;
 use prometheus::IntCounter;
 
 use crate::labels::{
-    ClientDialect, Detail, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
+    ClientDialect, Detail, DialReason, DialStage, Driver, DriverReason, Engine, Label as _,
+    OpenedBy, Path, TunnelEnd,
 };
 use crate::rate::EventLimit;
 
@@ -28,30 +29,48 @@ pub struct TunnelRecord<'a> {
     pub agents_asked: Option<&'a str>,
     /// host:port as the client asked for it. A peer's text: truncated and escaped here.
     pub destination: &'a str,
-    /// Payload bytes from client to target.
-    pub bytes_to_target: u64,
-    /// Payload bytes from target to client.
-    pub bytes_to_client: u64,
     /// From the dial's arrival to its answer.
     pub dial: Duration,
-    /// From the answer to the end; zero for a dial that failed.
-    pub life: Duration,
+    /// What was opened.
+    pub outcome: AccessOutcome,
     /// How the tunnel ended.
     pub end: TunnelEnd,
     /// More about the end: the failed dial's reason, or which side cut the tunnel.
     pub detail: Option<Detail>,
-    /// What moved the bytes.
-    pub engine: Engine,
-    /// The I/O driver of the client's socket.
-    pub driver: Driver,
-    /// Why this driver was chosen.
-    pub driver_reason: DriverReason,
     /// The path of the tunnel, or of the failed dial's request; `None` if no agent was asked.
     pub path: Option<Path>,
     /// Which end asked for the tunnel.
     pub opened_by: OpenedBy,
     /// The principal in the certificate of the agent that asked for the tunnel.
     pub principal: Option<&'a str>,
+}
+
+/// What came of a dial.
+#[derive(Clone, Copy, Debug)]
+pub enum AccessOutcome {
+    /// A tunnel, which has ended.
+    Tunnel(TunnelFlow),
+    /// No tunnel.
+    Failed(DialReason, DialStage),
+    /// No tunnel: the client gave up, or this process stopped.
+    Cancelled,
+}
+
+/// The bytes of a tunnel, and what moved them.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelFlow {
+    /// Payload bytes from client to target.
+    pub bytes_to_target: u64,
+    /// Payload bytes from target to client.
+    pub bytes_to_client: u64,
+    /// From the dial's answer to the end.
+    pub life: Duration,
+    /// What moved the bytes.
+    pub engine: Engine,
+    /// The I/O driver of the client's socket.
+    pub driver: Driver,
+    /// Why this driver was chosen.
+    pub driver_reason: DriverReason,
 }
 
 /// Writes records as events, up to a limit per second. One per process, shared by reference.
@@ -87,26 +106,59 @@ impl AccessLog {
 }
 
 fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
+    let suppressed = (suppressed > 0).then_some(suppressed);
+    match &record.outcome {
+        AccessOutcome::Tunnel(flow) => tracing::info!(
+            target: TARGET,
+            client_dialect = record.client_dialect.as_str(),
+            agent = cut(record.agent),
+            agents_asked = record.agents_asked.map(cut),
+            destination = cut(record.destination),
+            bytes_to_target = flow.bytes_to_target,
+            bytes_to_client = flow.bytes_to_client,
+            dial_seconds = record.dial.as_secs_f64(),
+            life_seconds = flow.life.as_secs_f64(),
+            end = record.end.as_str(),
+            detail = record.detail.map(Detail::as_str),
+            engine = flow.engine.as_str(),
+            driver = flow.driver.as_str(),
+            driver_reason = flow.driver_reason.as_str(),
+            path = record.path.map(|path| path.as_str()),
+            opened_by = record.opened_by.as_str(),
+            principal = record.principal.map(cut),
+            suppressed,
+            "tunnel ended"
+        ),
+        AccessOutcome::Failed(reason, stage) => {
+            emit_dial(record, Some((*reason, *stage)), suppressed);
+        }
+        AccessOutcome::Cancelled => emit_dial(record, None, suppressed),
+    }
+}
+
+/// Without the fields of a tunnel.
+fn emit_dial(
+    record: &TunnelRecord<'_>,
+    failure: Option<(DialReason, DialStage)>,
+    suppressed: Option<u64>,
+) {
     tracing::info!(
         target: TARGET,
         client_dialect = record.client_dialect.as_str(),
         agent = cut(record.agent),
         agents_asked = record.agents_asked.map(cut),
         destination = cut(record.destination),
-        bytes_to_target = record.bytes_to_target,
-        bytes_to_client = record.bytes_to_client,
         dial_seconds = record.dial.as_secs_f64(),
-        life_seconds = record.life.as_secs_f64(),
+        reason = failure.map(|(reason, _)| reason.as_str()),
+        stage = failure.map(|(_, stage)| stage.as_str()),
         end = record.end.as_str(),
         detail = record.detail.map(Detail::as_str),
-        engine = record.engine.as_str(),
-        driver = record.driver.as_str(),
-        driver_reason = record.driver_reason.as_str(),
         path = record.path.map(|path| path.as_str()),
         opened_by = record.opened_by.as_str(),
         principal = record.principal.map(cut),
-        suppressed = (suppressed > 0).then_some(suppressed),
-        "tunnel ended"
+        suppressed,
+        "{}",
+        if failure.is_some() { "dial failed" } else { "dial cancelled" }
     );
 }
 
@@ -134,15 +186,17 @@ mod tests {
             agent: "agent-1",
             agents_asked: None,
             destination,
-            bytes_to_target: 7,
-            bytes_to_client: 4_000_000_000_000,
             dial: Duration::from_millis(250),
-            life: Duration::from_secs(2),
+            outcome: AccessOutcome::Tunnel(TunnelFlow {
+                bytes_to_target: 7,
+                bytes_to_client: 4_000_000_000_000,
+                life: Duration::from_secs(2),
+                engine: Engine::Copy,
+                driver: Driver::Task,
+                driver_reason: DriverReason::Framed,
+            }),
             end: TunnelEnd::LinkLost,
             detail: None,
-            engine: Engine::Copy,
-            driver: Driver::Task,
-            driver_reason: DriverReason::Framed,
             path: Some(Path::Lane),
             opened_by: OpenedBy::Client,
             principal: None,
@@ -179,6 +233,45 @@ mod tests {
                 .all(|absent| event.get(absent).is_none()),
             "{text}"
         );
+    }
+
+    #[test]
+    fn event_of_a_failed_dial_has_its_reason_and_nothing_of_a_tunnel() {
+        let events = |outcome| {
+            let record = TunnelRecord {
+                outcome,
+                end: TunnelEnd::Other,
+                ..record("10.0.0.1:443")
+            };
+            let text = logged(&json(), || log(1).record(&record));
+            serde_json::from_str::<serde_json::Value>(&text).unwrap()
+        };
+        let failed = events(AccessOutcome::Failed(
+            DialReason::Refused,
+            DialStage::Connect,
+        ));
+        assert_eq!(failed["target"], TARGET);
+        assert_eq!(failed["message"], "dial failed");
+        assert_eq!(
+            (&failed["reason"], &failed["stage"]),
+            (&"refused".into(), &"connect".into())
+        );
+        let cancelled = events(AccessOutcome::Cancelled);
+        assert_eq!(cancelled["message"], "dial cancelled");
+        assert_eq!(cancelled.get("reason"), None);
+        let of_tunnels = [
+            "engine",
+            "driver",
+            "driver_reason",
+            "life_seconds",
+            "bytes_to_target",
+        ];
+        for event in [failed, cancelled] {
+            assert!(
+                of_tunnels.iter().all(|field| event.get(field).is_none()),
+                "{event}"
+            );
+        }
     }
 
     /// Limit (operations): Access events | `--access-log-limit`, by default 100 per second, 200 at once

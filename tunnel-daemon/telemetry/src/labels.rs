@@ -320,7 +320,9 @@ impl NodeRefusal {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::NotAllowed => "the server does not allow the destination",
+            Self::NotAllowed => {
+                "--allowed-destination of the server does not allow the destination"
+            }
             Self::NotFound => "the name of the destination has no address",
             Self::Refused => "the destination refused the connection",
             Self::Unreachable => "there is no route to the destination",

@@ -47,7 +47,7 @@ pub const COMMIT: &str = {
     }
 };
 
-pub use access::{AccessLog, TunnelRecord, cut};
+pub use access::{AccessLog, AccessOutcome, TunnelFlow, TunnelRecord, cut};
 pub use debug::DebugLog;
 pub use dial_counts::DialCounts;
 pub use exposition::Scrape;

@@ -7,12 +7,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::{
     buffered::ReadBuffered,
+    cause::TlsCause,
     records::TrafficSecrets,
     reload::{ReloadableClientTls, ReloadableServerTls},
     sessions::SessionsOfHandshake,
     stream::{ByteStream, PeerAddr, Socket},
     tls::{Alpn, AlpnRule},
-    tls_words,
 };
 
 /// Plain text rustls may hold while the socket is full: as much as HTTP/2 writes at once. Its default of 64 KiB would split
@@ -20,42 +20,34 @@ use crate::{
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
 /// Why there is no TLS connection.
-#[derive(Debug, thiserror::Error)]
-pub enum HandshakeError {
-    /// The peer was too slow, or does not speak TLS.
-    #[error(
-        "the TLS handshake was not finished within {} s; check that the peer speaks TLS on this port",
-        .after.as_secs_f32()
-    )]
-    TimedOut {
-        /// The deadline.
-        after: Duration,
-    },
-    /// The handshake succeeded without an application protocol, but one is needed.
-    #[error("the peer agreed to no application protocol (ALPN); gRPC needs h2")]
-    NoProtocol,
-    /// The peer refused, or was refused; the text says which certificate or parameter.
-    #[error("TLS handshake failed: {}", tls_words::of_handshake(.0))]
-    Failed(#[source] io::Error),
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("TLS handshake failed: {cause}")]
+pub struct HandshakeError {
+    /// The cause, for a message that already mentions a TLS handshake.
+    pub cause: TlsCause,
+}
+
+impl From<TlsCause> for HandshakeError {
+    fn from(cause: TlsCause) -> Self {
+        Self { cause }
+    }
 }
 
 impl HandshakeError {
-    /// The cause, for a message that already mentions a TLS handshake.
+    /// Of an error of the TLS library, or of the socket below it.
     #[must_use]
-    pub fn cause(&self) -> String {
-        match self {
-            Self::Failed(cause) => tls_words::of_handshake(cause),
-            other => other.to_string(),
-        }
+    pub fn of(error: &io::Error) -> Self {
+        TlsCause::of_handshake(error).into()
     }
 }
 
 impl From<HandshakeError> for io::Error {
     fn from(error: HandshakeError) -> Self {
-        let kind = match &error {
-            HandshakeError::TimedOut { .. } => io::ErrorKind::TimedOut,
-            HandshakeError::NoProtocol => io::ErrorKind::InvalidData,
-            HandshakeError::Failed(cause) => cause.kind(),
+        let kind = match &error.cause {
+            TlsCause::TimedOut { .. } => io::ErrorKind::TimedOut,
+            TlsCause::Closed => io::ErrorKind::UnexpectedEof,
+            TlsCause::Reset => io::ErrorKind::ConnectionReset,
+            _ => io::ErrorKind::InvalidData,
         };
         Self::new(kind, error)
     }
@@ -147,15 +139,15 @@ async fn finish<T>(
     deadline: Duration,
 ) -> Result<T, HandshakeError> {
     match tokio::time::timeout(deadline, handshake).await {
-        Ok(result) => result.map_err(HandshakeError::Failed),
-        Err(_elapsed) => Err(HandshakeError::TimedOut { after: deadline }),
+        Ok(result) => result.map_err(|error| HandshakeError::of(&error)),
+        Err(_elapsed) => Err(TlsCause::TimedOut { after: deadline }.into()),
     }
 }
 
 fn checked(mut stream: ByteStream, alpn: &Alpn) -> Result<ByteStream, HandshakeError> {
     let agreed = stream.alpn();
     if agreed.is_none() && alpn.rule == AlpnRule::Required {
-        return Err(HandshakeError::NoProtocol);
+        return Err(TlsCause::NoProtocol.into());
     }
     let records = agreed.is_some_and(|agreed| alpn.records.as_deref() == Some(agreed));
     if let ByteStream::Tls(tls) = &mut stream

@@ -17,6 +17,8 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
+use adit_kube::sha256::Sha256;
+
 use crate::inspect;
 use crate::selfsigned::{CLOCK_SKEW, Issued, Usage, parameters};
 
@@ -149,16 +151,16 @@ pub struct Written {
 pub fn init(folder: &Path, days: u32) -> Result<Vec<Written>, PkiError> {
     let mut files = Vec::new();
     for authority in Authority::ALL {
-        let name = authority.common_name();
         let failed = |cause| PkiError::Generate {
-            name: name.to_owned(),
+            name: authority.common_name().to_owned(),
             cause,
         };
         let (not_before, not_after) = validity(days, None);
-        let mut params = parameters(name, &[], not_before, not_after).map_err(failed)?;
+        let key = KeyPair::generate().map_err(failed)?;
+        let name = named_by_key(authority, &key);
+        let mut params = parameters(&name, &[], not_before, not_after).map_err(failed)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().map_err(failed)?;
         let key_pem = key.serialize_pem();
         let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
         let pair = Issued {
@@ -173,6 +175,15 @@ pub fn init(folder: &Path, days: u32) -> Result<Vec<Written>, PkiError> {
         cause,
     })?;
     write_new(files)
+}
+
+/// The common name of an authority, with the beginning of its key's SHA-256. Peers choose a CA by its name, so two authorities
+/// of one name would each fail on certificates of the other with an error about a signature.
+fn named_by_key(authority: Authority, key: &KeyPair) -> String {
+    let hash = Sha256::digest(rcgen::PublicKeyData::subject_public_key_info(key));
+    let [a, b, c, d, ..] = hash;
+    let short = u32::from_be_bytes([a, b, c, d]);
+    format!("{} {short:08x}", authority.common_name())
 }
 
 /// Makes certificates with the authorities in `folder`, all or none. None is valid longer than its authority.
@@ -435,6 +446,21 @@ mod tests {
         }
         let keys = Authority::ALL.map(|one| fs::read(&paths(&folder, one.stem())[1]).unwrap());
         assert_ne!(keys[0], keys[1]);
+    }
+
+    /// Else an agent of the first authority would fail on a server of the second with an error about a signature.
+    #[test]
+    fn authorities_of_two_installations_have_different_names() {
+        let names = || {
+            let dir = tempfile::tempdir().unwrap();
+            init(dir.path(), 10).unwrap();
+            Authority::ALL.map(|one| only(&paths(dir.path(), one.stem())[0]).subject)
+        };
+        let (first, second) = (names(), names());
+        for (one, other) in first.iter().zip(&second) {
+            assert_ne!(one, other);
+        }
+        assert!(first[0].starts_with("CN=Adit agents CA "), "{}", first[0]);
     }
 
     #[test]

@@ -22,10 +22,14 @@ use tokio_rustls::TlsStream;
 
 use crate::{
     buffered::ReadBuffered,
+    cause,
     principal::Principal,
     records::{RecordStream, TakeOverError, TrafficSecrets},
-    tls_words,
 };
+
+/// Bytes of the peer that are read after a failed write, in search of its alert: more than a server sends before it judges
+/// a client's certificate.
+const ALERT_WITHIN_BYTES: usize = 64 << 10;
 
 /// Where a peer is, for logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -476,13 +480,12 @@ impl<S: Connection> Connection for tokio::io::BufWriter<S> {
     }
 }
 
-/// Delegates each method of `AsyncRead` and `AsyncWrite` to the variant's stream. The second parameter maps errors of
-/// reads.
+/// Delegates each method of `AsyncRead` and `AsyncWrite` to the variant's stream.
 macro_rules! delegate_io {
-    ($type:ty, $words:expr, { $($pattern:pat => $io:expr),+ $(,)? }) => {
+    ($type:ty, { $($pattern:pat => $io:expr),+ $(,)? }) => {
         impl AsyncRead for $type {
             fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out).map_err($words)),+ }
+                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out)),+ }
             }
         }
 
@@ -514,9 +517,96 @@ macro_rules! delegate_io {
     };
 }
 
-delegate_io!(Socket, std::convert::identity, { Self::Tcp(io) => io, Self::Unix(io) => io });
-delegate_io!(ByteStream, std::convert::identity, { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
-delegate_io!(TlsConnection, tls_words::of_stream, { Self { io, .. } => io });
+delegate_io!(Socket, { Self::Tcp(io) => io, Self::Unix(io) => io });
+delegate_io!(ByteStream, { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
+
+/// TLS 1.3 lets a client write before the server has judged its certificate. The write then fails while the server's alert,
+/// which says why, waits in the socket. RST never overtakes the alert, so that nothing is waited for.
+impl TlsConnection {
+    /// The outcome of a write: of a cut connection, the peer's alert if there is one. Reading loses nothing that a caller
+    /// could use: a connection that cannot be written to is over.
+    fn explained<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        polled: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+        match polled {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(match error.kind() {
+                BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected => {
+                    self.unread_alert(cx).unwrap_or(error)
+                }
+                _ => cause::of_stream(error),
+            })),
+            other => other,
+        }
+    }
+
+    fn unread_alert(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        let mut space = [0; 4096];
+        for _read in 0..ALERT_WITHIN_BYTES / space.len() {
+            let mut out = ReadBuf::new(&mut space);
+            match Pin::new(&mut self.io).poll_read(cx, &mut out) {
+                Poll::Ready(Ok(())) if !out.filled().is_empty() => (),
+                Poll::Ready(Err(error)) if cause::inner(&error).is_some() => {
+                    return Some(cause::of_stream(error));
+                }
+                Poll::Ready(_) | Poll::Pending => return None,
+            }
+        }
+        None
+    }
+}
+
+impl AsyncRead for TlsConnection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io)
+            .poll_read(cx, out)
+            .map_err(cause::of_stream)
+    }
+}
+
+impl AsyncWrite for TlsConnection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_write(cx, bytes);
+        this.explained(cx, polled)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_write_vectored(cx, slices);
+        this.explained(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_flush(cx);
+        this.explained(cx, polled)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.io).poll_shutdown(cx);
+        this.explained(cx, polled)
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ use webpki::{
     KeyUsage, OwnedCertRevocationList, RequiredEkuNotFoundContext, RevocationOptionsBuilder,
 };
 
+use crate::principal::Principal;
 use crate::tls_error::TlsError;
 
 /// `anyExtendedKeyUsage`, 2.5.29.37.0, as it stands in a certificate: tag, length, content.
@@ -167,6 +168,24 @@ fn more_telling(refusal: Error, besides: webpki::Error) -> Error {
     }
 }
 
+/// A refusal for the name, with the names of the certificate as they are written: the library puts its own notation.
+fn with_names(error: Error, own: &CertificateDer<'_>, name: &ServerName<'_>) -> Error {
+    use CertificateError::{NotValidForName, NotValidForNameContext};
+    let Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) = error else {
+        return error;
+    };
+    let names = Principal::from_der(own).map_or_else(Vec::new, |holder| holder.names);
+    let host = |name: &String| {
+        let host = name.strip_prefix("dns:");
+        host.or_else(|| name.strip_prefix("ip:")).map(str::to_owned)
+    };
+    NotValidForNameContext {
+        expected: name.to_owned(),
+        presented: names.iter().filter_map(host).collect(),
+    }
+    .into()
+}
+
 impl ExtendedKeyUsageValidator for AnyUsage {
     /// No extended key usage allows each usage, as with rustls.
     fn validate(&self, usages: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
@@ -213,8 +232,11 @@ impl ServerCertVerifier for Servers {
         let Err(error) = strict else {
             return strict;
         };
-        self.any.verify(error, own, intermediates, now)?;
-        verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
+        let by_any_usage = || {
+            self.any.verify(error, own, intermediates, now)?;
+            verify_server_name(&ParsedCertificate::try_from(own)?, name)
+        };
+        by_any_usage().map_err(|error| with_names(error, own, name))?;
         Ok(ServerCertVerified::assertion())
     }
 

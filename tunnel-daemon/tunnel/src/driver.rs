@@ -15,6 +15,7 @@ use adit_core::session::{Action, CancelledDial, DialRequest, Link, Moment, Trans
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::Received;
+use adit_net::grpc::denial_of;
 use h2::Reason;
 use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
@@ -135,7 +136,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             };
             let Some(data) = polled else {
                 self.decoder.finish()?;
-                return Err(LinkExit::Finished);
+                return Err(self.end_of_peer(cx));
             };
             let data = data?;
             // Credit and budgets bound the bytes held. The shared stream's window bounds them only while the link is paced.
@@ -161,6 +162,16 @@ impl<H: LinkHooks> LinkDriver<H> {
         Ok(true)
     }
 
+    /// The end of the peer's stream: with a status behind it that says why, or without.
+    fn end_of_peer(&mut self, cx: &mut Context<'_>) -> LinkExit {
+        match self.streams.recv.poll_trailers(cx) {
+            Poll::Ready(Ok(Some(trailers))) => {
+                denial_of(&trailers).map_or(LinkExit::Finished, LinkExit::RevokedByPeer)
+            }
+            Poll::Ready(_) | Poll::Pending => LinkExit::Finished,
+        }
+    }
+
     fn poll_commands(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         let mut busy = false;
         while let Poll::Ready(command) = self.commands.poll_recv(cx) {
@@ -178,6 +189,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                     self.finish_at
                         .get_or_insert_with(|| now.after(FINISH_AFTER));
                 }
+                Some(Command::Revoke(why)) => return Err(LinkExit::Revoked(why)),
                 Some(Command::Stop) | None => return Err(LinkExit::Stopped),
             }
         }

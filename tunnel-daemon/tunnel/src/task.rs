@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use adit_net::grpc::code_of;
+use adit_net::grpc::{code_of, words};
 use adit_telemetry::labels::Segment;
 
 /// Answer to a dial: the tunnel's connection id, or why the dial failed and whether another link may be tried.
@@ -48,6 +48,8 @@ pub enum Command {
     Finish,
     /// End the link, resetting all tunnels.
     Stop,
+    /// Server: as [`Command::Stop`]; the agent is told why.
+    Revoke(String),
 }
 
 /// Callbacks from a link to its owner. Called inside the link task: must not block.
@@ -93,10 +95,10 @@ pub enum LinkExit {
     #[error("the peer ended the stream")]
     Finished,
     /// The transport failed while the stream was read.
-    #[error("stream failed: {0}")]
+    #[error("{}", words(.0))]
     Transport(#[from] h2::Error),
     /// The stream failed while it was written.
-    #[error("stream failed: {error}")]
+    #[error("{}", words(.error))]
     Send {
         /// Cause of the failure.
         error: h2::Error,
@@ -112,6 +114,12 @@ pub enum LinkExit {
     /// A newer link has replaced this one, and its last tunnel is over.
     #[error("replaced by a newer link")]
     Replaced,
+    /// Ended by [`Command::Revoke`], with the reason.
+    #[error("{0}")]
+    Revoked(String),
+    /// Agent: the server has ended the link, and says why.
+    #[error("the server has ended this link: {0}")]
+    RevokedByPeer(String),
     /// Stopped by [`Command::Stop`], or every handle is gone.
     #[error("stopped")]
     Stopped,
@@ -122,7 +130,7 @@ impl LinkExit {
     #[must_use]
     pub fn is_orderly(&self) -> bool {
         match self {
-            Self::Finished => true,
+            Self::Finished | Self::RevokedByPeer(_) => true,
             Self::Transport(error) | Self::Send { error, .. } => {
                 let reason = error.reason();
                 let meant = matches!(reason, Some(Reason::CANCEL | Reason::NO_ERROR));
@@ -142,7 +150,11 @@ impl LinkExit {
         gone: tonic::Code,
     ) -> Option<(Segment, tonic::Code, Option<PacketType>)> {
         match self {
-            Self::Finished | Self::Replaced | Self::Stopped => None,
+            Self::Finished
+            | Self::RevokedByPeer(_)
+            | Self::Revoked(_)
+            | Self::Replaced
+            | Self::Stopped => None,
             Self::Transport(error) => Some((received, code_of(error, gone), None)),
             Self::Send { error, kind } => Some((sent, code_of(error, gone), *kind)),
             Self::Stream(_) => Some((received, tonic::Code::Internal, None)),

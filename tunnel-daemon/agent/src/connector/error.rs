@@ -63,7 +63,7 @@ impl ConnectorError {
     /// route on this host.
     fn rank(&self) -> u8 {
         match self {
-            Self::Tls(HandshakeError::Failed(cause)) if is_refusal(cause) => 0,
+            Self::Tls(error) if error.cause.is_refusal() => 0,
             Self::Resolve { .. }
             | Self::Name(_)
             | Self::NoAddress(_)
@@ -73,17 +73,6 @@ impl ConnectorError {
             Self::Tcp { .. } => 2,
         }
     }
-}
-
-/// Whether one end refused the other's certificate or parameters.
-fn is_refusal(cause: &io::Error) -> bool {
-    let tls = cause
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    matches!(
-        tls,
-        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_))
-    )
 }
 
 /// Failures caused by this host's addresses and routes, not by the server.

@@ -74,7 +74,9 @@ pub(super) async fn run(
         }
         Some(rest) => {
             // At the limit of tasks the server sees the connection cut off.
-            let _full = tasks.spawn("agent-connection", rest);
+            let _full = tasks.spawn("agent-connection", async move {
+                let _ended = rest.await;
+            });
         }
     }
     over

@@ -206,7 +206,7 @@ fn a_denial_names_destination_and_reason() {
         .unwrap_err();
     assert_eq!(
         denied.to_string(),
-        "destination 1.2.3.4:80 (of x.y) is not on the list of allowed destinations"
+        "--allow-target of the agent: destination 1.2.3.4:80 (of x.y) is not on the list of allowed destinations"
     );
 }
 

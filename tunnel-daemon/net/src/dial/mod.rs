@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::destination::{Denied, DestinationList, Why, canonical_ip};
+use adit_core::destination::{Denied, DestinationList, canonical_ip};
 use adit_core::target::{Host, Target};
 use adit_core::text::Excerpt;
 use tokio::time::{Instant, timeout_at};
@@ -34,7 +34,10 @@ const ADDRESSES_MAX: usize = 32;
 /// Which addresses may be dialled.
 pub trait Permit: Send + Sync + 'static {
     /// Whether a name may be looked up at all: at least one address that it could have may be dialled.
-    fn may_look_up(&self, name: &str, port: u16) -> bool;
+    ///
+    /// # Errors
+    /// Why no address may be dialled.
+    fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied>;
 
     /// Checks an address just before the connect; `name` is the name that was looked up, if any.
     ///
@@ -44,8 +47,8 @@ pub trait Permit: Send + Sync + 'static {
 }
 
 impl Permit for DestinationList {
-    fn may_look_up(&self, name: &str, port: u16) -> bool {
-        self.may_cover(name, port)
+    fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
+        Self::check_lookup(self, name, port)
     }
 
     fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
@@ -54,8 +57,8 @@ impl Permit for DestinationList {
 }
 
 impl<P: Permit> Permit for Arc<P> {
-    fn may_look_up(&self, name: &str, port: u16) -> bool {
-        P::may_look_up(self, name, port)
+    fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
+        P::check_lookup(self, name, port)
     }
 
     fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
@@ -197,11 +200,10 @@ impl<C: Connect> Dialer<C> {
                     IpAddr::V4(Ipv4Addr::LOCALHOST),
                 ]
             }
-            Host::Name(name) if !self.allowed.may_look_up(name, target.port) => {
-                let denied = Denied::name(name, target.port, Why::NotListed);
-                return Err(DialError::NameDenied { network, denied });
-            }
             Host::Name(name) => {
+                self.allowed
+                    .check_lookup(name, target.port)
+                    .map_err(|denied| DialError::NameDenied { network, denied })?;
                 let failed = |cause| DialError::Lookup {
                     network,
                     host: Excerpt(name).to_string(),

@@ -417,7 +417,7 @@ async fn a_name_that_no_entry_could_cover_is_not_looked_up() {
     assert!(error.is_denied() && !error.is_timeout(), "{error}");
     assert_eq!(
         error.to_string(),
-        "dial tcp: destination slow:80 is not on the list of allowed destinations"
+        "dial tcp: --allow-target of the agent: destination slow:80 is not on the list of allowed destinations"
     );
 }
 

@@ -19,6 +19,7 @@ use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{AgentRefusal, LinkEnding};
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::blocking;
+use adit_tls::cause::TlsCause;
 use adit_tls::reload::{Changes, ReloadableServerTls};
 use adit_tls::reread::Reread;
 use adit_tunnel::lane::LaneRights;
@@ -82,7 +83,8 @@ impl Denial {
         match self {
             Self::Denied(entry) => format!("the deny list of this server names {entry}"),
             Self::Certificate(error) => {
-                format!("this server does not accept the agent's certificate any more: {error}")
+                let cause = TlsCause::of(error);
+                format!("this server does not accept the agent's certificate any more: {cause}")
             }
         }
     }
@@ -212,9 +214,11 @@ impl AgentAuthorizer {
             let Some(denial) = self.denial(&link.info.agent, &link.info.identity) else {
                 continue;
             };
-            let Some(end) = link.end() else { continue };
-            let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
             let why = denial.text();
+            let Some(end) = link.revoke(why.clone()) else {
+                continue;
+            };
+            let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
             tracing::warn!(agent = %link.info.agent, link = link.id.0, principal, why, "a link is ended");
             match tasks.spawn("end-link", end) {
                 Ok(_ending) => metrics.link_ended(denial.ending()),

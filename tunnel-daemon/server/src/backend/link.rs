@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
 use adit_core::ids::{LinkId, TunnelKey};
-use adit_core::registry::Standing;
+use adit_core::registry::{Registry, Standing};
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
 use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
@@ -111,6 +111,9 @@ pub(super) async fn run_link(
     if is_leaving {
         driver.finish_with(grpc::status(Code::Unavailable, SHUTTING_DOWN));
     }
+    if let LinkExit::Revoked(why) = &over {
+        driver.finish_with(grpc::status(Code::PermissionDenied, why));
+    }
     drop(driver);
     if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().link_ended(LinkEnding::ControlQueue);
@@ -120,6 +123,7 @@ pub(super) async fn run_link(
         metrics.stream_error(segment, code, kind.map(Into::into));
     }
     drop(guard);
+    let is_last = router.with_registry(Registry::agents) == 0;
     publish(&router, &metrics);
     if over.is_orderly() {
         tracing::info!(%agent, link = id.0, "agent left");
@@ -129,6 +133,9 @@ pub(super) async fn run_link(
         tracing::warn!(%agent, link = id.0, principal, reason = %LinkEnding::ControlQueue, "link ended: the agent does not read, and packets for it use too much memory; check the agent and its network");
     } else {
         tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+    }
+    if is_last && !router.is_shutting_down() {
+        tracing::warn!(%agent, "the last agent is gone: dials fail until an agent connects");
     }
     over
 }

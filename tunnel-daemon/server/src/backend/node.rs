@@ -30,8 +30,8 @@ use adit_telemetry::labels::{
     Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
 use adit_telemetry::{
-    AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, TunnelEntry,
-    TunnelFacts, TunnelRecord, TunnelSide,
+    AccessLog, AccessOutcome, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel,
+    TunnelEntry, TunnelFacts, TunnelFlow, TunnelRecord, TunnelSide,
 };
 use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
@@ -67,14 +67,15 @@ pub struct Destinations {
 }
 
 impl Permit for Destinations {
-    fn may_look_up(&self, name: &str, port: u16) -> bool {
-        self.allowed.may_cover(name, port)
+    fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
+        self.allowed.check_lookup(name, port)
     }
 
     fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
         self.allowed.check(addr, name)?;
         if self.own.has(addr) {
             return Err(Denied {
+                flag: None,
                 ip: Some(addr.ip()),
                 port: addr.port(),
                 name: name.map(str::to_owned),
@@ -342,7 +343,10 @@ impl Record<'_> {
             });
         }
         let dial = self.started.elapsed();
-        self.write((0, 0), dial, TunnelEnd::Other, Detail::Node(why));
+        let outcome = known.map_or(AccessOutcome::Cancelled, |(reason, stage)| {
+            AccessOutcome::Failed(reason, stage)
+        });
+        self.write(outcome, dial, TunnelEnd::Other, Detail::Node(why));
     }
 
     /// The tunnel ended. `moved`: payload bytes to the target and to the client; `None`: those in the table of open tunnels.
@@ -352,24 +356,32 @@ impl Record<'_> {
         };
         let moved = moved.unwrap_or_else(|| open.entry.live().bytes());
         open.counted.ended(reason);
-        self.write(moved, open.dial, reason.end(), Detail::End(reason));
+        let flow = TunnelFlow {
+            bytes_to_target: moved.0,
+            bytes_to_client: moved.1,
+            life: self.started.elapsed().saturating_sub(open.dial),
+            engine: Engine::Copy,
+            driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
+        };
+        self.write(
+            AccessOutcome::Tunnel(flow),
+            open.dial,
+            reason.end(),
+            Detail::End(reason),
+        );
     }
 
-    fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: Detail) {
+    fn write(&self, outcome: AccessOutcome, dial: Duration, end: TunnelEnd, detail: Detail) {
         self.asked.proxy.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),
             agents_asked: None,
             destination: self.destination,
-            bytes_to_target: bytes.0,
-            bytes_to_client: bytes.1,
             dial,
-            life: self.started.elapsed().saturating_sub(dial),
+            outcome,
             end,
             detail: Some(detail),
-            engine: Engine::Copy,
-            driver: Driver::Task,
-            driver_reason: DriverReason::Framed,
             path: Some(Path::Lane),
             opened_by: OpenedBy::Agent,
             principal: Some(&self.asked.principal),

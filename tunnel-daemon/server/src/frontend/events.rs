@@ -21,8 +21,9 @@ use adit_telemetry::labels::{
     DriverReason, EndReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
 };
 use adit_telemetry::{
-    AccessLog, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter,
-    ServerMetrics, TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide, cut,
+    AccessLog, AccessOutcome, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard,
+    PacketCounter, ServerMetrics, TunnelEntry, TunnelFacts, TunnelFlow, TunnelRecord, TunnelSide,
+    cut,
 };
 use adit_tls::principal::Principal;
 use adit_tls::stream::Connection;
@@ -249,6 +250,7 @@ impl ClientTunnel {
         self.context.metrics.dial_failure(failure);
         let adit = self.context.metrics.adit();
         let (reason, stage) = DialReason::of_failure(failure);
+        let outcome = AccessOutcome::Failed(reason, stage);
         let decisive = self.asked.decisive();
         self.path = decisive.as_ref().map(|(_, path)| *path);
         adit.dial_failed(&FailedDial {
@@ -267,7 +269,7 @@ impl ClientTunnel {
             DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
             _ => (),
         }
-        self.write(0, 0, TunnelEnd::Other, Detail::Dial(failure.into()));
+        self.write(outcome, TunnelEnd::Other, Detail::Dial(failure.into()));
     }
 
     /// The client left while its dial was pending.
@@ -283,7 +285,7 @@ impl ClientTunnel {
         self.context
             .metrics
             .dial_failure(DialFailureReason::FrontendClose);
-        self.write(0, 0, end, detail);
+        self.write(AccessOutcome::Cancelled, end, detail);
     }
 
     /// What moved the tunnel's bytes, and why.
@@ -295,7 +297,16 @@ impl ClientTunnel {
     pub fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
         let end = reason.end();
         self.context.metrics.adit().tunnel_closed(end);
-        self.write(from_client, to_client, end, Detail::End(reason));
+        let life = self.open.take().map(|open| open.age()).unwrap_or_default();
+        let flow = TunnelFlow {
+            bytes_to_target: from_client,
+            bytes_to_client: to_client,
+            life,
+            engine: self.engine,
+            driver: self.driver,
+            driver_reason: self.driver_reason,
+        };
+        self.write(AccessOutcome::Tunnel(flow), end, Detail::End(reason));
     }
 
     /// The tunnel is over, and only the table of open tunnels has its byte counts.
@@ -305,7 +316,7 @@ impl ClientTunnel {
         self.ended(from_client, to_client, reason);
     }
 
-    fn write(&mut self, from_client: u64, to_client: u64, end: TunnelEnd, detail: Detail) {
+    fn write(&mut self, outcome: AccessOutcome, end: TunnelEnd, detail: Detail) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -315,21 +326,15 @@ impl ClientTunnel {
             1 if !self.agent.is_empty() => None,
             _ => Some(self.asked.names()),
         };
-        let life = self.open.take().map(|open| open.age()).unwrap_or_default();
         self.context.access.record(&TunnelRecord {
             client_dialect: self.dialect,
             agent: &self.agent,
             agents_asked: asked.as_deref(),
             destination: &self.destination,
-            bytes_to_target: from_client,
-            bytes_to_client: to_client,
             dial: self.dial,
-            life,
+            outcome,
             end,
             detail: Some(detail),
-            engine: self.engine,
-            driver: self.driver,
-            driver_reason: self.driver_reason,
             path: self.path,
             opened_by: OpenedBy::Client,
             principal: None,

@@ -39,6 +39,15 @@ impl LinkHandle {
     /// Ends the link once its task accepts one more command; `None`: an end is already pending. Dropping the future undoes
     /// that.
     pub fn end(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.end_by(Command::Stop)
+    }
+
+    /// As [`Self::end`]; the agent is told `why`.
+    pub fn revoke(&self, why: String) -> Option<impl Future<Output = ()> + Send + use<>> {
+        self.end_by(Command::Revoke(why))
+    }
+
+    fn end_by(&self, command: Command) -> Option<impl Future<Output = ()> + Send + use<>> {
         if self.is_ending.swap(true, Relaxed) {
             return None;
         }
@@ -46,7 +55,7 @@ impl LinkHandle {
         let pending = PendingEnd(Some(Arc::clone(&self.is_ending)));
         Some(async move {
             let mut pending = pending;
-            let _over = commands.send(Command::Stop).await;
+            let _over = commands.send(command).await;
             pending.0 = None;
         })
     }

@@ -143,7 +143,7 @@ async fn a_denial_by_the_server_is_one_line_in_its_log() {
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines
-            .filter(|line| line["message"] == "dial failed")
+            .filter(|line| line["target"] == "adit::dial")
             .collect::<Vec<_>>()
     };
     until("the line", || !failed().is_empty()).await;

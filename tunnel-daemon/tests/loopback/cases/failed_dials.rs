@@ -18,7 +18,7 @@ fn failed(log: &str) -> Vec<[String; 5]> {
     let lines = log
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let failed = lines.filter(|line| line["message"] == "dial failed");
+    let failed = lines.filter(|line| line["target"] == "adit::dial");
     let fields = ["destination", "reason", "stage", "agent", "path"];
     failed
         .map(|line| {
@@ -26,6 +26,15 @@ fn failed(log: &str) -> Vec<[String; 5]> {
             assert!(line["error"].is_string(), "{line}");
             fields.map(|field| line[field].as_str().unwrap_or_default().to_owned())
         })
+        .collect()
+}
+
+fn access_events(log: &str) -> Vec<Value> {
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter(|line| line["target"] == "adit::access")
         .collect()
 }
 
@@ -75,6 +84,29 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
             vec![line([nowhere, "no_agent", "route", "", ""])],
         ];
         assert_eq!(failures(&processes.server, 3).await, of_server.concat());
+        // The access events say the same, and have nothing of a tunnel.
+        until("access events", || {
+            access_events(&processes.server.log()).len() >= 3
+        })
+        .await;
+        let events = access_events(&processes.server.log());
+        let reasons = events.iter().map(|event| event["reason"].as_str());
+        assert_eq!(
+            reasons.collect::<Vec<_>>(),
+            ["refused", "denied", "no_agent"].map(Some)
+        );
+        for event in events {
+            assert_eq!(event["message"], "dial failed");
+            assert!(event["engine"].is_null() && event["driver"].is_null());
+        }
+        // A denial names the flag, at both ends.
+        for process in [&processes.server, &agent] {
+            let log = process.log();
+            assert!(
+                log.contains("--allow-target of the agent: destination"),
+                "{log}"
+            );
+        }
         assert_eq!(failures(&agent, 2).await, of_both);
         for (health, failed) in [(processes.health, 3.0), (health, 2.0)] {
             let text = scrape(health).await;

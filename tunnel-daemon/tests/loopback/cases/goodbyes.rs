@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use adit_tls::cause::TlsCause;
+use adit_tls::selfsigned::ThrowawayFiles;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::process::{Process, ask, metric};
+use crate::support::process::{Process, ask, metric, program};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 
@@ -16,9 +18,15 @@ const END: Duration = Duration::from_secs(15);
 
 /// A server and an agent that is linked, as processes.
 async fn linked(world: &mut World) -> (Process, Process) {
+    linked_with(world, &[]).await
+}
+
+/// As [`linked`], with more flags of the server.
+async fn linked_with(world: &mut World, flags: &[String]) -> (Process, Process) {
     world.stop_server(Duration::ZERO).await;
     let mut args = world.server_args("0");
     args.push("--log-format=json".to_owned());
+    args.extend_from_slice(flags);
     let server = Process::start("server", &args, world.dir.path());
     let (agents, health) = (server.address("agents"), server.address("health"));
     let args = world.agent_args("agent-1", agents.port(), &["--log-format=json"]);
@@ -27,13 +35,18 @@ async fn linked(world: &mut World) -> (Process, Process) {
     (server, agent)
 }
 
-/// The first event with this message.
-fn event(process: &Process, message: &str) -> Option<Value> {
+/// The events with this message.
+fn events(process: &Process, message: &str) -> Vec<Value> {
     let log = process.log();
-    let mut events = log
+    let events = log
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    events.find(|event| event["message"] == message)
+    events.filter(|event| event["message"] == message).collect()
+}
+
+/// The first event with this message.
+fn event(process: &Process, message: &str) -> Option<Value> {
+    events(process, message).into_iter().next()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,8 +117,67 @@ async fn failed_handshake_is_one_warning_with_its_peer_and_cause() {
     assert_eq!(failed["level"], "WARN");
     assert_eq!(failed["peer"], peer);
     assert_eq!(failed["listener"], "agent");
-    assert_eq!(failed["cause"], "the peer does not speak TLS");
+    assert_eq!(failed["cause"], TlsCause::NotTls.to_string());
     assert_eq!(server.log().matches(&peer).count(), 1);
+}
+
+/// With TLS 1.3 the agent has already written when the server refuses its certificate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_the_server_refuses_logs_the_servers_alert_in_words() {
+    let mut world = World::start(&[]).await;
+    let (server, _agent) = linked(&mut world).await;
+    let foreign = ThrowawayFiles::create(&[]).expect("certificates");
+    let port = server.address("agents").port();
+    let mut without = world.agent_args("agent-2", port, &["--log-format=json"]);
+    without.retain(|arg| !arg.starts_with("--agent-cert=") && !arg.starts_with("--agent-key="));
+    let mut of_another_ca = without.clone();
+    of_another_ca.extend([
+        format!("--agent-cert={}", foreign.cert("agent").display()),
+        format!("--agent-key={}", foreign.key("agent").display()),
+    ]);
+    for (name, args, cause) in [
+        ("without", without, TlsCause::CertificateRequired),
+        ("foreign", of_another_ca, TlsCause::NotOfThatCa),
+    ] {
+        let agent = Process::start(name, &args, world.dir.path());
+        // Whether a read or a write of the agent meets the end first differs from one attempt to the next.
+        let refusals = || events(&agent, "cannot connect to a server");
+        until("some attempts", || refusals().len() >= 5).await;
+        for refused in refusals() {
+            let error = refused["error"].as_str().expect("a text");
+            assert!(error.ends_with(&cause.to_string()), "{error}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unlinked_agent_says_so_and_the_loss_of_the_last_agent_is_a_warning() {
+    let mut world = World::start(&[]).await;
+    let socket = world.dir.path().join("admin.sock");
+    let flag = format!("--admin-socket={}", socket.display());
+    let (server, agent) = linked_with(&mut world, std::slice::from_ref(&flag)).await;
+    let unlinked = tokio::process::Command::new(program())
+        .args(["unlink", &flag, "--agent=agent-1"])
+        .output()
+        .await
+        .expect("it runs");
+    assert!(unlinked.status.success(), "{unlinked:?}");
+    let message = "the server has ended this link";
+    until("the agent's line", || event(&agent, message).is_some()).await;
+    let told = event(&agent, message).expect("logged");
+    assert_eq!(told["level"], "WARN");
+    let why = told["why"].as_str().expect("a text");
+    assert!(why.contains("adit unlink"), "{why}");
+    assert!(event(&agent, "server connection ended").is_none());
+    let last = "the last agent is gone: dials fail until an agent connects";
+    until("the server's line", || event(&server, last).is_some()).await;
+    let last = event(&server, last).expect("logged");
+    assert_eq!(
+        (&last["level"], &last["agent"]),
+        (&"WARN".into(), &"agent-1".into())
+    );
+    let none = "the last server is gone: this agent serves no dials until it has a link again";
+    until("the agent's warning", || event(&agent, none).is_some()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -19,6 +19,13 @@ fn access_events(log: &str) -> Vec<Value> {
         .collect()
 }
 
+fn stop_line(log: &str) -> Option<Value> {
+    let mut lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.find(|line| line["message"] == "stopped")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_an_open_tunnel_are_counted_and_logged_when_it_is_cut() {
     let (port, _echo) = targets::echo().await;
@@ -75,6 +82,9 @@ async fn bytes_of_an_open_tunnel_are_counted_and_logged_when_it_is_cut() {
         for field in ["bytes_to_target", "bytes_to_client"] {
             assert_eq!(event[field], TEXT.len(), "{path}: {event}");
         }
+        until("the stop line", || stop_line(&server.log()).is_some()).await;
+        let stopped = stop_line(&server.log()).expect("logged");
+        assert_eq!(stopped["tunnels"], 1, "{path}: {stopped}");
         server.kill();
     }
 }

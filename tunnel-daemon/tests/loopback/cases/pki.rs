@@ -169,7 +169,7 @@ fn pki_errors_name_the_cause_and_the_remedy() {
         &["pki", "show", "pki/agents-ca.crt", "pki/clients-ca.crt"],
     );
     assert!(
-        text.contains("  subject    CN=Adit agents CA\n") && text.contains("CN=Adit clients CA")
+        text.contains("  subject    CN=Adit agents CA ") && text.contains("CN=Adit clients CA")
     );
 }
 

@@ -6,7 +6,8 @@ use tokio_rustls::TlsConnector;
 
 use super::{World, shake, sockets, world};
 use crate::{
-    handshake::{HandshakeError, accept_tls, connect_tls},
+    cause::TlsCause,
+    handshake::{accept_tls, connect_tls},
     reload::Reloadable,
     tls::{Alpn, AlpnRule, server_name},
 };
@@ -33,7 +34,7 @@ async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
         records: None,
     };
     let (server, _client) = shake(&world, "localhost").await;
-    assert!(matches!(server, Err(HandshakeError::NoProtocol)));
+    assert_eq!(server.unwrap_err().cause, TlsCause::NoProtocol);
     world.server.alpn = Alpn::http11();
     let (server, client) = shake(&world, "localhost").await;
     assert_eq!(server.unwrap().alpn(), None);
@@ -49,7 +50,7 @@ async fn client_that_needs_a_protocol_refuses_a_server_without_any() {
         records: None,
     };
     let (_server, client) = shake(&world, "localhost").await;
-    assert!(matches!(client, Err(HandshakeError::NoProtocol)));
+    assert_eq!(client.unwrap_err().cause, TlsCause::NoProtocol);
 }
 
 #[tokio::test]
@@ -57,7 +58,8 @@ async fn client_with_only_h2_fails_on_an_http11_listener() {
     let mut world = world();
     world.server.alpn = Alpn::http11();
     let (server, client) = shake(&world, "localhost").await;
-    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+    assert_eq!(server.unwrap_err().cause, TlsCause::NoCommonProtocol);
+    assert_eq!(client.unwrap_err().cause, TlsCause::OursNoProtocol);
 }
 
 #[tokio::test]
