@@ -74,6 +74,7 @@ mod silent_peers;
 mod slow_readers;
 mod sockets;
 mod srv;
+mod strategies;
 mod thread_limits;
 mod token_crowds;
 mod tokens;
