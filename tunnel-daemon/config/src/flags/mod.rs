@@ -151,7 +151,9 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
         Err(error)
             if matches!(
                 error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+                ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
             ) =>
         {
             return Ok(Parsed {

@@ -9,6 +9,7 @@ use crate::command::{
 };
 use crate::error::{ConfigError, bail};
 use crate::parse::parse;
+use crate::units::number;
 
 /// Shortest and longest refresh interval of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -48,7 +49,7 @@ struct ChosenLinks {
     #[arg(long, value_name = "ID")]
     agent: Option<String>,
     /// The link of this number, as `adit links` shows it
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number(1..=u64::MAX))]
     link: Option<u64>,
 }
 
