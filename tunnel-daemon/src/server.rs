@@ -291,7 +291,7 @@ fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         metrics.insecure_flag("insecure-plaintext-frontend");
     }
-    if plan.agents.grants.is_empty() {
+    if plan.agents.grants.is_open() {
         tracing::info!(
             "agents claim their ids and identifiers themselves; --agent-grant says what an agent may claim"
         );

@@ -59,7 +59,7 @@ pub(super) struct AgentFlags {
     )]
     agent_identifiers: String,
     /// Target this agent may dial, CIDR or HOST, with :PORT or without; link-local and metadata addresses only if named;
-    /// repeatable [default: all]
+    /// or all, or none; repeatable [default: all]
     #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
     allow_targets: Vec<String>,
     /// Time for a target to accept, with the lookup of its name and all its addresses

@@ -114,8 +114,8 @@ struct FrontendFlags {
     #[arg(long, conflicts_with = "server_cert")]
     insecure_plaintext_frontend: bool,
     /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
-    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; repeatable
-    /// [default: every target]
+    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; or all, or none;
+    /// repeatable [default: all]
     #[arg(long = "client-allow-target", value_name = "RULE")]
     client_allow_targets: Vec<String>,
     /// Remove a stale socket file before listening
@@ -167,7 +167,7 @@ struct AgentFlags {
     #[arg(long, conflicts_with = "cluster_ca_cert")]
     insecure_allow_unauthenticated_agents: bool,
     /// What agents may claim: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
-    /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
+    /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; or all, whatever they like, or none; repeatable [default: all]
     #[arg(long = "agent-grant", value_name = "GRANT")]
     agent_grants: Vec<String>,
     /// Zone of this server: among agents that fit equally, dials go to those with this zone= in --agent-identifiers
@@ -214,10 +214,10 @@ struct AgentFlags {
 #[command(next_help_heading = "TLS")]
 struct TlsFlags {
     /// Lowest TLS version: VersionTLS12 or VersionTLS13
-    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12")]
+    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     tls_min_version: String,
     /// TLS 1.2 cipher suites, comma list of Go names; repeatable [default: all that are safe]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     cipher_suites: Vec<String>,
 }
 
@@ -255,7 +255,7 @@ impl ServerFlags {
                 .proxy_strategies
                 .parse()
                 .map_err(ConfigError::about("--proxy-strategies"))?,
-            destinations: self.destinations,
+            destinations: self.destinations.spelled_out(),
             dial: self.dial,
             isolation: self.isolation,
             account: self.account,

@@ -112,6 +112,8 @@ const VALUES: &[Wrong] = &[
     wrong(Agent, &["--sync-interval="], &["--sync-interval=wrong"], 2, &["--sync-interval", "write 500ms"]),
     wrong(Agent, &[], &["--keepalive-time=1s"], 1, &["--keepalive-time", "below 30s"]),
     wrong(Agent, &[], &["--dial-timeout=0"], 1, &["--dial-timeout", "greater than 0"]),
+    wrong(Agent, &[], &["--allow-target="], 1, &["--allow-target", "is empty"]),
+    wrong(Agent, &[], &["--allow-target=none", "--allow-target=10.0.0.1"], 1, &["--allow-target", "none", "stands alone"]),
     wrong(Agent, &[], &["--allow-target=10.0.0.0/99"], 1, &["--allow-target", "10.0.0.0/99", "use 0 to 32"]),
     wrong(CompatAgent, &[], &["--allow-target=10.0.0.0/99"], 1, &["--allow-target", "10.0.0.0/99", "use 0 to 32"]),
     wrong(Agent, &[], &["--agent-identifiers=host=%zz"], 1, &["agent address is invalid"]),

@@ -17,6 +17,7 @@ mod descriptors;
 mod differential;
 mod draining;
 mod early_half_close;
+mod environment;
 mod failed_dials;
 mod failover;
 mod files;
