@@ -251,10 +251,7 @@ fn variable(flag: &str) -> String {
 /// `ADIT_X_SERVICE_PORT_NAME`, `ADIT_X_PORT=tcp://...` and `ADIT_X_PORT_8091_TCP` with `_ADDR`, `_PORT`, `_PROTO`.
 fn is_service_link(name: &str, text: &str) -> bool {
     let of_port = || {
-        let (_, behind) = name.rsplit_once("_PORT_").or_else(|| {
-            // `..._PORT_8091_TCP_PORT`
-            name.strip_suffix("_PORT")?.rsplit_once("_PORT_")
-        })?;
+        let (_, behind) = name.rsplit_once("_PORT_")?;
         let (number, protocol) = behind.split_once('_')?;
         let protocol = protocol.split('_').next()?;
         let is_link = number.parse::<u16>().is_ok() && PROTOCOLS.contains(&protocol);

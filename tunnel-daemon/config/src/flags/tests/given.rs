@@ -122,7 +122,10 @@ fn an_empty_list_or_restriction_is_an_error_from_file_environment_and_command_li
                 assert!(text.starts_with(&expected), "{flag}: {text}");
             }
             let given = format!("--{flag}=");
-            let text = run("", &unset, &[&given]);
+            // Without a cgroup this one is not looked at.
+            let with = (flag == "redirect-apiserver").then_some("--redirect-cgroup=/c");
+            let more: Vec<&str> = [given.as_str()].into_iter().chain(with).collect();
+            let text = run("", &unset, &more);
             let of_it = ["empty", "none was supplied", "\"\"", "''", flag];
             assert!(
                 of_it.iter().any(|words| text.contains(words)),
