@@ -486,8 +486,8 @@ mod tests {
 
     /// Limit (peers): TLS handshakes at once on a listener | 256; 128 from one IPv4 address or IPv6 /64. Further ones
     /// wait
-    /// Limit (peers): TLS connections before their handshake | 1,024 silent: the oldest is closed. 4,096 waiting: the
-    /// newest of the busiest address is closed; each at most 1/8 of the descriptors
+    /// Limit (peers): TLS connections before their handshake | 1,024 silent: the oldest is closed. 4,096 waiting: one
+    /// of the busiest address is closed; each at most 1/8 of the descriptors
     #[test]
     fn connections_before_a_tls_handshake_are_capped_at_an_eighth_of_the_descriptors() {
         for (descriptors, silent, waiting) in [

@@ -29,6 +29,8 @@ const NO_PROFILES: &str = "404 no profiles here: this program is not written in 
 
 /// Body of a server that is not ready because no agent is connected.
 pub const NO_AGENT: &str = "no connection to any proxy agent";
+/// Reason of a server whose agents have no identifier that a strategy looks for.
+pub const NO_MATCH: &str = "agents are connected, but --proxy-strategies finds none of them";
 /// Reason of an agent whose servers all fail to respond.
 pub const SERVERS_SILENT: &str = "servers are connected, but none of them responds";
 /// Reason of a server whose agents all fail to respond.

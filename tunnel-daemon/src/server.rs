@@ -2,6 +2,7 @@
 
 mod gauges;
 mod idle_lanes;
+mod readiness;
 mod tenant;
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use adit_core::registry::Registry;
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
@@ -32,10 +32,7 @@ use crate::listeners::spelling::ServerListeners;
 use crate::listeners::{Listening, serve_probes};
 use crate::memory_pressure;
 use crate::node::{self, NodeParts};
-use crate::probes::{
-    ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, SHUTTING_DOWN,
-    readiness_channel,
-};
+use crate::probes::{Detail, HttpService, ReadinessAsker};
 use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::status::{self, ServerSource};
@@ -218,16 +215,14 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     services.spawn_always("idle-lanes", idle_lanes::keep(Arc::clone(&router)));
 
     let stopping = Arc::new(AtomicBool::new(false));
-    let asker = readiness(&router, &stopping, &tasks.services, plan.compat);
+    let asker = readiness::answer(&router, &stopping, &tasks.services, plan.compat);
+    services.spawn_always("strategies", readiness::log_changes(Arc::clone(&router)));
     let relaying = started_relay.detail;
     let account_line = account::line(&accounting);
-    let (silent, redirect) = (Arc::clone(&router), Arc::clone(&view));
+    let (of_links, redirect) = (Arc::clone(&router), Arc::clone(&view));
     let detail = Arc::new(move || {
-        let silent = match silent.with_registry(Registry::silent_links) {
-            0 => String::new(),
-            links => format!("[-]links {links} silent: new dials avoid them\n"),
-        };
-        format!("{silent}{relaying}{}{account_line}", redirect.detail())
+        let links = readiness::lines(&of_links);
+        format!("{links}{relaying}{}{account_line}", redirect.detail())
     });
     let source = ServerSource {
         common: status::Common {
@@ -296,7 +291,7 @@ fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         metrics.insecure_flag("insecure-plaintext-frontend");
     }
-    if plan.agents.grants.is_empty() {
+    if plan.agents.grants.is_open() {
         tracing::info!(
             "agents claim their ids and identifiers themselves; --agent-grant says what an agent may claim"
         );
@@ -344,38 +339,6 @@ fn backend_settings(
         node: None,
         accounts: accounts.clone(),
     })
-}
-
-/// Ready while the first strategy has an agent, all services run and shutdown has not begun. With native flags that agent must
-/// have sent data lately. In compat mode registration counts, as upstream: an unready server is taken out of its own service,
-/// which locks its agents out.
-fn readiness(
-    router: &Arc<Router>,
-    stopping: &Arc<AtomicBool>,
-    services: &Tasks,
-    compat: bool,
-) -> ReadinessAsker {
-    let (asker, questions) = readiness_channel();
-    let (router, stopping) = (Arc::clone(router), Arc::clone(stopping));
-    let watched = services.clone();
-    services.spawn_always("readiness", async move {
-        questions
-            .answer(move || {
-                if stopping.load(Relaxed) {
-                    Readiness::NotReady(SHUTTING_DOWN.into())
-                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
-                    ended
-                } else if !router.with_registry(Registry::is_ready) {
-                    Readiness::NotReady(NO_AGENT.into())
-                } else if !compat && !router.with_registry(Registry::is_heard) {
-                    Readiness::NotReady(ALL_SILENT.into())
-                } else {
-                    Readiness::Ready
-                }
-            })
-            .await;
-    });
-    asker
 }
 
 /// The admin thread and its listeners; dropping this closes them.

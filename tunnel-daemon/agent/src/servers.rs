@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -137,8 +137,23 @@ enum AttemptError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error("the file {path} holds no token: mount a projected service account token there", path = .0.display())]
+    NoToken(PathBuf),
     #[error("no answer within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
     Elapsed,
+}
+
+/// The token that a file holds.
+///
+/// # Errors
+/// The text is empty, or cannot be a token: a server would refuse it without naming the file.
+fn token_in(path: &Path, text: String) -> Result<Masked<String>, AttemptError> {
+    let text = Masked::new(text);
+    let token = text.reveal().trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(AttemptError::NoToken(path.to_owned()));
+    }
+    Ok(text)
 }
 
 impl Servers {
@@ -574,7 +589,7 @@ impl Shared {
                     path: path.clone(),
                     source,
                 });
-                Some(Masked::new(read?))
+                Some(token_in(path, read?)?)
             }
         };
         let Connected { stream, authority } = self.settings.connector.connect(address).await?;

@@ -16,6 +16,7 @@ mod generated_page;
 mod identifiers;
 mod legacy;
 pub mod limits;
+mod nearest;
 mod parse;
 mod pki;
 pub mod plan;
@@ -32,5 +33,5 @@ pub use command::{
 };
 pub use error::ConfigError;
 pub use flags::for_users;
-pub use parse::parse;
+pub use parse::{parse, parse_naming};
 pub use pki::{PkiAgent, PkiClient, PkiInit, PkiOptions, PkiServer, PkiShow, PkiSigning};

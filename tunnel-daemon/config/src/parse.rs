@@ -16,31 +16,46 @@ enum Legacy {
     Agent,
 }
 
-/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
+/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable. See [`parse_naming`].
+///
+/// # Errors
+/// As [`parse_naming`].
+pub fn parse(
+    argv: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    parse_naming(argv, env, &[])
+}
+
+/// As [`parse`]; a server or agent warns of those of the `variables` (names of environment variables) that look like its own
+/// and have no effect.
 ///
 /// Upstream's flags apply when called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent`
 /// (k0s), or as `adit server --compat` / `adit agent --compat`.
 ///
 /// # Errors
 /// One line that names the input and the remedy, with the exit code.
-pub fn parse(
+pub fn parse_naming(
     argv: impl IntoIterator<Item = OsString>,
     env: &dyn Fn(&str) -> Option<String>,
+    variables: &[String],
 ) -> Result<Parsed, ConfigError> {
     let mut argv = argv.into_iter();
     let program = argv.next().unwrap_or_else(|| OsString::from("adit"));
     let mut args = argv
         .map(text)
         .collect::<Result<Vec<String>, ConfigError>>()?;
-    match compat_mode(&program, &mut args) {
-        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID")),
+    let mut parsed = match compat_mode(&program, &mut args) {
+        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID"))?,
         Some(Legacy::Agent) => legacy::agent(
             &args,
             id(env, "PROXY_AGENT_ID"),
             ForwardProxy::from_env(env),
-        ),
-        None => flags::parse(&args, env),
-    }
+        )?,
+        None => return flags::parse(&args, env, variables),
+    };
+    flags::warn_compat(variables, env, &mut parsed.warnings);
+    Ok(parsed)
 }
 
 fn text(arg: OsString) -> Result<String, ConfigError> {

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use crate::units::number;
+
 /// Validity of authorities in days: ten years.
 const AUTHORITY_DAYS: &str = "3650";
 /// Validity of certificates in days: a year, as kubeadm's.
 const CERTIFICATE_DAYS: &str = "365";
 /// A hundred years; some programs cannot read later dates.
-const DAYS_MAX: i64 = 36_500;
+const DAYS_MAX: u32 = 36_500;
 
 /// What to make or show.
 #[derive(clap::Subcommand, Clone, PartialEq, Eq, Debug)]
@@ -90,6 +92,6 @@ pub struct PkiShow {
     pub files: Vec<PathBuf>,
 }
 
-fn days() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=DAYS_MAX)
+fn days() -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    number(1..=DAYS_MAX)
 }

@@ -110,27 +110,31 @@ impl DestinationList {
         }
     }
 
-    /// An agent's `--allow-target` list of `CIDR|host[:port]`; no entry at all means [`Self::open`].
+    /// An agent's `--allow-target` list of `CIDR|host[:port]`, or the word `all` or `none`; no entry at all means
+    /// [`Self::open`].
     ///
     /// # Errors
     /// The first entry that cannot be parsed.
     pub fn allow_targets<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
-        if entries.is_empty() {
+        let word = extent(entries).map_err(|word| EntryError::new(word, EntryFlaw::NotAlone))?;
+        if entries.is_empty() || word == Some(Extent::All) {
             return Ok(Self::open());
         }
-        let entries = entries
-            .iter()
-            .map(|e| e.as_ref().parse())
-            .collect::<Result<_, _>>()?;
-        Ok(Self::listed(ALLOW_TARGET, entries, METADATA.to_vec()))
+        let entries = entries.iter().filter(|_| word.is_none());
+        let entries = entries.map(|e| e.as_ref().parse());
+        Ok(Self::listed(
+            ALLOW_TARGET,
+            entries.collect::<Result<_, _>>()?,
+            METADATA.to_vec(),
+        ))
     }
 
-    /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing, and loopback
-    /// addresses must be named like the metadata ranges. The caller refuses the server's own listeners, because only
-    /// the caller knows them.
+    /// A server's `--allowed-destination` list: every entry has a port, no entry at all and the word `none` allow nothing,
+    /// and loopback addresses must be named like the metadata ranges. The caller refuses the server's own listeners,
+    /// because only the caller knows them.
     ///
     /// # Errors
-    /// The first entry that cannot be parsed or has no port.
+    /// The first entry that cannot be parsed or has no port; there is no word for all destinations.
     pub fn allowed_destinations<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
         let strict = |text: &S| {
             let entry: Entry = text.as_ref().parse()?;
@@ -139,7 +143,9 @@ impl DestinationList {
                 None => Err(EntryError::new(text.as_ref(), EntryFlaw::PortNeeded)),
             }
         };
-        let entries = entries.iter().map(strict).collect::<Result<_, _>>()?;
+        let is_none = extent(entries) == Ok(Some(Extent::None));
+        let entries = entries.iter().filter(|_| !is_none).map(strict);
+        let entries = entries.collect::<Result<_, _>>()?;
         let guarded = METADATA.iter().chain(&LOOPBACK).copied().collect();
         Ok(Self::listed(ALLOWED_DESTINATION, entries, guarded))
     }
@@ -251,6 +257,32 @@ impl DestinationList {
         let mut each = self.entries.iter().zip(&self.classes);
         let covering = each.find(|(entry, _class)| entry.covers(ip, addr.port(), name));
         covering.map(|(_entry, class)| class.as_str())
+    }
+}
+
+/// A list of permissions that is one word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extent {
+    /// `all`: as without the list.
+    All,
+    /// `none`: nothing is permitted.
+    None,
+}
+
+/// The word that a list of permissions consists of, if it is one. A host of such a name is written with a final dot.
+///
+/// # Errors
+/// The word, beside other entries.
+pub(crate) fn extent<S: AsRef<str>>(entries: &[S]) -> Result<Option<Extent>, &str> {
+    let word = |entry: &S| match entry.as_ref() {
+        "all" => Some(Extent::All),
+        "none" => Some(Extent::None),
+        _ => None,
+    };
+    match (entries.iter().find(|entry| word(entry).is_some()), entries) {
+        (None, _) => Ok(None),
+        (Some(entry), [_]) => Ok(word(entry)),
+        (Some(entry), _) => Err(entry.as_ref()),
     }
 }
 
@@ -523,6 +555,11 @@ pub enum EntryFlaw {
     /// A `*` that is neither alone nor the first label.
     #[error("has a * for a part of a label; write * for every target, or *.example.org")]
     Star,
+    /// `all` or `none` beside other entries.
+    #[error(
+        "stands alone; leave the other entries out, or write a host of this name with a final dot"
+    )]
+    NotAlone,
     /// The entry needs a port.
     #[error("needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443")]
     PortNeeded,

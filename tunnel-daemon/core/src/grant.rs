@@ -5,7 +5,7 @@
 //! `ipv6`, `cidr`, `default-route` and `zone` say what may be claimed. `*` matches any text that is not empty. In a claim `{*}`
 //! is the text that the name's `*` matched, and `{node}` is the token's node. A holder may claim what any grant that names it
 //! allows; other claims are refused. An agent with a certificate and a token is checked as each holder separately: their grants
-//! do not add up.
+//! do not add up. `all` in place of grants lets agents claim anything, `none` nothing.
 
 mod clients;
 mod deny;
@@ -20,6 +20,7 @@ pub use self::clients::{ClientRuleError, ClientRules, ClientTargets, TargetDenie
 pub use self::deny::{DenyError, DenyList};
 use self::flaw::Flaw;
 use self::pattern::{CAPTURED, NODE, Pattern, Stands};
+use crate::destination::{Extent, extent};
 use crate::ids::AgentId;
 use crate::target::Host;
 use crate::text::Excerpt;
@@ -56,9 +57,9 @@ pub enum Holder<'a> {
     ServiceAccount(Account<'a>),
 }
 
-/// All grants of a server. Without grants agents may claim anything.
+/// All grants of a server; `None`: agents may claim anything.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Grants(Vec<Grant>);
+pub struct Grants(Option<Vec<Grant>>);
 
 /// Why an entry is not a valid grant, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -138,25 +139,31 @@ enum Claim {
 }
 
 impl Grants {
-    /// Reads the values of `--agent-grant`.
+    /// Reads the values of `--agent-grant`. Without one, agents may claim anything.
     ///
     /// # Errors
     /// The first invalid entry, with what to write instead.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self, GrantError> {
-        let grants = entries.iter().map(|entry| {
+        let wrong = |entry: &str, flaw| GrantError {
+            entry: Excerpt(entry).to_string(),
+            flaw,
+        };
+        let word = extent(entries).map_err(|word| wrong(word, Flaw::NotAlone))?;
+        if entries.is_empty() || word == Some(Extent::All) {
+            return Ok(Self(None));
+        }
+        let entries = entries.iter().filter(|_| word.is_none());
+        let grants = entries.map(|entry| {
             let entry = entry.as_ref();
-            Grant::parse(entry).map_err(|flaw| GrantError {
-                entry: Excerpt(entry).to_string(),
-                flaw,
-            })
+            Grant::parse(entry).map_err(|flaw| wrong(entry, flaw))
         });
-        Ok(Self(grants.collect::<Result<_, _>>()?))
+        Ok(Self(Some(grants.collect::<Result<_, _>>()?)))
     }
 
-    /// Whether there are no grants, so that agents may claim anything.
+    /// Whether agents may claim anything.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn is_open(&self) -> bool {
+        self.0.is_none()
     }
 
     /// Checks that one of these holders alone may claim this agent id and these identifiers. Without grants every claim
@@ -170,12 +177,12 @@ impl Grants {
         agent: &AgentId,
         identifiers: &Identifiers,
     ) -> Result<(), NotGranted> {
-        if self.is_empty() {
+        let Some(grants) = &self.0 else {
             return Ok(());
-        }
+        };
         let mut refused = NotGranted::Stranger;
         for holder in holders {
-            match self.check_holder(*holder, agent, identifiers) {
+            match check_holder(grants, *holder, agent, identifiers) {
                 Ok(()) => return Ok(()),
                 Err(why) if refused == NotGranted::Stranger => refused = why,
                 Err(_other) => (),
@@ -183,47 +190,47 @@ impl Grants {
         }
         Err(refused)
     }
+}
 
-    fn check_holder(
-        &self,
-        holder: Holder<'_>,
-        agent: &AgentId,
-        identifiers: &Identifiers,
-    ) -> Result<(), NotGranted> {
-        let allowed = Allowed::of(&self.0, holder).ok_or(NotGranted::Stranger)?;
-        if !allowed.id(agent.as_str()) {
-            return Err(NotGranted::Id(agent.as_str().to_owned()));
-        }
-        let refused = |kind, value: &str| NotGranted::Identifier {
-            kind,
-            value: value.to_owned(),
-        };
-        // The registry treats these three kinds alike: each may hold an address.
-        for (kind, values) in [
-            ("ipv4", &identifiers.ipv4),
-            ("ipv6", &identifiers.ipv6),
-            ("host", &identifiers.host),
-        ] {
-            if let Some(value) = values.iter().find(|value| !allowed.host(value)) {
-                return Err(refused(kind, value));
-            }
-        }
-        if let Some(value) = identifiers
-            .cidr
-            .iter()
-            .find(|value| !allowed.network(value))
-        {
-            return Err(refused("cidr", value));
-        }
-        if identifiers.default_route && !allowed.default_route() {
-            return Err(refused("default-route", "true"));
-        }
-        let zone = identifiers.zone.as_deref();
-        if let Some(zone) = zone.filter(|zone| !allowed.zone(zone)) {
-            return Err(refused("zone", zone));
-        }
-        Ok(())
+fn check_holder(
+    grants: &[Grant],
+    holder: Holder<'_>,
+    agent: &AgentId,
+    identifiers: &Identifiers,
+) -> Result<(), NotGranted> {
+    let allowed = Allowed::of(grants, holder).ok_or(NotGranted::Stranger)?;
+    if !allowed.id(agent.as_str()) {
+        return Err(NotGranted::Id(agent.as_str().to_owned()));
     }
+    let refused = |kind, value: &str| NotGranted::Identifier {
+        kind,
+        value: value.to_owned(),
+    };
+    // The registry treats these three kinds alike: each may hold an address.
+    for (kind, values) in [
+        ("ipv4", &identifiers.ipv4),
+        ("ipv6", &identifiers.ipv6),
+        ("host", &identifiers.host),
+    ] {
+        if let Some(value) = values.iter().find(|value| !allowed.host(value)) {
+            return Err(refused(kind, value));
+        }
+    }
+    if let Some(value) = identifiers
+        .cidr
+        .iter()
+        .find(|value| !allowed.network(value))
+    {
+        return Err(refused("cidr", value));
+    }
+    if identifiers.default_route && !allowed.default_route() {
+        return Err(refused("default-route", "true"));
+    }
+    let zone = identifiers.zone.as_deref();
+    if let Some(zone) = zone.filter(|zone| !allowed.zone(zone)) {
+        return Err(refused("zone", zone));
+    }
+    Ok(())
 }
 
 impl Grant {

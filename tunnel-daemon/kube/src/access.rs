@@ -1,8 +1,8 @@
 //! Where the Kubernetes API is and how this process authenticates there; read again when the files change.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::sha256::Sha256;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::no_proxy::is_excepted;
+use crate::words::{self, of_io};
 
 /// Shortest time between two checks whether the files changed.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -72,6 +73,8 @@ pub struct Api {
     source: Source,
     state: Mutex<State>,
     generation: AtomicU64,
+    /// The URL of the API server, as last read, without a password.
+    address: std::sync::Mutex<String>,
 }
 
 struct State {
@@ -112,6 +115,7 @@ impl Api {
     /// A file is missing or wrong; the text names it.
     pub async fn open(source: Source) -> Result<Arc<Self>, AccessError> {
         let loaded = load(source.clone()).await?;
+        let address = address(&loaded.config);
         // A credential plugin runs when a client is made. Upstream runs it with the first request, so its failure must not
         // prevent a start.
         let current = if loaded.config.auth_info.exec.is_some() {
@@ -127,8 +131,16 @@ impl Api {
                 refused: None,
             }),
             generation: AtomicU64::new(0),
+            address: std::sync::Mutex::new(address),
         };
         Ok(Arc::new(api))
+    }
+
+    /// The URL of the API server, for logs.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        address.clone()
     }
 
     /// Increases whenever a new configuration is taken into use.
@@ -176,6 +188,9 @@ impl Api {
         let loaded = load(self.source.clone()).await;
         state.checked = Instant::now();
         let fingerprint = loaded.as_ref().ok().map(|loaded| loaded.fingerprint);
+        if let Ok(loaded) = &loaded {
+            *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address(&loaded.config);
+        }
         let connected = match loaded {
             Ok(loaded) => connect(loaded).await,
             Err(error) => Err(error),
@@ -237,13 +252,14 @@ async fn load_once(source: Source) -> Result<Loaded, AccessError> {
                 path: path.clone(),
                 why,
             };
-            let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| wrong(chain(&error)))?;
+            let kubeconfig = Kubeconfig::read_from(&path);
+            let kubeconfig = kubeconfig.map_err(|error| wrong(words::of_kubeconfig(&error)))?;
             let mut config = handle
                 .block_on(Config::from_custom_kubeconfig(
                     kubeconfig.clone(),
                     &KubeConfigOptions::default(),
                 ))
-                .map_err(|error| wrong(chain(&error)))?;
+                .map_err(|error| wrong(words::of_kubeconfig(&error)))?;
             if proxy_of(&kubeconfig).is_none() && is_direct(&config) {
                 config.proxy_url = None;
             }
@@ -252,8 +268,8 @@ async fn load_once(source: Source) -> Result<Loaded, AccessError> {
             finish(config, files).map_err(wrong)
         }
         Source::InCluster => {
-            let config =
-                Config::incluster().map_err(|error| AccessError::InCluster(chain(&error)))?;
+            let config = Config::incluster()
+                .map_err(|error| AccessError::InCluster(words::of_pod(&error)))?;
             let files = config
                 .root_cert_file
                 .iter()
@@ -318,13 +334,17 @@ fn named_files(kubeconfig: &Kubeconfig, user: &AuthInfo) -> Vec<PathBuf> {
 /// # Errors
 /// A file cannot be read.
 fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
-    let fingerprint =
-        fingerprint(&files).map_err(|(path, error)| format!("{}: {error}", path.display()))?;
+    let fingerprint = fingerprint(&files)
+        .map_err(|(path, error)| format!("{}: {}", path.display(), of_io(&error)))?;
     if config.auth_info.token.is_none()
         && let Some(file) = config.auth_info.token_file.take()
     {
-        let token = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
+        let token = std::fs::read_to_string(&file);
+        let token = token.map_err(|error| format!("token {file}: {}", of_io(&error)))?;
         let token = Zeroizing::new(token);
+        if token.trim().is_empty() {
+            return Err(format!("token {file}: the file is empty"));
+        }
         // As client-go does: most token files end with a line end.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }
@@ -356,7 +376,7 @@ fn certificate(user: &AuthInfo) -> Result<Option<Vec<u8>>, String> {
     let Some(file) = &user.client_certificate else {
         return Ok(None);
     };
-    let read = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    let read = std::fs::read(file).map_err(|error| format!("{file}: {}", of_io(&error)))?;
     Ok(Some(certificates(&Zeroizing::new(read))))
 }
 
@@ -372,6 +392,17 @@ fn certificates(pem: &[u8]) -> Vec<u8> {
         is_inside &= text != b"-----END CERTIFICATE-----";
     }
     kept
+}
+
+/// The API server's URL without user and path.
+fn address(config: &Config) -> String {
+    let url = &config.cluster_url;
+    let scheme = url.scheme_str().unwrap_or("https");
+    let host = url.host().unwrap_or_default();
+    match url.port_u16() {
+        Some(port) => format!("{scheme}://{host}:{port}"),
+        None => format!("{scheme}://{host}"),
+    }
 }
 
 /// Why an attacker between this process and the API server could answer in its place.
@@ -444,6 +475,65 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The files and directories that a kubeconfig names, each broken in its turn.
+    #[tokio::test]
+    async fn errors_name_the_file_and_have_no_words_of_a_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(at("empty"), " \n").unwrap();
+        let user = |user: &str| {
+            format!(
+                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a","user":"u"}}}}],
+                "clusters":[{{"name":"a","cluster":{{"server":"https://127.0.0.1:1"}}}}],
+                "users":[{{"name":"u","user":{user}}}]}}"#
+            )
+        };
+        let file = at("kubeconfig");
+        for (content, parts) in [
+            (
+                None,
+                vec![file.clone(), "No such file or directory".to_owned()],
+            ),
+            (
+                Some("secret: [".to_owned()),
+                vec![file.clone(), "it is not YAML".to_owned()],
+            ),
+            (
+                Some("{}".to_owned()),
+                vec![file.clone(), "it has no current-context".to_owned()],
+            ),
+            (
+                Some(user(&format!(r#"{{"tokenFile":"{}"}}"#, at("empty")))),
+                vec![
+                    file.clone(),
+                    format!("token {}: the file is empty", at("empty")),
+                ],
+            ),
+            (
+                Some(user(&format!(r#"{{"tokenFile":"{}"}}"#, at("none")))),
+                vec![
+                    file.clone(),
+                    at("none"),
+                    "No such file or directory".to_owned(),
+                ],
+            ),
+        ] {
+            match content {
+                None => assert!(!Path::new(&file).exists()),
+                Some(content) => std::fs::write(&file, content).unwrap(),
+            }
+            let error = Api::open(Source::Kubeconfig(file.clone().into())).await;
+            let text = error.unwrap_err().to_string();
+            assert!(
+                parts.iter().all(|part| text.contains(part)),
+                "{parts:?}: {text}"
+            );
+            for foreign in ["failed to", "os error", "secret", "\"", "Error"] {
+                assert!(!text.contains(foreign), "{foreign}: {text}");
+            }
+        }
+    }
 
     #[test]
     fn a_private_key_beside_a_certificate_is_not_kept() {

@@ -12,3 +12,4 @@ pub mod review;
 pub mod reviewer;
 pub mod sha256;
 pub mod token;
+mod words;

@@ -9,7 +9,8 @@ use http_body_util::{BodyDataStream, BodyExt as _, LengthLimitError, Limited};
 use kube::client::Body;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::access::{AccessError, Api, chain};
+use crate::access::{AccessError, Api};
+use crate::words;
 
 /// Time for a request, including the connection that it may need.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -219,15 +220,10 @@ fn not_understood(error: serde_json::Error) -> RequestError {
     RequestError::NotUnderstood(excerpt(&error.to_string()))
 }
 
-/// The error without the names that the library gives its layers.
+/// The error without the layers of the library. The caller names the API server where strangers do not read it.
 fn plain(error: &kube::Error) -> String {
-    let text = match error {
-        kube::Error::Service(cause) => chain(cause.as_ref()),
-        kube::Error::HyperError(cause) => chain(cause),
-        kube::Error::Auth(cause) => chain(cause),
-        other => chain(other),
-    };
-    excerpt(&text)
+    let why = words::of_connection(error);
+    excerpt(&format!("cannot reach the API server: {why}"))
 }
 
 /// The start of a foreign text.

@@ -257,6 +257,7 @@ impl Inner {
         let was_away = std::mem::replace(&mut *locked(&self.is_away), error.is_some());
         match error {
             Some(error) if !was_away => tracing::error!(
+                api_server = self.api.address(),
                 %error,
                 "the Kubernetes API does not review tokens: agents without a link cannot connect until it does; links go on"
             ),

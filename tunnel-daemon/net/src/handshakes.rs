@@ -5,6 +5,11 @@
 //! stay silent. A free slot goes to the address that holds fewest, and no address holds more than half. A fleet behind one
 //! address, or an attacker, waits for slots without delaying other addresses. Where slots are short, a stalled handshake is
 //! ended for a waiting connection.
+//!
+//! Within an address the oldest connection comes first while fewer wait than the address may hold. A longer line is served from
+//! its newest end: its oldest connections have little time left, and a new agent would wait behind all of a flood of its
+//! address, however short the flood. While a flood goes on faster than slots become free, no order helps: an agent and an attacker
+//! of one address cannot be told apart before a handshake.
 
 use std::{
     cmp::Reverse,
@@ -31,7 +36,8 @@ pub struct HandshakeLimits {
     pub handshakes_max: usize,
     /// Connections whose peer has sent nothing yet. Above this the oldest is closed.
     pub silent_max: usize,
-    /// Connections that wait for a slot. Above this, the newest connection of the address with most of them is closed.
+    /// Connections that wait for a slot. Above this, one of the address with most of them is closed: the one that would be
+    /// served last.
     pub waiting_max: usize,
     /// A peer that delays its handshake for longer may lose its slot.
     pub answers_within: Duration,
@@ -115,6 +121,29 @@ struct Line {
 }
 
 impl Line {
+    /// Whether the newest connection is served first: more wait than the source may hold.
+    fn is_long(&self, limits: &HandshakeLimits) -> bool {
+        self.waiting.len() > limits.of_one_source()
+    }
+
+    /// Removes the connection that is served next.
+    fn pop_next(&mut self, limits: &HandshakeLimits) -> Option<(u64, Caller)> {
+        if self.is_long(limits) {
+            self.waiting.pop_last()
+        } else {
+            self.waiting.pop_first()
+        }
+    }
+
+    /// Removes the connection that would be served last.
+    fn pop_last(&mut self, limits: &HandshakeLimits) -> Option<(u64, Caller)> {
+        if self.is_long(limits) {
+            self.waiting.pop_first()
+        } else {
+            self.waiting.pop_last()
+        }
+    }
+
     fn oldest_stalled(&self) -> Option<u64> {
         let mut holding = self.holding.iter();
         let stalled = holding.find(|(_, caller)| caller.is_some());
@@ -185,7 +214,7 @@ impl Lines {
         self.hand_out(limits);
         self.take_back(limits);
         if self.waiting > limits.waiting_max {
-            self.send_newest_away();
+            self.send_last_away(limits);
         }
     }
 
@@ -198,7 +227,7 @@ impl Lines {
                 .filter(|line| !line.waiting.is_empty())
                 .min_by_key(|line| (line.holding.len(), line.waiting.keys().next().copied()));
             let Some(line) = next else { return };
-            let Some((number, caller)) = line.waiting.pop_first() else {
+            let Some((number, caller)) = line.pop_next(limits) else {
                 return;
             };
             line.holding.insert(number, None);
@@ -244,15 +273,15 @@ impl Lines {
         }
     }
 
-    /// Closes the newest waiting connection of the longest line: the oldest are about to be served.
-    fn send_newest_away(&mut self) {
+    /// Closes the waiting connection of the longest line that would be served last.
+    fn send_last_away(&mut self, limits: &HandshakeLimits) {
         let lines = self.sources.values_mut();
         let longest = lines.max_by_key(|line| {
             // Of several lines, take the one with the newest connection: the oldest of all must not be closed.
             let newest = line.waiting.keys().next_back().copied();
             (line.waiting.len(), newest)
         });
-        if longest.is_some_and(|line| line.waiting.pop_last().is_some()) {
+        if longest.is_some_and(|line| line.pop_last(limits).is_some()) {
             self.waiting -= 1;
         }
     }

@@ -50,7 +50,7 @@ impl Tenant {
             dead_after: plan.dial.link_dead_after,
         };
         let registry = Registry::new(plan.strategies.clone());
-        let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
+        let registry = registry.with_granted_identifiers(!plan.agents.grants.is_open());
         let registry = registry.with_zone(plan.agents.zone.clone());
         let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
         let metrics = ServerMetrics::new(&strategies);

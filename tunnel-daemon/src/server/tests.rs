@@ -4,6 +4,7 @@ use std::pin::pin;
 
 use adit_core::ids::AgentId;
 use adit_core::lane::{FrameReader, LaneRole};
+use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::PeerVersion;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adit_core::registry::Condition;
+use adit_core::registry::{Condition, Registry};
 use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, RelayHandle};
 use futures_util::future::join_all;
@@ -14,7 +14,7 @@ use super::answer::{
 };
 use super::model::{
     API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, LogStatus,
-    Memory, Readiness, RelayStatus, Role, Status, TunnelCounts,
+    Memory, Readiness, RelayStatus, Role, Status, StrategyStatus, TunnelCounts,
 };
 use crate::check;
 use crate::privileges::{held_by_any_thread, names};
@@ -146,6 +146,7 @@ impl Common {
                 draining: false,
                 reason: None,
             },
+            strategies: Vec::new(),
             tunnels: tally.counts,
             pending_dials: None,
             lanes: LaneStatus {
@@ -244,6 +245,14 @@ impl Source for ServerSource {
         let links = self.rows(&links, &tally);
         let mut status = self.common.status(Role::Server, &tally, links, all);
         status.pending_dials = Some(self.router.pending_dials() as u64);
+        let strategies = self.router.with_registry(Registry::availability);
+        status.strategies = strategies
+            .into_iter()
+            .map(|(strategy, availability)| StrategyStatus {
+                name: strategy.name().to_owned(),
+                state: availability.name().to_owned(),
+            })
+            .collect();
         status
     }
 

@@ -25,6 +25,9 @@ pub struct Status {
     pub uptime_seconds: f64,
     /// Whether the process can serve.
     pub readiness: Readiness,
+    /// Whether dials find an agent, by strategy; empty on an agent.
+    #[serde(default)]
+    pub strategies: Vec<StrategyStatus>,
     /// Open tunnels.
     pub tunnels: TunnelCounts,
     /// Dials not answered yet; only on a server.
@@ -205,6 +208,15 @@ pub struct Readiness {
     pub draining: bool,
     /// Why the process is not ready.
     pub reason: Option<String>,
+}
+
+/// A strategy of `--proxy-strategies`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StrategyStatus {
+    /// The strategy.
+    pub name: String,
+    /// `ready`: dials find an agent that responds; `silent`: no agent of the strategy responds; `no agent`.
+    pub state: String,
 }
 
 /// Counts and sums over the open tunnels.

@@ -64,6 +64,12 @@ pub fn table(status: &Status) -> String {
             reason => format!("no: {}", clean(reason.as_deref().unwrap_or("?"), 200)),
         },
     );
+    if !status.strategies.is_empty() {
+        let each = status.strategies.iter();
+        let each = each.map(|strategy| format!("{} {}", strategy.name, strategy.state));
+        let all = each.collect::<Vec<_>>().join(", ");
+        line("strategies", &clean(&all, 200));
+    }
     let tunnels = &status.tunnels;
     let encrypted = match tunnels.ktls_lane {
         0 => String::new(),
@@ -256,7 +262,7 @@ fn row(link: &LinkStatus) -> String {
 pub(crate) mod tests {
     use super::super::model::{
         API, AccountStatus, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RedirectFile,
-        RedirectNamespaces, RelayStatus, TunnelCounts,
+        RedirectNamespaces, RelayStatus, StrategyStatus, TunnelCounts,
     };
     use super::*;
 
@@ -294,6 +300,12 @@ pub(crate) mod tests {
                 draining: false,
                 reason: Some("no connection to any proxy agent".to_owned()),
             },
+            strategies: ["destHost", "destCIDR", "defaultRoute", "\x1b[2Jdefault"]
+                .map(|name| StrategyStatus {
+                    name: name.to_owned(),
+                    state: "no agent".to_owned(),
+                })
+                .into(),
             tunnels: TunnelCounts {
                 open: u64::MAX,
                 raw_lane: 17,
@@ -390,6 +402,7 @@ pub(crate) mod tests {
         }
         for part in [
             "no: no connection to any proxy agent",
+            "strategies   destHost no agent, destCIDR no agent",
             "missing      kernel-tls: ",
             "17 on raw lanes (9 encrypted",
             "account      unavailable: it needs",

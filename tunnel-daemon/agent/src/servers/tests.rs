@@ -236,3 +236,17 @@ async fn an_unresponsive_forward_proxy_times_out_after_twenty_seconds() {
     let took = first_failure(Names(None), address, proxy);
     assert_twenty_seconds(took.await);
 }
+
+#[test]
+fn a_file_without_a_token_is_named() {
+    let path = Path::new("/var/run/secrets/token");
+    for text in ["", " \n", "two words", "t\u{f6}ken", "a\nb"] {
+        let error = token_in(path, text.to_owned()).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the file /var/run/secrets/token holds no token"),
+            "{error}"
+        );
+    }
+    let token = token_in(path, "a.b-_.c\n".to_owned()).unwrap();
+    assert_eq!(token.reveal(), "a.b-_.c\n");
+}

@@ -16,7 +16,7 @@ use crate::plan::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
 };
 use crate::process_id::id;
-use crate::units::duration;
+use crate::units::{duration, ip, number, port};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ pub(super) struct AgentFlags {
     servers: ServerFlags,
     /// Lanes to each server, at most: data connections that carry one tunnel at a time, between Adit processes only; 0 is
     /// none
-    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, value_parser = number(0..=u32::MAX), help_heading = "Data path")]
     lanes: u32,
     #[command(flatten)]
     data_path: DataPathPlan,
@@ -59,7 +59,7 @@ pub(super) struct AgentFlags {
     )]
     agent_identifiers: String,
     /// Target this agent may dial, CIDR or HOST, with :PORT or without; link-local and metadata addresses only if named;
-    /// repeatable [default: all]
+    /// or all, or none; repeatable [default: all]
     #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
     allow_targets: Vec<String>,
     /// Time for a target to accept, with the lookup of its name and all its addresses
@@ -104,7 +104,7 @@ struct ServerFlags {
     )]
     proxy_server_hosts: Vec<String>,
     /// Port of servers given without one
-    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = port)]
     proxy_server_port: u16,
     /// CA bundle of the servers' certificates
     #[arg(long, value_name = "FILE")]
@@ -187,7 +187,7 @@ struct NodeFlags {
     namespaces: NamespaceFlags,
     /// Address of this node, to which connections from network namespaces without a listener of the agent are redirected;
     /// without the flag they go direct; one of each family; repeatable
-    #[arg(long, value_name = "IP", requires = "redirect_cgroup")]
+    #[arg(long, value_name = "IP", requires = "redirect_cgroup", value_parser = ip)]
     redirect_node_address: Vec<IpAddr>,
 }
 

@@ -1,21 +1,41 @@
-//! Flags from the environment and from a file, merged with those of the command line, which win.
+//! Flags from the environment and from a file, merged with those of the command line, which win. An empty list or permission is
+//! an error: taken for none at all, it would permit everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
 
+use adit_core::text::Excerpt;
 use clap::{Arg, ArgAction, Command};
 use toml::{Table, Value};
 
 use crate::error::ConfigError;
 use crate::limits;
+use crate::nearest::nearest;
 
 /// The flag that names the file.
 const CONFIG: &str = "config";
 /// Prefix of the environment variables for flags.
 const PREFIX: &str = "ADIT_";
+/// Flags that, besides lists, restrict something when they are given: an empty value is no value, and no absence either.
+pub(super) const RESTRICTIONS: &[&str] = &[
+    "agent-crl",
+    "agent-deny",
+    "agent-proof",
+    "cluster-ca-cert",
+    "proxy-strategies",
+    "redirect-on-failure",
+    "server-ca-cert",
+    "tls-min-version",
+];
 /// Prefixes of the values that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
 const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
+/// Protocols in the names of such variables.
+const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
+/// The variable of log filters, which is no flag.
+const FILTER: &str = "ADIT_LOG";
+/// Unknown variables that are named; others are counted.
+const NAMED_MAX: usize = 16;
 
 /// A complete command line.
 pub(super) struct Given {
@@ -62,11 +82,13 @@ impl Given {
     ) -> Result<(), ConfigError> {
         for arg in command.get_arguments() {
             for name in names(arg) {
-                let variable = format!("{PREFIX}{}", name.replace('-', "_").to_uppercase());
-                let Some(text) = env(&variable).filter(|text| is_meant(name, text)) else {
+                let variable = variable(name);
+                let Some(text) = env(&variable).filter(|text| !is_service_link(&variable, text))
+                else {
                     continue;
                 };
-                if !self.has(arg) {
+                let is_unset = text.is_empty() && !must_have_value(arg);
+                if !self.has(arg) && !is_unset {
                     let values = from_text(arg, &text);
                     let wrong = |why| ConfigError::new(format!("{variable}: {why}"));
                     self.take(arg, variable.clone(), values.map_err(wrong)?);
@@ -147,11 +169,99 @@ fn names(arg: &Arg) -> Vec<&str> {
     names
 }
 
-/// False for an empty variable, and for one that Kubernetes sets for a Service whose name matches a flag's variable.
-fn is_meant(flag: &str, text: &str) -> bool {
-    let is_link = SERVICE_LINKS.iter().any(|link| text.starts_with(link));
-    let is_of_service = flag.ends_with("-port") && is_link;
-    !text.is_empty() && !is_of_service
+/// Whether an empty value of the flag is an error.
+pub(super) fn must_have_value(arg: &Arg) -> bool {
+    let restricts = || {
+        arg.get_long()
+            .is_some_and(|long| RESTRICTIONS.contains(&long))
+    };
+    matches!(arg.get_action(), ArgAction::Append) || restricts()
+}
+
+/// Why an empty value is refused, and what to write.
+fn empty(arg: &Arg) -> String {
+    let words = match arg.get_long() {
+        Some("allow-target" | "client-allow-target" | "agent-grant") => ", all or none",
+        Some("allowed-destination") => " or none",
+        _ => "",
+    };
+    format!("it is empty; write a value{words}, or leave it out")
+}
+
+/// Warnings about `ADIT_` variables that have no effect on this command; `names` are all variables of the process. Values are
+/// not told: they may be secrets.
+pub(super) fn warn_unknown(
+    command: &Command,
+    names: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+    warnings: &mut Vec<String>,
+) {
+    let flags: Vec<&str> = command.get_arguments().flat_map(self::names).collect();
+    let why = |name: &str| {
+        let typed = name.strip_prefix(PREFIX).unwrap_or_default();
+        let near = nearest(typed, flags.iter().copied()).map(variable);
+        let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        let command = command.get_name();
+        format!("has no effect: adit {command} has no such flag{near}")
+    };
+    let is_unknown = |name: &str| flags.iter().all(|flag| variable(flag) != name);
+    warn_about(names, env, is_unknown, why, warnings);
+}
+
+/// Warnings about `ADIT_` variables, which are no flags in compat mode.
+pub(crate) fn warn_compat(
+    names: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+    warnings: &mut Vec<String>,
+) {
+    let why = |_name: &str| {
+        "has no effect: compat mode takes flags from the command line alone".to_owned()
+    };
+    warn_about(names, env, |_name| true, why, warnings);
+}
+
+fn warn_about(
+    names: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+    is_unknown: impl Fn(&str) -> bool,
+    why: impl Fn(&str) -> String,
+    warnings: &mut Vec<String>,
+) {
+    let unknown = names.iter().filter(|name| {
+        let is_ours = name.starts_with(PREFIX) && name.as_str() != FILTER && is_unknown(name);
+        is_ours && !is_service_link(name, &env(name).unwrap_or_default())
+    });
+    let unknown: Vec<&String> = unknown.collect();
+    let told = unknown.iter().take(NAMED_MAX);
+    warnings.extend(told.map(|name| format!("{} {}", Excerpt(name), why(name))));
+    if let Some(more) = unknown
+        .len()
+        .checked_sub(NAMED_MAX)
+        .filter(|more| *more > 0)
+    {
+        warnings.push(format!("{more} further {PREFIX} variables have no effect"));
+    }
+}
+
+fn variable(flag: &str) -> String {
+    format!("{PREFIX}{}", flag.replace('-', "_").to_uppercase())
+}
+
+/// Whether Kubernetes sets the variable: for a Service `adit-x` it makes `ADIT_X_SERVICE_HOST`, `ADIT_X_SERVICE_PORT`,
+/// `ADIT_X_SERVICE_PORT_NAME`, `ADIT_X_PORT=tcp://...` and `ADIT_X_PORT_8091_TCP` with `_ADDR`, `_PORT`, `_PROTO`.
+fn is_service_link(name: &str, text: &str) -> bool {
+    let of_port = || {
+        let (_, behind) = name.rsplit_once("_PORT_")?;
+        let (number, protocol) = behind.split_once('_')?;
+        let protocol = protocol.split('_').next()?;
+        let is_link = number.parse::<u16>().is_ok() && PROTOCOLS.contains(&protocol);
+        is_link.then_some(())
+    };
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || (name.ends_with("_PORT") && SERVICE_LINKS.iter().any(|link| text.starts_with(link)))
+        || of_port().is_some()
 }
 
 /// Path of the file, if one is given.
@@ -205,6 +315,7 @@ fn from_text(arg: &Arg, text: &str) -> Result<Vec<String>, String> {
         (ArgAction::SetTrue, "true" | "1") => Ok(switch(arg, true)),
         (ArgAction::SetTrue, "false" | "0") => Ok(switch(arg, false)),
         (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
+        _ if text.trim().is_empty() && must_have_value(arg) => Err(empty(arg)),
         (ArgAction::Append, _) => {
             let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
             Ok(lines.map(|line| assigned(arg, line)).collect())
@@ -219,6 +330,10 @@ fn from_value(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     match (arg.get_action(), value) {
         (ArgAction::SetTrue, Value::Boolean(is_on)) => Ok(switch(arg, *is_on)),
         (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
+        (ArgAction::Append, Value::Array(values)) if values.is_empty() => Err(empty(arg)),
+        (_, Value::String(text)) if text.trim().is_empty() && must_have_value(arg) => {
+            Err(empty(arg))
+        }
         (ArgAction::Append, Value::Array(values)) => values
             .iter()
             .map(|value| Ok(assigned(arg, &plain(value)?)))

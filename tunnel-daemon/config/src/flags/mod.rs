@@ -18,6 +18,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::agent::AgentFlags;
 use self::given::Given;
+pub(super) use self::given::warn_compat;
 use self::server::ServerFlags;
 use self::view::{CheckFlags, LinkFlags, LinksFlags};
 #[cfg(feature = "demo")]
@@ -129,9 +130,11 @@ impl VersionFlags {
 pub(super) fn parse(
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,
+    variables: &[String],
 ) -> Result<Parsed, ConfigError> {
-    let given = given::complete(&Cli::command(), args, env)?;
-    read(&given, env).map_err(|error| {
+    let cli = Cli::command();
+    let given = given::complete(&cli, args, env)?;
+    read(&cli, &given, env, variables).map_err(|error| {
         let error = match given.origin(error.message()) {
             Some(origin) => error.of(origin),
             None => error,
@@ -144,14 +147,21 @@ pub(super) fn parse(
     })
 }
 
-fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, ConfigError> {
+fn read(
+    all: &clap::Command,
+    given: &Given,
+    env: &dyn Fn(&str) -> Option<String>,
+    variables: &[String],
+) -> Result<Parsed, ConfigError> {
     let argv = std::iter::once("adit").chain(given.args.iter().map(String::as_str));
     let cli = match Cli::try_parse_from(argv) {
         Ok(cli) => cli,
         Err(error)
             if matches!(
                 error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+                ErrorKind::DisplayHelp
+                    | ErrorKind::DisplayVersion
+                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
             ) =>
         {
             return Ok(Parsed {
@@ -172,12 +182,22 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
         Sub::Links(flags) => Command::Links(flags.options()),
         Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
-        Sub::Check(flags) => flags.command(env)?,
+        Sub::Check(flags) => flags.command(env, variables)?,
         Sub::Pki(options) => Command::Pki(options),
         Sub::Version(flags) => Command::Print(flags.text()),
         Sub::Completion(flags) => Command::Print(flags.text()),
         Sub::Man(options) => Command::Man(options),
         Sub::NetnsHelper(options) => Command::NetnsHelper(options),
     };
+    let name = match command {
+        Command::Server(_) => "server",
+        Command::Agent(_) => "agent",
+        #[cfg(feature = "demo")]
+        Command::Demo(_) => "demo",
+        _ => return Ok(Parsed { command, warnings }),
+    };
+    if let Some(known) = all.find_subcommand(name) {
+        given::warn_unknown(known, variables, env, &mut warnings);
+    }
     Ok(Parsed { command, warnings })
 }

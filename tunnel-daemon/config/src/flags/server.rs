@@ -22,7 +22,7 @@ use crate::plan::{
 };
 use crate::process_id::id;
 use crate::tls_policy::TlsPolicy;
-use crate::units::duration;
+use crate::units::{duration, listener_port, number};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,7 +50,7 @@ pub(super) struct ServerFlags {
     #[command(flatten)]
     agents: AgentFlags,
     /// Lanes per link, at most: data connections that carry one tunnel at a time, between Adit processes only; 0 is none
-    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, value_parser = number(0..=u32::MAX), help_heading = "Data path")]
     lanes_per_link: u32,
     #[command(flatten)]
     data_path: DataPathPlan,
@@ -90,7 +90,7 @@ pub(super) struct ServerFlags {
     #[command(flatten)]
     operation: OperationFlags,
     /// Access log lines a second, one for each tunnel, with bursts of twice as many; 0 is no limit
-    #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, help_heading = "Operation")]
+    #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, value_parser = number(0..=u32::MAX), help_heading = "Operation")]
     access_log_limit: u32,
 }
 
@@ -114,8 +114,8 @@ struct FrontendFlags {
     #[arg(long, conflicts_with = "server_cert")]
     insecure_plaintext_frontend: bool,
     /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
-    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; repeatable
-    /// [default: every target]
+    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; or all, or none;
+    /// repeatable [default: all]
     #[arg(long = "client-allow-target", value_name = "RULE")]
     client_allow_targets: Vec<String>,
     /// Remove a stale socket file before listening
@@ -167,7 +167,7 @@ struct AgentFlags {
     #[arg(long, conflicts_with = "cluster_ca_cert")]
     insecure_allow_unauthenticated_agents: bool,
     /// What agents may claim: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
-    /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
+    /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; or all, whatever they like, or none; repeatable [default: all]
     #[arg(long = "agent-grant", value_name = "GRANT")]
     agent_grants: Vec<String>,
     /// Zone of this server: among agents that fit equally, dials go to those with this zone= in --agent-identifiers
@@ -182,13 +182,13 @@ struct AgentFlags {
     #[arg(long, value_name = "FILE")]
     agent_deny: Option<PathBuf>,
     /// Links one certificate, or one token's node, may hold under one agent id; more are refused
-    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = number(NonZeroU32::MIN..=NonZeroU32::MAX))]
     links_per_agent: NonZeroU32,
     /// Address of the agent listener; empty is all
     #[arg(long, value_name = "HOST", default_value_t, hide_default_value = true)]
     agent_bind_address: String,
     /// Port of the agent listener; 0 lets the kernel choose
-    #[arg(long, value_name = "PORT", default_value_t = 8091)]
+    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = listener_port)]
     agent_port: u16,
     /// An agent's connection ends after this time and 20s of silence; a quiet one is pinged after 3s in any case
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
@@ -197,7 +197,7 @@ struct AgentFlags {
     #[arg(long, value_name = "ID")]
     server_id: Option<String>,
     /// Number of servers agents should connect to; with leases, agents are told the number of leases if that is larger
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(0..=i64::from(u32::MAX)))]
     server_count: i64,
     /// Publish a lease, by which agents and other servers count this server, and delete expired leases
     #[arg(long)]
@@ -214,10 +214,10 @@ struct AgentFlags {
 #[command(next_help_heading = "TLS")]
 struct TlsFlags {
     /// Lowest TLS version: VersionTLS12 or VersionTLS13
-    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12")]
+    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     tls_min_version: String,
     /// TLS 1.2 cipher suites, comma list of Go names; repeatable [default: all that are safe]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
     cipher_suites: Vec<String>,
 }
 
@@ -255,7 +255,7 @@ impl ServerFlags {
                 .proxy_strategies
                 .parse()
                 .map_err(ConfigError::about("--proxy-strategies"))?,
-            destinations: self.destinations,
+            destinations: self.destinations.spelled_out(),
             dial: self.dial,
             isolation: self.isolation,
             account: self.account,

@@ -153,7 +153,7 @@ fn grants_are_parsed_and_errors_name_the_entry_and_the_remedy() {
     let unix = "--frontend=grpc=unix:/tmp/a.sock";
     let ca = "--cluster-ca-cert=PEM";
     let (plan, _) = server(&[unix, ca]).unwrap();
-    assert!(plan.agents.grants.is_empty());
+    assert!(plan.agents.grants.is_open());
     assert_eq!(plan.agents.links_per_agent_max.get(), 64);
     let grants = ["--agent-grant=cn=a,id=a", "--agent-grant=cn=b-*,id={*}"];
     let (plan, _) = server(&[unix, ca, grants[0], grants[1], "--links-per-agent=2"]).unwrap();

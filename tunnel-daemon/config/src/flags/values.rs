@@ -8,7 +8,7 @@ use tracing::Level;
 use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::plan::{Dialect, Drain, LogDestination, LogFormat, LogPlan, ShutdownPlan};
-use crate::units::duration;
+use crate::units::{duration, listener_port};
 
 /// A port, or no listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,9 +21,9 @@ pub(super) enum PortSetting {
 pub(super) fn port_setting(text: &str) -> Result<PortSetting, String> {
     match text {
         "off" => Ok(PortSetting::Off),
-        text => match text.parse() {
+        text => match listener_port(text) {
             Ok(port) => Ok(PortSetting::Port(port)),
-            Err(_not_a_port) => Err("write a port (0 lets the kernel choose) or off".to_owned()),
+            Err(why) => Err(format!("{why}, or off for no listener")),
         },
     }
 }

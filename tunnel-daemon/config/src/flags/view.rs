@@ -8,7 +8,8 @@ use crate::command::{
     ADMIN_SOCKET, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions,
 };
 use crate::error::{ConfigError, bail};
-use crate::parse::parse;
+use crate::parse::parse_naming;
+use crate::units::number;
 
 /// Shortest and longest refresh interval of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
@@ -48,7 +49,7 @@ struct ChosenLinks {
     #[arg(long, value_name = "ID")]
     agent: Option<String>,
     /// The link of this number, as `adit links` shows it
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number(1..=u64::MAX))]
     link: Option<u64>,
 }
 
@@ -121,12 +122,13 @@ impl CheckFlags {
     pub(super) fn command(
         self,
         env: &dyn Fn(&str) -> Option<String>,
+        variables: &[String],
     ) -> Result<Command, ConfigError> {
         let given = match self.command.first().map(String::as_str) {
             None => CheckGiven::Nothing,
             Some("server" | "agent") => {
                 let argv = std::iter::once("adit".to_owned()).chain(self.command);
-                match parse(argv.map(Into::into), env) {
+                match parse_naming(argv.map(Into::into), env, variables) {
                     Ok(parsed) => match parsed.command {
                         Command::Server(plan) => CheckGiven::Server(plan, parsed.warnings),
                         Command::Agent(plan) => CheckGiven::Agent(plan, parsed.warnings),

@@ -5,7 +5,6 @@
 mod agent;
 mod gotype;
 mod klog;
-mod nearest;
 mod options;
 mod pflag;
 mod retired;

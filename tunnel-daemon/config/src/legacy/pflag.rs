@@ -2,9 +2,9 @@
 //! before a long name, `_` in the names of logging flags).
 
 use super::gotype::{self, GoDuration};
-use super::nearest::nearest;
 use super::retired::Retired;
 use super::selector;
+use crate::nearest::nearest;
 
 /// The target of a parsed value; its variant is the flag's kind, and it holds the default.
 pub(super) enum Slot<'a> {

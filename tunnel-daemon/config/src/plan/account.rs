@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::limits;
+use crate::units::number;
 
 /// When to account in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,7 +41,7 @@ pub struct AccountPlan {
     /// Label sets (role, agent, destination class) with series of their own; further ones are counted as other. Raise it for
     /// many agents, within what the metrics store can take
     #[arg(long = "account-series-max", value_name = "N", default_value_t = limits::ACCOUNT_SERIES,
-          value_parser = clap::value_parser!(u32).range(..=i64::from(limits::ACCOUNT_SERIES_MAX)))]
+          value_parser = number(0..=limits::ACCOUNT_SERIES_MAX))]
     pub series_max: u32,
 }
 

@@ -198,13 +198,22 @@ pub(super) fn check_targets(
 #[command(next_help_heading = "Node to control plane")]
 pub struct DestinationsPlan {
     /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT (IPv6 in brackets) or NAME:PORT; needs agents that
-    /// prove who they are, and lanes; repeatable
-    /// [default: agents may open nothing]
+    /// prove who they are, and lanes; or none; repeatable [default: none]
     #[arg(long = "allowed-destination", value_name = "DEST")]
     pub allowed: Vec<String>,
     /// Begin each connection to such a destination with a PROXY protocol header, version 2, that names its source and agent
     #[arg(long = "destination-proxy-header")]
     pub proxy_header: bool,
+}
+
+impl DestinationsPlan {
+    /// The plan with an empty list for the word `none`.
+    pub(crate) fn spelled_out(mut self) -> Self {
+        if self.allowed == ["none"] {
+            self.allowed.clear();
+        }
+        self
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::files;
 use crate::limits;
-use crate::units::{self, bytes, duration};
+use crate::units::{self, bytes, duration, number};
 
 /// Certificate and key, PEM files.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,11 +88,12 @@ pub struct DialPlan {
     #[arg(
         long = "pending-dials-per-agent",
         value_name = "N",
-        default_value = "1024"
+        default_value = "1024",
+        value_parser = number(NonZeroU32::MIN..=NonZeroU32::MAX)
     )]
     pub pending_per_agent_max: NonZeroU32,
     /// Unanswered dials over all agents, at most
-    #[arg(long = "pending-dials", value_name = "N", default_value = "16384")]
+    #[arg(long = "pending-dials", value_name = "N", default_value = "16384", value_parser = number(NonZeroU32::MIN..=NonZeroU32::MAX))]
     pub pending_max: NonZeroU32,
     /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go. Its tunnels live on
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = duration)]

@@ -94,7 +94,7 @@ pub struct AgentListenerPlan {
     pub insecure_unauthenticated: bool,
     /// HTTP/2 keepalive.
     pub keepalive: KeepAlive,
-    /// What an agent may claim; empty: any id and identifiers, as upstream.
+    /// What an agent may claim; by default any id and identifiers, as upstream.
     pub grants: Grants,
     /// Zone of this server: among agents that match equally, dials go to those of the same zone.
     pub zone: Option<Box<str>>,
@@ -117,7 +117,7 @@ pub struct ServerSettings {
     pub server_count: i64,
     /// At least one, unless the transparent frontend is used.
     pub frontends: Vec<FrontendPlan>,
-    /// Targets that clients may ask for; empty: all, as upstream.
+    /// Targets that clients may ask for; by default all, as upstream.
     pub client_rules: ClientRules,
     /// HTTP/2 keepalive of gRPC frontends.
     pub frontend_keepalive: KeepAlive,
@@ -261,7 +261,7 @@ impl ServerSettings {
             .tls
             .check_files(["--cluster-cert", "--cluster-key", "--cluster-ca-cert"])?;
         let has_ca = agents.tls.client_ca.is_some();
-        if !agents.grants.is_empty() && !has_ca && agents.tokens.is_none() {
+        if !agents.grants.is_open() && !has_ca && agents.tokens.is_none() {
             // A security flag is never accepted without effect.
             bail!(
                 "--agent-grant goes by certificates and tokens: give --cluster-ca-cert or --agent-service-account, or leave \

@@ -46,6 +46,24 @@ fn empty_target_list_allows_all_but_metadata_addresses() {
     }
 }
 
+#[test]
+fn all_and_none_are_words_and_hosts_of_these_names_have_a_final_dot() {
+    assert_eq!(targets(&["all"]), DestinationList::open());
+    let nothing = targets(&["none"]);
+    assert!(!allows(&nothing, "10.0.0.1:80") && !nothing.may_cover("none", 80));
+    let host = targets(&["none.", "all:80"]);
+    assert!(host.may_cover("none", 443) && host.may_cover("all", 80));
+    let error = DestinationList::allow_targets(&["10.0.0.1", "none"]).unwrap_err();
+    assert_eq!(
+        (error.entry.as_str(), error.flaw),
+        ("none", EntryFlaw::NotAlone)
+    );
+    let none = DestinationList::allowed_destinations(&["none"]).unwrap();
+    assert!(!allows(&none, "10.0.0.1:80"));
+    let error = DestinationList::allowed_destinations(&["all"]).unwrap_err();
+    assert_eq!(error.flaw, EntryFlaw::PortNeeded);
+}
+
 /// The addresses hold 169.254.169.254 behind NAT64 prefixes of 96, 64, 56 and 48 bits.
 #[test]
 fn metadata_addresses_in_local_nat64_prefixes_are_guarded() {

@@ -2,7 +2,8 @@
 //!
 //! A rule is a target, optionally preceded by names of a certificate: `cn=prometheus,10.0.0.0/8:9100`. `cn`, `dns` and `uri`
 //! are as in grants; all of them must match. A rule without names applies to every client. A client may ask for every target
-//! that one of its rules allows. Without rules a client may ask for every target.
+//! that one of its rules allows. Without rules, and with the word `all`, a client may ask for every target; with the word
+//! `none` for no target.
 //!
 //! A target is checked as the client wrote it: a name against names, an address against networks. The server does not
 //! resolve names, because they belong to the agent's network.
@@ -12,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{Flaw, Holder, NameKind, Names, Pattern, key_value, names_of};
-use crate::destination::{DestinationList, Why};
+use crate::destination::{DestinationList, Extent, Why, extent};
 use crate::target::{Host, Target};
 use crate::text::Excerpt;
 
@@ -23,7 +24,7 @@ const NETWORKS: [&str; 3] = ["tcp", "tcp4", "tcp6"];
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ClientRules {
     rules: Vec<Rule>,
-    /// Targets of clients without a certificate; `None`: there are no rules.
+    /// Targets of clients without a certificate; `None`: every client may ask for every target.
     anonymous: Option<Arc<ClientTargets>>,
 }
 
@@ -74,22 +75,29 @@ impl ClientRules {
     /// # Errors
     /// The first invalid entry, with what to write instead.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<Self, ClientRuleError> {
-        let rules = entries.iter().map(|entry| {
+        let wrong = |entry: &str, flaw| ClientRuleError {
+            entry: Excerpt(entry).to_string(),
+            flaw,
+        };
+        let word = extent(entries).map_err(|word| wrong(word, Flaw::NotAlone))?;
+        if entries.is_empty() || word == Some(Extent::All) {
+            return Ok(Self::default());
+        }
+        let entries = entries.iter().filter(|_| word.is_none());
+        let rules = entries.map(|entry| {
             let entry = entry.as_ref();
-            Rule::parse(entry).map_err(|flaw| ClientRuleError {
-                entry: Excerpt(entry).to_string(),
-                flaw,
-            })
+            Rule::parse(entry).map_err(|flaw| wrong(entry, flaw))
         });
         let rules: Vec<Rule> = rules.collect::<Result<_, _>>()?;
-        let anonymous = (!rules.is_empty()).then(|| {
-            let open = rules.iter().filter(|rule| rule.who.is_empty());
-            Arc::new(ClientTargets {
-                client: "a client without a certificate".to_owned(),
-                targets: DestinationList::joined(open.map(|rule| &rule.target)),
-            })
+        let open = rules.iter().filter(|rule| rule.who.is_empty());
+        let anonymous = Arc::new(ClientTargets {
+            client: "a client without a certificate".to_owned(),
+            targets: DestinationList::joined(open.map(|rule| &rule.target)),
         });
-        Ok(Self { rules, anonymous })
+        Ok(Self {
+            rules,
+            anonymous: Some(anonymous),
+        })
     }
 
     /// Whether some rule names a certificate.

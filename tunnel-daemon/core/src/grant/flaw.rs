@@ -35,6 +35,8 @@ pub(super) enum Flaw {
     NotOfCertificate(String),
     #[error("{0}")]
     Target(EntryError),
+    #[error("stands alone; leave it or the other entries out")]
+    NotAlone,
     #[error("{key}={value} is no {key} address or network; write such as {example}")]
     Net {
         key: &'static str,

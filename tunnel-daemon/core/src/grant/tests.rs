@@ -24,6 +24,17 @@ fn check(grants: &Grants, names: &[&str], id: &str, identifiers: &str) -> Result
 }
 
 #[test]
+fn all_lets_agents_claim_anything_and_none_lets_nobody_in() {
+    let claim = |entries: &[&str]| check(&grants(entries), &["cn:a"], "b", "host=c");
+    assert_eq!([claim(&[]), claim(&["all"])], [Ok(()), Ok(())]);
+    assert_eq!(claim(&["none"]), Err("nothing is granted".to_owned()));
+    for entries in [["all", "cn=a,id=a"], ["cn=a,id=a", "none"]] {
+        let error = Grants::parse(&entries).unwrap_err().to_string();
+        assert!(error.contains("stands alone"), "{error}");
+    }
+}
+
+#[test]
 fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to() {
     let grants = grants(&[
         "cn=a,id=a,host=a.example,ipv4=10.0.0.1",

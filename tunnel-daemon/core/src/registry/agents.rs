@@ -103,6 +103,40 @@ pub(super) struct Link {
     retired: bool,
 }
 
+/// Whether dials can find an agent by a strategy.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Availability {
+    /// The strategy has no agent.
+    None,
+    /// The strategy has agents, and none of them responds.
+    Silent,
+    /// The strategy has an agent that responds.
+    Ready,
+}
+
+impl Availability {
+    /// The words for probes, status and log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "no agent",
+            Self::Silent => "silent",
+            Self::Ready => "ready",
+        }
+    }
+
+    fn of<'a>(pools: impl Iterator<Item = &'a Pool>) -> Self {
+        let mut best = Self::None;
+        for pool in pools.filter(|pool| !pool.is_empty()) {
+            if pool.has_heard() {
+                return Self::Ready;
+            }
+            best = Self::Silent;
+        }
+        best
+    }
+}
+
 /// How long an agent has been silent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Silence {
@@ -361,20 +395,30 @@ impl Registry {
         self.agents.values().filter(is_held).count()
     }
 
-    /// Whether the server is ready: the first strategy has an agent.
+    /// Upstream's answer to whether a server is ready: the first strategy has an agent.
     #[must_use]
-    pub fn is_ready(&self) -> bool {
+    pub fn first_has_agent(&self) -> bool {
         self.keys(self.strategies.first()) > 0
     }
 
-    /// Whether the first strategy has an agent that is not silent: a server whose agents are all silent serves no client.
+    /// The strategies in use, each once, and whether dials can find an agent by them.
     #[must_use]
-    pub fn is_heard(&self) -> bool {
-        match self.strategies.first() {
-            Strategy::Default => self.any.has_heard(),
-            Strategy::DefaultRoute => self.default_route.has_heard(),
-            Strategy::DestHost => self.hosts.values().any(Pool::has_heard),
-            Strategy::DestCidr => self.nets.pools.values().any(Pool::has_heard),
+    pub fn availability(&self) -> Vec<(Strategy, Availability)> {
+        let mut all: Vec<(Strategy, Availability)> = Vec::new();
+        for strategy in self.strategies.iter() {
+            if all.iter().all(|(known, _)| *known != strategy) {
+                all.push((strategy, self.availability_of(strategy)));
+            }
+        }
+        all
+    }
+
+    fn availability_of(&self, strategy: Strategy) -> Availability {
+        match strategy {
+            Strategy::Default => Availability::of(std::iter::once(&self.any)),
+            Strategy::DefaultRoute => Availability::of(std::iter::once(&self.default_route)),
+            Strategy::DestHost => Availability::of(self.hosts.values()),
+            Strategy::DestCidr => Availability::of(self.nets.pools.values()),
         }
     }
 

@@ -6,7 +6,7 @@ mod nets;
 mod pool;
 mod strategy;
 
-pub use agents::{Condition, Registry, Silence, Standing};
+pub use agents::{Availability, Condition, Registry, Silence, Standing};
 pub use choice::Scope;
 pub use strategy::{Strategies, StrategiesError, Strategy};
 

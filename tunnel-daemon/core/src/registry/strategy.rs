@@ -64,7 +64,7 @@ impl Strategies {
         self.0.iter().copied()
     }
 
-    /// The first strategy, which decides readiness.
+    /// The first strategy, which decides readiness in compat mode.
     #[must_use]
     pub fn first(&self) -> Strategy {
         self.0.first().copied().unwrap_or(Strategy::Default)

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use std::time::Duration;
 
-use super::{Condition, Registry, Silence, Standing, Strategy};
+use super::{Availability, Condition, Registry, Silence, Standing, Strategy};
 use crate::ids::{AgentId, LinkId};
 use crate::session::Moment;
 use crate::target::Host;
@@ -44,6 +44,11 @@ impl World {
 
     fn silence(&mut self, link: u64, silence: Silence) {
         self.0.set_silence(LinkId(link), silence);
+    }
+
+    fn availability(&self) -> Vec<Availability> {
+        let all = self.0.availability().into_iter();
+        all.map(|(_, availability)| availability).collect()
     }
 
     fn drain(&mut self, link: u64) {
@@ -285,10 +290,12 @@ fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key
     assert_eq!(world.0.condition(LinkId(1)), Some(Condition::Suspected));
     world.drain(2);
     assert_eq!(world.choices("h:1"), [2], "a draining agent answers still");
-    assert!(world.0.is_heard());
+    assert_eq!(world.availability(), [Availability::Ready; 2]);
     world.silence(2, Silence::Suspected);
     assert_eq!(world.choices("h:1"), [1, 2]);
-    assert!(world.0.is_ready() && !world.0.is_heard());
+    assert!(world.0.first_has_agent());
+    let other_serves = [Availability::Silent, Availability::Ready];
+    assert_eq!(world.availability(), other_serves);
     let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
     let again = |world: &World| world.0.pick_again(&scope, None, true, 0, &[]);
     assert_eq!(again(&world), None, "instead of a silent agent");
@@ -314,7 +321,9 @@ fn a_dead_link_gets_no_dials_counts_still_and_keeps_its_key() {
     let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
     assert!(world.0.is_silent(&scope, Moment::default()));
     // In compat mode a server that reports unready would reject its own agents.
-    assert!(world.0.is_ready() && !world.0.is_heard());
+    assert!(world.0.first_has_agent());
+    let other_serves = [Availability::Silent, Availability::Ready];
+    assert_eq!(world.availability(), other_serves);
     assert_eq!(world.0.keys(Strategy::DestHost), 1);
     assert_eq!(world.0.silent_links(), 2);
     world.silence(2, Silence::None);
@@ -544,18 +553,40 @@ fn agents_are_counted_once_whatever_strategy_holds_them() {
 #[test]
 fn gauges_count_agents_but_for_dest_host_distinct_identifiers() {
     let mut world = World::new("destHost,default,defaultRoute");
-    assert!(!world.0.is_ready());
+    assert!(!world.0.first_has_agent());
     world.add(1, "a", "default-route=1");
-    assert!(!world.0.is_ready(), "the first strategy has no agent");
+    assert!(
+        !world.0.first_has_agent(),
+        "the first strategy has no agent"
+    );
     world.add(2, "b", "host=h&host=H&ipv4=1.1.1.1");
     world.add(3, "b", "host=h&ipv6=::ffff:1.1.1.1");
-    assert!(world.0.is_ready());
+    assert!(world.0.first_has_agent());
     let counts = |world: &World| Strategy::ALL.map(|strategy| world.0.keys(strategy));
     assert_eq!(counts(&world), [2, 2, 1, 0]);
     world.remove(2);
     assert_eq!(counts(&world), [2, 2, 1, 0]);
     world.remove(3);
     assert_eq!(counts(&world), [1, 0, 1, 0]);
+}
+
+#[test]
+fn availability_is_known_of_each_strategy() {
+    use Availability::{None, Ready, Silent};
+    let mut world = World::new("destHost,destCIDR,default,defaultRoute,destHost");
+    assert_eq!(world.availability(), [None; 4]);
+    world.add(1, "a", "default-route=1");
+    assert_eq!(world.availability(), [None, None, Ready, Ready]);
+    world.add(2, "b", "host=h&cidr=10.0.0.0/8");
+    assert_eq!(world.availability(), [Ready; 4]);
+    world.silence(2, Silence::Suspected);
+    assert_eq!(world.availability(), [Silent, Silent, Ready, Ready]);
+    world.drain(1);
+    assert_eq!(world.availability(), [Silent, Silent, Ready, Ready]);
+    world.0.retire(LinkId(1));
+    assert_eq!(world.availability(), [Silent; 4]);
+    world.remove(2);
+    assert_eq!(world.availability(), [None, None, Silent, Silent]);
 }
 
 /// Limit (memory): Registry entries of agents | removed with their links

@@ -48,7 +48,7 @@ pub async fn run(
                 events.listed(status, reason, began.elapsed());
                 // The last count stays in use.
                 if !std::mem::replace(&mut is_away, true) {
-                    tracing::error!(namespace = scope.namespace, %error, "cannot list leases: expired leases are not deleted; retrying");
+                    tracing::error!(namespace = scope.namespace, api_server = api.address(), %error, "cannot list leases: expired leases are not deleted; retrying");
                 }
             }
         }

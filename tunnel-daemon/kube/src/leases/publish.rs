@@ -102,6 +102,7 @@ impl Publisher {
                 Err(error) if !std::mem::replace(&mut is_told, true) => tracing::error!(
                     lease = self.name,
                     namespace = self.scope.namespace,
+                    api_server = self.api.address(),
                     %error,
                     "cannot publish the lease: agents that count leases do not look for this server; retrying"
                 ),

@@ -81,6 +81,7 @@ pub async fn run(
                 let namespace = &scope.namespace;
                 tracing::error!(
                     namespace,
+                    api_server = api.address(),
                     %error,
                     "cannot watch the leases of servers: the last server count stays in use; retrying"
                 );

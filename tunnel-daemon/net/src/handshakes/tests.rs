@@ -138,12 +138,12 @@ async fn one_deadline_covers_the_first_byte_and_the_slot() {
 #[tokio::test(start_paused = true)]
 async fn one_address_has_half_of_the_slots_and_its_others_wait_in_order() {
     let handshakes = bounded(4, 9, 9);
-    let mut fleet = speakers(&handshakes, 1, 6);
+    let mut fleet = speakers(&handshakes, 1, 4);
     let mut held = called(&mut fleet);
-    assert_eq!((held.len(), fleet.len()), (2, 4));
+    assert_eq!((held.len(), fleet.len()), (2, 2));
     let other = called(&mut speakers(&handshakes, 2, 1));
     assert_eq!(other.len(), 1, "half is left for others");
-    for round in 2..6 {
+    for round in 2..4 {
         held.remove(0);
         held.extend(called(&mut fleet));
         let numbers: Vec<u64> = held.iter().map(|place| place.number).collect();
@@ -226,15 +226,19 @@ async fn a_stalled_handshake_is_ended_only_for_a_waiter_that_can_use_its_slot() 
 
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(start_paused = true)]
-async fn the_newest_waiter_of_the_busiest_address_is_closed_at_the_limit() {
-    let handshakes = bounded(2, 9, 2);
-    let mut crowd = speakers(&handshakes, 1, 3);
+async fn the_last_waiter_of_the_busiest_address_is_closed_at_the_limit() {
+    let handshakes = bounded(4, 9, 2);
+    let mut crowd = speakers(&handshakes, 1, 4);
     let mut held = called(&mut crowd);
-    assert_eq!((held.len(), crowd.len()), (1, 2));
-    let refused = speaker(&handshakes, 1).await;
-    assert_eq!(refused.err(), Some(SlotError::TooMany));
-    held.extend(called(&mut speakers(&handshakes, 2, 1)));
-    assert_eq!(held.len(), 2, "the other half");
+    assert_eq!((held.len(), crowd.len()), (2, 2));
+    // A third waiter makes the line long: its oldest connection would be served last.
+    let mut third = speaker(&handshakes, 1);
+    assert!(third.as_mut().now_or_never().is_none());
+    let oldest = crowd.remove(0).await;
+    assert_eq!(oldest.err(), Some(SlotError::TooMany));
+    crowd.push(third);
+    held.extend(called(&mut speakers(&handshakes, 2, 2)));
+    assert_eq!(held.len(), 4, "the other half");
     let mut late = speakers(&handshakes, 3, 1);
     assert!(called(&mut late).is_empty());
     let newest = crowd.pop().unwrap().await;
@@ -242,6 +246,29 @@ async fn the_newest_waiter_of_the_busiest_address_is_closed_at_the_limit() {
     held.pop();
     assert_eq!(called(&mut late).len(), 1);
     assert!(called(&mut crowd).is_empty(), "the oldest still waits");
+}
+
+/// A flood that stalls: each of its handshakes holds its slot until it is taken back.
+///
+/// Limit (times): A new agent behind stalled TLS handshakes of its own address | gets a slot within 2 s
+#[tokio::test(start_paused = true)]
+async fn a_new_agent_does_not_wait_behind_a_flood_of_its_address() {
+    const FLOOD: usize = 600;
+    let handshakes = bounded(256, 1024, 4096);
+    let mut flood = speakers(&handshakes, 1, FLOOD);
+    let mut stalled: Vec<Stalled> = called(&mut flood).into_iter().map(stalls).collect();
+    assert_eq!((stalled.len(), flood.len()), (128, FLOOD - 128));
+    assert!(ended(&mut stalled).is_empty(), "they wait for their peers");
+    let began = Instant::now();
+    let mut agent = speakers(&handshakes, 1, 1);
+    assert!(called(&mut agent).is_empty(), "its address has no slot");
+    while called(&mut agent).is_empty() {
+        assert!(began.elapsed() < 2 * ANSWERS_WITHIN, "behind the flood");
+        tokio::time::advance(ANSWERS_WITHIN / 20).await;
+        ended(&mut stalled);
+        stalled.extend(called(&mut flood).into_iter().map(stalls));
+        ended(&mut stalled);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -426,7 +426,7 @@ impl Backend {
         let link = run_link(
             Arc::clone(&self.router),
             entered,
-            if self.settings.grants.is_empty() {
+            if self.settings.grants.is_open() {
                 Claims::Unverified
             } else {
                 Claims::Granted

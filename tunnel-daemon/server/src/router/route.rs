@@ -11,6 +11,7 @@ use adit_core::session::ProcessBudget;
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::PeerVersion;
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::Instant;
 
@@ -92,7 +93,7 @@ pub struct Router {
     pub(super) budget: Arc<ProcessBudget>,
     refusing: AtomicBool,
     cutting: AtomicBool,
-    /// Notified when a link is added, removed, falls silent or responds again.
+    /// Notified when a link is added, removed, retired or revived, falls silent or responds again.
     pub(super) changed: Notify,
     pub(super) dials: DialState,
 }
@@ -245,6 +246,7 @@ impl Router {
     /// Excludes a link from dials until [`Self::revive`].
     pub fn retire(&self, link: LinkId) {
         locked(&self.registry).retire(link);
+        self.changed.notify_waiters();
     }
 
     /// Includes a retired link in dials again.
@@ -278,6 +280,11 @@ impl Router {
     /// Runs `read` on the registry, under its lock; keep it short.
     pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
         read(&locked(&self.registry))
+    }
+
+    /// Completes at the first change after this call of which links get dials.
+    pub fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     /// The handle of a live link.

@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use clap::{Arg, CommandFactory as _};
+
+use super::super::Cli;
 use super::run;
 use crate::plan::LaneSecurity;
 use crate::{CheckGiven, Command, DemoOptions, TopSort};
@@ -10,7 +13,6 @@ use crate::{CheckGiven, Command, DemoOptions, TopSort};
 #[test]
 fn clap_refusals_exit_2_and_help_and_version_print() {
     for args in [
-        vec![],
         vec!["nothing"],
         vec!["server", "--nope"],
         vec!["agent"],
@@ -21,6 +23,8 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
         assert!(!error.message().is_empty());
     }
     for (args, part) in [
+        (vec![], "Run a server"),
+        (vec!["pki"], "authorities"),
         (vec!["--help"], "Run a server"),
         (vec!["--version"], "adit 0."),
         (vec!["version"], "matches Konnectivity v"),
@@ -42,6 +46,83 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
     });
     let args = ["demo", "--once", "--lane-security=plaintext", "--redirect"];
     assert_eq!(run(&args).unwrap().command, demo);
+}
+
+/// A mistyped value of any flag is answered with what to write, not with words of the parser behind it.
+#[test]
+fn no_error_about_a_value_has_words_of_a_library() {
+    const FOREIGN: &[&str] = &[
+        "invalid digit",
+        "too large",
+        "too small",
+        "would be zero",
+        "is not in ",
+        "invalid IP",
+        "expected number",
+        "unknown time unit",
+        "ParseIntError",
+    ];
+    let mut flags = 0;
+    let mut each = vec![(Vec::new(), Cli::command())];
+    while let Some((path, command)) = each.pop() {
+        for below in command
+            .get_subcommands()
+            .filter(|below| !below.is_hide_set())
+        {
+            let path = [&path[..], &[below.get_name().to_owned()]].concat();
+            each.push((path, below.clone()));
+        }
+        let named = command.get_arguments().filter_map(Arg::get_long);
+        for flag in named.filter(|flag| !matches!(*flag, "help" | "version")) {
+            flags += 1;
+            for value in [
+                "seven",
+                "0",
+                "-1",
+                "99999999999999999999",
+                "1.2.3",
+                "7d5",
+                "",
+            ] {
+                let given = format!("--{flag}={value}");
+                let path = path.iter().map(String::as_str);
+                let Err(error) = run(&path.chain([given.as_str()]).collect::<Vec<_>>()) else {
+                    continue;
+                };
+                let text = error.message();
+                let foreign = FOREIGN.iter().find(|words| text.contains(**words));
+                assert_eq!(foreign, None, "{given}: {text}");
+            }
+        }
+    }
+    assert!(flags > 100, "{flags}");
+    for (args, part) in [
+        (
+            ["server", "--agent-port=seven"],
+            "write a port, a number from 1 to 65535",
+        ),
+        (
+            ["agent", "--proxy-server-port=0"],
+            "write a port, a number from 1 to 65535",
+        ),
+        (["server", "--health-port=seven"], "or off for no listener"),
+        (
+            ["agent", "--lanes=many"],
+            "write a whole number from 0 to 4294967295",
+        ),
+        (
+            ["server", "--links-per-agent=0"],
+            "write a whole number from 1 to",
+        ),
+        (
+            ["agent", "--redirect-node-address=here"],
+            "write an IP address",
+        ),
+    ] {
+        let error = run(&args).unwrap_err();
+        let text = error.message();
+        assert!(text.contains(part) && error.exit_code() == 2, "{text}");
+    }
 }
 
 #[test]

@@ -3,9 +3,13 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::{Arg, ArgAction, CommandFactory as _};
+
+use super::super::Cli;
+use super::super::given::{RESTRICTIONS, must_have_value};
 use super::{file, run};
 use crate::plan::ServerPlan;
-use crate::{Command, ConfigError, parse};
+use crate::{CheckGiven, Command, ConfigError, parse, parse_naming};
 
 /// A server from a config file with this text (`PEM` stands for an existing file), from variables, and from further
 /// flags.
@@ -64,6 +68,181 @@ fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
     assert_eq!(plan.frontends.len(), 3);
     let one = server(FILE, &variables, &["--frontend=grpc=unix:/d.sock"]).unwrap();
     assert_eq!(one.frontends.len(), 1);
+}
+
+/// For a flag, its value in a file and in a variable; both empty.
+const EMPTY: &[(&str, &str)] = &[("[]", ""), ("\"\"", " \n"), ("\" \"", "")];
+
+const SERVER: &str = r#"
+frontend = "grpc=unix:/run/adit/kas.sock"
+cluster-cert = "PEM"
+cluster-key = "PEM"
+cluster-ca-cert = "PEM"
+"#;
+const AGENT: &str = r#"
+proxy-server-host = "a"
+ca-cert = "PEM"
+"#;
+
+/// Empty is not absent: taken for the default, an empty list or permission would permit everything.
+#[test]
+fn an_empty_list_or_restriction_is_an_error_from_file_environment_and_command_line() {
+    let (dir, pem) = file();
+    let path = dir.path().join("adit.toml");
+    let path = path.to_str().unwrap();
+    let mut checked = Vec::new();
+    let cli = Cli::command();
+    for program in ["server", "agent"] {
+        let command = cli.find_subcommand(program).unwrap();
+        for arg in command.get_arguments().filter(|arg| must_have_value(arg)) {
+            let flag = arg.get_long().unwrap();
+            let variable = format!("ADIT_{}", flag.replace('-', "_").to_uppercase());
+            let base = if program == "server" { SERVER } else { AGENT };
+            let base = base.replace("PEM", &pem);
+            let lines = base
+                .lines()
+                .filter(|line| !line.starts_with(&format!("{flag} ")));
+            let base = lines.collect::<Vec<_>>().join("\n");
+            let run = |text: &str, env: &dyn Fn(&str) -> Option<String>, more: &[&str]| {
+                std::fs::write(path, format!("{base}\n{text}")).unwrap();
+                let argv = ["adit", program, "--config", path];
+                let argv = argv.iter().chain(more).map(OsString::from);
+                parse(argv, env).unwrap_err().message().to_owned()
+            };
+            let unset = |_name: &str| None;
+            for (in_file, in_variable) in EMPTY {
+                if arg.get_action().takes_values() && (*in_file != "[]" || is_list(arg)) {
+                    let text = run(&format!("{flag} = {in_file}\n"), &unset, &[]);
+                    let expected = format!("{path}: {flag}: it is empty; write a value");
+                    assert!(text.contains(&expected), "{flag}: {text}");
+                }
+                let env = |name: &str| (name == variable).then(|| (*in_variable).to_owned());
+                let text = run("", &env, &[]);
+                let expected = format!("{variable}: it is empty; write a value");
+                assert!(text.starts_with(&expected), "{flag}: {text}");
+            }
+            let given = format!("--{flag}=");
+            // Without a cgroup this one is not looked at.
+            let with = (flag == "redirect-apiserver").then_some("--redirect-cgroup=/c");
+            let more: Vec<&str> = [given.as_str()].into_iter().chain(with).collect();
+            let text = run("", &unset, &more);
+            let of_it = ["empty", "none was supplied", "\"\"", "''", flag];
+            assert!(
+                of_it.iter().any(|words| text.contains(words)),
+                "{given}: {text}"
+            );
+            checked.push(flag);
+        }
+    }
+    let permissions = [
+        "allow-target",
+        "client-allow-target",
+        "agent-grant",
+        "allowed-destination",
+    ];
+    let all = permissions.iter().chain(RESTRICTIONS);
+    let missed: Vec<_> = all.filter(|flag| !checked.contains(flag)).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+#[test]
+fn all_and_none_are_words_for_permissions() {
+    let words = |flag: &str, word: &str| {
+        let base = "cluster-ca-cert = \"PEM\"\ninsecure-allow-unauthenticated-agents = false";
+        let insecure = "insecure-allow-unauthenticated-agents = true";
+        let text = FILE.replace(insecure, base);
+        server(&format!("{text}\n{flag} = [{word}]"), &[], &[])
+    };
+    let asked = |word: &str| {
+        let rules = words("client-allow-target", word)
+            .unwrap()
+            .client_rules
+            .clone();
+        rules
+            .of_client(None)
+            .map(|targets| targets.check("tcp", "10.0.0.1:443").is_ok())
+    };
+    assert_eq!(asked("\"all\""), None);
+    assert_eq!(asked("\"none\""), Some(false));
+    assert_eq!(asked("\"none.\", \"*\""), Some(true));
+    let open = |word: &str| words("agent-grant", word).unwrap().agents.grants.is_open();
+    assert_eq!(["\"all\"", "\"none\""].map(open), [true, false]);
+    let allowed = words("allowed-destination", "\"none\"").unwrap();
+    assert!(allowed.destinations.allowed.is_empty());
+    for (flag, word, part) in [
+        ("client-allow-target", "\"none\", \"*\"", "stands alone"),
+        ("agent-grant", "\"cn=a,id=a\", \"all\"", "stands alone"),
+        ("allowed-destination", "\"all\"", "needs a port"),
+    ] {
+        let error = words(flag, word).unwrap_err();
+        assert!(error.message().contains(part), "{flag}: {error}");
+    }
+}
+
+#[test]
+fn variables_without_effect_are_named() {
+    let (_dir, pem) = file();
+    let names = [
+        "HOME",
+        "ADIT_LOG",
+        "ADIT_LOG_LEVEL",
+        "ADIT_ALOW_TARGET",
+        "ADIT_COLOUR",
+        // Services called adit-server and adit-agent.
+        "ADIT_SERVER_SERVICE_HOST",
+        "ADIT_SERVER_SERVICE_PORT",
+        "ADIT_SERVER_SERVICE_PORT_AGENTS",
+        "ADIT_SERVER_PORT",
+        "ADIT_SERVER_PORT_8132_TCP",
+        "ADIT_SERVER_PORT_8132_TCP_ADDR",
+        "ADIT_SERVER_PORT_8132_TCP_PORT",
+        "ADIT_SERVER_PORT_53_UDP_PROTO",
+        "ADIT_AGENT_PORT",
+    ]
+    .map(str::to_owned);
+    let env = |name: &str| match name {
+        "ADIT_LOG_LEVEL" => Some("debug".to_owned()),
+        "ADIT_SERVER_PORT" | "ADIT_AGENT_PORT" => Some("tcp://10.0.0.1:8132".to_owned()),
+        _ => names
+            .iter()
+            .any(|known| known == name)
+            .then(|| "s3cret".to_owned()),
+    };
+    let ca = format!("--ca-cert={pem}");
+    let native = ["adit", "agent", &ca, "--proxy-server-host=a"];
+    let warnings = |argv: &[&str]| {
+        let argv = argv.iter().map(OsString::from);
+        parse_naming(argv, &env, &names).unwrap().warnings
+    };
+    assert_eq!(
+        warnings(&native),
+        [
+            "ADIT_ALOW_TARGET has no effect: adit agent has no such flag; did you mean ADIT_ALLOW_TARGET?",
+            "ADIT_COLOUR has no effect: adit agent has no such flag",
+        ]
+    );
+    let why = "has no effect: compat mode takes flags from the command line alone";
+    let compat = ["proxy-agent", &ca, "--proxy-server-host=a"];
+    let expected = ["ADIT_LOG_LEVEL", "ADIT_ALOW_TARGET", "ADIT_COLOUR"];
+    assert_eq!(
+        warnings(&compat),
+        expected.map(|name| format!("{name} {why}"))
+    );
+    let checked = ["adit", "check", "agent", &ca, "--proxy-server-host=a"];
+    let argv = checked.iter().map(OsString::from);
+    let Command::Check(check) = parse_naming(argv, &env, &names).unwrap().command else {
+        panic!("check")
+    };
+    assert!(matches!(check.given, CheckGiven::Agent(_, warnings) if warnings.len() == 2));
+    let many: Vec<String> = (0..20).map(|n| format!("ADIT_X{n}")).collect();
+    let argv = native.iter().map(OsString::from);
+    let warnings = parse_naming(argv, &|_name| None, &many).unwrap().warnings;
+    assert_eq!(warnings.len(), 17);
+    assert_eq!(warnings[16], "4 further ADIT_ variables have no effect");
 }
 
 /// `false` and `0` are values; empty variables and Kubernetes Service variables are ignored.

@@ -189,7 +189,7 @@ fn lanes_can_be_switched_off_and_an_invalid_number_names_the_flag() {
 fn grants_are_taken_beside_upstreams_flags_and_checked() {
     let files = Files::new();
     let (plan, _) = server(files.server(), &[]).unwrap();
-    assert!(plan.agents.grants.is_empty());
+    assert!(plan.agents.grants.is_open());
     let flags = ["--agent-grant=cn=a,id=a", "--agent-grant", "cn=b,id=b"];
     let (plan, warnings) = server(files.server(), &flags).unwrap();
     let expected = Grants::parse(&["cn=a,id=a", "cn=b,id=b"]).unwrap();

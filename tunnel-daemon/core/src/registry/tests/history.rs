@@ -7,7 +7,7 @@ use proptest::strategy::Strategy as Strategy_;
 
 use super::World;
 use crate::ids::{AgentId, LinkId};
-use crate::registry::{Silence, Standing, Strategy};
+use crate::registry::{Availability, Silence, Standing, Strategy};
 use crate::wire::identifiers::Identifiers;
 
 #[derive(Clone, Debug)]
@@ -175,10 +175,14 @@ proptest! {
                 .map(|row| row.agent)
                 .collect();
             prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
-            let heard = rows.iter().any(|row| {
-                owners[&row.agent] == row.principal && !row.retired && row.silence == Silence::None && row.hosts & 7 != 0
-            });
-            prop_assert_eq!(world.0.is_heard(), heard);
+            let availability = |is_listed: fn(&Row) -> bool| {
+                let known = rows.iter().filter(|row| owners[&row.agent] == row.principal && is_listed(row));
+                known.map(|row| match row.silence {
+                    Silence::None if !row.retired => Availability::Ready,
+                    _ => Availability::Silent,
+                }).max().unwrap_or(Availability::None)
+            };
+            prop_assert_eq!(world.availability(), [availability(|row| row.hosts & 7 != 0), availability(|_| true)]);
         }
     }
 }

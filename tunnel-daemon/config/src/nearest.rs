@@ -4,7 +4,7 @@
 const NEAR: f64 = 0.75;
 
 /// The most similar of `known`, ignoring case and separators; of equals the first. `None` if none is similar enough.
-pub(super) fn nearest<'a>(
+pub(crate) fn nearest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
