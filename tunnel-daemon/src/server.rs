@@ -38,6 +38,7 @@ use crate::probes::{
 };
 use crate::redirect_view::RedirectView;
 use crate::relay;
+use crate::start_files;
 use crate::status::{self, ServerSource};
 use crate::wait::wait_until;
 use adit_config::limits;
@@ -110,6 +111,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// Like [`start`].
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
     ebpf_flags::check_server(plan)?;
+    start_files::wait_for(start_files::of_server(plan)).await;
     let tenant = Tenant::new(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
