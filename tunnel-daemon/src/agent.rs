@@ -32,6 +32,7 @@ use crate::probes::{
 };
 use crate::redirect_view::RedirectView;
 use crate::relay;
+use crate::start_files;
 use crate::status::{self, AgentSource};
 use crate::wait::wait_until;
 use adit_agent::connector::{RecentServers, ServerConnector};
@@ -102,6 +103,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
 /// Like [`start`].
 pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<RunningAgent> {
     ebpf_flags::check_agent(plan)?;
+    start_files::wait_for(start_files::of_agent(plan)).await;
     let started = Instant::now();
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));

@@ -62,6 +62,11 @@ impl ReloadEvents for CertificateEvents {
         self.metrics.tls_reload(ReloadResult::Failed);
     }
 
+    fn stuck(&self, _name: &'static str) {
+        // The reader of the files has logged their names.
+        self.metrics.tls_reload(ReloadResult::Failed);
+    }
+
     #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
     fn expiries(&self, expiries: &[Expiry]) {
         let now = SystemTime::now();

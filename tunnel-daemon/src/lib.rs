@@ -36,6 +36,7 @@ pub mod run;
 pub mod server;
 mod service_manager;
 pub mod signals;
+mod start_files;
 pub mod status;
 mod top;
 mod transparent;

@@ -24,7 +24,9 @@ use crate::{
 use adit_config::limits;
 #[cfg(feature = "demo")]
 use adit_config::plan::LogPlan;
-use adit_config::plan::{AgentPlan, Drain, LogFormat, ServerPlan, ShutdownPlan};
+use adit_config::plan::{
+    AgentPlan, Drain, FrontendListen, FrontendPlan, LogFormat, ServerPlan, ShutdownPlan,
+};
 use adit_config::{Command, ConfigError, Parsed};
 use adit_net::inherited::InheritedSockets;
 #[cfg(feature = "demo")]
@@ -134,7 +136,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         let _code = fail_as(format, &error.to_string());
         std::process::exit(1);
     };
-    let runtime = match start_runtime(&mut builder, refused) {
+    let runtime = match start_runtime(&mut builder, followers(&parsed.command), refused) {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
@@ -174,6 +176,55 @@ pub fn run(parsed: Parsed) -> ExitCode {
     // Log lines are flushed before the final error message.
     drop(lines);
     outcome.unwrap_or_else(|error| fail(&error))
+}
+
+/// Followers of files, for each of which there are threads.
+fn followers(command: &Command) -> usize {
+    match command {
+        Command::Server(plan) => {
+            let is_tls = |frontend: &&FrontendPlan| {
+                matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
+            };
+            let of_frontends = plan.frontends.iter().filter(is_tls).count();
+            let redirect = plan.transparent.redirect.as_ref();
+            let others = [
+                plan.agents.deny.is_some(),
+                plan.agents.tokens.is_some() || plan.leases.is_some(),
+                redirect.is_some_and(|redirect| redirect.file.is_some()),
+                !plan.destinations.allowed.is_empty(),
+            ];
+            // The listener for agents has files, too.
+            1 + of_frontends + others.into_iter().filter(|follows| *follows).count()
+        }
+        Command::Agent(plan) => {
+            let redirect = plan.redirect.as_ref();
+            let others = [
+                plan.token_path.is_some(),
+                plan.leases.is_some(),
+                redirect.is_some_and(|redirect| redirect.file.is_some()),
+            ];
+            // The connection to servers and the resolver have files, too.
+            2 + others.into_iter().filter(|follows| *follows).count()
+        }
+        _ => 0,
+    }
+}
+
+/// Starts a server or agent. A signal ends a start that waits, such as for a file: `None`.
+///
+/// # Errors
+/// Why it does not start.
+async fn unless_signalled<T>(
+    signals: &mut Signals,
+    start: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<Option<T>> {
+    tokio::select! {
+        started = start => started.map(Some),
+        () = signals.next() => {
+            tracing::info!("signal received during the start: leaving");
+            Ok(None)
+        }
+    }
 }
 
 /// Prints why a command line is refused, as the last line, in the log format it asks for, as far as it can be parsed.
@@ -217,7 +268,10 @@ async fn asked_by_signals(
 
 async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let server = server::start_with(plan, controls).await?;
+    let starting = server::start_with(plan, controls);
+    let Some(server) = unless_signalled(&mut signals, starting).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
     privileges::finish().await;
     all_are_taken(controls)?;
     let listeners = &server.listeners;
@@ -270,7 +324,10 @@ fn all_are_taken(controls: &Controls) -> anyhow::Result<()> {
 
 async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let agent = agent::start_with(plan, controls).await?;
+    let starting = agent::start_with(plan, controls);
+    let Some(agent) = unless_signalled(&mut signals, starting).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
     privileges::finish().await;
     all_are_taken(controls)?;
     let listeners = &agent.listeners;

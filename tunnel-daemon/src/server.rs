@@ -35,6 +35,7 @@ use crate::node::{self, NodeParts};
 use crate::probes::{Detail, HttpService, ReadinessAsker};
 use crate::redirect_view::RedirectView;
 use crate::relay;
+use crate::start_files;
 use crate::status::{self, ServerSource};
 use crate::wait::wait_until;
 use adit_config::limits;
@@ -107,6 +108,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// Like [`start`].
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
     ebpf_flags::check_server(plan)?;
+    start_files::wait_for(start_files::of_server(plan)).await;
     let tenant = Tenant::new(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),

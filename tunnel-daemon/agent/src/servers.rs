@@ -1,6 +1,7 @@
 //! All connections of one agent: finds servers, keeps one link to each, replaces lost links.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -11,11 +12,12 @@ use std::time::Duration;
 use adit_core::ids::ServerId;
 use adit_core::session::LinkFailure;
 use adit_core::wire::metadata::AgentHello;
+use adit_files::{Reader, STUCK_AFTER};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 mod concurrency_limit;
@@ -35,6 +37,9 @@ use adit_telemetry::guard::GaugeGuard;
 use adit_telemetry::labels::{LinkDirection, LinkEnding, Segment};
 use adit_tunnel::lane::{Lane, bind_to_server};
 use adit_tunnel::{Command, LinkExit};
+
+/// Longest token: it has to fit into the headers that a server takes.
+const TOKEN_BYTES_MAX: u64 = 256 << 10;
 
 /// Settings of the search for servers.
 pub struct ServersSettings {
@@ -77,6 +82,8 @@ struct Shared {
     changed: Notify,
     /// Limits concurrent opening of lanes, over all links.
     opening: ConcurrencyLimit,
+    /// Reads the token.
+    token: AsyncMutex<Reader<io::Result<String>>>,
 }
 
 /// The lanes to all servers, for tunnels that this agent opens. Clones share them.
@@ -133,10 +140,7 @@ enum AttemptError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("cannot read the token {path}: {source}", path = path.display())]
-    Token {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Token { path: PathBuf, source: io::Error },
     #[error("the file {path} holds no token: mount a projected service account token there", path = .0.display())]
     NoToken(PathBuf),
     #[error("no answer within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
@@ -162,6 +166,7 @@ impl Servers {
     pub fn start(settings: ServersSettings, context: LinkContext, tasks: &Tasks) -> Self {
         let state = SyncState::new(settings.policy, settings.addresses.len());
         let state = Mutex::new(state.counting(settings.count_source));
+        let token = Reader::of(settings.token_path.as_slice());
         let shared = Arc::new(Shared {
             settings,
             context,
@@ -172,6 +177,7 @@ impl Servers {
             heard: Arc::default(),
             changed: Notify::new(),
             opening: ConcurrencyLimit::default(),
+            token: AsyncMutex::new(token),
         });
         shared.publish();
         let search = Arc::clone(&shared);
@@ -580,17 +586,22 @@ impl Shared {
         self.changed.notify_one();
     }
 
+    /// Reads the token again for each link: Kubernetes renews it.
+    async fn read_token(&self, path: &Path) -> Result<String, AttemptError> {
+        let reading = path.to_owned();
+        let read = move || io::read_to_string(adit_files::open(&reading)?.take(TOKEN_BYTES_MAX));
+        let read = self.token.lock().await.read(STUCK_AFTER, read).await;
+        let read = read.unwrap_or_else(|error| Err(io::Error::other(error)));
+        read.map_err(|source| AttemptError::Token {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
     async fn connect(&self, address: &ServerAddress) -> Result<Opened, AttemptError> {
         let token = match &self.settings.token_path {
             None => None,
-            Some(path) => {
-                let read = tokio::fs::read_to_string(path).await;
-                let read = read.map_err(|source| AttemptError::Token {
-                    path: path.clone(),
-                    source,
-                });
-                Some(token_in(path, read?)?)
-            }
+            Some(path) => Some(token_in(path, self.read_token(path).await?)?),
         };
         let Connected { stream, authority } = self.settings.connector.connect(address).await?;
         // A duplicate descriptor: HTTP/2 takes ownership of the stream.

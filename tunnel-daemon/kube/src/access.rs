@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::sha256::Sha256;
+use adit_files::{ReadError, Reader, STUCK_AFTER, open, read_once};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
@@ -21,6 +22,15 @@ use crate::words::{self, of_io};
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// How often a configuration that keeps changing is read again.
 const LOADS_MAX: usize = 5;
+/// How long a request waits for changed files; after that it uses the configuration that was read last.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest file.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+/// Where a pod has its service account.
+const IN_CLUSTER: [&str; 2] = [
+    "/var/run/secrets/kubernetes.io/serviceaccount/token",
+    "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt",
+];
 /// Time to connect to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -41,6 +51,14 @@ impl Source {
             Self::InCluster
         } else {
             Self::Kubeconfig(PathBuf::from(path))
+        }
+    }
+
+    /// Its name in the log.
+    fn name(&self) -> String {
+        match self {
+            Self::Kubeconfig(path) => format!("kubeconfig {}", path.display()),
+            Self::InCluster => "the service account of this pod".to_owned(),
         }
     }
 }
@@ -82,11 +100,22 @@ struct State {
     checked: Instant,
     /// Content that could not be used, so that it is reported once.
     refused: Option<[u8; 32]>,
+    reader: Reader<Looked>,
+}
+
+/// A new configuration, or why it cannot be used. `None`: the files have not changed.
+type Looked = Option<Result<Current, Unusable>>;
+
+struct Unusable {
+    error: AccessError,
+    /// Of the content, if it could be read.
+    fingerprint: Option<[u8; 32]>,
 }
 
 #[derive(Clone)]
 struct Current {
     client: Client,
+    address: String,
     files: Vec<PathBuf>,
     fingerprint: [u8; 32],
     risk: Option<&'static str>,
@@ -114,21 +143,26 @@ impl Api {
     /// # Errors
     /// A file is missing or wrong; the text names it.
     pub async fn open(source: Source) -> Result<Arc<Self>, AccessError> {
-        let loaded = load(source.clone()).await?;
-        let address = address(&loaded.config);
-        // A credential plugin runs when a client is made. Upstream runs it with the first request, so its failure must not
-        // prevent a start.
-        let current = if loaded.config.auth_info.exec.is_some() {
-            None
-        } else {
-            Some(connect(loaded).await?)
-        };
+        let (name, from) = (source.name(), source.clone());
+        let opening = read_once(&name, move || {
+            let loaded = load(&from)?;
+            let address = address(&loaded.config);
+            // A credential plugin runs when a client is made. Upstream runs it with the first request, so its failure must
+            // not prevent a start.
+            if loaded.config.auth_info.exec.is_some() {
+                Ok((address, None))
+            } else {
+                connect(loaded).map(|current| (address, Some(current)))
+            }
+        });
+        let (address, current) = opening.await.map_err(cut_off)??;
         let api = Self {
             source,
             state: Mutex::new(State {
                 current,
                 checked: Instant::now(),
                 refused: None,
+                reader: Reader::new(name),
             }),
             generation: AtomicU64::new(0),
             address: std::sync::Mutex::new(address),
@@ -168,36 +202,51 @@ impl Api {
         Some((path, certificate))
     }
 
-    /// A client for the configuration as it is on disk now. Where new files cannot be used, the last configuration stays in
-    /// use, and the log says so once.
+    /// A client for the configuration as it is on disk now. Where new files cannot be used, or cannot be read within a second,
+    /// the last configuration stays in use, and the log says so once.
     ///
     /// # Errors
     /// No configuration is usable.
     pub async fn client(&self) -> Result<Client, AccessError> {
         let mut state = self.state.lock().await;
-        if let Some(current) = &state.current {
-            let is_fresh = state.checked.elapsed() < CHECK_EVERY;
-            if is_fresh || fingerprint_of(&current.files).await == Some(current.fingerprint) {
-                let client = current.client.clone();
-                if !is_fresh {
-                    state.checked = Instant::now();
+        let state = &mut *state;
+        let looked = loop {
+            let (known, patience) = match &state.current {
+                Some(current) if state.checked.elapsed() < CHECK_EVERY => {
+                    return Ok(current.client.clone());
                 }
-                return Ok(client);
+                // It was waited for before.
+                Some(_current) if state.reader.is_pending() => (None, Duration::ZERO),
+                Some(current) => {
+                    let known = (current.files.clone(), current.fingerprint);
+                    (Some(known), PATIENCE)
+                }
+                None => (None, STUCK_AFTER),
+            };
+            let source = self.source.clone();
+            let look = move || look(&source, known);
+            let read = state.reader.read(patience, look).await;
+            state.checked = Instant::now();
+            match (read, &state.current) {
+                (Ok(looked), _) => break looked,
+                (Err(_pending), Some(current)) => return Ok(current.client.clone()),
+                // The caller has a deadline. The next call gets the result.
+                (Err(ReadError::Pending { .. }), None) => (),
+                (Err(ReadError::Lost), None) => return Err(cut_off(ReadError::Lost)),
             }
-        }
-        let loaded = load(self.source.clone()).await;
-        state.checked = Instant::now();
-        let fingerprint = loaded.as_ref().ok().map(|loaded| loaded.fingerprint);
-        if let Ok(loaded) = &loaded {
-            *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address(&loaded.config);
-        }
-        let connected = match loaded {
-            Ok(loaded) => connect(loaded).await,
-            Err(error) => Err(error),
+        };
+        let (connected, fingerprint) = match (looked, &state.current) {
+            (None, Some(current)) => return Ok(current.client.clone()),
+            (None, None) => return Err(cut_off(ReadError::Lost)),
+            (Some(Ok(current)), _) => (Ok(current), None),
+            (Some(Err(unusable)), _) => (Err(unusable.error), unusable.fingerprint),
         };
         match (connected, &state.current) {
             (Ok(current), _) => {
                 let client = current.client.clone();
+                current
+                    .address
+                    .clone_into(&mut self.address.lock().unwrap_or_else(PoisonError::into_inner));
                 if state.current.replace(current).is_some() {
                     self.generation.fetch_add(1, Relaxed);
                     tracing::info!("the new configuration of the Kubernetes API is in use");
@@ -221,20 +270,35 @@ impl Api {
     }
 }
 
-/// Reads files on a blocking thread, which the calling program has started with its runtime.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this crate is below adit_tls::blocking, and uses the same threads"
-)]
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(work).await.ok()
+fn cut_off(_lost: ReadError) -> AccessError {
+    AccessError::Client("reading the configuration was cut off".to_owned())
 }
 
-/// Loads until nothing changes between reading the configuration and reading its files.
-async fn load(source: Source) -> Result<Loaded, AccessError> {
-    let mut loaded = load_once(source.clone()).await?;
+/// Loads the configuration, unless its files are `known` with these contents. Blocks.
+fn look(source: &Source, known: Option<(Vec<PathBuf>, [u8; 32])>) -> Looked {
+    if let Some((files, before)) = known
+        && fingerprint(&files).is_ok_and(|now| now == before)
+    {
+        return None;
+    }
+    let unusable = |error, fingerprint| Some(Err(Unusable { error, fingerprint }));
+    match load(source) {
+        Ok(loaded) => {
+            let fingerprint = loaded.fingerprint;
+            match connect(loaded) {
+                Ok(current) => Some(Ok(current)),
+                Err(error) => unusable(error, Some(fingerprint)),
+            }
+        }
+        Err(error) => unusable(error, None),
+    }
+}
+
+/// Loads until nothing changes between reading the configuration and reading its files. Blocks.
+fn load(source: &Source) -> Result<Loaded, AccessError> {
+    let mut loaded = load_once(source)?;
     for _try in 0..LOADS_MAX {
-        let again = load_once(source.clone()).await?;
+        let again = load_once(source)?;
         let is_settled = again.fingerprint == loaded.fingerprint;
         loaded = again;
         if is_settled {
@@ -244,16 +308,23 @@ async fn load(source: Source) -> Result<Loaded, AccessError> {
     Ok(loaded)
 }
 
-async fn load_once(source: Source) -> Result<Loaded, AccessError> {
-    let handle = tokio::runtime::Handle::current();
-    blocking(move || match source {
+/// The library opens files itself, so that each is opened here before: one that blocks, or is no file, is refused.
+fn load_once(source: &Source) -> Result<Loaded, AccessError> {
+    match source {
         Source::Kubeconfig(path) => {
             let wrong = |why: String| AccessError::Kubeconfig {
                 path: path.clone(),
                 why,
             };
-            let kubeconfig = Kubeconfig::read_from(&path);
-            let kubeconfig = kubeconfig.map_err(|error| wrong(words::of_kubeconfig(&error)))?;
+            open(path).map_err(|error| wrong(of_io(&error)))?;
+            let kubeconfig = Kubeconfig::read_from(path)
+                .map_err(|error| wrong(words::of_kubeconfig(&error)))?;
+            let user = user_of(&kubeconfig).cloned().unwrap_or_default();
+            let named = named_files(&kubeconfig, &user);
+            for file in &named {
+                open(file).map_err(|error| wrong(format!("{}: {}", file.display(), of_io(&error))))?;
+            }
+            let handle = tokio::runtime::Handle::current();
             let mut config = handle
                 .block_on(Config::from_custom_kubeconfig(
                     kubeconfig.clone(),
@@ -268,8 +339,18 @@ async fn load_once(source: Source) -> Result<Loaded, AccessError> {
             finish(config, files).map_err(wrong)
         }
         Source::InCluster => {
-            let config = Config::incluster()
-                .map_err(|error| AccessError::InCluster(words::of_pod(&error)))?;
+            for file in IN_CLUSTER.map(Path::new) {
+                match open(file) {
+                    // The library says what is missing.
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        let why = format!("{}: {}", file.display(), of_io(&error));
+                        return Err(AccessError::InCluster(why));
+                    }
+                    _ => (),
+                }
+            }
+            let config =
+                Config::incluster().map_err(|error| AccessError::InCluster(words::of_pod(&error)))?;
             let files = config
                 .root_cert_file
                 .iter()
@@ -278,13 +359,20 @@ async fn load_once(source: Source) -> Result<Loaded, AccessError> {
                 .collect();
             finish(config, files).map_err(AccessError::InCluster)
         }
-    })
-    .await
-    .unwrap_or_else(|| {
-        Err(AccessError::Client(
-            "reading the configuration was cut off".to_owned(),
-        ))
-    })
+    }
+}
+
+/// The user of the current context.
+fn user_of(kubeconfig: &Kubeconfig) -> Option<&AuthInfo> {
+    let context = kubeconfig.current_context.as_ref();
+    let mut contexts = kubeconfig.contexts.iter();
+    let context = contexts.find(|named| Some(&named.name) == context)?;
+    let user = context.context.as_ref()?.user.as_ref();
+    let mut users = kubeconfig.auth_infos.iter();
+    users
+        .find(|named| Some(&named.name) == user)?
+        .auth_info
+        .as_ref()
 }
 
 fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&kube::config::Cluster> {
@@ -339,9 +427,10 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
     if config.auth_info.token.is_none()
         && let Some(file) = config.auth_info.token_file.take()
     {
-        let token = std::fs::read_to_string(&file);
-        let token = token.map_err(|error| format!("token {file}: {}", of_io(&error)))?;
-        let token = Zeroizing::new(token);
+        let read = read(Path::new(&file));
+        let read = read.map_err(|error| format!("token {file}: {}", of_io(&error)))?;
+        let token = std::str::from_utf8(&read);
+        let token = token.map_err(|_bytes| format!("token {file}: it is not text"))?;
         if token.trim().is_empty() {
             return Err(format!("token {file}: the file is empty"));
         }
@@ -376,8 +465,16 @@ fn certificate(user: &AuthInfo) -> Result<Option<Vec<u8>>, String> {
     let Some(file) = &user.client_certificate else {
         return Ok(None);
     };
-    let read = std::fs::read(file).map_err(|error| format!("{file}: {}", of_io(&error)))?;
-    Ok(Some(certificates(&Zeroizing::new(read))))
+    let read = read(Path::new(file)).map_err(|error| format!("{file}: {}", of_io(&error)))?;
+    Ok(Some(certificates(&read)))
+}
+
+/// The content of a regular file. Blocks while its file system does not answer.
+fn read(path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    use std::io::Read as _;
+    let mut content = Zeroizing::new(Vec::new());
+    open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 /// The certificates of PEM text. A file with the certificate often holds the private key, too, which must not be kept here.
@@ -418,41 +515,30 @@ fn risk(config: &Config) -> Option<&'static str> {
     }
 }
 
-/// On a blocking thread: a credential plugin is a process.
-async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
+/// Blocks: a credential plugin is a process.
+fn connect(loaded: Loaded) -> Result<Current, AccessError> {
     let risk = risk(&loaded.config);
     if let Some(risk) = risk {
         tracing::warn!("the Kubernetes API cannot be trusted: {risk}");
     }
-    blocking(move || {
-        let client =
-            Client::try_from(loaded.config).map_err(|error| AccessError::Client(chain(&error)))?;
-        Ok(Current {
-            client,
-            files: loaded.files,
-            fingerprint: loaded.fingerprint,
-            risk,
-            certificate: loaded.certificate,
-        })
+    let address = address(&loaded.config);
+    let client =
+        Client::try_from(loaded.config).map_err(|error| AccessError::Client(chain(&error)))?;
+    Ok(Current {
+        client,
+        address,
+        files: loaded.files,
+        fingerprint: loaded.fingerprint,
+        risk,
+        certificate: loaded.certificate,
     })
-    .await
-    .unwrap_or_else(|| {
-        Err(AccessError::Client(
-            "making a client was cut off".to_owned(),
-        ))
-    })
-}
-
-async fn fingerprint_of(files: &[PathBuf]) -> Option<[u8; 32]> {
-    let files = files.to_vec();
-    blocking(move || fingerprint(&files).ok()).await.flatten()
 }
 
 fn fingerprint(files: &[PathBuf]) -> Result<[u8; 32], (&Path, std::io::Error)> {
     let mut hash = Sha256::default();
     for path in files {
-        let content = std::fs::read(path).map_err(|error| (path.as_path(), error))?;
-        hash.update(Sha256::digest(content));
+        let content = read(path).map_err(|error| (path.as_path(), error))?;
+        hash.update(Sha256::digest(content.as_slice()));
     }
     Ok(hash.finish())
 }
@@ -533,6 +619,41 @@ mod tests {
                 assert!(!text.contains(foreign), "{foreign}: {text}");
             }
         }
+    }
+
+    /// Makes a pipe, which would block a process that opens it.
+    fn pipe(path: &Path) {
+        let made = std::process::Command::new("mkfifo").arg(path).status();
+        assert!(made.unwrap().success());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pipe_is_refused_at_first_and_later_leaves_the_last_configuration_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, token, other] =
+            ["config", "token", "other"].map(|name| folder.path().join(name));
+        let text = |user: &str| {
+            format!(
+                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a","user":"a"}}}}],
+                "clusters":[{{"name":"a","cluster":{{"server":"https://127.0.0.1:1"}}}}],
+                "users":[{{"name":"a","user":{user}}}]}}"#
+            )
+        };
+        let open = || Api::open(Source::Kubeconfig(file.clone()));
+        pipe(&token);
+        std::fs::write(&file, text(r#"{"tokenFile":"token"}"#)).unwrap();
+        let error = open().await.unwrap_err().to_string();
+        assert!(error.contains("token: it is a named pipe"), "{error}");
+
+        std::fs::write(&file, text(r#"{"token":"t"}"#)).unwrap();
+        let api = open().await.unwrap();
+        pipe(&other);
+        std::fs::rename(&other, &file).unwrap();
+        tokio::time::advance(2 * CHECK_EVERY).await;
+        assert!(api.client().await.is_ok());
+        assert_eq!(api.generation(), 0);
+        let error = open().await.unwrap_err().to_string();
+        assert!(error.contains("config: it is a named pipe"), "{error}");
     }
 
     #[test]

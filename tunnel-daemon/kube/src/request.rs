@@ -14,7 +14,7 @@ use crate::words;
 
 /// Time for a request, including the connection that it may need.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest answer.
+/// Longest answer, and longest line of a watch.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Longest part of a foreign error text that is passed on.
 const TEXT_BYTES_MAX: usize = 512;
@@ -42,8 +42,8 @@ pub enum RequestError {
     #[error("cannot parse the answer of the API server: {0}")]
     NotUnderstood(String),
     /// The answer is too long.
-    #[error("the API server's answer is longer than {} bytes", ANSWER_BYTES_MAX)]
-    TooLong,
+    #[error("the API server's answer is longer than {0} bytes")]
+    TooLong(usize),
     /// The answer did not come in time.
     #[error("no answer from the API server in time")]
     TimedOut,
@@ -66,7 +66,7 @@ impl RequestError {
             Self::Refused { status, reason, .. } => (status.as_u16(), reason),
             Self::TimedOut => (0, "Timeout"),
             Self::Access(_) | Self::Transport(_) => (0, "Unreachable"),
-            Self::NotUnderstood(_) | Self::TooLong => (0, "Invalid"),
+            Self::NotUnderstood(_) | Self::TooLong(_) => (0, "Invalid"),
         }
     }
 }
@@ -102,20 +102,45 @@ pub(crate) async fn send_within<B: Serialize, A: DeserializeOwned>(
     path: &str,
     body: Option<&B>,
 ) -> Result<A, RequestError> {
-    let answer = async {
-        let body = begin(api, method, path, body).await?;
-        let bytes = whole(body).await?;
-        serde_json::from_slice(&bytes).map_err(not_understood)
-    };
+    let answer = answer(api, method, path, body, ANSWER_BYTES_MAX);
     tokio::time::timeout(limit, answer)
         .await
         .unwrap_or(Err(RequestError::TimedOut))
+}
+
+/// As [`send`], for an answer of at most `bytes_max`.
+///
+/// # Errors
+/// As [`send`].
+pub(crate) async fn get_at_most<A: DeserializeOwned>(
+    bytes_max: usize,
+    api: &Api,
+    path: &str,
+) -> Result<A, RequestError> {
+    let answer = answer::<(), A>(api, Method::GET, path, None, bytes_max);
+    tokio::time::timeout(TIMEOUT, answer)
+        .await
+        .unwrap_or(Err(RequestError::TimedOut))
+}
+
+async fn answer<B: Serialize, A: DeserializeOwned>(
+    api: &Api,
+    method: Method,
+    path: &str,
+    body: Option<&B>,
+    bytes_max: usize,
+) -> Result<A, RequestError> {
+    let body = begin(api, method, path, body).await?;
+    let bytes = whole(body, bytes_max).await?;
+    serde_json::from_slice(&bytes).map_err(not_understood)
 }
 
 /// JSON objects, one a line, as a watch sends them.
 pub(crate) struct Lines {
     body: BodyDataStream<Body>,
     buffer: BytesMut,
+    /// The line under way is too long; the rest of it is dropped.
+    is_too_long: bool,
 }
 
 /// Begins to read lines. The caller of [`Lines::next`] decides how long to wait for each line.
@@ -129,27 +154,32 @@ pub(crate) async fn watch(api: &Api, path: &str) -> Result<Lines, RequestError> 
     Ok(Lines {
         body: BodyDataStream::new(body),
         buffer: BytesMut::new(),
+        is_too_long: false,
     })
 }
 
 impl Lines {
-    /// The next object; `None` at the end.
+    /// The next object, or why its line cannot be used: the lines after it can. `None` at the end.
     ///
     /// # Errors
-    /// The connection broke, or a line is no such object.
-    pub(crate) async fn next<A: DeserializeOwned>(&mut self) -> Result<Option<A>, RequestError> {
+    /// The connection broke.
+    pub(crate) async fn next<A: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<Result<A, RequestError>>, RequestError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(end + 1);
+                if std::mem::take(&mut self.is_too_long) {
+                    return Ok(Some(Err(RequestError::TooLong(ANSWER_BYTES_MAX))));
+                }
                 if line.trim_ascii().is_empty() {
                     continue;
                 }
-                return serde_json::from_slice(&line)
-                    .map(Some)
-                    .map_err(not_understood);
+                return Ok(Some(serde_json::from_slice(&line).map_err(not_understood)));
             }
-            if self.buffer.len() > ANSWER_BYTES_MAX {
-                return Err(RequestError::TooLong);
+            if self.is_too_long || self.buffer.len() > ANSWER_BYTES_MAX {
+                self.is_too_long = true;
+                self.buffer.clear();
             }
             match self.body.next().await {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
@@ -193,7 +223,7 @@ async fn begin<B: Serialize>(
     if status.is_success() {
         return Ok(body);
     }
-    let bytes = whole(body).await?;
+    let bytes = whole(body, ANSWER_BYTES_MAX).await?;
     let said = serde_json::from_slice::<Status>(&bytes)
         .ok()
         .unwrap_or_default();
@@ -207,10 +237,10 @@ async fn begin<B: Serialize>(
     })
 }
 
-async fn whole(body: Body) -> Result<Bytes, RequestError> {
-    let collected = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+async fn whole(body: Body, bytes_max: usize) -> Result<Bytes, RequestError> {
+    let collected = Limited::new(body, bytes_max).collect().await;
     let collected = collected.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-        Some(_) => RequestError::TooLong,
+        Some(_) => RequestError::TooLong(bytes_max),
         None => RequestError::Transport(excerpt(&error.to_string())),
     })?;
     Ok(collected.to_bytes())

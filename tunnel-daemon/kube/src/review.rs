@@ -64,6 +64,21 @@ pub enum ReviewError {
 }
 
 impl ReviewError {
+    /// The words for the caller, who has proved nothing: not those of the API server or of this host's files, which name users,
+    /// addresses and paths.
+    #[must_use]
+    pub fn told(&self) -> String {
+        match self {
+            Self::Request(_) => Self::generic("Failed to authenticate request. err:"),
+            Self::Status(_) => Self::generic("lookup failed: "),
+            own => own.to_string(),
+        }
+    }
+
+    fn generic(shape: &str) -> String {
+        format!("{shape}the Kubernetes API did not accept the review; the server's log says why")
+    }
+
     /// Whether the token itself is the reason.
     #[must_use]
     pub fn is_denial(&self) -> bool {
@@ -173,6 +188,29 @@ mod tests {
     }
 
     const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
+
+    #[test]
+    fn callers_are_not_told_what_the_api_server_says() {
+        let status = TokenReviewStatus {
+            error: Some("secret of 10.0.0.1".to_owned()),
+            ..TokenReviewStatus::default()
+        };
+        let status = policy().decide(status).unwrap_err();
+        let request = ReviewError::from(RequestError::Transport("secret of 10.0.0.1".to_owned()));
+        for (error, shape) in [
+            (status, "lookup failed: "),
+            (request, "Failed to authenticate request. err:"),
+        ] {
+            assert!(error.to_string().contains("secret"), "for the log");
+            let told = error.told();
+            assert!(
+                told.starts_with(shape) && !told.contains("secret"),
+                "{told}"
+            );
+        }
+        let own = ReviewError::NotValid;
+        assert_eq!(own.told(), own.to_string());
+    }
 
     #[test]
     fn a_review_is_checked_in_upstreams_order_and_wording() {

@@ -46,6 +46,10 @@ impl LeaseEvents for Counted {
         self.count("watch", status, reason);
     }
 
+    fn skipped(&self) {
+        self.count("skip", 0, "");
+    }
+
     fn deleted(&self, status: u16, reason: &str, _time: Duration) {
         self.count("delete", status, reason);
     }
@@ -124,6 +128,27 @@ impl World {
         state
             .leases
             .put(&name(server), lease(server, renewed_ago, seconds));
+    }
+
+    /// Writes an object under the name of a server's lease.
+    fn put_object(&self, server: &str, object: Value) {
+        let mut state = self.fake.state.lock().expect("the state");
+        state.leases.put(&name(server), object);
+    }
+
+    /// Lets lists follow one another, `rounds` times 15 s, each answered before the next.
+    async fn lists(&self, rounds: usize) {
+        let count = || {
+            let all = self.counted.0.lock().expect("a list");
+            all.iter().filter(|(kind, ..)| *kind == "list").count()
+        };
+        for _round in 0..rounds {
+            let before = count();
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(15)).await;
+            tokio::time::resume();
+            until("list", || count() > before).await;
+        }
     }
 
     fn lease(&self, server: &str) -> Option<Value> {
@@ -246,25 +271,135 @@ async fn an_unavailable_api_server_is_retried_and_delays_no_shutdown() {
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
+/// A lease as a stranger may write it: its time is beyond what clocks can say.
+fn unreadable(server: &str) -> Value {
+    let mut lease = lease(server, 0, json!(30));
+    lease["spec"]["renewTime"] = json!("9999-12-31T23:59:59.000000Z");
+    lease
+}
+
 /// Upstream (configuration): Expired leases are deleted; valid and foreign ones stay.
 #[tokio::test]
 async fn expired_leases_are_deleted_and_the_others_counted() {
     let mut world = World::new().await;
     for (server, renewed_ago) in [("a", 0), ("b", 20), ("old", 31), ("older", 1000)] {
-        world.put(server, renewed_ago);
+        world.put_for(
+            server,
+            renewed_ago,
+            json!(if renewed_ago > 30 { 30 } else { 3600 }),
+        );
     }
     world.put_for("odd", 0, Value::Null);
+    // As of a server whose clock is an hour behind: it renews its lease.
+    world.put("slow", 3600);
     let mut counts = world.collect();
-    counts.wait_for(|count| *count == 3).await.unwrap();
+    let counted = tokio::time::timeout(Duration::from_secs(20), counts.wait_for(|now| *now == 3));
+    assert!(counted.await.is_ok(), "no count");
+    world.lists(1).await;
+    assert_eq!(world.requests("DELETE"), 0, "none was unchanged for 30 s");
+    world.put("slow", 3590);
+    world.lists(1).await;
+    until("deletions", || world.counted.has("delete", 200)).await;
     until("deletions", || world.requests("DELETE") == 3).await;
-    assert!(world.lease("a").is_some() && world.lease("b").is_some());
     assert!(
+        ["a", "b", "slow"]
+            .iter()
+            .all(|server| world.lease(server).is_some())
+    );
+    until("deletions", || {
         ["old", "older", "odd"]
             .iter()
             .all(|server| world.lease(server).is_none())
+    })
+    .await;
+}
+
+/// Limit (sizes): Leases of a list | pages of 500, of at most 1 MiB; 20,000 in all. An unreadable lease is skipped and counted
+#[tokio::test]
+async fn a_list_is_read_page_by_page_and_lease_by_lease() {
+    let mut world = World::new().await;
+    for number in 0..1500 {
+        let mut lease = lease(&format!("s{number:04}"), 0, json!(3600));
+        lease["metadata"]["annotations"] = json!({"a": "x".repeat(1000)});
+        world.put_object(&format!("s{number:04}"), lease);
+    }
+    world.put_object("s0700x", unreadable("s0700x"));
+    // Longer than a page may be.
+    let mut long = lease("s0800x", 0, json!(3600));
+    long["metadata"]["annotations"] = json!({"a": "x".repeat(1 << 20)});
+    world.put_object("s0800x", long);
+    world.fake.state.lock().unwrap().leases.gone = 1;
+    let mut counts = world.collect();
+    let counted = counts.wait_for(|now| *now == 1502);
+    let counted = tokio::time::timeout(Duration::from_secs(60), counted).await;
+    assert!(
+        counted.is_ok(),
+        "the valid leases, the long one and this server"
     );
-    until("counts", || world.counted.0.lock().unwrap().len() == 4).await;
-    assert!(world.counted.has("list", 200) && world.counted.has("delete", 200));
+    let skips = |world: &World| {
+        let all = world.counted.0.lock().unwrap();
+        all.iter().filter(|(kind, ..)| *kind == "skip").count()
+    };
+    assert!(world.counted.has("list", 200) && skips(&world) == 1);
+    assert_eq!(world.fake.state.lock().unwrap().leases.gone, 0);
+    world.fake.state.lock().unwrap().leases.is_old = true;
+    let mut leased = world.watch();
+    let known = leased.wait_for(|now| now.as_ref().is_some_and(|ids| ids.len() == 1024));
+    let known = tokio::time::timeout(Duration::from_secs(60), known).await;
+    assert!(known.is_ok(), "as many as an agent keeps");
+}
+
+/// A page is gone for good: the list fails, and is not read for ever.
+#[tokio::test]
+async fn a_list_begins_again_at_most_twice() {
+    let mut world = World::new().await;
+    for number in 0..501 {
+        world.put(&number.to_string(), 0);
+    }
+    world.fake.state.lock().unwrap().leases.gone = usize::MAX;
+    let _counts = world.collect();
+    until("failure", || world.counted.has("list", 410)).await;
+    assert_eq!(world.fake.state.lock().unwrap().leases.pages, 6);
+}
+
+#[tokio::test]
+async fn unreadable_leases_and_events_are_skipped_by_a_watch() {
+    for is_old in [false, true] {
+        let mut world = World::new().await;
+        world.fake.state.lock().unwrap().leases.is_old = is_old;
+        world.put("a", 0);
+        world.put_object("b", unreadable("b"));
+        let mut leased = world.watch();
+        servers(&mut leased, &["a"]).await;
+        until("watch", || world.counted.has("watch", 200)).await;
+        {
+            let mut state = world.fake.state.lock().unwrap();
+            let leases = &mut state.leases;
+            leases.put(&name("b"), unreadable("b"));
+            leases.say(&json!({"type": "ADDED", "object": {"spec": [1]}}));
+            leases.say(&json!("no event"));
+            leases.say(&json!({"type": "ADDED", "object": "x".repeat(2 << 20)}));
+            leases.put(&name("c"), lease("c", 0, json!(30)));
+        }
+        servers(&mut leased, &["a", "c"]).await;
+        let watches = world.counted.0.lock().unwrap();
+        let watches = watches
+            .iter()
+            .filter(|(kind, code, _)| (*kind, *code) == ("watch", 200));
+        assert_eq!(watches.count(), 1, "the watch goes on");
+    }
+}
+
+/// Whoever may write leases must not keep a server from its own.
+#[tokio::test]
+async fn an_unreadable_lease_of_this_server_is_overwritten() {
+    let mut world = World::new().await;
+    world.put_object("s1", unreadable("s1"));
+    let _stop = world.publish("s1");
+    until("takeover", || world.requests("PUT") == 1).await;
+    let lease = world.lease("s1").unwrap();
+    let renewed = lease["spec"]["renewTime"].as_str().unwrap();
+    assert!(!renewed.starts_with("9999"), "{renewed}");
 }
 
 #[tokio::test]

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::line::{degraded, missing, ok};
+use super::line::{degraded, info, missing, ok};
 use crate::listeners::server_tls;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
 use adit_config::tls_policy::TlsPolicy;
+use adit_files::{OthersMay, others_may};
 use adit_tls::inspect::{self, Inspected, Role};
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls, TlsError};
@@ -71,6 +72,7 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
             Purpose::Own(Role::Server, peers),
             now,
         ));
+        lines.extend(key_access(name, &files.key));
         if let Some(ca) = &files.client_ca {
             lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
@@ -110,6 +112,7 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     let identity = plan.tls.identity.as_ref();
     let identity = identity.map(|pair| (pair.cert.clone(), pair.key.clone()));
     let own: Option<PathBuf> = identity.as_ref().map(|(cert, _)| cert.clone());
+    let key: Option<PathBuf> = identity.as_ref().map(|(_, key)| key.clone());
     let loaded = Reloadable::load(ClientTls {
         ca: plan.tls.ca_cert.clone(),
         identity,
@@ -135,16 +138,35 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
             "give --agent-cert and --agent-key, or --token-path",
         )),
     }
+    lines.extend(key.and_then(|key| key_access(NAME, &key)));
     if let Some(path) = &plan.token_path {
         lines.push(token(path));
     }
     lines
 }
 
+/// A line about a key file that others than its owner may use.
+fn key_access(name: &str, key: &Path) -> Option<Capability> {
+    let shown = key.display();
+    Some(match others_may(key)? {
+        OthersMay::Write => degraded(
+            name,
+            format!(
+                "{shown}: others than its owner may write this key, and so act as this program"
+            ),
+            format!("run chmod go-w {shown}"),
+        ),
+        OthersMay::Read => info(ok(
+            name,
+            format!("{shown}: all users of this host may read this key; chmod o-r prevents it"),
+        )),
+    })
+}
+
 fn token(path: &Path) -> Capability {
     const NAME: &str = "token";
     let shown = path.display();
-    match std::fs::read_to_string(path) {
+    match adit_files::open(path).and_then(std::io::read_to_string) {
         Ok(text) if text.trim().is_empty() => missing(
             NAME,
             format!("{shown} is empty"),
@@ -323,6 +345,21 @@ mod tests {
         let (expired, text) = verdict(-1, Purpose::Anchor, &[]);
         assert_eq!(expired, Verdict::Degraded, "{text}");
         assert_eq!(verdict(-1, Purpose::Ca, &[]).0, Verdict::Missing);
+    }
+
+    #[test]
+    fn a_key_that_others_may_write_is_degraded() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let key = tempfile::NamedTempFile::new().unwrap();
+        let verdict = |mode| {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(key.path(), permissions).unwrap();
+            key_access("x", key.path()).map(|line| line.verdict)
+        };
+        assert_eq!(verdict(0o600), None);
+        assert_eq!(verdict(0o660), Some(Verdict::Degraded));
+        // Nothing, where the folder for such files is a tmpfs.
+        assert!(matches!(verdict(0o644), Some(Verdict::Info) | None));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
 /// Whether a usable configuration exists. The API server itself may start later.
 fn api(source: &Source) -> anyhow::Result<Capability> {
     const NAME: &str = "kubernetes-api";
-    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
+    let runtime = start_runtime(&mut Builder::new_current_thread(), 0, |_error| ())?;
     let opened = runtime.block_on(async {
         let api = Api::open(source.clone()).await?;
         Ok::<_, AccessError>(api.risk().await)

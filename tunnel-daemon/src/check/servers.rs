@@ -48,7 +48,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
             "correct the certificates of the lines above",
         )]);
     };
-    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
+    let runtime = start_runtime(&mut Builder::new_current_thread(), 0, |_error| ())?;
     runtime.block_on(async {
         let connector = ServerConnector {
             resolver: Arc::new(SystemResolver::new()?),

@@ -3,18 +3,17 @@
 //! A file is read and checked as a whole before any rule applies. If it is broken, the active rules stay and an error is
 //! logged.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use adit_files::{ReadError, Reader, STUCK_AFTER};
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::redirect_view::RedirectView;
 use adit_config::limits;
 use adit_config::plan::{RuleFile, RuleFileOf};
-use adit_tls::blocking;
 use adit_tls::reload::{Changes, POLL_PERIOD};
 use adit_tls::reread::Reread;
 
@@ -65,25 +64,39 @@ impl Followed {
         stop: CancellationToken,
     ) {
         let mut changes = Changes::of(&[&self.path], &reread);
+        let mut reader = Reader::of(&[&self.path]);
         let mut last_error = None;
-        loop {
-            // Read at once: a change between loading and watching would go unnoticed otherwise.
-            let (read, apply) = (self.clone(), Arc::clone(&apply));
-            match blocking::run(move || read.look(&*apply)).await {
-                Ok((text, outcome)) => {
-                    self.told(outcome, &view, &mut last_error);
-                    self.text = text;
+        let mut was_stuck = false;
+        let following = async {
+            loop {
+                // Read at once: a change between loading and watching would go unnoticed otherwise.
+                let (read, apply) = (self.clone(), Arc::clone(&apply));
+                match reader.read(STUCK_AFTER, move || read.look(&*apply)).await {
+                    Ok((text, outcome)) => {
+                        self.told(outcome, &view, &mut last_error);
+                        self.text = text;
+                        if std::mem::take(&mut was_stuck) {
+                            // Activates the rules anew, so that the status says so.
+                            self.text = None;
+                            continue;
+                        }
+                    }
+                    Err(error @ ReadError::Pending { is_stuck_now }) => {
+                        if is_stuck_now {
+                            was_stuck = true;
+                            view.reloaded(Err(&error.to_string()));
+                        }
+                        continue;
+                    }
+                    Err(error @ ReadError::Lost) => {
+                        let file = self.path.display();
+                        tracing::warn!(%error, %file, "cannot look at the rules of the redirect; the old ones stay in force");
+                    }
                 }
-                Err(error) => {
-                    let file = self.path.display();
-                    tracing::warn!(%error, %file, "cannot look at the rules of the redirect; the old ones stay in force");
-                }
+                changes.next(POLL_PERIOD).await;
             }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = changes.next(POLL_PERIOD) => (),
-            }
-        }
+        };
+        let _stopped: Option<()> = stop.run_until_cancelled(following).await;
     }
 
     /// Reads the file, and activates its rules if the text is new.
@@ -124,6 +137,8 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     // One byte more than the limit, so that the parser sees an oversized file.
     let most = limits::REDIRECT_FILE_BYTES_MAX as u64 + 1;
-    File::open(path)?.take(most).read_to_string(&mut text)?;
+    adit_files::open(path)?
+        .take(most)
+        .read_to_string(&mut text)?;
     Ok(text)
 }

@@ -4,9 +4,10 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, OFlags, access};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
@@ -143,7 +144,11 @@ pub fn check(options: &LogOptions) -> Result<(), LogError> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let opened = match OpenOptions::new().append(true).open(path) {
+    let opened = OpenOptions::new()
+        .append(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path);
+    let opened = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from)
         }

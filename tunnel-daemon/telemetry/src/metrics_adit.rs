@@ -55,6 +55,7 @@ struct Inner {
     failed_dials: FailedDials,
     certificate_expiry: IntGaugeVec,
     tls_reloads: Counters<ReloadResult>,
+    deny_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
     links_by_version: LinksByVersion,
     links_retired: IntGauge,
@@ -147,6 +148,11 @@ impl AditMetrics {
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
                 "Reloads of changed TLS files, by result; after a failure the old files stay in use",
+                "result",
+            ),
+            deny_reloads: server.counters_from_zero(
+                "agent_deny_reloads_total",
+                "Reloads of a changed deny list (--agent-deny), by result; after a failure the old list stays in use",
                 "result",
             ),
             links: server.gauges_from_zero("links", "Open agent links, by implementation of the peer", "peer"),
@@ -351,6 +357,11 @@ impl AditMetrics {
     /// Changed TLS files were loaded.
     pub fn tls_reload(&self, result: ReloadResult) {
         self.0.tls_reloads.of(result).inc();
+    }
+
+    /// A changed deny list was loaded, or could not be.
+    pub fn deny_reload(&self, result: ReloadResult) {
+        self.0.deny_reloads.of(result).inc();
     }
 
     /// A link is open.

@@ -43,7 +43,7 @@ impl AgentMetrics {
         let families = Registrar::new(&registry, PREFIX);
         Self(Arc::new(Inner {
             adit,
-            leases: Arc::new(AgentLeaseMetrics::register(&families)),
+            leases: Arc::new(AgentLeaseMetrics::register(&families, &Registrar::new(&registry, "adit_"))),
             streams: StreamFamilies::register(&families),
             dial_duration: families.lazy_histogram(
                 "dial_duration_seconds",

@@ -43,6 +43,7 @@ pub struct ServerLeaseMetrics {
     delete_seconds: HistogramVec,
     lists: IntCounterVec,
     list_seconds: HistogramVec,
+    skipped: IntCounter,
 }
 
 /// Metrics of an agent, which lists and watches leases.
@@ -50,10 +51,11 @@ pub struct AgentLeaseMetrics {
     lists: IntCounterVec,
     watches: IntCounterVec,
     list_seconds: HistogramVec,
+    skipped: IntCounter,
 }
 
 impl ServerLeaseMetrics {
-    pub(super) fn register(families: &Registrar<'_>) -> Self {
+    pub(super) fn register(families: &Registrar<'_>, ours: &Registrar<'_>) -> Self {
         let by_code = &["http_status_code"];
         let by_code_and_reason = &["http_status_code", "reason"];
         Self {
@@ -80,6 +82,7 @@ impl ServerLeaseMetrics {
                 BUCKETS_DEFAULT,
                 by_code,
             ),
+            skipped: skipped(ours),
         }
     }
 }
@@ -93,6 +96,10 @@ impl LeaseEvents for ServerLeaseMetrics {
         // Servers watch no leases.
     }
 
+    fn skipped(&self) {
+        self.skipped.inc();
+    }
+
     fn deleted(&self, status: u16, reason: &str, time: Duration) {
         if status == 200 {
             self.culled.inc();
@@ -102,7 +109,7 @@ impl LeaseEvents for ServerLeaseMetrics {
 }
 
 impl AgentLeaseMetrics {
-    pub(super) fn register(families: &Registrar<'_>) -> Self {
+    pub(super) fn register(families: &Registrar<'_>, ours: &Registrar<'_>) -> Self {
         let by_code_and_reason = &["http_response_code", "reason"];
         Self {
             lists: families.counter_vec(
@@ -121,6 +128,7 @@ impl AgentLeaseMetrics {
                 BUCKETS_AGENT_LATENCY,
                 &["http_response_code"],
             ),
+            skipped: skipped(ours),
         }
     }
 }
@@ -136,9 +144,20 @@ impl LeaseEvents for AgentLeaseMetrics {
             .inc();
     }
 
+    fn skipped(&self) {
+        self.skipped.inc();
+    }
+
     fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
         // Agents delete no leases.
     }
+}
+
+fn skipped(ours: &Registrar<'_>) -> IntCounter {
+    ours.counter(
+        "leases_skipped_total",
+        "Leases of servers that could not be read and were skipped, counted at each list and watch event",
+    )
 }
 
 /// The label value for a reason.

@@ -151,8 +151,9 @@ impl ServerMetrics {
 
 impl Inner {
     fn register(families: &Registrar<'_>, adit: AditMetrics, registry: Registry) -> Self {
-        let leases = Arc::new(ServerLeaseMetrics::register(families));
-        let reviews = Arc::new(ReviewMetrics::register(&Registrar::new(&registry, "adit_")));
+        let ours = Registrar::new(&registry, "adit_");
+        let leases = Arc::new(ServerLeaseMetrics::register(families, &ours));
+        let reviews = Arc::new(ReviewMetrics::register(&ours));
         Self {
             registry,
             adit,

@@ -5,12 +5,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tracing_subscriber::fmt::MakeWriter;
 
 use adit_config::plan::{LogDestination, LogFormat};
@@ -226,7 +228,13 @@ struct CappedFile {
 
 impl CappedFile {
     fn open(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        // A pipe that no process reads would block the start.
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(path)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
         let bytes = file.metadata()?.len();
         Ok(Self {
             file,

@@ -45,16 +45,16 @@ fn only_tokens_of_the_account_and_audience_are_accepted() {
             own.sign(&claims(&uid, 1, -100)),
             "service account jwt not valid",
         ),
-        // Upstream's text ends in that of the API server.
+        // The server's log has the words of the API server.
         (
             "another-cluster",
             other.sign(&claims(&uid, 2, 600)),
-            "lookup failed: [invalid bearer token",
+            "lookup failed: the Kubernetes API did not accept the review",
         ),
         (
             "another-account-of-that-name",
             own.sign(&claims("gone", 3, 600)),
-            "lookup failed: [invalid bearer token",
+            "lookup failed: the Kubernetes API did not accept the review",
         ),
         ("nothing", String::new(), "service account jwt not valid"),
     ];

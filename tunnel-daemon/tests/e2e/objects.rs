@@ -35,11 +35,17 @@ impl Cluster {
             account("kube-system", "other"),
             account("default", AGENT),
             // Exactly the rights that docs/guides names.
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": "konnectivity-server"},
+                "rules": [{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}],
+            }),
             binding(
                 "ClusterRoleBinding",
                 "konnectivity-server",
                 "ClusterRole",
-                "system:auth-delegator",
+                "konnectivity-server",
                 "konnectivity-server",
             ),
             role(

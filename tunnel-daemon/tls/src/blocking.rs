@@ -1,5 +1,6 @@
 //! Blocking work: files, helper processes, name services of libraries. A runtime from [`start_runtime`] has a fixed number
-//! of threads for it from the start, so a host that refuses a thread later stops nothing.
+//! of threads for it from the start, so a host that refuses a thread later stops nothing. Each follower of files has threads
+//! of its own among them, and keeps at most that many busy: files that block for ever stop no other work.
 //!
 //! By default tokio starts such a thread on demand, ends it after 10 s, and panics in the caller where the host refuses a
 //! thread.
@@ -13,8 +14,10 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::bounded;
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads for blocking work. A helper process and a credentials plugin may hold one each; the rest is for short work.
+/// Threads for blocking work without files. A helper process may hold one; the rest is for short work.
 pub const THREADS: usize = 4;
+/// Threads of a follower of files: one reads, one sets the watch of their directories up.
+pub const THREADS_OF_A_FOLLOWER: usize = 2;
 /// Threads end with the runtime.
 const KEEP_ALIVE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Wait for one thread before testing whether the host refuses threads.
@@ -40,7 +43,7 @@ pub enum BlockingError {
     Stopping,
 }
 
-/// Builds the runtime of `builder`, and starts all its threads for blocking work.
+/// Builds the runtime of `builder`, and starts all its threads for blocking work, with those of so many `followers` of files.
 ///
 /// Where the host refuses a worker, tokio panics, and then waits for ever for the workers started before. `refused` is
 /// called before that wait, and must not return where there are workers.
@@ -49,15 +52,17 @@ pub enum BlockingError {
 /// The host refuses a thread or a descriptor.
 pub fn start_runtime(
     builder: &mut Builder,
+    followers: usize,
     refused: impl Fn(&NoThreads) + Send + Sync + 'static,
 ) -> Result<Runtime, NoThreads> {
+    let threads = THREADS + followers * THREADS_OF_A_FOLLOWER;
     builder
         .enable_all()
-        .max_blocking_threads(THREADS)
+        .max_blocking_threads(threads)
         .thread_keep_alive(KEEP_ALIVE);
     let runtime = without_panic(refused, || builder.build())?;
     let runtime = runtime.map_err(|error| NoThreads(error.to_string()))?;
-    match start_threads(&runtime) {
+    match start_threads(&runtime, threads) {
         Ok(()) => Ok(runtime),
         Err(error) => {
             runtime.shutdown_background();
@@ -96,10 +101,10 @@ pub fn start(work: impl FnOnce() + Send + 'static) {
 }
 
 /// Holds each thread until all have started, so that no two pieces of work share one.
-fn start_threads(runtime: &Runtime) -> Result<(), NoThreads> {
-    let (tell, told) = sync_channel(THREADS);
+fn start_threads(runtime: &Runtime, threads: usize) -> Result<(), NoThreads> {
+    let (tell, told) = sync_channel(threads);
     let (hold, held) = bounded::<()>(0);
-    for _thread in 0..THREADS {
+    for _thread in 0..threads {
         let (tell, held) = (tell.clone(), held.clone());
         spawn(runtime, move || {
             let _started = tell.send(());
@@ -171,10 +176,11 @@ mod tests {
 
     #[test]
     fn runtime_starts_all_its_blocking_threads_and_no_more() {
-        let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ()).unwrap();
+        const ALL: usize = THREADS + THREADS_OF_A_FOLLOWER;
+        let runtime = start_runtime(&mut Builder::new_current_thread(), 1, |_error| ()).unwrap();
         let (hold, held) = bounded::<()>(0);
-        let (tell, told) = sync_channel(THREADS + 1);
-        for _work in 0..=THREADS {
+        let (tell, told) = sync_channel(ALL + 1);
+        for _work in 0..=ALL {
             let (tell, held) = (tell.clone(), held.clone());
             spawn(&runtime, move || {
                 tell.send(std::thread::current().id()).unwrap();
@@ -183,15 +189,15 @@ mod tests {
             .unwrap();
         }
         let at = |_| told.recv_timeout(Duration::from_secs(60)).unwrap();
-        let mut threads: Vec<_> = (0..THREADS).map(at).collect();
+        let mut threads: Vec<_> = (0..ALL).map(at).collect();
         drop(hold);
         threads.push(at(0));
         threads.sort_by_key(|id| format!("{id:?}"));
         threads.dedup();
         assert_eq!(
             threads.len(),
-            THREADS,
-            "the fifth waits for a thread of the four"
+            ALL,
+            "the last waits for a thread of the others"
         );
     }
 

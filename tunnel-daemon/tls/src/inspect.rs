@@ -1,6 +1,5 @@
 //! Contents of certificates, for checks before they are used.
 
-use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -170,7 +169,7 @@ impl Expiry {
 /// The file cannot be read.
 pub fn certificates(path: &Path) -> std::io::Result<Vec<Inspected>> {
     let mut bytes = Vec::new();
-    File::open(path)?
+    adit_files::open(path)?
         .take(FILE_BYTES_MAX)
         .read_to_end(&mut bytes)?;
     let all = ca::certificates(&bytes).filter_map(|der| inspect(&der));

@@ -6,16 +6,17 @@ mod changes;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use adit_files::{OthersMay, ReadError, Reader, STUCK_AFTER, others_may};
 use arc_swap::ArcSwap;
+use futures_util::future::join_all;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tokio_util::sync::CancellationToken;
 
 pub use self::changes::Changes;
-use crate::blocking;
 use crate::inspect::Expiry;
 use crate::reread::Reread;
 #[cfg(test)]
@@ -34,8 +35,10 @@ pub type ReloadableClientTls = Reloadable<ClientTls>;
 pub struct Reloadable<S: TlsSpec> {
     spec: S,
     current: ArcSwap<S::Config>,
-    /// Contents that `current` was built from. Locked during a reload, so that two reloads cannot swap out of order.
+    /// Contents that `current` was built from. Never locked while files are read, which may take for ever.
     loaded: Mutex<Loaded>,
+    /// Held during a reload, so that two reloads cannot swap out of order.
+    reloading: Mutex<()>,
 }
 
 /// Contents of files that a configuration was built from.
@@ -69,10 +72,24 @@ impl<S: TlsSpec> Reloadable<S> {
     /// The fault of the files; a start should fail on it.
     pub fn load(spec: S) -> Result<Arc<Self>, TlsError> {
         let (config, loaded) = build_settled(&spec, TlsFiles::read(&spec.paths())?)?;
+        if let Some(key) = spec.key() {
+            let file = key.display();
+            match others_may(key) {
+                Some(OthersMay::Write) => tracing::warn!(
+                    %file,
+                    "others than its owner may write a key file and so act as this program; run chmod go-w on it"
+                ),
+                Some(OthersMay::Read) => {
+                    tracing::info!(%file, "all users of this host may read a key file; chmod o-r prevents it");
+                }
+                None => (),
+            }
+        }
         Ok(Arc::new(Self {
             spec,
             current: ArcSwap::from_pointee(config),
             loaded: Mutex::new(loaded),
+            reloading: Mutex::new(()),
         }))
     }
 
@@ -86,6 +103,10 @@ impl<S: TlsSpec> Reloadable<S> {
     #[must_use]
     pub fn spec(&self) -> &S {
         &self.spec
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Loaded> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,22 +167,24 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
     }
 
     fn reload_now(&self) -> Result<Reloaded, TlsError> {
-        // The fingerprint is written last, so it is still true after a panic in between.
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self
+            .reloading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let files = TlsFiles::read(&self.spec.paths())?;
-        if loaded.fingerprint == files.fingerprint() {
+        if self.loaded().fingerprint == files.fingerprint() {
             return Ok(Reloaded::Unchanged);
         }
         let (mut config, built_from) = build_settled(&self.spec, files)?;
         self.spec.inherit(&mut config, &self.current.load());
         self.current.store(Arc::new(config));
-        *loaded = built_from;
+        // Written last, so it is still true after a panic in between.
+        *self.loaded() = built_from;
         Ok(Reloaded::Replaced)
     }
 
     fn expiries(&self) -> Vec<Expiry> {
-        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        loaded.expiries.clone()
+        self.loaded().expiries.clone()
     }
 }
 
@@ -188,14 +211,16 @@ pub trait ReloadEvents: Send + Sync {
     fn restored(&self, name: &'static str);
     /// Files changed but cannot be used; the old configuration stays in use.
     fn failed(&self, name: &'static str, error: &TlsError);
+    /// Files have not been read after [`STUCK_AFTER`]. The log names them.
+    fn stuck(&self, name: &'static str);
     /// When the certificates in use expire: called at each check, not once per change.
     fn expiries(&self, expiries: &[Expiry]);
 }
 
 /// Follows the files of `targets` until `stop`. The directories are watched rather than the files, because files are
 /// replaced by rename and, in Kubernetes, by a swapped symbolic link (`..data`) beside them. Where watching is not
-/// possible, files are polled every `poll` (see [`POLL_PERIOD`]). `reread` triggers a check at once. To be run as a service
-/// task.
+/// possible, files are polled every `poll` (see [`POLL_PERIOD`]). `reread` triggers a check at once. Files that block delay
+/// no other target. To be run as a service task.
 pub async fn watch(
     targets: Vec<(&'static str, Arc<dyn Reload>)>,
     poll: Duration,
@@ -203,45 +228,55 @@ pub async fn watch(
     reread: Reread,
     stop: CancellationToken,
 ) {
-    let paths: Vec<&Path> = targets
-        .iter()
-        .flat_map(|(_name, target)| target.paths())
-        .collect();
-    let mut changes = Changes::of(&paths, &reread);
-    let mut followed: Vec<Followed> = targets
-        .into_iter()
-        .map(|(name, target)| Followed {
+    let following = targets.into_iter().map(|(name, target)| {
+        let followed = Followed {
+            reader: Reader::of(&target.paths()),
             name,
             target,
             last_error: None,
-        })
-        .collect();
-    // Checks once at the start: a change between loading and watching would go unnoticed otherwise.
-    loop {
-        for target in &mut followed {
-            target.check(&*events).await;
-            events.expiries(&target.target.expiries());
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = changes.next(poll) => (),
-        }
-    }
+        };
+        followed.follow(poll, &*events, &reread)
+    });
+    let following = join_all(following);
+    let _stopped = stop.run_until_cancelled(following).await;
+    // Without files there is nothing to follow until then.
+    stop.cancelled().await;
 }
 
 /// A target and whether its last check failed.
 struct Followed {
     name: &'static str,
     target: Arc<dyn Reload>,
+    reader: Reader<Result<Reloaded, TlsError>>,
     last_error: Option<String>,
 }
 
 impl Followed {
+    async fn follow(mut self, poll: Duration, events: &dyn ReloadEvents, reread: &Reread) {
+        let mut changes = Changes::of(&self.target.paths(), reread);
+        // Checks once at the start: a change between loading and watching would go unnoticed otherwise.
+        loop {
+            self.check(events).await;
+            events.expiries(&self.target.expiries());
+            if !self.reader.is_pending() {
+                changes.next(poll).await;
+            }
+        }
+    }
+
+    /// Waits for the files for [`STUCK_AFTER`] at most. If they take longer, the next check goes on waiting.
     async fn check(&mut self, events: &dyn ReloadEvents) {
         let target = Arc::clone(&self.target);
-        let outcome = match blocking::run(move || target.reload_now()).await {
+        let read = self.reader.read(STUCK_AFTER, move || target.reload_now());
+        let outcome = match read.await {
             Ok(outcome) => outcome,
-            Err(error) => {
+            Err(ReadError::Pending { is_stuck_now }) => {
+                if is_stuck_now {
+                    events.stuck(self.name);
+                }
+                return;
+            }
+            Err(error @ ReadError::Lost) => {
                 let name = self.name;
                 tracing::warn!(files = name, %error, "cannot look at the TLS files; the old ones stay in use");
                 return;

@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::Read,
     path::{Path, PathBuf},
     sync::Arc,
@@ -110,6 +109,9 @@ pub trait TlsSpec: Send + Sync + 'static {
     /// Every file that [`TlsSpec::build`] uses.
     fn paths(&self) -> Vec<&Path>;
 
+    /// The file with the private key.
+    fn key(&self) -> Option<&Path>;
+
     /// Checks everything and builds. Touches no file: `files` holds their content.
     ///
     /// # Errors
@@ -164,6 +166,10 @@ pub struct ServerSide {
 
 impl TlsSpec for ServerTls {
     type Config = ServerSide;
+
+    fn key(&self) -> Option<&Path> {
+        Some(&self.key)
+    }
 
     fn paths(&self) -> Vec<&Path> {
         [&self.cert, &self.key]
@@ -240,6 +246,10 @@ impl ServerTls {
 
 impl TlsSpec for ClientTls {
     type Config = ClientConfig;
+
+    fn key(&self) -> Option<&Path> {
+        self.identity.as_ref().map(|(_cert, key)| key.as_path())
+    }
 
     fn paths(&self) -> Vec<&Path> {
         let pair = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
@@ -337,7 +347,7 @@ fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
         path: path.to_owned(),
         cause,
     };
-    let file = File::open(path).map_err(unreadable)?;
+    let file = adit_files::open(path).map_err(unreadable)?;
     let length = file.metadata().map_or(0, |about| about.len());
     let capacity = usize::try_from(length.min(FILE_BYTES_MAX)).unwrap_or_default();
     // Read at once, with room for one more byte to detect EOF: a buffer that grows leaves copies of a key behind.
@@ -397,7 +407,7 @@ mod tests {
     #[test]
     fn read_files_are_cleared_when_they_are_dropped() {
         fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
-        let files = TlsFiles::read(&[Path::new("/dev/null")]).unwrap();
+        let files = TlsFiles::read(&[Path::new("/proc/self/stat")]).unwrap();
         files.0.values().for_each(clears);
     }
 
@@ -413,8 +423,10 @@ mod tests {
     }
 
     #[test]
-    fn endless_file_is_refused_before_it_fills_memory() {
-        let error = TlsFiles::read(&[Path::new("/dev/zero")]).err().unwrap();
+    fn huge_file_is_refused_before_it_fills_memory() {
+        let huge = tempfile::NamedTempFile::new().unwrap();
+        huge.as_file().set_len(1 << 40).unwrap();
+        let error = TlsFiles::read(&[huge.path()]).err().unwrap();
         assert!(matches!(error, TlsError::TooLarge { .. }), "{error}");
     }
 

@@ -2,8 +2,8 @@
 //! an error: taken for none at all, it would permit everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::Read as _;
+use std::path::Path;
 
 use adit_core::text::Excerpt;
 use clap::{Arg, ArgAction, Command};
@@ -283,15 +283,12 @@ fn path(args: &[String]) -> Option<String> {
 
 fn read(path: &str) -> Result<String, String> {
     let most = limits::CONFIG_FILE_BYTES_MAX;
-    let told = |error: std::io::Error| error.to_string();
-    let file = File::open(path).map_err(told)?;
-    if !file.metadata().map_err(told)?.is_file() {
-        return Err("not a file".to_owned());
-    }
-    let mut text = String::new();
-    file.take(most + 1)
-        .read_to_string(&mut text)
-        .map_err(told)?;
+    let path = path.to_owned();
+    // No signal handler stands yet, so that a process with id 1 could not be ended while it waits.
+    let read = adit_files::within(adit_files::STUCK_AFTER, move || {
+        std::io::read_to_string(adit_files::open(Path::new(&path))?.take(most + 1))
+    });
+    let text = read.flatten().map_err(|error| error.to_string())?;
     if text.len() as u64 > most {
         return Err(format!("longer than {most} bytes"));
     }

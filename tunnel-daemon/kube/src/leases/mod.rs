@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 pub mod collect;
+mod list;
 pub mod publish;
 pub mod watch;
 
@@ -35,6 +36,8 @@ pub trait LeaseEvents: Send + Sync {
     fn listed(&self, status: u16, reason: &str, time: Duration);
     /// A watch began, or could not.
     fn watched(&self, status: u16, reason: &str);
+    /// A lease could not be read, and was skipped: at each list and event.
+    fn skipped(&self);
     /// An expired lease was deleted, or could not be.
     fn deleted(&self, status: u16, reason: &str, time: Duration);
 }
@@ -51,17 +54,23 @@ impl LeaseScope {
 
     /// With the selector, and further parameters of a query.
     fn query(&self, more: &str) -> String {
-        let mut selector = String::new();
-        for byte in self.selector.bytes() {
-            // RFC 3986: all but the unreserved characters.
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                selector.push(char::from(byte));
-            } else {
-                selector.push_str(&format!("%{byte:02X}"));
-            }
-        }
+        let selector = escape(&self.selector);
         format!("{}?labelSelector={selector}{more}", self.path())
     }
+}
+
+/// A value of a query.
+fn escape(value: &str) -> String {
+    let mut escaped = String::new();
+    for byte in value.bytes() {
+        // RFC 3986: all but the unreserved characters.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
 }
 
 /// The name of a server's lease.
@@ -115,12 +124,6 @@ fn ends(lease: &Lease) -> Option<Timestamp> {
     since.0.checked_add(duration).ok()
 }
 
-/// Whether a lease has not ended.
-#[must_use]
-pub fn is_valid(lease: &Lease, now: Timestamp) -> bool {
-    ends(lease).is_some_and(|end| end > now)
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::coordination::v1::LeaseSpec;
@@ -147,7 +150,7 @@ mod tests {
                     }),
                     ..Lease::default()
                 };
-                is_valid(&lease, at(now))
+                list::Found::from(lease).is_valid(at(now))
             };
         assert!(valid(Some(100), Some(10), Some(30), 129));
         assert!(!valid(Some(100), None, Some(30), 130));
@@ -156,7 +159,7 @@ mod tests {
         // Upstream crashes on these leases.
         assert!(!valid(Some(100), None, None, 100));
         assert!(!valid(Some(100), None, Some(-1), 100));
-        assert!(!is_valid(&Lease::default(), at(0)));
+        assert!(!list::Found::from(Lease::default()).is_valid(at(0)));
     }
 
     #[test]

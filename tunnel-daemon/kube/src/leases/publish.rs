@@ -115,14 +115,21 @@ impl Publisher {
 
     async fn get_or_create(&self) -> Result<Lease, RequestError> {
         let path = self.scope.path_of(&self.name);
-        match send::<(), Lease>(&self.api, Method::GET, &path, None).await {
+        match self.get(&path).await {
             Ok(found) => self.put(&found).await,
             Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => {
                 let lease = self.lease(None);
-                send(&self.api, Method::POST, &self.scope.path(), Some(&lease)).await
+                let path = self.scope.path();
+                let created = send(&self.api, Method::POST, &path, Some(&lease)).await;
+                created.map(readable)
             }
             Err(error) => Err(error),
         }
+    }
+
+    async fn get(&self, path: &str) -> Result<Lease, RequestError> {
+        let found = send::<(), Value>(&self.api, Method::GET, path, None).await;
+        found.map(readable)
     }
 
     /// `None`: the lease has to be acquired anew.
@@ -133,9 +140,7 @@ impl Publisher {
                 Ok(lease) => return Some(lease),
                 Err(error) if error.status() == Some(StatusCode::CONFLICT) => {
                     let path = self.scope.path_of(&self.name);
-                    latest = send::<(), Lease>(&self.api, Method::GET, &path, None)
-                        .await
-                        .ok()?;
+                    latest = self.get(&path).await.ok()?;
                 }
                 Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => return None,
                 Err(error) => tracing::debug!(lease = self.name, %error, "cannot renew the lease"),
@@ -148,7 +153,8 @@ impl Publisher {
     async fn put(&self, latest: &Lease) -> Result<Lease, RequestError> {
         let path = self.scope.path_of(&self.name);
         let lease = self.lease(Some(latest));
-        send(&self.api, Method::PUT, &path, Some(&lease)).await
+        let written = send(&self.api, Method::PUT, &path, Some(&lease)).await;
+        written.map(readable)
     }
 
     /// The lease to write: of this server, and renewed now.
@@ -182,4 +188,21 @@ impl Publisher {
             }),
         }
     }
+}
+
+/// A lease, to be overwritten. Of one that cannot be read, what is needed for that: a stranger's values must not keep a server
+/// from its own lease.
+fn readable(object: Value) -> Lease {
+    serde_json::from_value(object.clone()).unwrap_or_else(|_unreadable| {
+        let text = |field: &str| object["metadata"][field].as_str().map(str::to_owned);
+        Lease {
+            metadata: ObjectMeta {
+                name: text("name"),
+                namespace: text("namespace"),
+                resource_version: text("resourceVersion"),
+                ..ObjectMeta::default()
+            },
+            spec: None,
+        }
+    })
 }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use http::{Method, StatusCode};
-use k8s_openapi::List;
-use k8s_openapi::api::coordination::v1::Lease;
+use http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
-use kube::core::WatchEvent;
+use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{LeaseEvents, LeaseScope, ends, now};
+use super::list::{Found, Reader, name_of};
+use super::{LeaseEvents, LeaseScope, now};
 use crate::access::Api;
-use crate::request::{Lines, RequestError, TIMEOUT, excerpt, send, watch as begin_watch};
+use crate::request::{Lines, RequestError, TIMEOUT, excerpt, watch as begin_watch};
 
 /// Longest time between two checks for expired leases.
 const RESYNC: Duration = Duration::from_secs(10);
@@ -36,6 +36,14 @@ const NAME_BYTES_MAX: usize = 253;
 
 /// Ids of the servers with valid leases. `None` until the leases are known.
 pub type Leased = Option<BTreeSet<String>>;
+
+/// A line of a watch, its object unread.
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Value,
+}
 
 /// What is known of the leases.
 struct View {
@@ -59,6 +67,7 @@ pub async fn run(
         out: out.clone(),
         warned: Arc::default(),
     };
+    let mut reader = Reader::new(Arc::clone(&events));
     let (first, longest) = PAUSES;
     let mut pause = first;
     let mut is_away = false;
@@ -66,12 +75,13 @@ pub async fn run(
     let watching = async {
         loop {
             let began = Instant::now();
-            let failed = match begin(&api, &scope, &*events, &mut view, &mut streams).await {
+            let begun = begin(&api, &scope, &*events, &mut view, &mut reader, &mut streams).await;
+            let failed = match begun {
                 Ok(lines) => {
                     if std::mem::take(&mut is_away) {
                         tracing::info!("leases of servers are watched again");
                     }
-                    view.follow(lines).await
+                    view.follow(lines, &mut reader).await
                 }
                 Err(error) => Some(error),
             };
@@ -107,6 +117,7 @@ async fn begin(
     scope: &LeaseScope,
     events: &dyn LeaseEvents,
     view: &mut View,
+    reader: &mut Reader,
     streams: &mut bool,
 ) -> Result<Lines, RequestError> {
     let watched = |begun: Result<Lines, RequestError>| {
@@ -128,7 +139,7 @@ async fn begin(
         if let Ok(mut lines) = begun {
             // If the whole list does not come in time, it is requested the other way: an API server may know the parameters
             // but not support them.
-            let filled = tokio::time::timeout(TIMEOUT, view.fill(&mut lines)).await;
+            let filled = tokio::time::timeout(TIMEOUT, view.fill(&mut lines, reader)).await;
             if let Ok(Ok(())) = filled {
                 events.listed(200, "", began.elapsed());
                 return Ok(lines);
@@ -140,19 +151,18 @@ async fn begin(
         }
     }
     let began = Instant::now();
-    let listed = send::<(), List<Lease>>(api, Method::GET, &scope.query(""), None).await;
+    let listed = reader.list(api, scope).await;
     let (status, reason) = listed
         .as_ref()
         .err()
         .map_or((200, ""), RequestError::code_and_reason);
     events.listed(status, reason, began.elapsed());
-    let list = listed?;
+    let (leases, version) = listed?;
     view.leases.clear();
-    for lease in list.items {
+    for lease in leases {
         view.apply(lease);
     }
     view.publish();
-    let version = list.metadata.resource_version.unwrap_or_default();
     let query = format!(
         "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
     );
@@ -167,29 +177,29 @@ fn is_unknown(error: &RequestError) -> bool {
     )
 }
 
+/// Whether an event is the bookmark behind a streamed list.
+fn ends_list(event: &Event) -> bool {
+    let annotations = event.object.pointer("/metadata/annotations");
+    let end = annotations.and_then(|all| all.get("k8s.io/initial-events-end"));
+    event.kind == "BOOKMARK" && end.is_some()
+}
+
 impl View {
     /// Reads the initial list, up to the bookmark that ends it.
-    async fn fill(&mut self, lines: &mut Lines) -> Result<(), RequestError> {
+    async fn fill(&mut self, lines: &mut Lines, reader: &mut Reader) -> Result<(), RequestError> {
         let mut fresh = Self {
             leases: BTreeMap::new(),
             out: self.out.clone(),
             warned: Arc::clone(&self.warned),
         };
         loop {
-            match lines.next::<WatchEvent<Lease>>().await? {
-                Some(WatchEvent::Bookmark(bookmark)) => {
-                    let annotations = bookmark.metadata.annotations;
-                    if annotations.contains_key("k8s.io/initial-events-end") {
-                        *self = fresh;
-                        self.publish();
-                        return Ok(());
-                    }
+            match lines.next::<Event>().await? {
+                Some(Ok(event)) if ends_list(&event) => {
+                    *self = fresh;
+                    self.publish();
+                    return Ok(());
                 }
-                Some(event) => {
-                    if let Some(error) = fresh.take(event) {
-                        return Err(error);
-                    }
-                }
+                Some(event) => fresh.take(event, reader)?,
                 None => {
                     return Err(RequestError::Transport(
                         "the watch ended before its list was complete".to_owned(),
@@ -200,14 +210,14 @@ impl View {
     }
 
     /// Follows a watch to its end; returns the failure, if it did not end in order.
-    async fn follow(&mut self, mut lines: Lines) -> Option<RequestError> {
+    async fn follow(&mut self, mut lines: Lines, reader: &mut Reader) -> Option<RequestError> {
         let mut silent_since = Instant::now();
         loop {
-            let next = lines.next::<WatchEvent<Lease>>();
+            let next = lines.next::<Event>();
             match tokio::time::timeout(self.until_next_expiry(), next).await {
                 Ok(Ok(Some(event))) => {
                     silent_since = Instant::now();
-                    if let Some(error) = self.take(event) {
+                    if let Err(error) = self.take(event, reader) {
                         return Some(error);
                     }
                     self.publish();
@@ -222,29 +232,48 @@ impl View {
         }
     }
 
-    /// Applies an event; returns why the watch is over, if it is.
-    fn take(&mut self, event: WatchEvent<Lease>) -> Option<RequestError> {
-        match event {
-            WatchEvent::Added(lease) | WatchEvent::Modified(lease) => self.apply(lease),
-            WatchEvent::Deleted(lease) => {
-                self.leases.remove(&lease.metadata.name.unwrap_or_default());
+    /// Applies an event. One that cannot be read is skipped: the lease stays as it was, until it ends.
+    ///
+    /// # Errors
+    /// The watch is over.
+    fn take(
+        &mut self,
+        event: Result<Event, RequestError>,
+        reader: &mut Reader,
+    ) -> Result<(), RequestError> {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                reader.skip("", &error.to_string());
+                return Ok(());
             }
-            WatchEvent::Bookmark(_) => (),
-            WatchEvent::Error(status) => {
-                return Some(RequestError::Transport(format!(
-                    "the watch ended: {} {}",
-                    status.code, status.message
+        };
+        match event.kind.as_str() {
+            "ADDED" | "MODIFIED" => {
+                if let Some(lease) = reader.read(event.object) {
+                    self.apply(lease);
+                }
+            }
+            "DELETED" => {
+                self.leases.remove(&name_of(&event.object));
+            }
+            "ERROR" => {
+                let code = event.object["code"].as_u64().unwrap_or_default();
+                let message = event.object["message"].as_str().unwrap_or_default();
+                let message = excerpt(message);
+                return Err(RequestError::Transport(format!(
+                    "the watch ended: {code} {message}"
                 )));
             }
+            // A bookmark, or what a later API server sends besides.
+            _ => (),
         }
-        None
+        Ok(())
     }
 
-    fn apply(&mut self, lease: Lease) {
-        let end = ends(&lease);
-        let name = lease.metadata.name.unwrap_or_default();
-        let holder = lease.spec.and_then(|spec| spec.holder_identity);
-        match (holder, end) {
+    fn apply(&mut self, lease: Found) {
+        let name = lease.name;
+        match (lease.holder, lease.end) {
             (Some(holder), Some(end)) if self.has_room(&name, &holder) => {
                 self.leases.insert(name, (holder, end));
             }
@@ -308,23 +337,17 @@ impl View {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::coordination::v1::LeaseSpec;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+    use k8s_openapi::jiff::SignedDuration;
 
     use super::*;
 
-    fn lease(name: &str, holder: &str) -> Lease {
-        Lease {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                ..ObjectMeta::default()
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(holder.to_owned()),
-                lease_duration_seconds: Some(3600),
-                renew_time: Some(MicroTime(now())),
-                ..LeaseSpec::default()
-            }),
+    fn lease(name: &str, holder: &str) -> Found {
+        Found {
+            name: name.to_owned(),
+            version: None,
+            holder: Some(holder.to_owned()),
+            end: Some(now() + SignedDuration::from_hours(1)),
+            seconds: Some(3600),
         }
     }
 

@@ -25,6 +25,10 @@ pub(crate) struct Leases {
     pub(crate) kept: BTreeSet<String>,
     /// Requests so far, by method.
     pub(crate) requests: BTreeMap<String, usize>,
+    /// Pages of lists so far.
+    pub(crate) pages: usize,
+    /// Pages that are answered with "410 Gone" instead, of those that continue a list.
+    pub(crate) gone: usize,
 }
 
 impl Default for Leases {
@@ -36,6 +40,8 @@ impl Default for Leases {
             is_old: false,
             kept: BTreeSet::new(),
             requests: BTreeMap::new(),
+            pages: 0,
+            gone: 0,
         }
     }
 }
@@ -71,14 +77,34 @@ impl Leases {
         self.changes = broadcast::channel(64).0;
     }
 
-    fn list(&self) -> Value {
+    /// Sends an event as it is.
+    pub(crate) fn say(&self, event: &Value) {
+        drop(self.changes.send(event.clone()));
+    }
+
+    /// One page: of at most `limit` leases, behind the lease named `after`.
+    fn list(&self, limit: usize, after: &str) -> Value {
+        let behind = self.all.iter().filter(|(name, _)| name.as_str() > after);
+        let page: Vec<_> = behind.clone().take(limit).collect();
+        let rest = match page.last() {
+            Some((last, _)) if behind.count() > page.len() => last.as_str(),
+            _ => "",
+        };
         json!({
             "kind": "LeaseList",
             "apiVersion": "coordination.k8s.io/v1",
-            "metadata": {"resourceVersion": self.version.to_string()},
-            "items": self.all.values().collect::<Vec<_>>(),
+            "metadata": {"resourceVersion": self.version.to_string(), "continue": rest},
+            "items": page.iter().map(|(_, lease)| lease).collect::<Vec<_>>(),
         })
     }
+}
+
+/// The value of a parameter of a query.
+fn parameter<'a>(query: &'a str, name: &str) -> &'a str {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs
+        .find(|(known, _)| *known == name)
+        .map_or("", |(_, value)| value)
 }
 
 fn reply(status: u16, body: &Value) -> Response<Answer> {
@@ -138,7 +164,16 @@ pub(super) fn answer(
             });
             Response::new(StreamBody::new(lines).boxed_unsync())
         }
-        ("GET", "leases") => reply(200, &leases.list()),
+        ("GET", "leases") => {
+            leases.pages += 1;
+            let after = parameter(query, "continue");
+            if !after.is_empty() && leases.gone > 0 {
+                leases.gone -= 1;
+                return failure(410, "Expired");
+            }
+            let limit = parameter(query, "limit").parse().unwrap_or(usize::MAX);
+            reply(200, &leases.list(limit, after))
+        }
         ("POST", "leases") => {
             let name = body["metadata"]["name"].as_str().unwrap_or_default();
             match leases.all.contains_key(name) {

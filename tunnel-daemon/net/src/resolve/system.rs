@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use adit_files::{ReadError, Reader};
 use arc_swap::ArcSwap;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::cache::AddressCache;
@@ -20,7 +22,6 @@ use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
-use adit_tls::blocking;
 use adit_tls::reread::Reread;
 
 /// Lookups under way at once, those of one name counted as one; further ones wait. A burst of dials must not become a burst at
@@ -28,6 +29,9 @@ use adit_tls::reread::Reread;
 const LOOKUPS_MAX: usize = 128;
 /// Shortest time between two checks of the files; Go's value.
 const RECHECK: Duration = Duration::from_secs(5);
+
+/// How long the lookup that checks the files waits for them. If they take longer, lookups go on with the last contents.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Resolves as the system is configured to.
 pub struct SystemResolver {
@@ -45,6 +49,8 @@ struct Config {
     /// Count of rereads asked for at the last check.
     asks: AtomicU64,
     last: Mutex<Reading>,
+    /// Reads the files, unless they are unchanged.
+    reader: AsyncMutex<Reader<Option<Reading>>>,
 }
 
 /// Where the configuration comes from, and how name servers are asked.
@@ -172,6 +178,7 @@ impl Config {
         }
         let hosts = Arc::new(reading.hosts.take().unwrap_or_default());
         let active = ActiveConfig::new(conf, hosts, &files, 0)?;
+        let reader = AsyncMutex::new(Reader::of(&[&files.resolv_conf, &files.hosts]));
         Ok(Self {
             files,
             active: ArcSwap::from_pointee(active),
@@ -179,6 +186,7 @@ impl Config {
             asks: AtomicU64::new(reread.asks()),
             reread,
             last: Mutex::new(reading),
+            reader,
         })
     }
 
@@ -192,13 +200,24 @@ impl Config {
 
     /// Reads the files again if they changed. An unusable file is logged once, and its last contents stay in use.
     async fn check(&self) {
+        // Another lookup waits for the files.
+        let Ok(mut reader) = self.reader.try_lock() else {
+            return;
+        };
         let (files, known) = (self.files.clone(), self.last().stamps);
         let check = move || (known != Some(files.stamps())).then(|| Reading::of(&files));
-        match blocking::run(check).await {
+        let patience = if reader.is_pending() {
+            Duration::ZERO
+        } else {
+            PATIENCE
+        };
+        match reader.read(patience, check).await {
             Ok(Some(reading)) => self.apply(reading),
-            Ok(None) => (),
-            // The old configuration stays in use; the next check is 5 s away.
-            Err(error) => tracing::warn!(%error, "cannot check the resolver configuration"),
+            // The next check is 5 s away.
+            Ok(None) | Err(ReadError::Pending { .. }) => (),
+            Err(error @ ReadError::Lost) => {
+                tracing::warn!(%error, "cannot check the resolver configuration");
+            }
         }
     }
 

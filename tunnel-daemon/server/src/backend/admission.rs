@@ -41,6 +41,8 @@ pub(super) struct Refused {
     pub(super) reason: AgentRefusal,
     pub(super) code: Code,
     pub(super) text: String,
+    /// What the log says instead, where `text` keeps something from the caller.
+    pub(super) logged: Option<String>,
 }
 
 impl AgentAuthenticator {
@@ -89,6 +91,7 @@ impl AgentAuthenticator {
             reason: AgentRefusal::Token,
             code: Code::Unknown,
             text,
+            logged: None,
         })
     }
 
@@ -108,6 +111,7 @@ impl AgentAuthenticator {
             reason: AgentRefusal::NotReviewed,
             code: Code::ResourceExhausted,
             text: "too many agents with much metadata wait for a review of their tokens".to_owned(),
+            logged: None,
         })
     }
 
@@ -140,10 +144,16 @@ impl AgentAuthenticator {
                     ReviewError::Overload => Code::ResourceExhausted,
                     _ => Code::Unknown,
                 },
-                text: format!("Failed to validate authentication token, err:{error}"),
+                text: not_validated(error.told()),
+                logged: Some(not_validated(error.to_string())),
             }),
         }
     }
+}
+
+/// In upstream's words.
+fn not_validated(why: impl std::fmt::Display) -> String {
+    format!("Failed to validate authentication token, err:{why}")
 }
 
 /// The token of a call.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use adit_core::grant::{DenyError, DenyList};
 use adit_core::ids::AgentId;
+use adit_files::{ReadError, Reader, STUCK_AFTER};
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -16,9 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::router::Router;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
-use adit_telemetry::labels::{AgentRefusal, LinkEnding};
+use adit_telemetry::labels::{AgentRefusal, LinkEnding, ReloadResult};
 use adit_tls::agent_identity::AgentIdentity;
-use adit_tls::blocking;
 use adit_tls::cause::TlsCause;
 use adit_tls::reload::{Changes, ReloadableServerTls};
 use adit_tls::reread::Reread;
@@ -146,7 +146,7 @@ impl AgentAuthorizer {
     }
 
     /// Follows changes of the deny list and of the agent listener's TLS files, until `stop`. A denied agent loses links at
-    /// once, and tunnels on lanes within seconds. A deny list that cannot be used changes nothing, and is logged.
+    /// once, and tunnels on lanes within seconds. A deny list that cannot be used or read changes nothing, and is logged.
     pub async fn follow(
         self,
         denied: Option<PathBuf>,
@@ -156,50 +156,77 @@ impl AgentAuthorizer {
         reread: Reread,
         stop: CancellationToken,
     ) {
-        let mut watched = denied.map(|path| (Changes::of(&[&path], &reread), path));
-        let (mut told, mut checked) = (None, 0);
+        // Side by side: a list that blocks must not delay what a new revocation list demands.
+        let following = async {
+            let lists = self.follow_list(denied, &metrics, &reread);
+            tokio::join!(lists, self.follow_links(&router, &tasks, &metrics));
+        };
+        let _stopped = stop.run_until_cancelled(following).await;
+    }
+
+    async fn follow_links(&self, router: &Router, tasks: &Tasks, metrics: &AditMetrics) {
+        let mut checked = 0;
         loop {
-            if let Some((_changes, path)) = &watched {
-                self.read_again(path, &mut told).await;
-            }
             let now = self.changes();
-            if checked != now && self.check_links(&router, &tasks, &metrics).await {
+            if checked != now && self.check_links(router, tasks, metrics).await {
                 checked = now;
             }
-            let file_changes = async {
-                match &mut watched {
-                    Some((changes, _path)) => changes.next(POLL).await,
-                    None => tokio::time::sleep(POLL).await,
-                }
-            };
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = file_changes => (),
-                () = self.0.changed.notified() => (),
-            }
+            let _poll = tokio::time::timeout(POLL, self.0.changed.notified()).await;
         }
     }
 
-    async fn read_again(&self, path: &Path, told: &mut Option<String>) {
-        let reading = path.to_owned();
-        match blocking::run(move || read(&reading)).await {
-            Ok(Ok(list)) => {
-                *told = None;
-                if **self.0.denied.load() != list {
-                    self.0.denied.store(Arc::new(list));
-                    self.0.changes.fetch_add(1, AcqRel);
-                    tracing::info!(file = %path.display(), "the new deny list is in force");
+    async fn follow_list(&self, denied: Option<PathBuf>, metrics: &AditMetrics, reread: &Reread) {
+        let Some(path) = denied else { return };
+        let mut changes = Changes::of(&[&path], reread);
+        let mut reader = Reader::of(&[&path]);
+        let mut told = None;
+        loop {
+            let reading = path.clone();
+            match reader.read(STUCK_AFTER, move || read(&reading)).await {
+                Ok(outcome) => self.take(&path, outcome, &mut told, metrics),
+                Err(ReadError::Pending { is_stuck_now }) => {
+                    if is_stuck_now {
+                        metrics.deny_reload(ReloadResult::Failed);
+                    }
+                    continue;
+                }
+                Err(error @ ReadError::Lost) => {
+                    tracing::warn!(%error, file = %path.display(), "cannot look at the deny list; the last one stays in force");
                 }
             }
-            Ok(Err(error)) => {
-                let text = error.to_string();
-                if told.as_ref() != Some(&text) {
-                    tracing::error!(%error, "the new deny list cannot be used; the last one stays in force");
-                    *told = Some(text);
+            changes.next(POLL).await;
+        }
+    }
+
+    /// Takes a list that was read into force, if it differs.
+    fn take(
+        &self,
+        path: &Path,
+        outcome: Result<DenyList, DenyFileError>,
+        told: &mut Option<String>,
+        metrics: &AditMetrics,
+    ) {
+        match outcome {
+            Ok(list) => {
+                let was_unusable = told.take().is_some();
+                let is_new = **self.0.denied.load() != list;
+                if is_new {
+                    self.0.denied.store(Arc::new(list));
+                    self.0.changes.fetch_add(1, AcqRel);
+                    self.0.changed.notify_one();
+                    tracing::info!(file = %path.display(), "the new deny list is in force");
+                }
+                if is_new || was_unusable {
+                    metrics.deny_reload(ReloadResult::Ok);
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, file = %path.display(), "cannot look at the deny list; the last one stays in force");
+                let text = error.to_string();
+                if told.as_ref() != Some(&text) {
+                    tracing::error!(%error, "the new deny list cannot be used; the last one stays in force");
+                    metrics.deny_reload(ReloadResult::Failed);
+                    *told = Some(text);
+                }
             }
         }
     }
@@ -298,7 +325,7 @@ fn read(path: &Path) -> Result<DenyList, DenyFileError> {
         cause,
     };
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let file = adit_files::open(path).map_err(unreadable)?;
     file.take(BYTES_MAX + 1)
         .read_to_string(&mut text)
         .map_err(unreadable)?;

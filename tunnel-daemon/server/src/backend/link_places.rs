@@ -89,6 +89,7 @@ fn refused(text: String) -> Refused {
         reason: AgentRefusal::Process,
         code: Code::ResourceExhausted,
         text,
+        logged: None,
     }
 }
 

@@ -373,6 +373,7 @@ impl Backend {
                         code: Code::InvalidArgument,
                         text: "the agent sent packets before the server answered its call"
                             .to_owned(),
+                        logged: None,
                     }),
                     // The caller has left; returning cancels the review.
                     Either::Right((None, _identify)) => return None,
@@ -383,11 +384,16 @@ impl Backend {
         let entered = identified.and_then(|identity| self.enter(hello, identity, who.peer));
         let (entered, source, places) = match entered {
             Ok(entered) => entered,
-            Err(Refused { reason, code, text }) => {
+            Err(Refused {
+                reason,
+                code,
+                text,
+                logged,
+            }) => {
                 if shown.is_some() || self.settings.admission.may_log() {
                     let agent = Excerpt(agent.as_str()).to_string();
                     let certificate = shown.as_deref().unwrap_or("none");
-                    tracing::warn!(agent, peer = %who.peer, certificate, error = text, "agent refused");
+                    tracing::warn!(agent, peer = %who.peer, certificate, error = logged.as_deref().unwrap_or(&text), "agent refused");
                 }
                 self.metrics.adit().agent_refused(reason);
                 grpc::refuse(&mut respond, code, &text);
@@ -470,6 +476,7 @@ impl Backend {
                 reason: AgentRefusal::NotGranted,
                 code: Code::PermissionDenied,
                 text: format!("{error} to {owner}"),
+                logged: None,
             })?;
         let places = self.links.enter(&hello, &source)?;
         let pool = self.pool(&hello, &identity, (&source, peer), judged);
@@ -489,6 +496,7 @@ impl Backend {
                 reason: AgentRefusal::LinksPerAgent,
                 code: Code::ResourceExhausted,
                 text: error.to_string(),
+                logged: None,
             })?;
         // A check of all links after a change either sees this link, or has raised the count before.
         if self.settings.authorizer.changes() != judged {
@@ -511,6 +519,7 @@ impl Backend {
                 reason: denial.refusal(),
                 code: Code::PermissionDenied,
                 text: denial.text(),
+                logged: None,
             }),
         }
     }

@@ -138,6 +138,8 @@ async fn a_refused_token_gets_upstreams_error_text() {
     let of = |claims: serde_json::Value| format!("Bearer {}", api::token(&claims));
     let in_time = api::in_seconds(600);
     let validate = "Failed to validate authentication token, err:lookup failed: ";
+    // Upstream passes on the words of the API server, to callers that have proved nothing.
+    let generic = "the Kubernetes API did not accept the review; the server's log says why";
     for (values, text) in [
         (
             vec![],
@@ -180,7 +182,7 @@ async fn a_refused_token_gets_upstreams_error_text() {
         // A token of another cluster: its claims are right, but its signature is not.
         (
             vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": in_time}))],
-            format!("{validate}[invalid bearer token, unknown]"),
+            format!("{validate}{generic}"),
         ),
     ] {
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
@@ -191,9 +193,10 @@ async fn a_refused_token_gets_upstreams_error_text() {
         .api
         .set_fault(Some(Fault::Answer(500, Bytes::from_static(b"no"))));
     let (status, message) = tokens.answer(&[&good]).await;
-    let text = "Failed to validate authentication token, err:Failed to authenticate request. \
-                err:Internal Server Error (HTTP status 500)";
-    assert_eq!((status.as_str(), message.as_str()), ("2", text));
+    let text = format!(
+        "Failed to validate authentication token, err:Failed to authenticate request. err:{generic}"
+    );
+    assert_eq!((status.as_str(), message), ("2", text));
     assert_eq!(tokens.world.server().links(), 0);
     for (series, expected) in [
         ("adit_token_reviews_total{result=\"denied\"}", 1.0),

@@ -54,6 +54,11 @@ impl Process {
         Self { child, log }
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// A field of `/proc/PID/status`.
     pub(crate) fn status_field(&self, name: &str) -> String {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_files::{ReadError, Reader, STUCK_AFTER};
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio::sync::Notify;
@@ -23,8 +24,10 @@ const EVENT_BYTES: usize = 4096;
 pub struct Changes {
     names: BTreeSet<PathBuf>,
     asked: Arc<Notify>,
-    /// `None`: the system cannot watch files.
+    /// `None`: the watch is not set up yet, or the system cannot watch files.
     watch: Option<Watch>,
+    /// Sets the watch up. It may block, as the files may: meanwhile they are polled.
+    setting_up: Option<Reader<(BTreeSet<PathBuf>, io::Result<Unread>)>>,
 }
 
 struct Watch {
@@ -32,26 +35,22 @@ struct Watch {
     directories: HashMap<WatchDescriptor, PathBuf>,
 }
 
+/// A watch whose events are not read yet.
+struct Unread(Inotify, HashMap<WatchDescriptor, PathBuf>);
+
 impl Changes {
-    /// Watches from now on. A request of `reread` counts as a change. To be called on a runtime.
+    /// Watches the files. A request of `reread` counts as a change, and so does the beginning of the watch. To be used on a
+    /// runtime.
     #[must_use]
     pub fn of(paths: &[impl AsRef<Path>], reread: &Reread) -> Self {
         let asked = Arc::new(Notify::new());
         reread.tell(&asked);
-        let names: BTreeSet<PathBuf> = paths
-            .iter()
-            .flat_map(|path| names_of(path.as_ref()))
-            .collect();
-        let watch = Watch::of(&names);
-        let watch = watch
-            .map_err(|error| {
-                tracing::warn!(%error, "cannot watch files for changes; they are polled");
-            })
-            .ok();
+        let paths = paths.iter().map(|path| path.as_ref().to_owned());
         Self {
-            names,
+            names: paths.clone().collect(),
             asked,
-            watch,
+            watch: None,
+            setting_up: Some(Reader::of(&paths.collect::<Vec<_>>())),
         }
     }
 
@@ -72,8 +71,39 @@ impl Changes {
         while !self.event().await {}
     }
 
+    /// Completes once files are watched, or cannot be.
+    async fn set_up(&mut self) {
+        while let Some(reader) = &mut self.setting_up {
+            let paths = self.names.clone();
+            let work = move || {
+                let names: BTreeSet<PathBuf> =
+                    paths.iter().flat_map(|path| names_of(path)).collect();
+                let watch = Unread::of(&names);
+                (names, watch)
+            };
+            let watch = match reader.read(STUCK_AFTER, work).await {
+                Ok((names, watch)) => {
+                    self.names = names;
+                    watch.and_then(Watch::of)
+                }
+                Err(ReadError::Pending { .. }) => continue,
+                Err(lost) => Err(io::Error::other(lost)),
+            };
+            self.setting_up = None;
+            self.watch = watch
+                .map_err(|error| {
+                    tracing::warn!(%error, "cannot watch files for changes; they are polled");
+                })
+                .ok();
+        }
+    }
+
     /// Whether the next event may be a change.
     async fn event(&mut self) -> bool {
+        if self.setting_up.is_some() {
+            self.set_up().await;
+            return true;
+        }
         let Some(watch) = &mut self.watch else {
             return pending().await;
         };
@@ -90,7 +120,7 @@ impl Changes {
     }
 }
 
-impl Watch {
+impl Unread {
     fn of(names: &BTreeSet<PathBuf>) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mask = WatchMask::MODIFY
@@ -111,6 +141,12 @@ impl Watch {
                 }
             }
         }
+        Ok(Self(inotify, directories))
+    }
+}
+
+impl Watch {
+    fn of(Unread(inotify, directories): Unread) -> io::Result<Self> {
         let events = inotify.into_event_stream(vec![0; EVENT_BYTES])?;
         Ok(Self {
             events,
@@ -158,6 +194,7 @@ mod tests {
         fs::write(&ours, "").unwrap();
         fs::write(&log, "").unwrap();
         let mut changes = Changes::of(&[&ours], &Reread::default());
+        changes.set_up().await;
         // Two events each: write and close.
         let mut after = async |path: &Path, text: &str| {
             fs::write(path, text).unwrap();

@@ -153,6 +153,10 @@ impl ReloadEvents for Reports {
         self.0.try_send(format!("{name} failed")).unwrap();
     }
 
+    fn stuck(&self, name: &'static str) {
+        self.0.try_send(format!("{name} stuck")).unwrap();
+    }
+
     fn expiries(&self, _expiries: &[Expiry]) {}
 }
 
@@ -310,4 +314,70 @@ async fn polling_alone_notices_a_change_too() {
     write_pair(elsewhere.path(), &issue());
     watching.until_loaded().await;
     assert!(!Arc::ptr_eq(&linked, &tls.current()));
+}
+
+/// A pipe in place of a certificate: it is refused, neither waited for nor read.
+#[tokio::test]
+async fn watcher_refuses_a_pipe_and_follows_the_file_that_replaces_it() {
+    let (directory, tls) = loaded();
+    let cert = directory.path().join("tls.crt");
+    let good = fs::read(&cert).unwrap();
+    let mut watching = Watching::start(&tls, Duration::from_millis(20));
+    let pipe = directory.path().join("pipe");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+    fs::rename(&pipe, &cert).unwrap();
+    assert_eq!(watching.next().await, "server failed");
+    fs::remove_file(&cert).unwrap();
+    fs::write(&cert, good).unwrap();
+    watching.until_loaded().await;
+}
+
+/// Blocks in its second reload, as on a mount whose server does not answer, until it is let go.
+struct Hung(Mutex<(usize, std::sync::mpsc::Receiver<()>)>);
+
+impl Reload for Hung {
+    fn paths(&self) -> Vec<&Path> {
+        vec![Path::new("/nowhere/hung")]
+    }
+
+    fn expiries(&self) -> Vec<Expiry> {
+        Vec::new()
+    }
+
+    fn reload_now(&self) -> Result<Reloaded, TlsError> {
+        let mut state = self.0.lock().unwrap();
+        state.0 += 1;
+        if state.0 == 2 {
+            let _gone = state.1.recv();
+            return Ok(Reloaded::Replaced);
+        }
+        Ok(Reloaded::Unchanged)
+    }
+}
+
+/// The reader's own test has the report after 5 s.
+#[tokio::test]
+async fn a_target_that_hangs_delays_no_other_and_is_followed_again() {
+    let (directory, tls) = loaded();
+    let (go, held) = std::sync::mpsc::channel();
+    let hung: Arc<dyn Reload> = Arc::new(Hung(Mutex::new((0, held))));
+    let (sender, reports) = mpsc::channel(64);
+    let tasks = adit_net::tasks::Tasks::new(1);
+    let target: Arc<dyn Reload> = Arc::<ReloadableServerTls>::clone(&tls);
+    let watching = watch(
+        vec![("hung", hung), ("server", target)],
+        Duration::from_millis(20),
+        Arc::new(Reports(sender)),
+        Reread::default(),
+        tasks.stopping(),
+    );
+    tasks.spawn_always("watch", watching);
+    let mut watching = Watching { reports, tasks };
+    for _renewal in 0..3 {
+        write_pair(directory.path(), &issue());
+        while watching.next().await != "server loaded" {}
+    }
+    drop(go);
+    while watching.next().await != "hung loaded" {}
 }

@@ -1,10 +1,5 @@
 //! Tests of changing files and of invalid content.
 
-use std::io::Write as _;
-use std::thread;
-
-use rustix::fs::{CWD, Mode, mkfifoat};
-
 use super::*;
 
 #[tokio::test]
@@ -40,31 +35,20 @@ async fn changed_files_are_read_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
+async fn a_file_that_is_replaced_before_its_content_is_in_use_is_read_again() {
     let dir = TempDir::new().unwrap();
-    let (conf, next) = (dir.path().join("resolv.conf"), dir.path().join("next"));
-    let files = Files {
-        resolv_conf: conf.clone(),
-        hosts: dir.path().join("hosts"),
-        dns_port: 53,
-        own_sockets: OwnSockets::off(),
-    };
-    mkfifoat(CWD, &conf, Mode::RUSR | Mode::WUSR).unwrap();
-    fs::write(&next, "nameserver 127.0.0.1\nsearch b.test\n").unwrap();
-    let replacing = thread::spawn(move || {
-        // Opening a FIFO for writing blocks until a reader opens it.
-        let mut old = fs::File::options().write(true).open(&conf).unwrap();
-        fs::rename(next, conf).unwrap();
-        old.write_all(b"nameserver 127.0.0.1\nsearch a.test\n")
-            .unwrap();
-    });
-    let resolver = SystemResolver::from_files(files, Reread::default()).unwrap();
-    replacing.join().unwrap();
-    let search = resolver.config.active.load().search.concat();
-    assert_eq!(search, "a.test");
+    let server = NameServer::start(BTreeMap::new()).await;
+    let conf = dir.path().join("resolv.conf");
+    let resolver = resolver(dir.path(), &server, CONF, "");
+    let search = |search: &str| format!("nameserver 127.0.0.1\nsearch {search}\n");
+    fs::write(&conf, search("a.test")).unwrap();
+    let reading = Reading::of(&resolver.config.files);
+    fs::write(&conf, search("other.test")).unwrap();
+    resolver.config.apply(reading);
+    assert_eq!(resolver.config.active.load().search.concat(), "a.test");
     *resolver.config.next_check.lock().unwrap() = Instant::now();
     let search = resolver.config.current().await.search.concat();
-    assert_eq!(search, "b.test");
+    assert_eq!(search, "other.test");
 }
 
 #[tokio::test]
@@ -220,4 +204,31 @@ async fn an_unusable_configuration_is_ignored_and_logged_once_per_reason() {
     fs::remove_file(&conf).unwrap();
     check().await;
     assert_eq!(times(), 3, "the same as before it was mended");
+}
+
+/// As on a mount whose server does not answer.
+#[tokio::test]
+async fn files_that_hang_delay_no_lookup_and_are_read_once_they_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = NameServer::start(BTreeMap::new()).await;
+    let resolver = resolver(dir.path(), &server, CONF, "10.0.0.1 one\n");
+    let (go, held) = std::sync::mpsc::channel::<()>();
+    let hung = move || {
+        let _gone = held.recv();
+        None
+    };
+    let mut reader = resolver.config.reader.lock().await;
+    assert!(reader.read(Duration::ZERO, hung).await.is_err());
+    drop(reader);
+    fs::write(files(dir.path(), &server).hosts, "10.0.0.22 one\n").unwrap();
+    let look_up = async || {
+        *resolver.config.next_check.lock().unwrap() = Instant::now();
+        resolver.lookup_ip("one").await.unwrap()
+    };
+    for _lookup in 0..3 {
+        assert_eq!(look_up().await, ips("10.0.0.1"));
+    }
+    drop(go);
+    let changed = async { while look_up().await != ips("10.0.0.22") {} };
+    timeout(Duration::from_secs(60), changed).await.unwrap();
 }

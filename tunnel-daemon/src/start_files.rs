@@ -1,0 +1,61 @@
+//! Waits at start for files that may block. The loads after it then find files that answer, and a signal ends the wait.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
+
+/// Files of the resolver.
+const RESOLVER: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
+
+/// Waits until each file can be read, or not: its load says why. A file that takes long is named in the log. To be used within
+/// [`tokio::select`] with a signal.
+pub(super) async fn wait_for(paths: Vec<PathBuf>) {
+    for path in paths {
+        let name = path.display().to_string();
+        let read = move || {
+            // Some mounts answer a call to open and no call to read.
+            let read = adit_files::open(&path).and_then(|mut file| file.read(&mut [0]));
+            drop(read);
+        };
+        let _stopping = adit_files::read_once(&name, read).await;
+    }
+}
+
+/// Files that the start of a server reads. The Kubernetes API waits for its own.
+pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    let mut of_tls = |files: &TlsFiles| {
+        paths.extend([files.cert.clone(), files.key.clone()]);
+        paths.extend(files.client_ca.clone());
+    };
+    of_tls(&plan.agents.tls);
+    for frontend in &plan.frontends {
+        if let FrontendListen::Tcp {
+            tls: Some(files), ..
+        } = &frontend.listen
+        {
+            of_tls(files);
+        }
+    }
+    paths.extend(plan.agents.crl.clone());
+    paths.extend(plan.agents.deny.clone());
+    let redirect = plan.transparent.redirect.as_ref();
+    paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
+    if !plan.destinations.allowed.is_empty() {
+        paths.extend(RESOLVER.map(PathBuf::from));
+    }
+    paths
+}
+
+/// Files that the start of an agent reads.
+pub(super) fn of_agent(plan: &AgentPlan) -> Vec<PathBuf> {
+    let mut paths = vec![plan.tls.ca_cert.clone()];
+    if let Some(identity) = &plan.tls.identity {
+        paths.extend([identity.cert.clone(), identity.key.clone()]);
+    }
+    let redirect = plan.redirect.as_ref();
+    paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
+    paths.extend(RESOLVER.map(|path| Path::new(path).to_owned()));
+    paths
+}
