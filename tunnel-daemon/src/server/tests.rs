@@ -54,6 +54,7 @@ fn agent() -> LinkInfo {
         credit: true,
         version: PeerVersion::default(),
         address: PeerAddr::Unix,
+        dials: Arc::default(),
     }
 }
 

@@ -295,6 +295,7 @@ fn own_families_start_at_zero_and_count() {
     let facts = TunnelFacts {
         side: TunnelSide::Client(ClientDialect::Grpc),
         peer: "agent",
+        principal: None,
         link: 1,
         destination: "a:1",
         path: Path::Link,

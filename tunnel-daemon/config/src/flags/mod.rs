@@ -19,12 +19,10 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use self::agent::AgentFlags;
 use self::given::Given;
 use self::server::ServerFlags;
-use self::view::{CheckFlags, LinkFlags, LinksFlags};
+use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
 #[cfg(feature = "demo")]
 use crate::command::DemoOptions;
-use crate::command::{
-    Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed, StatusOptions, TopOptions,
-};
+use crate::command::{Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed};
 use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 use crate::version;
@@ -47,9 +45,9 @@ enum Sub {
     #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running server or agent
-    Status(StatusOptions),
+    Status(StatusFlags),
     /// Show the open tunnels of a running server or agent, live
-    Top(TopOptions),
+    Top(TopFlags),
     /// Show the links of a running server or agent, each with what its agent has proved and claims
     Links(LinksFlags),
     /// Have a running server send new tunnels to other agents of the same kind, while there are any
@@ -167,11 +165,11 @@ fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, C
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
-        Sub::Status(options) => Command::Status(options),
-        Sub::Top(options) => Command::Top(view::check_top(options)?),
-        Sub::Links(flags) => Command::Links(flags.options()),
-        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
-        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
+        Sub::Status(flags) => Command::Status(flags.options(env)?),
+        Sub::Top(flags) => Command::Top(flags.options(env)?),
+        Sub::Links(flags) => Command::Links(flags.options(env)?),
+        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain, env)?),
+        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink, env)?),
         Sub::Check(flags) => flags.command(env)?,
         Sub::Pki(options) => Command::Pki(options),
         Sub::Version(flags) => Command::Print(flags.text()),
