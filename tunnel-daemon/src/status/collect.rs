@@ -211,22 +211,22 @@ impl Source for ServerSource {
             let unlinking = handles.into_iter().filter_map(|link| {
                 let principal = link.info.identity.owner().map(AsRef::as_ref);
                 match change {
-                LinkChange::Drain => {
-                    tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is drained, as the admin socket was asked to");
-                    self.router.set_draining(link.id);
-                    None
-                }
-                LinkChange::Unlink => {
-                    tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is ended, as the admin socket was asked to");
-                    if let Some(lanes) = &link.lanes {
-                        lanes.revoke();
+                    LinkChange::Drain => {
+                        tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is drained, as the admin socket was asked to");
+                        self.router.set_draining(link.id);
+                        None
                     }
-                    let end = link.end();
-                    if end.is_some() {
-                        self.metrics.link_ended(LinkEnding::Unlinked);
+                    LinkChange::Unlink => {
+                        tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is ended, as the admin socket was asked to");
+                        if let Some(lanes) = &link.lanes {
+                            lanes.revoke();
+                        }
+                        let end = link.end();
+                        if end.is_some() {
+                            self.metrics.link_ended(LinkEnding::Unlinked);
+                        }
+                        end
                     }
-                    end
-                }
                 }
             });
             tokio::time::timeout(CHANGE_TIME, join_all(unlinking))
@@ -257,15 +257,19 @@ impl Source for ServerSource {
     }
 
     fn unsound_agents(&self) -> Vec<AgentStatus> {
-        let links = self.router.links();
+        let mut links = self.router.links();
+        // The first link of an agent id is that of its holder.
+        links.sort_by_key(|link| link.id.0);
         let mut by_agent: HashMap<&str, &LinkHandle> = HashMap::new();
         for link in &links {
-            let dials = link.info.dials.counts();
-            if dials.failed > 0 || dials.slow > 0 {
-                by_agent.insert(link.info.agent.as_str(), link);
-            }
+            by_agent.entry(link.info.agent.as_str()).or_insert(link);
         }
-        let agents = by_agent.into_iter().map(|(agent, link)| AgentStatus {
+        let is_unsound = |link: &LinkHandle| {
+            let dials = link.info.dials.counts();
+            dials.failed > 0 || dials.slow > 0
+        };
+        let unsound = by_agent.into_iter().filter(|(_, link)| is_unsound(link));
+        let agents = unsound.map(|(agent, link)| AgentStatus {
             agent: agent.to_owned(),
             principal: link.info.identity.owner().map(ToString::to_string),
             dials: dials(&link.info.dials),

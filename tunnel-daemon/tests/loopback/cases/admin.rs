@@ -205,8 +205,12 @@ async fn reported_state_matches_the_metrics() {
         now.lanes.idle as f64 == value(&world, IDLE) && now.lanes.busy == 0
     })
     .await;
-    let files: Vec<&str> = here.certificates.iter().map(|one| one.kind.as_str()).collect();
-    assert!(files.contains(&"ca") && files.contains(&"certificate"), "{here:?}");
+    until("the certificates in use are listed", || {
+        let now = status(&server_socket(&world)).certificates;
+        let has = |kind: &str| now.iter().any(|one| one.kind == kind);
+        has("ca") && has("certificate")
+    })
+    .await;
     assert!(here.descriptors.in_use > 0 && here.memory.budget_bytes >= 64 << 20);
     let there = status(&agent_socket(&world));
     assert_eq!((there.role, there.id.as_str()), (Role::Agent, "agent-1"));
@@ -256,7 +260,9 @@ async fn the_variable_names_the_socket_for_every_command() {
     let (world, _agent) = watched(&["--lanes-per-link=0"]).await;
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
-        command.args(args).env("ADIT_ADMIN_SOCKET", server_socket(&world));
+        command
+            .args(args)
+            .env("ADIT_ADMIN_SOCKET", server_socket(&world));
         let output = command.output().expect("it runs");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{args:?}: {error}");

@@ -86,7 +86,10 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
         };
         let log = processes.server.log();
         for principal in proved(&log, "agent-1") {
-            assert!(principal.is_some_and(|name| name.starts_with("CN=agent")), "{log}");
+            assert!(
+                principal.is_some_and(|name| name.starts_with("CN=agent")),
+                "{log}"
+            );
         }
         assert_eq!(proved(&log, ""), [None], "no agent was asked");
         // A refusal of the target is an answer of the agent.
