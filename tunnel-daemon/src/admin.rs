@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -23,6 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::answer_deadline::AnswerDeadline;
 use crate::privileges::give_up_here;
 use crate::probes::HttpService;
+use adit_config::plan::AdminSocketPlan;
 use adit_net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening, listen};
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
@@ -225,15 +227,36 @@ impl AdminThread {
         })
     }
 
-    /// Listens on a unix socket at `path` for this process's user and root, and serves until the returned handle is
-    /// dropped. An existing socket file is removed first.
+    /// Listens on the admin socket for this process's user and root, and serves until the returned handle is dropped. A socket
+    /// file of a dead process is replaced. `None`: off, or no default socket can be opened, which is logged.
     ///
     /// # Errors
-    /// [`AdminError::Socket`] with the path; [`AdminError::NotTaken`] if the thread is gone.
-    pub fn serve_unix(&self, path: &Path, service: HttpService) -> Result<AdminSocket, AdminError> {
-        let bound = UnixBound::bind(path, StaleFile::Remove, SocketMode::Owner)?;
+    /// [`AdminError::Socket`] with the given path; [`AdminError::NotTaken`] if the thread is gone.
+    pub fn serve_socket(
+        &self,
+        plan: &AdminSocketPlan,
+        service: HttpService,
+    ) -> Result<Option<AdminSocket>, AdminError> {
+        let bound = match plan {
+            AdminSocketPlan::Off => return Ok(None),
+            AdminSocketPlan::At(path) => bind_socket(path)?,
+            AdminSocketPlan::Default(places) => match first_of(places) {
+                Ok(bound) => bound,
+                Err(error) => {
+                    tracing::warn!(
+                        error = error.map(|error| error.to_string()),
+                        "no admin socket, so adit status cannot ask this process: give --admin-socket a path, or off"
+                    );
+                    return Ok(None);
+                }
+            },
+        };
+        let path = bound.path().to_owned();
         let close = self.hand_over("admin socket", Bound::Unix(bound), service)?;
-        Ok(AdminSocket { _close: close })
+        Ok(Some(AdminSocket {
+            path,
+            _close: close,
+        }))
     }
 
     fn hand_over(
@@ -287,7 +310,43 @@ impl AdminListener {
 /// The unix socket. Dropping this handle closes the socket and removes its file.
 #[derive(Debug)]
 pub struct AdminSocket {
+    path: PathBuf,
     _close: watch::Sender<bool>,
+}
+
+impl AdminSocket {
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn bind_socket(path: &Path) -> Result<UnixBound, ListenError> {
+    UnixBound::bind(path, StaleFile::RemoveDead, SocketMode::Owner)
+}
+
+/// Binds the first of these paths at which that works, and makes the folder of a path if it is missing.
+///
+/// # Errors
+/// Why the first path cannot be bound, or that another process listens: a second process of a user must not take another path,
+/// where no command would find it. `None` without paths.
+fn first_of(places: &[PathBuf]) -> Result<UnixBound, Option<ListenError>> {
+    let mut first = None;
+    for path in places {
+        if let Some(folder) = path.parent() {
+            // If this fails, the socket's error names the path.
+            let _made = std::fs::DirBuilder::new().mode(0o755).create(folder);
+        }
+        match bind_socket(path) {
+            Ok(bound) => return Ok(bound),
+            Err(error) if error.cause().kind() == io::ErrorKind::AddrInUse => {
+                return Err(Some(error));
+            }
+            Err(error) => _ = first.get_or_insert(error),
+        }
+    }
+    Err(first)
 }
 
 /// Main task of the thread. It ends, and the runtime with it, when [`AdminThread`] is dropped.

@@ -135,6 +135,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     })?;
     let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
     let events = Arc::new(CertificateEvents::new(metrics.adit().clone(), None));
+    let certificates = Arc::clone(events.table());
     services.spawn_always(
         "tls-files",
         reload::watch(
@@ -258,10 +259,11 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         lanes_max: context.lane_room.lanes_max(),
         engine: started_relay.engine.clone(),
         relay: relay.as_deref().map(RawLaneRelay::handle),
-        host: status::Common::host(plan.admin_socket.is_some(), Needs::of_agent(plan)),
+        host: status::Common::host(plan.admin_socket.is_on(), Needs::of_agent(plan)),
         redirect: Arc::clone(&redirect),
         account: accounting,
         debug: controls.debug.clone(),
+        certificates,
     };
     let servers = Servers::start(settings, context, &services);
     if let (Some(leases), Some(api)) = (&plan.leases, api) {
@@ -288,7 +290,12 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     let stage = Arc::new(AtomicU8::new(SERVING));
     let ([health, admin_port], admin) =
         probes(plan, &metrics, &servers, &services, &stage, detail, source)?;
-    let listeners = AgentListeners::of(plan, &node.addresses, [health, admin_port]);
+    let listeners = AgentListeners::of(
+        plan,
+        &node.addresses,
+        [health, admin_port],
+        admin.2.as_ref().map(AdminSocket::path),
+    );
     Ok(RunningAgent {
         health,
         listeners,
@@ -382,10 +389,8 @@ fn probes(
             })
             .await;
     });
-    let socket = plan.admin_socket.as_deref();
-    let socket = socket
-        .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
-        .transpose()?;
+    let answers = status::service(Arc::new(source), asker.clone());
+    let socket = thread.serve_socket(&plan.admin_socket, answers)?;
     let mut listeners = Vec::new();
     let mut health = None;
     if let Some(bind) = &plan.health {

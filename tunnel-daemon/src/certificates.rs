@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use adit_kube::access::Api;
 use adit_server::backend::AgentAuthorizer;
 use adit_telemetry::AditMetrics;
-use adit_telemetry::labels::{CertificateKind, ReloadResult};
+use adit_telemetry::labels::{CertificateKind, Label as _, ReloadResult};
 use adit_tls::inspect::{Expiry, days_left};
 use adit_tls::reload::{POLL_PERIOD, ReloadEvents};
 use adit_tls::reread::Reread;
 use adit_tls::tls::TlsError;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+
+use crate::status::model::CertificateStatus;
 
 /// The log's name for the agent listener's files.
 pub(super) const AGENT_LISTENER: &str = "agent listener";
@@ -31,6 +33,7 @@ pub(super) struct CertificateEvents {
     /// Reauthorizes agents when the files of their listener change.
     authorizer: Option<AgentAuthorizer>,
     warnings: Mutex<Warnings>,
+    table: Arc<CertificateTable>,
 }
 
 impl CertificateEvents {
@@ -39,7 +42,13 @@ impl CertificateEvents {
             metrics,
             authorizer,
             warnings: Mutex::default(),
+            table: Arc::default(),
         }
+    }
+
+    /// The certificates in use.
+    pub(super) fn table(&self) -> &Arc<CertificateTable> {
+        &self.table
     }
 }
 
@@ -72,6 +81,7 @@ impl ReloadEvents for CertificateEvents {
         let now = SystemTime::now();
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         for expiry in expiries {
+            self.table.set(expiry);
             let file = expiry.path.display().to_string();
             let since = expiry.not_after.duration_since(UNIX_EPOCH);
             let seconds = since.map_or(0, |since| since.as_secs());
@@ -91,10 +101,56 @@ impl ReloadEvents for CertificateEvents {
 impl CertificateEvents {
     /// Forgets a file that is no longer in use.
     fn gone(&self, expiry: &Expiry) {
+        self.table.remove(expiry);
         let file = expiry.path.display().to_string();
         self.metrics.certificate_gone(&file, kind(expiry));
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         warnings.0.remove(&expiry.path);
+    }
+}
+
+/// When each certificate in use expires, by file and kind: for status output.
+#[derive(Default)]
+pub(super) struct CertificateTable(Mutex<BTreeMap<(PathBuf, &'static str), SystemTime>>);
+
+impl CertificateTable {
+    fn set(&self, expiry: &Expiry) {
+        self.lock().insert(Self::key(expiry), expiry.not_after);
+    }
+
+    fn remove(&self, expiry: &Expiry) {
+        self.lock().remove(&Self::key(expiry));
+    }
+
+    /// All certificates, those that expire first at the front.
+    #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+    pub(super) fn rows(&self) -> Vec<CertificateStatus> {
+        self.rows_at(SystemTime::now())
+    }
+
+    fn rows_at(&self, now: SystemTime) -> Vec<CertificateStatus> {
+        let table = self.lock();
+        let mut rows: Vec<CertificateStatus> = table
+            .iter()
+            .map(|((path, kind), not_after)| CertificateStatus {
+                file: path.display().to_string(),
+                kind: (*kind).to_owned(),
+                expires: not_after
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |since| since.as_secs()),
+                days_left: days_left(*not_after, now),
+            })
+            .collect();
+        rows.sort_by_key(|row| row.expires);
+        rows
+    }
+
+    fn key(expiry: &Expiry) -> (PathBuf, &'static str) {
+        (expiry.path.clone(), kind(expiry).as_str())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(PathBuf, &'static str), SystemTime>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -201,6 +257,31 @@ mod tests {
         assert_eq!(at(365, 1), Some(Due::Expired));
         assert_eq!(at(365, 9), None);
         assert_eq!(at(366, 2), Some(Due::Expired));
+    }
+
+    #[test]
+    fn the_table_lists_certificates_by_expiry_and_forgets_those_out_of_use() {
+        let (metrics, folder) = (AgentMetrics::new(), PathBuf::from("/etc/adit"));
+        let events = CertificateEvents::new(metrics.adit().clone(), None);
+        let of = |name: &str, days: u32| Expiry {
+            path: folder.join(name),
+            ..expiry(days * DAY)
+        };
+        let [late, soon, over] = [of("a", 30), of("b", 13), of("c", 1)];
+        events.expiries(&[late, soon, over.clone()]);
+        let rows = |now| {
+            let rows = events.table().rows_at(now).into_iter();
+            rows.map(|row| (row.file, row.days_left))
+                .collect::<Vec<_>>()
+        };
+        let row = |name: &str, left| (format!("/etc/adit/{name}"), left);
+        let now = START + 2 * DAY;
+        assert_eq!(
+            rows(now),
+            [row("c", None), row("b", Some(11)), row("a", Some(28))]
+        );
+        events.gone(&over);
+        assert_eq!(rows(now).len(), 2);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod tenant;
 mod tests;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -200,6 +201,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let watched = std::mem::take(&mut listening.watched);
     drop(listening);
     let events = Arc::new(CertificateEvents::new(adit.clone(), Some(authorizer)));
+    let certificates = Arc::clone(events.table());
     let reread = controls.reread.clone();
     if let Some(api) = &api {
         let (api, events) = (Arc::clone(api), Arc::clone(&events));
@@ -238,17 +240,24 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             lanes_max,
             engine: started_relay.engine.clone(),
             relay: relay.as_deref().map(RawLaneRelay::handle),
-            host: status::Common::host(plan.admin_socket.is_some(), Needs::of_server(plan)),
+            host: status::Common::host(plan.admin_socket.is_on(), Needs::of_server(plan)),
             redirect: view,
             account: accounting,
             debug: controls.debug.clone(),
+            certificates,
         },
         router: Arc::clone(&router),
         metrics: adit.clone(),
     };
     let probes = Probes::start(plan, &tenant.metrics, services, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
-    let listeners = ServerListeners::of(plan, &each, transparent, [health, admin]);
+    let listeners = ServerListeners::of(
+        plan,
+        &each,
+        transparent,
+        [health, admin],
+        probes.socket_path(),
+    );
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
     let all = others.iter().chain(captured.listeners()).copied();
@@ -346,7 +355,7 @@ fn backend_settings(
 /// The admin thread and its listeners; dropping this closes them.
 struct Probes {
     _thread: AdminThread,
-    _socket: Option<AdminSocket>,
+    socket: Option<AdminSocket>,
     listeners: Vec<(&'static str, AdminListener)>,
 }
 
@@ -364,10 +373,8 @@ impl Probes {
             metrics.adit().clone(),
             services.clone(),
         )?;
-        let socket = plan.admin_socket.as_deref();
-        let socket = socket
-            .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
-            .transpose()?;
+        let answers = status::service(Arc::new(source), asker.clone());
+        let socket = thread.serve_socket(&plan.admin_socket, answers)?;
         let mut listeners = Vec::new();
         let scrape = metrics.scrape();
         let health = HttpService::server_health(Arc::new(asker), scrape.clone(), detail);
@@ -382,9 +389,14 @@ impl Probes {
         }
         Ok(Self {
             _thread: thread,
-            _socket: socket,
+            socket,
             listeners,
         })
+    }
+
+    /// Where the admin socket is.
+    fn socket_path(&self) -> Option<&Path> {
+        self.socket.as_ref().map(AdminSocket::path)
     }
 
     fn address(&self, name: &str) -> Option<SocketAddr> {

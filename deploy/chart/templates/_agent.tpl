@@ -61,7 +61,6 @@
 - --v={{ include "adit.verbosity" $agent.logLevel }}
 {{- else }}
 - --shutdown-grace={{ int $agent.shutdownGraceSeconds }}s
-- --admin-socket=/run/adit/admin.sock
 - --log-format={{ $agent.logFormat }}
 - --log-level={{ $agent.logLevel }}
 {{- end }}

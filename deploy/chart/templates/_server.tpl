@@ -108,7 +108,6 @@ value of the chart.
 - --v={{ include "adit.verbosity" $server.logLevel }}
 {{- else }}
 - --shutdown-grace={{ int $server.shutdownGraceSeconds }}s
-- --admin-socket=/run/adit/admin.sock
 - --log-format={{ $server.logFormat }}
 - --log-level={{ $server.logLevel }}
 {{- end }}

@@ -46,6 +46,7 @@ impl LinkContext {
         table.enter(&TunnelFacts {
             side: TunnelSide::Target,
             peer: server.as_str(),
+            principal: None,
             link: 0,
             destination,
             path,

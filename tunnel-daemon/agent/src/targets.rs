@@ -87,6 +87,7 @@ impl LinkContext {
             stage,
             error,
             agent: Some(self.agent.as_str()),
+            principal: None,
             path: Some(path),
         });
     }

@@ -8,11 +8,7 @@ use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
-use crate::plan::{AgentPlan, ServerPlan};
-use crate::units::duration;
-
-/// Default path of the admin socket.
-pub(crate) const ADMIN_SOCKET: &str = "/run/adit/admin.sock";
+use crate::plan::{AdminSocketChoice, AgentPlan, ServerPlan};
 
 /// The command to execute.
 #[derive(Clone, PartialEq, Debug)]
@@ -95,13 +91,11 @@ fn path(text: &str) -> Result<OptionalPath, String> {
 }
 
 /// Options of `adit status`.
-#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StatusOptions {
-    /// Admin socket of the server or agent
-    #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
-    pub socket: PathBuf,
-    /// Print the answer as JSON
-    #[arg(long)]
+    /// Admin socket of the process.
+    pub socket: AdminSocketChoice,
+    /// Print the answer as JSON.
     pub json: bool,
 }
 
@@ -109,7 +103,7 @@ pub struct StatusOptions {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LinksOptions {
     /// Admin socket of the process.
-    pub socket: PathBuf,
+    pub socket: AdminSocketChoice,
     /// What to do with the links.
     pub action: LinksAction,
     /// Only links of this peer.
@@ -132,22 +126,17 @@ pub enum LinksAction {
 }
 
 /// Options of `adit top`.
-#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TopOptions {
-    /// Admin socket of the server or agent
-    #[arg(long = "admin-socket", value_name = "PATH", default_value = ADMIN_SOCKET)]
-    pub socket: PathBuf,
-    /// Print the rows once after one interval, and exit: for scripts and pipes
-    #[arg(long)]
+    /// Admin socket of the process.
+    pub socket: AdminSocketChoice,
+    /// Print the rows once and exit.
     pub once: bool,
-    /// Print the rows once as one JSON object
-    #[arg(long)]
+    /// Print the rows once as JSON.
     pub json: bool,
-    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
-    #[arg(long, value_name = "ORDER", default_value = "rate")]
+    /// The order of the rows.
     pub sort: TopSort,
-    /// Time between two refreshes
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    /// Time between two refreshes.
     pub interval: Duration,
 }
 

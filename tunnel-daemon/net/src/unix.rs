@@ -38,6 +38,8 @@ impl SocketMode {
 pub enum StaleFile {
     /// Remove it if it is a socket, used or not: upstream's default, needed after a crash.
     Remove,
+    /// Remove it if it is a socket at which no process listens: listening takes no socket from a running process.
+    RemoveDead,
     /// Leave it; listening then fails.
     Keep,
 }
@@ -82,7 +84,7 @@ impl UnixBound {
     /// The name is in use, or the directory is missing or not writable.
     pub fn bind(path: &Path, stale: StaleFile, mode: SocketMode) -> Result<Self, ListenError> {
         let failed = |cause| ListenError::unix(path, cause);
-        if stale == StaleFile::Remove {
+        if stale == StaleFile::Remove || (stale == StaleFile::RemoveDead && is_dead(path)) {
             remove_stale(path);
         }
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
@@ -220,6 +222,17 @@ impl Drop for SocketFile {
     }
 }
 
+/// Whether no process listens on the socket file. False if that cannot be found out: then the file is left alone.
+fn is_dead(path: &Path) -> bool {
+    let refused = || {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        // With a full backlog a blocking call would wait.
+        socket.set_nonblocking(true)?;
+        socket.connect(&SockAddr::unix(path)?)
+    };
+    refused().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
 /// Only sockets are removed: a path given by mistake costs no data. Failure is logged; binding then reports the error.
 fn remove_stale(path: &Path) {
     let removed = match fs::symlink_metadata(path) {
@@ -252,6 +265,26 @@ mod tests {
         accepted.unwrap();
         drop(listening);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_of_a_dead_process_is_replaced_and_that_of_a_running_one_is_not() {
+        let directory = directory();
+        let path = directory.path().join("s");
+        let bind = || UnixBound::bind(&path, StaleFile::RemoveDead, SocketMode::Owner);
+        let running = StdListener::bind(&path).unwrap();
+        // Nobody accepts: the backlog may be full.
+        let refused = bind().unwrap_err();
+        assert_eq!(refused.cause().kind(), io::ErrorKind::AddrInUse);
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+        drop(running);
+        assert!(path.exists());
+        let bound = bind().unwrap();
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+        drop(bound);
+        fs::write(&path, "precious").unwrap();
+        assert!(bind().is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 
     #[test]

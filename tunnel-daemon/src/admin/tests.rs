@@ -253,3 +253,47 @@ async fn an_unread_answer_ends_its_connection_after_sixty_seconds() {
     connection(near, any_port(), service, AdminLimits::default(), closing).await;
     assert_eq!(started.elapsed().as_secs(), 60);
 }
+
+/// A thread, and a service for its socket.
+fn admin() -> (AdminThread, HttpService) {
+    let metrics = ServerMetrics::new(&["default"]);
+    let thread = AdminThread::start(
+        AdminLimits::default(),
+        metrics.adit().clone(),
+        Tasks::new(1),
+    )
+    .unwrap();
+    (thread, HttpService::server_admin(metrics.scrape()))
+}
+
+#[test]
+fn a_default_admin_socket_is_the_first_that_can_be_opened_and_none_fails_no_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    // Below a file there is no socket for any user.
+    let never = file.join("server.sock");
+    let good = dir.path().join("made/server.sock");
+    let (thread, service) = admin();
+    let open = |places: &[&PathBuf]| {
+        let places = places.iter().map(|path| (*path).clone()).collect();
+        let plan = AdminSocketPlan::Default(places);
+        thread.serve_socket(&plan, service.clone()).unwrap()
+    };
+    assert!(open(&[&never]).is_none() && open(&[]).is_none());
+    let first = open(&[&never, &good]).expect("the second place");
+    assert_eq!(first.path(), good);
+    let connected = std::os::unix::net::UnixStream::connect(&good);
+    assert!(connected.is_ok());
+    let other = dir.path().join("other.sock");
+    assert!(open(&[&good, &other]).is_none(), "a second process");
+    assert!(!other.exists(), "where no command looks first");
+    let off = thread.serve_socket(&AdminSocketPlan::Off, service.clone());
+    assert!(off.unwrap().is_none());
+    for given in [&never, &good] {
+        let plan = AdminSocketPlan::At(given.clone());
+        let error = thread.serve_socket(&plan, service.clone()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&given.display().to_string()), "{text}");
+    }
+}

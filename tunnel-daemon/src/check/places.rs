@@ -4,14 +4,14 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::line::{degraded, missing, ok};
-use crate::status::model::Capability;
+use super::line::{degraded, info, missing, ok};
+use crate::status::model::{Capability, Verdict};
 use adit_config::address::{BindAddress, BindHost};
-use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan};
+use adit_config::plan::{AdminSocketPlan, AgentPlan, FrontendListen, ServerPlan};
 use adit_net::listen::{StaleFile, listen};
 
 /// What a start does when it cannot listen on a port.
@@ -55,7 +55,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
     }
     lines.push(ports.line("agent-port", &plan.agents.bind, Without::Fails));
     lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
-    lines.extend(admin_socket(plan.admin_socket.as_deref()));
+    lines.extend(admin_socket(&plan.admin_socket));
     lines
 }
 
@@ -66,12 +66,36 @@ pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
         lines.push(ports.line("target", &target.bind, Without::Fails));
     }
     lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
-    lines.extend(admin_socket(plan.admin_socket.as_deref()));
+    lines.extend(admin_socket(&plan.admin_socket));
     lines
 }
 
-fn admin_socket(path: Option<&Path>) -> Option<Capability> {
-    path.map(|path| socket("admin-socket", path, StaleFile::Remove))
+fn admin_socket(plan: &AdminSocketPlan) -> Option<Capability> {
+    const NAME: &str = "admin-socket";
+    let judged = |path: &PathBuf| socket(NAME, path, StaleFile::RemoveDead);
+    match plan {
+        AdminSocketPlan::Off => None,
+        AdminSocketPlan::At(path) => Some(judged(path)),
+        AdminSocketPlan::Default(places) => {
+            let can_be_made = |path: &&PathBuf| {
+                let above = path.parent().and_then(Path::parent);
+                let may_make = |folder| access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+                path.parent().is_some_and(|folder| !folder.exists()) && above.is_some_and(may_make)
+            };
+            if let Some(path) = places.iter().find(can_be_made) {
+                return Some(ok(NAME, format!("{} can be made", path.display())));
+            }
+            let lines: Vec<Capability> = places.iter().map(judged).collect();
+            let usable = lines.iter().find(|line| line.verdict == Verdict::Ok);
+            if let Some(line) = usable {
+                return Some(line.clone());
+            }
+            // No flag asks for it.
+            let line = lines.into_iter().next()?;
+            let text = format!("{}; a start goes on without it", line.text);
+            Some(info(Capability { text, ..line }))
+        }
+    }
 }
 
 impl Ports {
@@ -198,6 +222,13 @@ fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
             format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
             "stop the process that uses the socket and remove the file, or drop the flag",
         ),
+        Ok(_socket) if stale == StaleFile::RemoveDead && UnixStream::connect(path).is_ok() => {
+            missing(
+                name,
+                format!("{shown}: another process listens on this socket, and keeps it"),
+                "stop that process first, or give another path",
+            )
+        }
         Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
             name,
             format!(
@@ -218,7 +249,6 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::status::model::Verdict;
 
     fn port(name: &'static str, bind: &BindAddress) -> Capability {
         Ports::default().line(name, bind, Without::Fails)
@@ -297,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_socket_is_checked_and_not_removed() {
-        use StaleFile::{Keep, Remove};
+        use StaleFile::{Keep, Remove, RemoveDead};
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let verdict = |stale| socket("x", &path, stale).verdict;
@@ -305,7 +335,9 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         assert_eq!(verdict(Remove), Verdict::Degraded);
         assert_eq!(verdict(Keep), Verdict::Missing);
+        assert_eq!(verdict(RemoveDead), Verdict::Missing);
         drop(listener);
+        assert_eq!(verdict(RemoveDead), Verdict::Ok);
         assert_eq!(verdict(Remove), Verdict::Ok);
         let line = socket("x", &path, Keep);
         assert_eq!(line.verdict, Verdict::Missing, "a start would fail");

@@ -1,11 +1,13 @@
 //! Output for people: colours and a spinner on a terminal, plain lines otherwise.
 
 use std::fmt;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::status::text::has_colours;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
@@ -47,9 +49,7 @@ impl Screen {
     /// Uses colours only on a terminal, and only without `plain` and `NO_COLOR`.
     #[must_use]
     pub(super) fn new(plain: bool) -> Self {
-        let quiet = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let rich = !plain && !quiet("NO_COLOR") && !dumb && io::stdout().is_terminal();
+        let rich = !plain && has_colours();
         let spinner = rich.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
             if let Ok(style) = ProgressStyle::with_template("{spinner:.cyan} {msg}") {

@@ -236,6 +236,7 @@ mod tests {
             table.enter(&TunnelFacts {
                 side: TunnelSide::Client(dialect),
                 peer: "agent",
+                principal: None,
                 link: 1,
                 destination,
                 path: Path::Lane,

@@ -36,6 +36,7 @@ impl ServerListeners {
         frontends: &[Option<SocketAddr>],
         transparent: Option<SocketAddr>,
         [health, admin]: [Option<SocketAddr>; 2],
+        admin_socket: Option<&Path>,
     ) -> Self {
         let each = plan.frontends.iter().zip(frontends);
         Self {
@@ -43,7 +44,7 @@ impl ServerListeners {
             transparent: transparent.map(|address| address.to_string()),
             health: or_off(health),
             admin: or_off(admin),
-            admin_socket: or_off(plan.admin_socket.as_deref().map(Path::display)),
+            admin_socket: or_off(admin_socket.map(Path::display)),
         }
     }
 }
@@ -54,6 +55,7 @@ impl AgentListeners {
         plan: &AgentPlan,
         targets: &[SocketAddr],
         [health, admin]: [Option<SocketAddr>; 2],
+        admin_socket: Option<&Path>,
     ) -> Self {
         let each = targets.iter().zip(&plan.target_listeners);
         let each =
@@ -62,7 +64,7 @@ impl AgentListeners {
             targets: Some(list(each)).filter(|targets| !targets.is_empty()),
             health: or_off(health),
             admin: or_off(admin),
-            admin_socket: or_off(plan.admin_socket.as_deref().map(Path::display)),
+            admin_socket: or_off(admin_socket.map(Path::display)),
         }
     }
 }

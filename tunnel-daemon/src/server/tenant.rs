@@ -54,6 +54,7 @@ impl Tenant {
         let registry = registry.with_zone(plan.agents.zone.clone());
         let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
         let metrics = ServerMetrics::new(&strategies);
+        metrics.adit().set_agents_labelled(plan.metrics_agents);
         let suppressed = metrics.adit().access_events_suppressed();
         Ok(Self {
             router: Router::within(registry, limits, Arc::clone(&budget)),

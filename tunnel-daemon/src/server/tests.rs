@@ -65,6 +65,7 @@ fn agent() -> LinkInfo {
         credit: true,
         version: PeerVersion::default(),
         address: PeerAddr::Unix,
+        dials: Arc::default(),
     }
 }
 

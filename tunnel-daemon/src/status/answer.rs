@@ -4,7 +4,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::model::{API, LinkStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels};
+use super::model::{
+    API, AgentStatus, CertificateStatus, LinkStatus, Links, Log, LogStatus, Role, Status,
+    TunnelStatus, Tunnels,
+};
 use crate::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
@@ -21,6 +24,9 @@ pub const TUNNELS: usize = 100;
 /// Most tunnels in one answer: about 3 MB.
 pub const TUNNELS_MAX: usize = 10_000;
 
+/// Most agents in the list of those with failed and slow dials.
+pub const WORST_AGENTS_MAX: usize = 10;
+
 /// State of a process.
 pub(crate) trait Source: Send + Sync + 'static {
     /// Server or agent.
@@ -30,6 +36,9 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn status(&self) -> Status;
     fn debug_log(&self) -> &DebugLog;
     fn tunnels(&self) -> &Arc<OpenTunnels>;
+    /// Agents whose dials failed or were slow, in any order.
+    fn unsound_agents(&self) -> Vec<AgentStatus>;
+    fn certificates(&self) -> Vec<CertificateStatus>;
     /// The links that match `of`.
     fn links(&self, of: &LinkQuery) -> LinksFuture<'_>;
     /// Changes links that match `of`, and returns them.
@@ -224,10 +233,21 @@ impl JsonSource for TunnelsAnswer {
                 pid: std::process::id(),
                 open: all.len() as u64,
                 tunnels: question.answer(all),
+                worst_agents: worst(self.source.unsound_agents()),
+                certificates: self.source.certificates(),
             };
             serde_json::to_vec(&tunnels).map_err(|error| error.to_string())
         })
     }
+}
+
+/// The agents with most failed and slow dials.
+fn worst(mut agents: Vec<AgentStatus>) -> Vec<AgentStatus> {
+    let bad = |agent: &AgentStatus| agent.dials.failed.saturating_add(agent.dials.slow);
+    agents.retain(|agent| bad(agent) > 0);
+    agents.sort_by(|one, other| bad(other).cmp(&bad(one)).then(one.agent.cmp(&other.agent)));
+    agents.truncate(WORST_AGENTS_MAX);
+    agents
 }
 
 /// Order of the tunnels in an answer.
@@ -333,6 +353,7 @@ fn row(view: TunnelView) -> TunnelStatus {
         },
         tenant: TENANT.to_owned(),
         peer: view.peer,
+        principal: view.principal.map(|principal| principal.to_string()),
         destination: view.destination,
         path: view.path.as_str().to_owned(),
         engine: view.engine.as_str().to_owned(),
@@ -361,6 +382,7 @@ mod tests {
         table.enter(&TunnelFacts {
             side: TunnelSide::Client(ClientDialect::HttpConnect),
             peer,
+            principal: None,
             link: 1,
             destination,
             path: Path::Lane,
@@ -407,6 +429,23 @@ mod tests {
         assert!(bytes < 10_000 * 1024, "{bytes} bytes, a KiB a row at most");
         drop(entries);
         assert!(table.all().is_empty());
+    }
+
+    /// Limit (operations): Agents in `adit top` with most failed and slow dials | 10
+    #[test]
+    fn the_ten_agents_with_most_failed_and_slow_dials_are_listed() {
+        let agent = |number: u64| {
+            crate::status::tables::tests::agent(&format!("{number:02}"), None, number)
+        };
+        let mut all: Vec<AgentStatus> = (0..30).map(agent).collect();
+        all[29].dials.failed = 0;
+        all[29].dials.slow = 0;
+        let worst = worst(all);
+        let ids: Vec<&str> = worst.iter().map(|agent| agent.agent.as_str()).collect();
+        assert_eq!(
+            ids,
+            ["28", "27", "26", "25", "24", "23", "22", "21", "20", "19"]
+        );
     }
 
     #[test]

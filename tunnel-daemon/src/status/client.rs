@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use adit_config::plan::AdminSocketChoice;
+
 use super::model::API;
 use super::text::clean;
 
@@ -28,6 +30,9 @@ pub struct Socket {
 /// Why there is no answer. Each text names the socket and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
+    /// No default socket is that of a running process.
+    #[error("no server or agent listens at {}: start one, or give the socket that its log names (admin_socket) by --admin-socket or ADIT_ADMIN_SOCKET", listed(.0))]
+    Nowhere(Vec<PathBuf>),
     /// The path does not exist.
     #[error("{}: there is no such socket; start the server or agent with --admin-socket, or name its path here with --admin-socket", .0.display())]
     NoSocket(PathBuf),
@@ -58,7 +63,35 @@ pub enum AskError {
     },
 }
 
+fn listed(places: &[PathBuf]) -> String {
+    let places: Vec<String> = places
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    places.join(", ")
+}
+
 impl Socket {
+    /// The socket that was given, or the first default socket at which a process listens.
+    ///
+    /// # Errors
+    /// No process listens at a default socket, or none that this user may ask.
+    pub(crate) fn of(choice: &AdminSocketChoice) -> Result<Self, AskError> {
+        if let [given] = &choice.places[..] {
+            return Ok(Self::new(given));
+        }
+        let mut unusable = None;
+        for place in &choice.places {
+            let socket = Self::new(place);
+            match UnixStream::connect(place).map_err(|cause| socket.failed(cause)) {
+                Ok(_open) => return Ok(socket),
+                Err(AskError::NoSocket(_) | AskError::NobodyListens(_)) => (),
+                Err(error) => _ = unusable.get_or_insert(error),
+            }
+        }
+        Err(unusable.unwrap_or_else(|| AskError::Nowhere(choice.places.clone())))
+    }
+
     /// The socket at this path.
     #[must_use]
     pub fn new(path: &Path) -> Self {
@@ -240,6 +273,29 @@ mod tests {
         let told = Socket::new(Path::new("/run/s")).not_understood(&error);
         let told = told.to_string();
         assert!(told.contains("?[2J") && !told.contains('\x1b'), "{told:?}");
+    }
+
+    #[test]
+    fn a_command_finds_the_first_default_socket_at_which_a_process_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let places: Vec<PathBuf> = ["none", "dead", "server", "agent"]
+            .iter()
+            .map(|name| dir.path().join(name))
+            .collect();
+        let choice = AdminSocketChoice {
+            places: places.clone(),
+        };
+        let none = Socket::of(&choice).unwrap_err().to_string();
+        for path in &places {
+            assert!(none.contains(&path.display().to_string()), "{none}");
+        }
+        drop(UnixListener::bind(&places[1]).unwrap());
+        let agent = UnixListener::bind(&places[3]).unwrap();
+        assert_eq!(Socket::of(&choice).unwrap().path, places[3]);
+        let server = UnixListener::bind(&places[2]).unwrap();
+        assert_eq!(Socket::of(&choice).unwrap().path, places[2]);
+        drop((server, agent));
+        assert!(matches!(Socket::of(&choice), Err(AskError::Nowhere(_))));
     }
 
     #[test]

@@ -13,9 +13,11 @@ use super::answer::{
     LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
 };
 use super::model::{
-    API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, LogStatus,
-    Memory, Readiness, RelayStatus, Role, Status, StrategyStatus, TunnelCounts,
+    API, AccountStatus, AgentStatus, Capability, CertificateStatus, Descriptors, DialStatus,
+    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, Status,
+    StrategyStatus, TunnelCounts,
 };
+use crate::certificates::CertificateTable;
 use crate::check;
 use crate::privileges::{held_by_any_thread, names};
 use crate::redirect_view::RedirectView;
@@ -25,7 +27,7 @@ use adit_config::plan::DataPathPlan;
 use adit_net::descriptors::Descriptors as OpenDescriptors;
 use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::labels::{LinkEnding, Path};
-use adit_telemetry::{AditMetrics, DebugLog, OpenTunnels};
+use adit_telemetry::{AditMetrics, AgentDialCounts, AgentDials, DebugLog, OpenTunnels};
 use adit_tunnel::LanePool;
 
 /// What an unlinked agent is told.
@@ -53,6 +55,7 @@ pub(crate) struct Common {
     pub(crate) redirect: Arc<RedirectView>,
     pub(crate) account: AccountStatus,
     pub(crate) debug: DebugLog,
+    pub(crate) certificates: Arc<CertificateTable>,
 }
 
 /// State of a server.
@@ -172,6 +175,7 @@ impl Common {
             redirect: self.redirect.status(),
             account: self.account.clone(),
             log: LogStatus::of(&self.debug.view()),
+            certificates: self.certificates.rows(),
         }
     }
 
@@ -207,22 +211,22 @@ impl Source for ServerSource {
     fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_> {
         let (rows, handles) = self.chosen(of);
         Box::pin(async move {
-            let unlinking = handles.into_iter().filter_map(|link| match change {
-                LinkChange::Drain => {
-                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is drained, as the admin socket was asked to");
-                    self.router.set_draining(link.id);
-                    None
-                }
-                LinkChange::Unlink => {
-                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is ended, as the admin socket was asked to");
-                    if let Some(lanes) = &link.lanes {
-                        lanes.revoke();
+            let unlinking = handles.into_iter().filter_map(|link| {
+                let principal = link.info.identity.owner().map(AsRef::as_ref);
+                match change {
+                    LinkChange::Drain => {
+                        tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is drained, as the admin socket was asked to");
+                        self.router.set_draining(link.id);
+                        None
                     }
-                    let end = link.revoke(UNLINKED.to_owned());
-                    if end.is_some() {
-                        self.metrics.link_ended(LinkEnding::Unlinked);
+                    LinkChange::Unlink => {
+                        tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is ended, as the admin socket was asked to");
+                        let end = link.revoke(UNLINKED.to_owned());
+                        if end.is_some() {
+                            self.metrics.link_ended(LinkEnding::Unlinked);
+                        }
+                        end
                     }
-                    end
                 }
             });
             tokio::time::timeout(CHANGE_TIME, join_all(unlinking))
@@ -260,8 +264,46 @@ impl Source for ServerSource {
         &self.common.tunnels
     }
 
+    fn unsound_agents(&self) -> Vec<AgentStatus> {
+        let mut links = self.router.links();
+        // The first link of an agent id is that of its holder.
+        links.sort_by_key(|link| link.id.0);
+        let mut by_agent: HashMap<&str, &LinkHandle> = HashMap::new();
+        for link in &links {
+            by_agent.entry(link.info.agent.as_str()).or_insert(link);
+        }
+        let is_unsound = |link: &LinkHandle| {
+            let dials = link.info.dials.counts();
+            dials.failed > 0 || dials.slow > 0
+        };
+        let unsound = by_agent.into_iter().filter(|(_, link)| is_unsound(link));
+        let agents = unsound.map(|(agent, link)| AgentStatus {
+            agent: agent.to_owned(),
+            principal: link.info.identity.owner().map(ToString::to_string),
+            dials: dials(&link.info.dials),
+        });
+        agents.collect()
+    }
+
+    fn certificates(&self) -> Vec<CertificateStatus> {
+        self.common.certificates.rows()
+    }
+
     fn debug_log(&self) -> &DebugLog {
         &self.common.debug
+    }
+}
+
+fn dials(dials: &AgentDials) -> DialStatus {
+    let AgentDialCounts {
+        answered,
+        slow,
+        failed,
+    } = dials.counts();
+    DialStatus {
+        answered,
+        slow,
+        failed,
     }
 }
 
@@ -312,6 +354,7 @@ impl ServerSource {
             held_bytes: link.dirty_list.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
             lanes: link.lanes.as_deref().map(pool_lanes),
+            dials: Some(dials(&info.dials)),
         }
     }
 }
@@ -350,6 +393,14 @@ impl Source for AgentSource {
         &self.common.tunnels
     }
 
+    fn unsound_agents(&self) -> Vec<AgentStatus> {
+        Vec::new()
+    }
+
+    fn certificates(&self) -> Vec<CertificateStatus> {
+        self.common.certificates.rows()
+    }
+
     fn debug_log(&self) -> &DebugLog {
         &self.common.debug
     }
@@ -377,6 +428,7 @@ impl AgentSource {
             held_bytes: link.dirty_list.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
             lanes: link.lanes.as_ref().map(keeper_lanes),
+            dials: None,
         });
         rows.collect()
     }

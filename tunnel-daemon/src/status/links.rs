@@ -18,7 +18,7 @@ const NAME_WIDTH: usize = 12;
 /// # Errors
 /// No answer, no such link, or standard output is closed.
 pub fn run(options: &LinksOptions) -> anyhow::Result<ExitCode> {
-    let socket = Socket::new(&options.socket);
+    let socket = Socket::of(&options.socket)?;
     let mut question = form_urlencoded::Serializer::new(String::new());
     if let Some(agent) = &options.agent {
         question.append_pair("agent", agent);
@@ -128,6 +128,13 @@ fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
         |lanes| format!("{} lanes busy, {} idle", lanes.busy, lanes.idle),
     );
     rows.push(("  tunnels", format!("{}; {lanes}", link.tunnels)));
+    if let Some(dials) = &link.dials {
+        let text = format!(
+            "{} answered in time, {} slow, {} failed",
+            dials.answered, dials.slow, dials.failed
+        );
+        rows.push(("  dials", text));
+    }
     rows
 }
 
@@ -162,6 +169,7 @@ mod tests {
             "  has proved nothing",
             "  claims     host=a",
             "9999 lanes busy, 9999 idle",
+            " in time, 1 slow, 2 failed",
             "and 5 more",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");

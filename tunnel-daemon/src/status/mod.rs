@@ -6,6 +6,7 @@ mod collect;
 pub mod links;
 pub mod model;
 pub mod print;
+pub(super) mod tables;
 pub(super) mod text;
 
 pub(super) use answer::service;

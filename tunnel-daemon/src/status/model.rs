@@ -58,6 +58,44 @@ pub struct Status {
     /// State of the log.
     #[serde(default)]
     pub log: LogStatus,
+    /// Certificates in use, those that expire first at the front.
+    #[serde(default)]
+    pub certificates: Vec<CertificateStatus>,
+}
+
+/// A file with certificates in use.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CertificateStatus {
+    /// Its path.
+    pub file: String,
+    /// `certificate` or `ca`.
+    pub kind: String,
+    /// Expiry in seconds since 1970; of a chain the earliest, of a file of CAs the latest.
+    pub expires: u64,
+    /// Whole days left; `None`: it has expired.
+    pub days_left: Option<u64>,
+}
+
+/// How the dials of an agent ended since the first of its present links.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct DialStatus {
+    /// Answered within a second; a refusal of the target is an answer.
+    pub answered: u64,
+    /// Answered later, or given up unanswered after a second.
+    pub slow: u64,
+    /// Failed otherwise.
+    pub failed: u64,
+}
+
+/// An agent of a server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AgentStatus {
+    /// The agent's id.
+    pub agent: String,
+    /// The identity that the agent has proved by certificate or token.
+    pub principal: Option<String>,
+    /// Its dials.
+    pub dials: DialStatus,
 }
 
 /// `POST /v1/log`: the state of the log after the change.
@@ -286,6 +324,9 @@ pub struct LinkStatus {
     pub budget_bytes: u64,
     /// The link's lanes, if it may have lanes.
     pub lanes: Option<LinkLanes>,
+    /// The agent's dials over all of its links; only on a server.
+    #[serde(default)]
+    pub dials: Option<DialStatus>,
 }
 
 /// Lanes of one link.
@@ -412,6 +453,12 @@ pub struct Tunnels {
     pub open: u64,
     /// The first tunnels in the requested order.
     pub tunnels: Vec<TunnelStatus>,
+    /// The agents with most failed and slow dials, at most [`super::answer::WORST_AGENTS_MAX`]; only on a server.
+    #[serde(default)]
+    pub worst_agents: Vec<AgentStatus>,
+    /// Certificates in use, those that expire first at the front.
+    #[serde(default)]
+    pub certificates: Vec<CertificateStatus>,
 }
 
 /// One open tunnel.
@@ -426,6 +473,9 @@ pub struct TunnelStatus {
     pub tenant: String,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
+    /// The identity that the agent has proved by certificate or token; only on a server.
+    #[serde(default)]
+    pub principal: Option<String>,
     /// host:port as the client requested it, cut after 256 bytes. Untrusted text.
     pub destination: String,
     /// `link`, `lane`, `raw-lane` or `ktls-lane`.

@@ -1,6 +1,7 @@
 //! `adit status`: the state of a process on lines of at most 80 characters.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use super::client::Socket;
 use super::model::{
     Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict,
 };
-use super::text::{age, bytes, clean, clean_middle, show, wrapped};
+use super::tables::{certificates, name};
+use super::text::{age, bytes, clean, clean_middle, has_colours, show, wrapped};
 use crate::probes::DRAINING;
 use adit_config::StatusOptions;
 
@@ -24,18 +26,18 @@ const UPTIME_MAX_SECONDS: f64 = 1e10;
 /// # Errors
 /// No answer, or standard output is closed.
 pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
-    let socket = Socket::new(&options.socket);
+    let socket = Socket::of(&options.socket)?;
     if options.json {
         show(&format!("{}\n", socket.text("/v1/status")?))?;
     } else {
-        show(&table(&socket.ask("/v1/status")?))?;
+        show(&table(&socket.ask("/v1/status")?, has_colours()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The state as text.
+/// The state as text. `colours`: alarming lines are red.
 #[must_use]
-pub fn table(status: &Status) -> String {
+pub fn table(status: &Status, colours: bool) -> String {
     let mut out = String::new();
     let mut line = |name: &str, text: &str| {
         // Clean all text: the process at that path may not be Adit.
@@ -151,6 +153,18 @@ pub fn table(status: &Status) -> String {
         );
     }
     out.push_str(&links(status));
+    let certificates = certificates(&status.certificates, true);
+    if !certificates.is_empty() {
+        out.push('\n');
+    }
+    for line in certificates {
+        let text = line.text;
+        let _infallible = if colours && line.is_alarming {
+            writeln!(out, "\x1b[1;31m{text}\x1b[0m")
+        } else {
+            writeln!(out, "{text}")
+        };
+    }
     out
 }
 
@@ -220,19 +234,17 @@ fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
 }
 
 fn links(status: &Status) -> String {
-    let peer = match status.role {
-        Role::Server => "AGENT",
-        Role::Agent => "SERVER",
-    };
     if status.links.is_empty() {
         return "\nno links\n".to_owned();
     }
-    let mut out = format!(
-        "\n{peer:<18} {:<21} {:<4} {:<8} {:>7} {:>7} {:>9}\n",
-        "ADDRESS", "KIND", "STATE", "AGE", "TUNNELS", "LANES"
-    );
+    let head = match status.role {
+        Role::Server => ["PROVED", "AGENT", "ADDRESS"],
+        Role::Agent => ["", "SERVER", "ADDRESS"],
+    };
+    let rest = ["KIND", "STATE", "AGE", "TUNNELS", "LANES"];
+    let mut out = format!("\n{}\n", row(status.role, head, rest));
     for link in status.links.iter().take(LINKS_SHOWN) {
-        let _infallible = writeln!(out, "{}", row(link));
+        let _infallible = writeln!(out, "{}", link_row(status.role, link));
     }
     let shown = status.links.len().min(LINKS_SHOWN) as u64;
     if status.links_total > shown {
@@ -241,29 +253,57 @@ fn links(status: &Status) -> String {
     out
 }
 
-fn row(link: &LinkStatus) -> String {
+fn link_row(role: Role, link: &LinkStatus) -> String {
     let lanes = link.lanes.map_or_else(
         || "-".to_owned(),
         |lanes| format!("{}+{}", lanes.busy, lanes.idle),
     );
-    format!(
-        "{:<18} {:<21} {:<4} {:<8} {:>7} {:>7} {:>9}",
-        clean_middle(&link.peer, 18),
-        clean_middle(&link.address, 21),
-        clean(&link.dialect, 4),
-        clean(&link.condition, 8),
-        age(Duration::from_secs(link.age_seconds)),
-        link.tunnels,
-        lanes
+    let proved = name(link.principal.as_deref());
+    // The ports of agents say little; `adit links` shows them.
+    let address = match (role, link.address.parse::<SocketAddr>()) {
+        (Role::Server, Ok(address)) => address.ip().to_string(),
+        _ => link.address.clone(),
+    };
+    let rest = [
+        &clean(&link.dialect, 4),
+        &clean(&link.condition, 8),
+        &age(Duration::from_secs(link.age_seconds)),
+        &link.tunnels.to_string(),
+        &lanes,
+    ];
+    row(
+        role,
+        [&proved, &link.peer, &address],
+        rest.map(String::as_str),
     )
+}
+
+/// A line of the table of links. Only servers know what a peer has proved.
+fn row(role: Role, [proved, peer, address]: [&str; 3], rest: [&str; 5]) -> String {
+    let [kind, state, age, tunnels, lanes] = rest;
+    let first = match role {
+        Role::Server => format!(
+            "{:<13} {:<11} {:<15}",
+            clean_middle(proved, 13),
+            clean_middle(peer, 11),
+            clean_middle(address, 15)
+        ),
+        Role::Agent => format!(
+            "{:<18} {:<22}",
+            clean_middle(peer, 18),
+            clean_middle(address, 22)
+        ),
+    };
+    format!("{first} {kind:<4} {state:<8} {age:>6} {tunnels:>7} {lanes:>9}")
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::super::model::{
-        API, AccountStatus, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RedirectFile,
-        RedirectNamespaces, RelayStatus, StrategyStatus, TunnelCounts,
+        API, AccountStatus, Descriptors, DialStatus, LaneStatus, LinkLanes, Memory, Readiness,
+        RedirectFile, RedirectNamespaces, RelayStatus, StrategyStatus, TunnelCounts,
     };
+    use super::super::tables::tests::certificate;
     use super::*;
 
     /// A status with the longest values.
@@ -286,6 +326,11 @@ pub(crate) mod tests {
                 busy: 9999,
                 wanted: None,
                 limit: 9999,
+            }),
+            dials: Some(DialStatus {
+                answered: u64::MAX,
+                slow: 1,
+                failed: 2,
             }),
         };
         Status {
@@ -371,6 +416,10 @@ pub(crate) mod tests {
                 level: "info,\x1b[2Jadit=debug".repeat(9),
                 debug_seconds_left: Some(899),
             },
+            certificates: vec![
+                certificate("/etc/adit/pki/server-cluster.crt", Some(13)),
+                certificate("/etc/adit/pki/agents-ca.crt", Some(365)),
+            ],
         }
     }
 
@@ -387,7 +436,7 @@ pub(crate) mod tests {
         (redirect.state, redirect.reason) = (evil(), Some(evil()));
         for uptime in [-1.0, f64::MAX] {
             status.uptime_seconds = uptime;
-            let text = table(&status);
+            let text = table(&status, false);
             let drives = text.lines().any(|line| line.contains(char::is_control));
             assert!(!drives, "{text:?}");
         }
@@ -395,7 +444,7 @@ pub(crate) mod tests {
 
     #[test]
     fn lines_fit_the_terminal_and_have_no_control_characters() {
-        let text = table(&status());
+        let text = table(&status(), false);
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line:?}");
             assert!(!line.contains(char::is_control), "{line:?}");
@@ -409,9 +458,38 @@ pub(crate) mod tests {
             "hooks:",
             "9999+9999",
             "and 1960 more",
+            "\nPROVED        AGENT       ADDRESS ",
+            "\nagent         agent~e.org 2001:db~34:5678 adit draining ",
+            "13 days, renew it",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn only_certificates_that_expire_soon_are_red_and_only_in_colours() {
+        let text = table(&status(), true);
+        let red: Vec<&str> = text.lines().filter(|line| line.contains('\x1b')).collect();
+        let [line] = &red[..] else {
+            panic!("{red:?}");
+        };
+        assert!(line.starts_with("\x1b[1;31m/etc/adit/pki/server-cluster.crt "));
+        assert!(line.ends_with("13 days, renew it\x1b[0m"), "{line:?}");
+    }
+
+    #[test]
+    fn an_agent_shows_the_whole_address_of_its_servers() {
+        let mut status = status();
+        status.role = Role::Agent;
+        status.links.truncate(1);
+        status.links[0].address = "192.0.2.100:8091".to_owned();
+        let text = table(&status, false);
+        assert!(text.contains("192.0.2.100:8091 "), "{text}");
+        assert!(!text.contains("PROVED"), "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
     }
 
     #[test]
@@ -424,7 +502,7 @@ pub(crate) mod tests {
             reason: None,
         };
         status.capabilities[0].verdict = Verdict::Info;
-        let text = table(&status);
+        let text = table(&status, false);
         for name in ["relay ", "redirect ", "account ", "info ", "kernel-tls"] {
             assert!(!text.lines().any(|line| line.starts_with(name)), "{text}");
         }

@@ -1,6 +1,6 @@
 //! Numbers and names for people, without characters that control a terminal.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 /// Prints to standard output. A closed pipe, as with `head`, is not an error.
@@ -13,6 +13,49 @@ pub(crate) fn show(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         shown => shown,
     }
+}
+
+/// Whether to print colours: on a terminal that has them, unless `NO_COLOR` forbids it.
+pub(crate) fn has_colours() -> bool {
+    let quiet = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    !quiet && !dumb && io::stdout().is_terminal()
+}
+
+/// The name in an agent's certificate or token, in short: `edge-1` of `CN=edge-1 names=dns:a`, and of a token its node and account.
+pub(crate) fn proved(principal: &str) -> String {
+    if let Some(account) = principal.strip_prefix("serviceaccount=") {
+        return match (account.split_once(" node="), account.split_once(" pod=")) {
+            (Some((account, node)), _) => format!("{node} {account}"),
+            (None, Some((account, pod))) => format!("{account} {pod}"),
+            (None, None) => account.to_owned(),
+        };
+    }
+    if let Some(names) = principal.strip_prefix("names=") {
+        let name = names.split([',', ' ']).next().unwrap_or(names);
+        let (_kind, name) = name.split_once(':').unwrap_or(("", name));
+        return name.to_owned();
+    }
+    // In the subject these signs are escaped, so no value looks like another part.
+    let subject = principal.split(" names=").next().unwrap_or(principal);
+    let subject = subject.split(" sha256=").next().unwrap_or(subject);
+    let mut attributes = unescaped_parts(subject).into_iter();
+    let common = attributes.find_map(|attribute| attribute.strip_prefix("CN="));
+    common.unwrap_or(subject).to_owned()
+}
+
+/// The parts of a subject between commas and plus signs without a backslash before them.
+fn unescaped_parts(subject: &str) -> Vec<&str> {
+    let (mut parts, mut from, mut is_escaped) = (Vec::new(), 0, false);
+    for (at, character) in subject.char_indices() {
+        if matches!(character, ',' | '+') && !is_escaped {
+            parts.extend(subject.get(from..at));
+            from = at + 1;
+        }
+        is_escaped = character == '\\' && !is_escaped;
+    }
+    parts.extend(subject.get(from..));
+    parts
 }
 
 /// `text` without characters that move the cursor or change the direction of text: letters, digits and printable ASCII remain.
@@ -122,6 +165,32 @@ mod tests {
         assert_eq!(clean("\u{4e2d}x", 4), "?x");
         assert_eq!(clean_middle("node-a.example.org:10250", 12), "node-~:10250");
         assert_eq!(clean_middle("short", 12), "short");
+    }
+
+    #[test]
+    fn what_an_agent_has_proved_is_shown_by_its_name() {
+        for (principal, shown) in [
+            ("CN=edge-1", "edge-1"),
+            ("CN=edge-1 names=dns:a.example,ip:10.0.0.1", "edge-1"),
+            ("O=system:nodes,CN=system:node:a", "system:node:a"),
+            ("O=a\\,CN\\=b,CN=c", "c"),
+            ("CN=a names\\=dns:b", "a names\\=dns:b"),
+            ("O=only sha256=00", "O=only"),
+            ("names=uri:spiffe://x/y,dns:b", "spiffe://x/y"),
+            (
+                "serviceaccount=kube-system/agent node=n1",
+                "n1 kube-system/agent",
+            ),
+            (
+                "serviceaccount=kube-system/agent pod=7f3c",
+                "kube-system/agent 7f3c",
+            ),
+            ("serviceaccount=kube-system/agent", "kube-system/agent"),
+            ("sha256=00", "sha256=00"),
+            ("", ""),
+        ] {
+            assert_eq!(proved(principal), shown, "{principal}");
+        }
     }
 
     #[test]

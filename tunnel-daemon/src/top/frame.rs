@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::model::{Row, Sample, sort};
 use crate::status::model::Role;
+use crate::status::tables::name;
 use crate::status::text::{age, bytes, clean, clean_middle, micros};
 use adit_config::TopSort;
 
@@ -11,8 +12,9 @@ use adit_config::TopSort;
 pub(super) const WIDTH_MIN: usize = 80;
 /// Columns taken by all fields except tenant, peer and destination, including the spaces between.
 const FIXED: usize = 48;
-/// Divisor of the remaining columns that gives the peer's width.
+/// Divisor of the remaining columns that gives the peer's width, and the one with what the peer has proved beside its id.
 const PEER_SHARE: usize = 3;
+const PROVED_SHARE: usize = 2;
 /// Width of the tenant column.
 const TENANT: usize = 8;
 /// Terminals of this width show the tenant column; narrower ones only if it decides the order.
@@ -57,16 +59,20 @@ impl Picture {
 
     /// Title, column heads and all rows, unshortened at any width: for pipes.
     pub(super) fn whole(&self) -> Vec<String> {
-        let longest = |head: &str, text: fn(&Row) -> &str| {
+        let longest = |head: &str, text: fn(&Row) -> String| {
             let rows = self.sample.rows.iter();
             let longest = rows.map(|row| text(row).chars().count()).max();
             // A head may be followed by the mark of the sort order.
             longest.unwrap_or(0).max(head.len() + 1)
         };
         let widths = Widths {
-            tenant: Some(longest("TENANT", |row| &row.tunnel.tenant)),
-            peer: longest("SERVER", |row| &row.tunnel.peer),
-            destination: longest("DESTINATION", |row| &row.tunnel.destination),
+            tenant: Some(longest("TENANT", |row| row.tunnel.tenant.clone())),
+            proved: match self.has_proofs() {
+                true => Proved::Column(longest("PROVED", proved)),
+                false => Proved::Nothing,
+            },
+            peer: longest("SERVER", |row| row.tunnel.peer.clone()),
+            destination: longest("DESTINATION", |row| row.tunnel.destination.clone()),
         };
         let mut lines = vec![
             self.title_of(usize::MAX, usize::MAX),
@@ -74,6 +80,12 @@ impl Picture {
         ];
         lines.extend(self.sample.rows.iter().map(|row| line(row, &widths)));
         lines
+    }
+
+    /// Whether a peer has proved something.
+    fn has_proofs(&self) -> bool {
+        let mut rows = self.sample.rows.iter();
+        rows.any(|row| row.tunnel.principal.is_some())
     }
 
     /// The observed process, and the sums.
@@ -127,8 +139,9 @@ impl Picture {
         let rate = |name: &str| mark(name, TopSort::Rate);
         let (peer_width, destination_width) = (widths.peer, widths.destination);
         format!(
-            "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+            "{}{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
             widths.tenant(&mark("TENANT", TopSort::Tenant)),
+            widths.proved("PROVED"),
             mark(peer, TopSort::Agent),
             mark("DESTINATION", TopSort::Destination),
             "PATH",
@@ -153,9 +166,14 @@ impl Picture {
         let has_tenant = width >= WIDTH_TENANT || self.order == TopSort::Tenant;
         let taken = if has_tenant { TENANT + 1 } else { 0 };
         let rest = width - FIXED - 2 - taken;
-        let peer = rest / PEER_SHARE;
+        let (proved, share) = match self.has_proofs() {
+            true => (Proved::BesideId, PROVED_SHARE),
+            false => (Proved::Nothing, PEER_SHARE),
+        };
+        let peer = rest / share;
         Widths {
             tenant: has_tenant.then_some(TENANT),
+            proved,
             peer,
             destination: rest - peer,
         }
@@ -166,11 +184,46 @@ impl Picture {
 struct Widths {
     /// Width of the tenant column, if it is shown.
     tenant: Option<usize>,
+    proved: Proved,
     peer: usize,
     destination: usize,
 }
 
+/// Where a line shows what a peer has proved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Proved {
+    Nothing,
+    /// Before the peer's id, in the same column.
+    BesideId,
+    /// In a column of this width.
+    Column(usize),
+}
+
+fn proved(row: &Row) -> String {
+    name(row.tunnel.principal.as_deref())
+}
+
 impl Widths {
+    /// The column of what peers have proved, and the space after it; empty if there is none.
+    fn proved(&self, text: &str) -> String {
+        match self.proved {
+            Proved::Column(width) => format!("{:<width$} ", clean_middle(text, width)),
+            Proved::Nothing | Proved::BesideId => String::new(),
+        }
+    }
+
+    /// A peer in its column.
+    fn peer(&self, row: &Row) -> String {
+        let id = &row.tunnel.peer;
+        if self.proved != Proved::BesideId {
+            return clean_middle(id, self.peer);
+        }
+        // An id is often random: the name gets up to half of the column.
+        let proved = clean_middle(&proved(row), self.peer / 2);
+        let rest = self.peer.saturating_sub(proved.chars().count() + 1);
+        format!("{proved} {}", clean_middle(id, rest))
+    }
+
     /// The tenant column and the space after it; empty if it is not shown.
     fn tenant(&self, text: &str) -> String {
         self.tenant.map_or_else(String::new, |width| {
@@ -184,9 +237,10 @@ fn line(row: &Row, widths: &Widths) -> String {
     let tunnel = &row.tunnel;
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     format!(
-        "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+        "{}{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
         widths.tenant(&tunnel.tenant),
-        clean_middle(&tunnel.peer, peer_width),
+        widths.proved(&proved(row)),
+        widths.peer(row),
         clean_middle(&tunnel.destination, destination_width),
         clean(&tunnel.path, 8),
         age(Duration::from_secs_f64(tunnel.age_seconds.clamp(0.0, 1e9))),
@@ -211,6 +265,7 @@ mod tests {
         widest.tenant = "\x1b[2Ja-tenant-with-a-long-name".to_owned();
         widest.peer = "agent-with-a-long-name.example.org".to_owned();
         widest.destination = "\x1b[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned();
+        widest.principal = Some("CN=a-proved-name-that-is-long".to_owned());
         widest.path = "raw-lane".to_owned();
         widest.age_seconds = 9_999.0 * 86_400.0;
         widest.rtt_micros = Some(999_999);
@@ -240,6 +295,7 @@ mod tests {
         for part in [
             "a-tenant-with-a-long-name ",
             "agent-with-a-long-name.example.org ",
+            "a-proved-name-that-is-long ",
             "[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535 ",
         ] {
             assert!(lines.iter().any(|line| line.contains(part)), "{lines:?}");
@@ -247,6 +303,24 @@ mod tests {
         let ends: Vec<usize> = lines[1..].iter().map(|line| line.chars().count()).collect();
         assert!(ends.iter().all(|end| *end == ends[0]), "{lines:?}");
         assert!(!lines.iter().any(|line| line.contains(char::is_control)));
+    }
+
+    #[test]
+    fn what_an_agent_has_proved_is_beside_its_id() {
+        let mut row = tunnel(2, 10);
+        row.peer = "de9b433a-4d9c-4f1c-9a0a-2e6a2679b36c4".to_owned();
+        row.principal = Some("CN=edge-1".to_owned());
+        let mut nothing = tunnel(3, 20);
+        nothing.principal = None;
+        let seen = tunnels(1, vec![row, nothing]);
+        let sample = Sampler::default().take(seen, Instant::now());
+        let picture = Picture::new(sample, TopSort::Age, false);
+        let lines = picture.all(WIDTH_MIN);
+        assert!(lines[2].starts_with("edge-1 de9~36c4 "), "{lines:?}");
+        assert!(lines[3].starts_with("- agent-1 "), "{lines:?}");
+        let whole = picture.whole();
+        let both = [" edge-1 ", " de9b433a-4d9c-4f1c-9a0a-2e6a2679b36c4 "];
+        assert!(both.iter().all(|text| whole[2].contains(text)), "{whole:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use crossterm::terminal::disable_raw_mode;
 use ratatui::Frame;
-use ratatui::style::{Modifier, Style};
+use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::ask;
 use super::frame::Picture;
 use super::model::{Sample, Sampler};
+use crate::status::tables::{TableLine, agents, certificates};
 use crate::status::text::clean;
 use crate::status::{AskError, Socket};
 use adit_config::{TopOptions, TopSort};
@@ -33,12 +34,22 @@ const ANSWER_EVERY: Duration = Duration::from_millis(20);
 /// Lines that are not rows: title, column heads and keys.
 const FRAME_LINES: usize = 3;
 
-const KEYS: &str = "q quit  s sort  r reverse  p pause  arrows, page, home, end: scroll";
+const KEYS: &str = "q quit  s sort  r reverse  p pause  v view  arrows, page, home, end: scroll";
+
+/// What the rows are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Page {
+    Tunnels,
+    /// The agents with most failed and slow dials.
+    Agents,
+    Certificates,
+}
 
 struct View {
     order: TopSort,
     reverse: bool,
     paused: bool,
+    page: Page,
     from: usize,
     sample: Option<Sample>,
     /// Why the last query failed.
@@ -245,6 +256,7 @@ impl View {
             order,
             reverse: false,
             paused: false,
+            page: Page::Tunnels,
             from: 0,
             sample: Some(sample),
             trouble: None,
@@ -263,7 +275,11 @@ impl View {
     }
 
     fn key(&mut self, key: KeyEvent, page: usize) -> Next {
-        let rows = self.sample.as_ref().map_or(0, |sample| sample.rows.len());
+        let rows = self.sample.as_ref().map_or(0, |sample| match self.page {
+            Page::Tunnels => sample.rows.len(),
+            Page::Agents => sample.agents.len(),
+            Page::Certificates => sample.certificates.len(),
+        });
         let last = rows.saturating_sub(page);
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return Next::Leave,
@@ -278,6 +294,15 @@ impl View {
             }
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Char('v') => {
+                self.page = match self.page {
+                    Page::Tunnels => Page::Agents,
+                    Page::Agents => Page::Certificates,
+                    Page::Certificates => Page::Tunnels,
+                };
+                self.from = 0;
+                return Next::GoOn;
+            }
             KeyCode::Down => self.from += 1,
             KeyCode::Up => self.from = self.from.saturating_sub(1),
             KeyCode::PageDown => self.from += page,
@@ -300,16 +325,29 @@ impl View {
         let space = height.saturating_sub(FRAME_LINES);
         let from = self.from.min(picture.rows().saturating_sub(space));
         let strong = Style::new().add_modifier(Modifier::BOLD);
+        let (head, mut rows) = match self.page {
+            Page::Tunnels => {
+                let rows = picture.body(width, from, space).into_iter().map(Line::raw);
+                (picture.columns(width), rows.collect())
+            }
+            Page::Agents => {
+                let lines = agents(&picture.sample().agents, true);
+                page(lines, "no agent has failed or slow dials", self.from, space)
+            }
+            Page::Certificates => {
+                let lines = certificates(&picture.sample().certificates, true);
+                page(lines, "no certificates are in use", self.from, space)
+            }
+        };
+        rows.resize(space, Line::raw(""));
         let mut lines = vec![
             Line::styled(picture.title(width), strong),
             Line::styled(
-                picture.columns(width),
+                format!("{head:<width$}"),
                 Style::new().add_modifier(Modifier::REVERSED),
             ),
         ];
-        let mut rows = picture.body(width, from, space);
-        rows.resize(space, String::new());
-        lines.extend(rows.into_iter().map(Line::raw));
+        lines.extend(rows);
         lines.push(Line::styled(clean(&self.footer(), width), strong));
         frame.render_widget(Paragraph::new(lines), area);
         self.sample = Some(picture.into_sample());
@@ -322,6 +360,25 @@ impl View {
             (None, false) => KEYS.to_owned(),
         }
     }
+}
+
+/// The head of a table and its rows from `from` on; `empty` is the head of a table without rows.
+fn page(
+    table: Vec<TableLine>,
+    empty: &str,
+    from: usize,
+    space: usize,
+) -> (String, Vec<Line<'static>>) {
+    let mut lines = table.into_iter();
+    let head = lines
+        .next()
+        .map_or_else(|| empty.to_owned(), |head| head.text);
+    let alarm = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+    let styled = |line: TableLine| match line.is_alarming {
+        true => Line::styled(line.text, alarm),
+        false => Line::raw(line.text),
+    };
+    (head, lines.skip(from).take(space).map(styled).collect())
 }
 
 #[cfg(test)]
@@ -399,6 +456,30 @@ mod tests {
         assert_eq!(press(&mut view, KeyCode::Char('q')), Next::Leave);
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         assert_eq!(view.key(interrupt, 21), Next::Leave);
+    }
+
+    #[test]
+    fn a_key_leads_to_the_worst_agents_and_to_certificates() {
+        let mut view = view(30);
+        press(&mut view, KeyCode::End);
+        press(&mut view, KeyCode::Char('v'));
+        let lines = drawn(&mut view);
+        assert!(
+            lines[1].starts_with("PROVED ") && lines[1].contains(" FAILED"),
+            "{lines:?}"
+        );
+        assert!(lines[2].starts_with("edge-0 "), "{lines:?}");
+        press(&mut view, KeyCode::End);
+        press(&mut view, KeyCode::Char('v'));
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let cell = terminal.backend().buffer().cell((0, 2)).unwrap();
+        assert_eq!((cell.symbol(), cell.fg), ("/", Color::Red));
+        press(&mut view, KeyCode::Char('v'));
+        assert!(drawn(&mut view)[1].starts_with("AGENT "));
+        view.sample.as_mut().unwrap().agents.clear();
+        press(&mut view, KeyCode::Char('v'));
+        assert!(drawn(&mut view)[1].starts_with("no agent has failed"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use self::frame::{Picture, WIDTH_MIN};
 use self::model::Sampler;
 use crate::status::Socket;
 use crate::status::model::Tunnels;
+use crate::status::tables::agents;
 use crate::status::text::show;
 use adit_config::TopOptions;
 
@@ -19,7 +20,7 @@ use adit_config::TopOptions;
 /// # Errors
 /// The first query fails, or the terminal cannot be used.
 pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
-    let socket = Socket::new(&options.socket);
+    let socket = Socket::of(&options.socket)?;
     if !options.once && !options.json {
         return live::run(&socket, options);
     }
@@ -33,11 +34,17 @@ pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
         show(&format!("{json}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let lines = if std::io::stdout().is_terminal() {
+    let is_short = std::io::stdout().is_terminal();
+    let mut lines = if is_short {
         picture.all(WIDTH_MIN)
     } else {
         picture.whole()
     };
+    let agents = agents(&picture.sample().agents, is_short);
+    if !agents.is_empty() {
+        lines.push(String::new());
+        lines.extend(agents.into_iter().map(|line| line.text));
+    }
     let mut text = String::new();
     for line in lines {
         text.push_str(line.trim_end());

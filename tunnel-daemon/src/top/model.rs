@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::status::model::{Role, TunnelStatus, Tunnels};
+use crate::status::model::{AgentStatus, CertificateStatus, Role, TunnelStatus, Tunnels};
 use adit_config::TopSort;
 
 /// One open tunnel and its rates. As JSON it has the fields of `GET /v1/tunnels` and the rates.
@@ -45,6 +45,10 @@ pub(super) struct Sample {
     pub(super) open: u64,
     #[serde(rename = "tunnels")]
     pub(super) rows: Vec<Row>,
+    /// The agents with most failed and slow dials.
+    #[serde(rename = "worst_agents")]
+    pub(super) agents: Vec<AgentStatus>,
+    pub(super) certificates: Vec<CertificateStatus>,
 }
 
 /// Remembers the previous sample.
@@ -88,6 +92,8 @@ impl Sampler {
             id: now.id,
             open: now.open,
             rows,
+            agents: now.worst_agents,
+            certificates: now.certificates,
         }
     }
 }
@@ -139,6 +145,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::status::model::API;
+    use crate::status::tables::tests::{agent, certificate};
 
     pub(in crate::top) fn tunnel(id: u64, bytes: u64) -> TunnelStatus {
         TunnelStatus {
@@ -146,6 +153,7 @@ pub(super) mod tests {
             client: Some("grpc".to_owned()),
             tenant: format!("tenant-{}", (id + 1) % 2),
             peer: format!("agent-{}", id % 2),
+            principal: Some(format!("CN=edge-{}", id % 2)),
             destination: format!("10.0.0.{id}:443"),
             path: "lane".to_owned(),
             engine: "copy".to_owned(),
@@ -166,6 +174,8 @@ pub(super) mod tests {
             pid,
             open: tunnels.len() as u64,
             tunnels,
+            worst_agents: vec![agent("agent-0", Some("CN=edge-0"), 3)],
+            certificates: vec![certificate("/tls.crt", Some(3))],
         }
     }
 

@@ -41,7 +41,7 @@ pub struct TunnelRecord<'a> {
     pub path: Option<Path>,
     /// Which end asked for the tunnel.
     pub opened_by: OpenedBy,
-    /// The principal in the certificate of the agent that asked for the tunnel.
+    /// What the agent has proved, by its certificate or token.
     pub principal: Option<&'a str>,
 }
 

@@ -27,6 +27,8 @@ pub struct FailedDial<'a> {
     pub error: &'a str,
     /// The agent that dialled or was meant to; `None` if no agent was asked.
     pub agent: Option<&'a str>,
+    /// What that agent has proved.
+    pub principal: Option<&'a str>,
     /// The path of the request; `None` if no agent was sent one.
     pub path: Option<Path>,
 }
@@ -69,6 +71,7 @@ impl FailedDials {
             stage = dial.stage.as_str(),
             error = cut(dial.error),
             agent = dial.agent.map(cut),
+            principal = dial.principal.map(cut),
             path = dial.path.map(|path| path.as_str()),
             suppressed = (suppressed > 0).then_some(suppressed),
             "dial failed"

@@ -13,6 +13,8 @@ use prometheus::{
     IntGaugeVec, Opts, Registry,
 };
 
+#[cfg(test)]
+use crate::labels::AgentDial;
 use crate::labels::Label;
 
 /// Buckets B0 of the compatibility page, in seconds: the defaults of the client library.
@@ -22,6 +24,11 @@ pub const BUCKETS_DEFAULT: &[f64] = &[
 /// Buckets B1, in seconds: dials and writes, measured at the server.
 pub const BUCKETS_SERVER_LATENCY: &[f64] = &[
     0.000_001, 0.000_01, 0.000_1, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5,
+];
+/// Buckets of Adit's own latencies, in seconds: from 0.1 ms to the deadline of a dial, two or three to a power of ten.
+pub const BUCKETS_DIAL: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 25.0,
 ];
 /// Buckets B2, in seconds: tunnel lifetimes, up to a day.
 pub const BUCKETS_LIFE: &[f64] = &[
@@ -108,6 +115,16 @@ impl<'a> Registrar<'a> {
     pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
         let opts = HistogramOpts::new(self.full_name(name), help).buckets(buckets.to_vec());
         self.keep(Histogram::with_opts(opts))
+    }
+
+    /// The counter of dials by agent and outcome. The caller bounds the agents.
+    pub(super) fn agent_dials(&self) -> IntCounterVec {
+        let name = "agent_dials_total";
+        #[cfg(test)]
+        crate::reference::values::<AgentDial>(&self.full_name(name));
+        let help = "Dials by the agent that was asked and by result; agent is other for all but the first --metrics-agents agents. \
+                    An agent without a link keeps its series until another agent needs the place";
+        self.counter_vec(name, help, &["agent", "result"])
     }
 
     /// A counter per value of `L`, each absent until used.

@@ -56,7 +56,7 @@ mod lane;
 mod offence;
 mod tunnel;
 
-pub use agent::{AgentRefusal, LinkEnding, TokenReview};
+pub use agent::{AgentDial, AgentRefusal, LinkEnding, TokenReview};
 pub use dial::{DialReason, DialStage};
 pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,

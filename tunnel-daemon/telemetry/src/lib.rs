@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod access;
+mod agent_dials;
 pub mod debug;
 mod dial_counts;
 pub mod exposition;
@@ -48,6 +49,7 @@ pub const COMMIT: &str = {
 };
 
 pub use access::{AccessLog, AccessOutcome, TunnelFlow, TunnelRecord, cut};
+pub use agent_dials::{AgentDialCounts, AgentDials};
 pub use debug::DebugLog;
 pub use dial_counts::DialCounts;
 pub use exposition::Scrape;

@@ -10,9 +10,10 @@ use std::time::Duration;
 use adit_core::wire::metadata::PeerVersion;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Registry};
 
+use crate::agent_dials::{AgentDials, DialsByAgent};
 use crate::dial_counts::DialCounts;
 use crate::failed_dials::{FailedDial, FailedDials};
-use crate::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
+use crate::families::{BUCKETS_DIAL, Counters, Gauges, Registrar};
 use crate::guard::{AmountGuard, GaugeGuard};
 use crate::labels::{
     AgentRefusal, CertificateKind, DialCap, DialRetry, Driver, Engine, HandshakeFailure,
@@ -53,6 +54,8 @@ struct Inner {
     link_suspicions: IntCounter,
     dials_refused: Counters<DialCap>,
     failed_dials: FailedDials,
+    dial_time: Histogram,
+    dials_by_agent: DialsByAgent,
     certificate_expiry: IntGaugeVec,
     tls_reloads: Counters<ReloadResult>,
     deny_reloads: Counters<ReloadResult>,
@@ -140,6 +143,12 @@ impl AditMetrics {
             link_suspicions: server.counter("link_suspicions_total", "Times an agent stopped answering on its link"),
             dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused because of a limit or a shutdown, by cap", "cap"),
             failed_dials: FailedDials::register(&families),
+            dial_time: families.histogram(
+                "dial_seconds",
+                "Time of dials that succeeded. Server: from the client's request to its answer; agent: lookup of the name and connect to the target",
+                BUCKETS_DIAL,
+            ),
+            dials_by_agent: DialsByAgent::register(&server),
             certificate_expiry: families.gauge_vec(
                 "certificate_expiry_timestamp_seconds",
                 "Expiry of a TLS file or a kubeconfig in use, in seconds since 1970. Certificate chain: the earliest expiry; CA file: the latest expiry",
@@ -172,7 +181,7 @@ impl AditMetrics {
             lane_answer: server.histogram(
                 "lane_answer_seconds",
                 "Time a dial on a lane waited for its answer, including the agent's dial to the target",
-                BUCKETS_SERVER_LATENCY,
+                BUCKETS_DIAL,
             ),
             lanes_refused: server.counters_from_zero(
                 "lanes_refused_total",
@@ -333,6 +342,22 @@ impl AditMetrics {
     /// A dial was refused.
     pub fn dial_refused(&self, cap: DialCap) {
         self.0.dials_refused.of(cap).inc();
+    }
+
+    /// A dial succeeded after this time.
+    pub(super) fn dial_succeeded(&self, elapsed: Duration) {
+        self.0.dial_time.observe(elapsed.as_secs_f64());
+    }
+
+    /// Sets the number of agents whose dials have series of their own.
+    pub fn set_agents_labelled(&self, agents: usize) {
+        self.0.dials_by_agent.set_labelled_max(agents);
+    }
+
+    /// Counts of the dials of an agent, shared by all of its links.
+    #[must_use]
+    pub fn dials_of(&self, agent: &str) -> Arc<AgentDials> {
+        self.0.dials_by_agent.of(agent)
     }
 
     /// A dial failed: counted, and logged within the rate limit. Called once per client dial, however many agents it asked.

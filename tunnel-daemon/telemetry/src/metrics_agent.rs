@@ -109,6 +109,7 @@ impl AgentMetrics {
     /// A target was connected, after this time.
     pub fn dial_succeeded(&self, elapsed: Duration) {
         self.0.dial_duration.observe(elapsed);
+        self.0.adit.dial_succeeded(elapsed);
     }
 
     /// A dial to a target failed.

@@ -100,6 +100,7 @@ impl ServerMetrics {
     /// A dial succeeded: time from the accepted `DIAL_REQ` to the forwarded `DIAL_RSP`.
     pub fn dial_succeeded(&self, elapsed: Duration) {
         self.0.dial_duration.observe(elapsed);
+        self.0.adit.dial_succeeded(elapsed);
     }
 
     /// How long one write to a client waited; zero when the client took it at once.

@@ -216,6 +216,30 @@ fn buckets_are_upstreams() {
     );
 }
 
+/// Upstream's bounds jump from 0.1 ms to 5 ms at the server, and begin at 5 ms at the agent.
+#[test]
+fn dial_latency_is_resolved_from_a_tenth_of_a_millisecond_to_a_second_at_both_ends() {
+    let (server, agent) = (ServerMetrics::new(&["default"]), AgentMetrics::new());
+    server.dial_succeeded(Duration::from_micros(300));
+    agent.dial_succeeded(Duration::from_micros(300));
+    for scrape in [server.scrape(), agent.scrape()] {
+        let between: Vec<String> = bounds(&scrape, "adit_dial_seconds")
+            .into_iter()
+            .filter(|bound| bound.parse::<f64>().is_ok_and(|bound| bound <= 1.0))
+            .collect();
+        let expected = [
+            "0.0001", "0.00025", "0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05",
+            "0.1", "0.25", "0.5", "1",
+        ];
+        assert_eq!(between, expected);
+        let text = scrape.text();
+        for (bound, count) in [("0.00025", 0), ("0.0005", 1)] {
+            let line = format!("adit_dial_seconds_bucket{{le=\"{bound}\"}} {count}");
+            assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+        }
+    }
+}
+
 #[test]
 fn used_agent_exports_upstreams_series_and_compared_help_texts() {
     let metrics = AgentMetrics::new();
@@ -295,6 +319,7 @@ fn own_families_start_at_zero_and_count() {
     let facts = TunnelFacts {
         side: TunnelSide::Client(ClientDialect::Grpc),
         peer: "agent",
+        principal: None,
         link: 1,
         destination: "a:1",
         path: Path::Link,

@@ -33,6 +33,8 @@ pub struct TunnelFacts<'a> {
     pub side: TunnelSide,
     /// The process at the other end: the agent's id on a server, the server's id on an agent.
     pub peer: &'a str,
+    /// What the agent has proved; on an agent nothing.
+    pub principal: Option<&'a Arc<str>>,
     /// The tunnel's link, by number; 0 where links have none.
     pub link: u64,
     /// host:port as the client asked for it; truncated.
@@ -65,6 +67,7 @@ pub struct LiveTunnel {
     id: u64,
     side: TunnelSide,
     peer: Box<str>,
+    principal: Option<Arc<str>>,
     link: u64,
     destination: Box<str>,
     path: Path,
@@ -99,6 +102,8 @@ pub struct TunnelView {
     pub side: TunnelSide,
     /// The process at the other end.
     pub peer: String,
+    /// What the agent has proved.
+    pub principal: Option<Arc<str>>,
     /// The tunnel's link, by number.
     pub link: u64,
     /// host:port as the client asked for it.
@@ -159,6 +164,7 @@ impl LiveTunnel {
             id: self.id,
             side: self.side,
             peer: self.peer.to_string(),
+            principal: self.principal.clone(),
             link: self.link,
             destination: self.destination.to_string(),
             path: self.path,
@@ -210,6 +216,12 @@ impl LiveTunnel {
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer
+    }
+
+    /// What the agent has proved.
+    #[must_use]
+    pub fn principal(&self) -> Option<&str> {
+        self.principal.as_deref()
     }
 
     /// host:port as the client asked for it.
@@ -292,6 +304,7 @@ impl OpenTunnels {
             id,
             side: facts.side,
             peer: cut(facts.peer).into(),
+            principal: facts.principal.cloned(),
             link: facts.link,
             destination: cut(facts.destination).into(),
             path: facts.path,
@@ -373,6 +386,7 @@ mod tests {
         TunnelFacts {
             side: TunnelSide::Client(ClientDialect::Grpc),
             peer: "agent",
+            principal: None,
             link: 7,
             destination,
             path: Path::Lane,

@@ -435,6 +435,7 @@ mod tests {
         let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
             side: TunnelSide::Target,
             peer: "server",
+            principal: None,
             link: 0,
             destination: "a:1",
             path: endpoint.path(),

@@ -124,6 +124,8 @@ fn command(job: &Job<'_>, settings: &Settings) -> Command {
         .args(words)
         .args([job.test, "--exact", "--nocapture", "--test-threads=1"])
         .current_dir(&job.binary.folder)
+        // The default socket is one for the whole host.
+        .env("ADIT_ADMIN_SOCKET", "off")
         .stdin(Stdio::null());
     for (name, value) in &settings.variables {
         match value {

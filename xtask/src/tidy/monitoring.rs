@@ -83,8 +83,8 @@ fn flaws(rules: &str, tests: &str, sections: &[String]) -> Vec<String> {
             ));
         }
         let anchor = name.to_lowercase();
-        if value("runbook") != Some(&format!("{RUNBOOKS}#{anchor}")) {
-            flaws.push(format!("{name} has no runbook {RUNBOOKS}#{anchor}"));
+        if value("runbook_url") != Some(&format!("{RUNBOOKS}#{anchor}")) {
+            flaws.push(format!("{name} has no runbook_url {RUNBOOKS}#{anchor}"));
         }
         if !sections.contains(&anchor) {
             flaws.push(format!("{name} has no section in {RUNBOOKS}"));
@@ -106,7 +106,7 @@ mod tests {
     use crate::tidy::sample;
 
     const RULE: &str = "groups:\n- rules:\n  - alert: AditA\n    expr: adit_a_total > 0\n    labels:\n      severity: info\n    annotations:\n\
-        \x20     summary: S\n      description: D.\n      runbook: docs/operate/troubleshooting.md#adita\n";
+        \x20     summary: S\n      description: D.\n      runbook_url: docs/operate/troubleshooting.md#adita\n";
 
     fn found(rules: &str, expression: &str, runbooks: &str) -> Vec<String> {
         let source = r#""datasource":{"uid":"${datasource}"}"#;

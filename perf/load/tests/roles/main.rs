@@ -125,6 +125,7 @@ fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
         "--health-bind-address=127.0.0.1".to_owned(),
         "--health-port=0".to_owned(),
         "--admin-port=off".to_owned(),
+        "--admin-socket=off".to_owned(),
     ];
     let args = args.into_iter().chain(proof.iter().cloned());
     let parsed = parse(args.map(Into::into), &|_name: &str| None);

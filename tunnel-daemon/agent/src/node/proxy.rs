@@ -112,6 +112,7 @@ impl NodeProxy {
         let entry = self.metrics.open_tunnels().enter_node(&TunnelFacts {
             side: TunnelSide::Client(ClientDialect::Node),
             peer: server.as_str(),
+            principal: None,
             link: 0,
             destination,
             path: Path::Lane,
@@ -149,6 +150,7 @@ impl NodeProxy {
                 stage,
                 error: why.words(),
                 agent: Some(self.agent.as_str()),
+                principal: None,
                 // Without a lane no server was asked.
                 path: (stage != DialStage::Route && stage != DialStage::Send).then_some(Path::Lane),
             });

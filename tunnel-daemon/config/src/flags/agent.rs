@@ -13,7 +13,8 @@ use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
-    ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, TargetListener,
+    ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, Program,
+    TargetListener,
 };
 use crate::process_id::id;
 use crate::units::{duration, ip, number, port};
@@ -221,7 +222,7 @@ impl AgentFlags {
                 .health_server_port
                 .bind("--health-server-host", &self.health_server_host)?,
             admin: self.operation.admin(self.admin_server_port)?,
-            admin_socket: self.operation.admin_socket(),
+            admin_socket: self.operation.admin_socket(Program::Agent, env),
             profiling: Profiling::default(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,

@@ -20,12 +20,10 @@ use self::agent::AgentFlags;
 use self::given::Given;
 pub(super) use self::given::warn_compat;
 use self::server::ServerFlags;
-use self::view::{CheckFlags, LinkFlags, LinksFlags};
+use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
 #[cfg(feature = "demo")]
 use crate::command::DemoOptions;
-use crate::command::{
-    Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed, StatusOptions, TopOptions,
-};
+use crate::command::{Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed};
 use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 use crate::version;
@@ -48,9 +46,9 @@ enum Sub {
     #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running server or agent
-    Status(StatusOptions),
+    Status(StatusFlags),
     /// Show the open tunnels of a running server or agent, live
-    Top(TopOptions),
+    Top(TopFlags),
     /// Show the links of a running server or agent, each with what its agent has proved and claims
     Links(LinksFlags),
     /// Have a running server send new tunnels to other agents of the same kind, while there are any
@@ -177,11 +175,11 @@ fn read(
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
-        Sub::Status(options) => Command::Status(options),
-        Sub::Top(options) => Command::Top(view::check_top(options)?),
-        Sub::Links(flags) => Command::Links(flags.options()),
-        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
-        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
+        Sub::Status(flags) => Command::Status(flags.options(env)?),
+        Sub::Top(flags) => Command::Top(flags.options(env)?),
+        Sub::Links(flags) => Command::Links(flags.options(env)?),
+        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain, env)?),
+        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink, env)?),
         Sub::Check(flags) => flags.command(env, variables)?,
         Sub::Pki(options) => Command::Pki(options),
         Sub::Version(flags) => Command::Print(flags.text()),

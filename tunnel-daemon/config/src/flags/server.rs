@@ -17,8 +17,8 @@ use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentListenerPlan, AgentProof, ConnectPlan, DataPathPlan, DestinationsPlan,
-    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan,
-    ServerPlan, ServerSettings, TlsFiles, TokenPlan,
+    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, Program,
+    PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::process_id::id;
 use crate::tls_policy::TlsPolicy;
@@ -92,6 +92,9 @@ pub(super) struct ServerFlags {
     /// Access log lines a second, one for each tunnel, with bursts of twice as many; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, value_parser = number(0..=u32::MAX), help_heading = "Operation")]
     access_log_limit: u32,
+    /// Agents, the first N, whose dials adit_agent_dials_total counts under their ids; all others count as other
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=limits::METRICS_AGENTS_MAX), help_heading = "Operation")]
+    metrics_agents: u16,
 }
 
 #[derive(clap::Args, Debug)]
@@ -249,7 +252,7 @@ impl ServerFlags {
                 .health_port
                 .bind("--health-bind-address", &self.health_bind_address)?,
             admin: self.operation.admin(self.admin_port)?,
-            admin_socket: self.operation.admin_socket(),
+            admin_socket: self.operation.admin_socket(Program::Server, env),
             profiling: Profiling::default(),
             strategies: self
                 .proxy_strategies
@@ -262,6 +265,7 @@ impl ServerFlags {
             shutdown: self.operation.shutdown(1),
             log: self.operation.log(),
             access_log_limit: self.access_log_limit,
+            metrics_agents: self.metrics_agents.into(),
             compat: false,
             agents: agents.plan(DataPathPlan {
                 lanes_max: self.lanes_per_link,

@@ -12,7 +12,9 @@ use adit_core::grant::Grants;
 use tempfile::TempDir;
 
 use super::values;
-use crate::plan::{AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
+use crate::plan::{
+    AccountMode, AdminSocketPlan, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan,
+};
 use crate::{Command, ConfigError, Parsed, parse, units};
 
 fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
@@ -375,14 +377,20 @@ fn invalid_sizes_durations_and_frontends_are_refused() {
 }
 
 #[test]
-fn admin_socket_is_off_by_default_and_needs_its_own_path() {
+fn admin_socket_has_a_default_and_needs_its_own_path() {
     let with = |more: &[&str]| {
         let frontend = ["--frontend=grpc=unix:/run/a.sock", "--cluster-ca-cert=PEM"];
         server(&[&frontend[..], more].concat()).map(|(plan, _)| plan.admin_socket.clone())
     };
-    assert_eq!(with(&[]).unwrap(), None);
-    let path = with(&["--admin-socket=/run/b.sock"]).unwrap();
-    assert_eq!(path, Some("/run/b.sock".into()));
+    let default = AdminSocketPlan::Default(vec!["/run/adit/server.sock".into()]);
+    assert_eq!(with(&[]).unwrap(), default);
+    let given = with(&["--admin-socket=/run/b.sock"]).unwrap();
+    assert_eq!(given, AdminSocketPlan::At("/run/b.sock".into()));
+    let off = with(&["--admin-socket=off"]).unwrap();
+    assert_eq!(off, AdminSocketPlan::Off);
+    let of_agent = agent(&["--proxy-server-host=a"]).unwrap();
+    let default = AdminSocketPlan::Default(vec!["/run/adit/agent.sock".into()]);
+    assert_eq!(of_agent.admin_socket, default);
     let error = with(&["--admin-socket=/run/a.sock"]).unwrap_err();
     assert!(error.message().contains("give two paths"), "{error}");
     let long = format!("--admin-socket=/{}", "x".repeat(200));

@@ -7,7 +7,9 @@ use tracing::Level;
 
 use crate::address::BindAddress;
 use crate::error::ConfigError;
-use crate::plan::{Dialect, Drain, LogDestination, LogFormat, LogPlan, ShutdownPlan};
+use crate::plan::{
+    AdminSocketPlan, Dialect, Drain, LogDestination, LogFormat, LogPlan, Program, ShutdownPlan,
+};
 use crate::units::{duration, listener_port};
 
 /// A port, or no listener.
@@ -135,7 +137,8 @@ pub(super) struct OperationFlags {
     /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
     shutdown_grace: Duration,
-    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only [default: none]
+    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only; off is none [default: server.sock
+    /// or agent.sock in /run/adit, else in $XDG_RUNTIME_DIR/adit]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
     /// text (logfmt, one event a line) or json, fatal errors included
@@ -158,8 +161,12 @@ impl OperationFlags {
         port.bind("--admin-bind-address", &self.admin_bind_address)
     }
 
-    pub(super) fn admin_socket(&self) -> Option<PathBuf> {
-        self.admin_socket.clone()
+    pub(super) fn admin_socket(
+        &self,
+        program: Program,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> AdminSocketPlan {
+        AdminSocketPlan::of_flag(self.admin_socket.clone(), program, env)
     }
 
     pub(super) fn log(&self) -> LogPlan {

@@ -5,21 +5,60 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::command::{
-    ADMIN_SOCKET, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions,
+    CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
+    TopSort,
 };
 use crate::error::{ConfigError, bail};
 use crate::parse::parse_naming;
-use crate::units::number;
+use crate::plan::AdminSocketChoice;
+use crate::units::{duration, number};
 
 /// Shortest and longest refresh interval of `adit top`.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
 
+/// Looks up an environment variable.
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// The admin socket of a server or agent.
 #[derive(clap::Args, Debug)]
 pub(super) struct SocketFlag {
-    /// Admin socket of the server or agent
-    #[arg(long, value_name = "PATH", default_value = ADMIN_SOCKET)]
-    admin_socket: PathBuf,
+    /// Admin socket of the server or agent; ADIT_ADMIN_SOCKET has the same meaning [default: that of a server, else of an agent,
+    /// with its default socket]
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+}
+
+impl SocketFlag {
+    fn choice(self, env: Env<'_>) -> Result<AdminSocketChoice, ConfigError> {
+        AdminSocketChoice::of_flag(self.admin_socket, env)
+    }
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct StatusFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// Print the answer as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct TopFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// Print the rows once after one interval, and exit: for scripts and pipes
+    #[arg(long)]
+    once: bool,
+    /// Print the rows once as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
+    #[arg(long, value_name = "ORDER", default_value = "rate")]
+    sort: TopSort,
+    /// Time between two refreshes
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    interval: Duration,
 }
 
 #[derive(clap::Args, Debug)]
@@ -79,39 +118,65 @@ pub(super) struct CheckFlags {
     command: Vec<String>,
 }
 
+impl StatusFlags {
+    /// # Errors
+    /// The socket's path is not valid.
+    pub(super) fn options(self, env: Env<'_>) -> Result<StatusOptions, ConfigError> {
+        Ok(StatusOptions {
+            socket: self.socket.choice(env)?,
+            json: self.json,
+        })
+    }
+}
+
+impl TopFlags {
+    /// # Errors
+    /// The interval is out of range, or the socket's path is not valid.
+    pub(super) fn options(self, env: Env<'_>) -> Result<TopOptions, ConfigError> {
+        let ((min, max), interval) = (INTERVAL, self.interval);
+        if !(min..=max).contains(&interval) {
+            bail!("--interval {interval:?} must be from {min:?} to {max:?}");
+        }
+        Ok(TopOptions {
+            socket: self.socket.choice(env)?,
+            once: self.once,
+            json: self.json,
+            sort: self.sort,
+            interval,
+        })
+    }
+}
+
 impl LinksFlags {
-    pub(super) fn options(self) -> LinksOptions {
-        LinksOptions {
-            socket: self.socket.admin_socket,
+    /// # Errors
+    /// The socket's path is not valid.
+    pub(super) fn options(self, env: Env<'_>) -> Result<LinksOptions, ConfigError> {
+        Ok(LinksOptions {
+            socket: self.socket.choice(env)?,
             action: LinksAction::Show,
             agent: self.agent,
             link: None,
             json: self.json,
-        }
+        })
     }
 }
 
 impl LinkFlags {
-    pub(super) fn options(self, action: LinksAction) -> LinksOptions {
-        LinksOptions {
-            socket: self.socket.admin_socket,
+    /// # Errors
+    /// The socket's path is not valid.
+    pub(super) fn options(
+        self,
+        action: LinksAction,
+        env: Env<'_>,
+    ) -> Result<LinksOptions, ConfigError> {
+        Ok(LinksOptions {
+            socket: self.socket.choice(env)?,
             action,
             agent: self.chosen.agent,
             link: self.chosen.link,
             json: false,
-        }
+        })
     }
-}
-
-/// # Errors
-/// The interval is out of range.
-pub(super) fn check_top(options: TopOptions) -> Result<TopOptions, ConfigError> {
-    let (min, max) = INTERVAL;
-    if !(min..=max).contains(&options.interval) {
-        let interval = options.interval;
-        bail!("--interval {interval:?} must be from {min:?} to {max:?}");
-    }
-    Ok(options)
 }
 
 impl CheckFlags {

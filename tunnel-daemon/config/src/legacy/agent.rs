@@ -13,8 +13,8 @@ use super::shared::{
 use crate::address::ServerAddress;
 use crate::error::{ConfigError, bail};
 use crate::plan::{
-    AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity, IsolationPlan,
-    KeepAlive, ShutdownPlan, count_source,
+    AdminSocketPlan, AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity,
+    IsolationPlan, KeepAlive, ShutdownPlan, count_source,
 };
 use crate::{identifiers, limits};
 
@@ -118,7 +118,7 @@ impl AgentOptions {
                 &self.health_server_host,
                 self.health_server_port,
             )?,
-            admin_socket: None,
+            admin_socket: AdminSocketPlan::Off,
             admin: port(
                 "admin server",
                 &self.shared.admin_bind_address,

@@ -13,9 +13,9 @@ use super::shared::{bind, file};
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
-    AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
-    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan, ServerPlan,
-    ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
+    AdminSocketPlan, AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan,
+    Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan,
+    ServerPlan, ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 
 /// Maps options that passed upstream's validation.
@@ -50,7 +50,7 @@ pub(super) fn map(
             &options.health_bind_address,
             options.health_port,
         )?),
-        admin_socket: None,
+        admin_socket: AdminSocketPlan::Off,
         admin: Some(bind(
             "admin",
             &options.shared.admin_bind_address,
@@ -73,6 +73,7 @@ pub(super) fn map(
         },
         log: options.shared.klog.plan("proxy-server", warnings),
         access_log_limit: limits::ACCESS_LOG_LIMIT,
+        metrics_agents: 0,
         compat: true,
     };
     settings.check()

@@ -8,12 +8,13 @@ use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
 
 use super::account::AccountPlan;
+use super::admin_socket::AdminSocketPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
 use super::leases::CountPlan;
 use super::node::{NodeRedirectPlan, TargetListener, check_targets};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
-    check_distinct, check_files, check_header_text, check_socket_path,
+    check_distinct, check_files, check_header_text,
 };
 use crate::address::{BindAddress, ServerAddress};
 use crate::error::{ConfigError, bail};
@@ -61,8 +62,8 @@ pub struct AgentSettings {
     pub health: Option<BindAddress>,
     /// Admin listener; `None`: off.
     pub admin: Option<BindAddress>,
-    /// Unix socket for `adit status` and `adit top`; `None`: off.
-    pub admin_socket: Option<PathBuf>,
+    /// Unix socket for `adit status` and `adit top`.
+    pub admin_socket: AdminSocketPlan,
     /// Profiling flags.
     pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None`: every target, as upstream.
@@ -139,7 +140,7 @@ impl AgentSettings {
             ("--agent-key", identity.map(|identity| &identity.key)),
             ("--service-account-token-path", self.token_path.as_ref()),
         ])?;
-        check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
+        self.admin_socket.check()?;
         let has_proof = identity.is_some() || self.token_path.is_some();
         check_targets(
             &self.target_listeners,

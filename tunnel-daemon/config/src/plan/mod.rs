@@ -4,6 +4,7 @@
 //! Packages below the binary never read flags or the environment.
 
 mod account;
+mod admin_socket;
 mod agent;
 mod data_path;
 mod leases;
@@ -16,6 +17,8 @@ mod tokens;
 mod transparent;
 
 pub use account::{AccountMode, AccountPlan};
+pub(crate) use admin_socket::Program;
+pub use admin_socket::{AdminSocketChoice, AdminSocketPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use leases::{CountPlan, CountSource, PublishPlan, count_source};

@@ -10,6 +10,7 @@ use adit_core::ids::ServerId;
 use adit_core::registry::Strategies;
 
 use super::account::AccountPlan;
+use super::admin_socket::AdminSocketPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
 use super::leases::PublishPlan;
 use super::node::DestinationsPlan;
@@ -133,8 +134,8 @@ pub struct ServerSettings {
     pub health: Option<BindAddress>,
     /// Admin and metrics listener; `None`: off.
     pub admin: Option<BindAddress>,
-    /// Unix socket for `adit status` and `adit top`; `None`: off.
-    pub admin_socket: Option<PathBuf>,
+    /// Unix socket for `adit status` and `adit top`.
+    pub admin_socket: AdminSocketPlan,
     /// Profiling flags.
     pub profiling: Profiling,
     /// This server publishes a lease.
@@ -155,6 +156,8 @@ pub struct ServerSettings {
     pub log: LogPlan,
     /// Access events per second on average; 0: no limit.
     pub access_log_limit: u32,
+    /// Agents whose dials have series of their own.
+    pub metrics_agents: usize,
     /// Behave as the upstream program does where the two differ.
     pub compat: bool,
 }
@@ -245,12 +248,14 @@ impl ServerSettings {
                  frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out"
             );
         }
-        super::parts::check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
-        match &self.admin_socket {
-            Some(path) if paths.contains(&path) => Err(ConfigError::new(format!(
-                "--admin-socket and a frontend want {}: give two paths",
-                path.display()
-            ))),
+        self.admin_socket.check()?;
+        match self.admin_socket.given() {
+            Some(path) if paths.iter().any(|taken| *taken == path) => {
+                Err(ConfigError::new(format!(
+                    "--admin-socket and a frontend want {}: give two paths",
+                    path.display()
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, Proces
 use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
-use crate::router::{RegisteredLink, Router};
+use crate::router::{LinkInfo, RegisteredLink, Router};
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::{
     DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
@@ -93,6 +93,7 @@ pub(super) async fn run_link(
     let hooks = Hooks {
         router: Arc::clone(&router),
         link: handle.id,
+        info: Arc::clone(&handle.info),
         from_agent: metrics.packets(Segment::FromAgent),
         to_agent: metrics.packets(Segment::ToAgent),
         retired: None,
@@ -126,13 +127,13 @@ pub(super) async fn run_link(
     let is_last = router.with_registry(Registry::agents) == 0;
     publish(&router, &metrics);
     if over.is_orderly() {
-        tracing::info!(%agent, link = id.0, "agent left");
+        tracing::info!(%agent, principal, link = id.0, "agent left");
     } else if is_leaving {
-        tracing::info!(%agent, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
+        tracing::info!(%agent, principal, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
     } else if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
         tracing::warn!(%agent, link = id.0, principal, reason = %LinkEnding::ControlQueue, "link ended: the agent does not read, and packets for it use too much memory; check the agent and its network");
     } else {
-        tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+        tracing::info!(%agent, principal, link = id.0, reason = %over, "agent disconnected");
     }
     if is_last && !router.is_shutting_down() {
         tracing::warn!(%agent, "the last agent is gone: dials fail until an agent connects");
@@ -152,11 +153,20 @@ fn publish(router: &Router, metrics: &ServerMetrics) {
 struct Hooks {
     router: Arc<Router>,
     link: LinkId,
+    info: Arc<LinkInfo>,
     metrics: ServerMetrics,
     from_agent: PacketCounter,
     to_agent: PacketCounter,
     retired: Option<GaugeGuard>,
     answers: Arc<AnswerTimes>,
+}
+
+impl Hooks {
+    /// The agent's id, and what the agent has proved.
+    fn names(&self) -> (&str, Option<&str>) {
+        let principal = self.info.identity.owner().map(AsRef::as_ref);
+        (self.info.agent.as_str(), principal)
+    }
 }
 
 impl LinkHooks for Hooks {
@@ -175,12 +185,16 @@ impl LinkHooks for Hooks {
     fn dial_finished(&mut self, _key: TunnelKey) {}
 
     fn peer_draining(&mut self) {
-        tracing::info!(link = self.link.0, "agent is draining");
+        let (agent, principal) = self.names();
+        tracing::info!(agent, principal, link = self.link.0, "agent is draining");
         self.router.set_draining(self.link);
     }
 
     fn retired(&mut self) {
+        let (agent, principal) = self.names();
         tracing::warn!(
+            agent,
+            principal,
             link = self.link.0,
             "an agent took no dial within the dial timeout; it gets no more until it reads again"
         );
@@ -190,7 +204,13 @@ impl LinkHooks for Hooks {
     }
 
     fn revived(&mut self) {
-        tracing::info!(link = self.link.0, "a retired agent reads again");
+        let (agent, principal) = self.names();
+        tracing::info!(
+            agent,
+            principal,
+            link = self.link.0,
+            "a retired agent reads again"
+        );
         self.retired = None;
         self.router.revive(self.link);
         publish(&self.router, &self.metrics);

@@ -308,6 +308,7 @@ impl Record<'_> {
         let facts = TunnelFacts {
             side: TunnelSide::Target,
             peer: self.asked.agent.as_str(),
+            principal: Some(&self.asked.principal),
             link: 0,
             destination: self.destination,
             path: Path::Lane,
@@ -339,6 +340,7 @@ impl Record<'_> {
                 stage,
                 error,
                 agent: Some(self.asked.agent.as_str()),
+                principal: Some(&self.asked.principal),
                 path: Some(Path::Lane),
             });
         }

@@ -208,16 +208,20 @@ impl Backend {
             let Some((agent, silence)) = self.router.set_silence(link, quiet) else {
                 continue;
             };
+            let principal = self.router.principal_of(link);
+            let principal = principal.as_deref();
             let link = link.0;
             match silence {
-                Silence::None => tracing::info!(%agent, link, "agent responds again"),
+                Silence::None => tracing::info!(%agent, principal, link, "agent responds again"),
                 Silence::Suspected => tracing::warn!(
                     %agent,
+                    principal,
                     link,
                     "agent is silent: new dials go to other agents of the same key"
                 ),
                 Silence::Dead => tracing::warn!(
                     %agent,
+                    principal,
                     link,
                     "agent is still silent: its link gets no dials until it responds"
                 ),
@@ -481,6 +485,7 @@ impl Backend {
         let places = self.links.enter(&hello, &source)?;
         let pool = self.pool(&hello, &identity, (&source, peer), judged);
         let info = LinkInfo {
+            dials: self.metrics.adit().dials_of(hello.agent.as_str()),
             agent: hello.agent,
             identifiers: hello.identifiers,
             identity,

@@ -216,6 +216,7 @@ impl ClientTunnel {
         self.entry = Some(table.enter(&TunnelFacts {
             side: TunnelSide::Client(self.dialect),
             peer: &self.agent,
+            principal: tunnel.principal.as_ref(),
             link: tunnel.link.0,
             destination: &self.destination,
             path,
@@ -252,13 +253,16 @@ impl ClientTunnel {
         let (reason, stage) = DialReason::of_failure(failure);
         let outcome = AccessOutcome::Failed(reason, stage);
         let decisive = self.asked.decisive();
-        self.path = decisive.as_ref().map(|(_, path)| *path);
+        self.path = decisive.as_ref().map(|decisive| decisive.path);
         adit.dial_failed(&FailedDial {
             destination: &self.destination,
             reason,
             stage,
             error: &failure.to_string(),
-            agent: decisive.as_ref().map(|(agent, _)| agent.as_str()),
+            agent: decisive.as_ref().map(|decisive| decisive.agent.as_str()),
+            principal: decisive
+                .as_ref()
+                .and_then(|decisive| decisive.principal.as_deref()),
             path: self.path,
         });
         match failure {
@@ -320,7 +324,7 @@ impl ClientTunnel {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
-        self.entry = None;
+        let live = self.entry.take().map(|entry| entry.live());
         let asked = match self.asked.len() {
             0 => None,
             1 if !self.agent.is_empty() => None,
@@ -337,7 +341,7 @@ impl ClientTunnel {
             detail: Some(detail),
             path: self.path,
             opened_by: OpenedBy::Client,
-            principal: None,
+            principal: live.as_ref().and_then(|live| live.principal()),
         });
     }
 }

@@ -147,6 +147,7 @@ mod tests {
             credit: true,
             version: adit_core::wire::metadata::PeerVersion::default(),
             address: PeerAddr::Unix,
+            dials: Arc::default(),
         };
         let link = router.register(agent, 1, None).unwrap();
         let metrics = ServerMetrics::new(&["default"]);

@@ -14,13 +14,13 @@ use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use crate::router::handle::LinkHandle;
 use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
-use adit_telemetry::DialCounts;
-use adit_telemetry::labels::Path;
+use adit_telemetry::labels::{AgentDial, DialReason, Path};
+use adit_telemetry::{AgentDials, DialCounts};
 use adit_tunnel::clock::{Clock, moment};
 use adit_tunnel::endpoint::{Carrier, Endpoint};
 use adit_tunnel::pool::OnLane;
@@ -108,24 +108,37 @@ struct Asked {
     attempts: Vec<AskedAgent>,
     count: usize,
     /// The agent whose attempt decided that the dial failed.
-    decisive: Option<(AgentId, Path)>,
+    decisive: Option<Decisive>,
+}
+
+/// The agent whose attempt decided that a dial failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Decisive {
+    /// Its id.
+    pub agent: AgentId,
+    /// What it has proved.
+    pub principal: Option<Arc<str>>,
+    /// The path of the request.
+    pub path: Path,
 }
 
 #[derive(Debug)]
 struct AskedAgent {
     agent: AgentId,
+    principal: Option<Arc<str>>,
     path: Path,
     failure: Option<DialFailure>,
 }
 
 impl AskedAgents {
     /// Records that an agent is asked; returns the number of the attempt.
-    fn add(&self, agent: &AgentId) -> usize {
+    fn add(&self, agent: &AgentId, principal: Option<&Arc<str>>) -> usize {
         let mut asked = self.lock();
         let attempt = asked.count;
         asked.count += 1;
         asked.attempts.push(AskedAgent {
             agent: agent.clone(),
+            principal: principal.cloned(),
             path: Path::Link,
             failure: None,
         });
@@ -155,12 +168,16 @@ impl AskedAgents {
                 .find(|attempt| attempt.failure.as_ref() == Some(failure))
                 .or_else(|| attempts().find(|attempt| attempt.failure.is_none()))
                 .or_else(|| attempts().next());
-            asked.decisive = decisive.map(|attempt| (attempt.agent.clone(), attempt.path));
+            asked.decisive = decisive.map(|attempt| Decisive {
+                agent: attempt.agent.clone(),
+                principal: attempt.principal.clone(),
+                path: attempt.path,
+            });
         }
         asked.attempts.truncate(ASKED_NAMES_MAX);
         asked.attempts.shrink_to_fit();
         for attempt in &mut asked.attempts {
-            attempt.failure = None;
+            (attempt.failure, attempt.principal) = (None, None);
         }
     }
 
@@ -184,7 +201,7 @@ impl AskedAgents {
 
     /// For a failed dial: the agent whose attempt decided that, and the path of the request. `None` if no agent was asked.
     #[must_use]
-    pub fn decisive(&self) -> Option<(AgentId, Path)> {
+    pub fn decisive(&self) -> Option<Decisive> {
         self.lock().decisive.clone()
     }
 
@@ -238,6 +255,7 @@ impl Router {
                 conn: open.conn,
                 link: open.link,
                 agent: open.agent,
+                principal: open.principal,
             }),
             // Not requested, so never returned.
             Carrier::RawLane(_) => Err(DialFailure::LinkLost),
@@ -324,7 +342,10 @@ impl Router {
         let asked = moment();
         handle.answers.asked(asked);
         let on = |path| agents.on(number, path);
+        let mut counted = CountedAttempt::new(&handle.info.dials);
         let outcome = self.dial_on(&handle, wanted, on).await;
+        counted.ended(outcome.as_ref().err().map(|cancelled| &cancelled.failure));
+        drop(counted);
         if let Err(cancelled) = &outcome {
             agents.failed(number, &cancelled.failure);
         }
@@ -350,6 +371,7 @@ impl Router {
             conn,
             link: handle.id,
             agent: handle.info.agent.clone(),
+            principal: handle.info.identity.owner().cloned(),
         };
         let Wanted {
             dial,
@@ -416,6 +438,47 @@ impl Router {
             serving.last().copied()
         });
         self.handle(older?)
+    }
+}
+
+/// Counts an attempt for its agent, once. An attempt that is given up, by the client or for another agent's answer, counts if the
+/// agent had its time to answer.
+struct CountedAttempt<'a> {
+    dials: &'a AgentDials,
+    since: Instant,
+    outcome: Option<AgentDial>,
+}
+
+impl<'a> CountedAttempt<'a> {
+    fn new(dials: &'a AgentDials) -> Self {
+        Self {
+            dials,
+            since: Instant::now(),
+            outcome: None,
+        }
+    }
+
+    /// The agent answered, or the attempt failed otherwise.
+    fn ended(&mut self, failure: Option<&DialFailure>) {
+        let refused = |failure| DialReason::of_failure(failure).0 == DialReason::Refused;
+        self.outcome = Some(match failure {
+            Some(failure) if !refused(failure) => AgentDial::Failed,
+            _ if self.is_slow() => AgentDial::Slow,
+            _ => AgentDial::Answered,
+        });
+    }
+
+    fn is_slow(&self) -> bool {
+        self.since.elapsed() > limits::SLOW_DIAL
+    }
+}
+
+impl Drop for CountedAttempt<'_> {
+    fn drop(&mut self) {
+        let given_up = || self.is_slow().then_some(AgentDial::Slow);
+        if let Some(outcome) = self.outcome.or_else(given_up) {
+            self.dials.count(outcome);
+        }
     }
 }
 
@@ -496,7 +559,8 @@ impl Dialing<'_> {
         }
         let (handle, is_replaced) = self.find(reason)?;
         router.dials.count(reason);
-        let number = self.asked.add(&handle.info.agent);
+        let info = &handle.info;
+        let number = self.asked.add(&info.agent, info.identity.owner());
         self.attempts.begin(handle.id, reason, now);
         self.tried.push(handle.id);
         self.handles.push(handle.clone());
@@ -577,11 +641,11 @@ mod tests {
     fn at_most_eight_asked_agents_of_a_dial_are_named() {
         let asked = AskedAgents::default();
         for number in 1..=8 {
-            asked.add(&AgentId::new(&format!("a{number}")));
+            asked.add(&AgentId::new(&format!("a{number}")), None);
         }
         assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8");
-        asked.add(&AgentId::new("a9"));
-        asked.add(&AgentId::new("a10"));
+        asked.add(&AgentId::new("a9"), None);
+        asked.add(&AgentId::new("a10"), None);
         assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
         assert_eq!(asked.len(), 10);
         asked.conclude(None);
@@ -604,13 +668,20 @@ mod tests {
         ];
         for (failure, agent, path) in rows {
             let asked = AskedAgents::default();
-            let numbers = ["a1", "a2", "a3"].map(|name| asked.add(&AgentId::new(name)));
+            let principal = |name: &str| Some(Arc::from(format!("CN={name}")));
+            let numbers = ["a1", "a2", "a3"]
+                .map(|name| asked.add(&AgentId::new(name), principal(name).as_ref()));
             asked.on(numbers[0], Path::Lane);
             asked.failed(numbers[0], &target);
             asked.failed(numbers[1], &DialFailure::LinkLost);
             asked.conclude(Some(&failure));
             let decisive = asked.decisive();
-            assert_eq!(decisive, Some((AgentId::new(agent), path)), "{failure}");
+            let expected = Decisive {
+                agent: AgentId::new(agent),
+                principal: principal(agent),
+                path,
+            };
+            assert_eq!(decisive, Some(expected), "{failure}");
         }
     }
 }

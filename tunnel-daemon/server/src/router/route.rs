@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::router::dial::DialState;
 use crate::router::handle::LinkHandle;
-use adit_telemetry::DialCounts;
+use adit_telemetry::{AgentDials, DialCounts};
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
 use adit_tunnel::channel::DirtyList;
@@ -46,6 +46,8 @@ pub struct LinkInfo {
     pub version: PeerVersion,
     /// The connection's remote address, for status output.
     pub address: PeerAddr,
+    /// How the agent's dials ended, over all of its links.
+    pub dials: Arc<AgentDials>,
 }
 
 /// Limits on dials of the whole process.
@@ -79,6 +81,8 @@ pub struct OpenTunnel<C = Endpoint> {
     pub link: LinkId,
     /// The agent at its other end.
     pub agent: AgentId,
+    /// What the agent has proved.
+    pub principal: Option<Arc<str>>,
 }
 
 /// The links of a server, and how a dial finds one.
@@ -316,6 +320,17 @@ impl Router {
     #[must_use]
     pub fn agent_of(&self, link: LinkId) -> Option<AgentId> {
         Some(locked(&self.links).get(&link)?.info.agent.clone())
+    }
+
+    /// What the agent of a live link has proved.
+    #[must_use]
+    pub fn principal_of(&self, link: LinkId) -> Option<Arc<str>> {
+        locked(&self.links)
+            .get(&link)?
+            .info
+            .identity
+            .owner()
+            .cloned()
     }
 
     /// The identifier that matches this link's agent to a destination; `None`: the agent serves all destinations, or is gone.

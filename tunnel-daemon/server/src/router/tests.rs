@@ -167,6 +167,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             credit,
             version: adit_core::wire::metadata::PeerVersion::default(),
             address: adit_tls::stream::PeerAddr::Unix,
+            dials: Arc::default(),
         };
         let RegisteredLink {
             handle,

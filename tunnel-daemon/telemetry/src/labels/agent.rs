@@ -53,3 +53,15 @@ label! {
         Overload = "overload",
     }
 }
+
+label! {
+    /// How a dial ended at the agent that was asked.
+    AgentDial {
+        /// The agent answered within a second: the target is open, or has refused.
+        Answered = "answered",
+        /// The agent needed more than a second, or had not answered after a second when the dial was given up.
+        Slow = "slow",
+        /// The dial failed, except by a refusal of the target.
+        Failed = "failed",
+    }
+}

@@ -77,6 +77,7 @@ impl World {
             "--health-bind-address=127.0.0.1".to_owned(),
             "--health-port=0".to_owned(),
             "--admin-port=off".to_owned(),
+            "--admin-socket=off".to_owned(),
             format!("--lanes-per-link={lanes}"),
             "--account=on".to_owned(),
         ];
@@ -95,6 +96,7 @@ impl World {
             "--health-server-host=127.0.0.1".to_owned(),
             "--health-server-port=0".to_owned(),
             "--admin-server-port=off".to_owned(),
+            "--admin-socket=off".to_owned(),
             "--account=on".to_owned(),
         ];
         agent.extend(of_agent);

@@ -97,6 +97,8 @@ async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
         assert_eq!(here.client.as_deref(), Some("http-connect"));
         let server = status(&server_socket(&world));
         assert_eq!(there.peer, server.id);
+        assert_eq!(here.principal, only_link(&server).principal);
+        assert!(here.principal.is_some() && there.principal.is_none());
         let raw = u64::from(path == "raw-lane");
         let counts = server.tunnels;
         let seen = (counts.lane, counts.raw_lane, counts.ktls_lane);
@@ -203,6 +205,12 @@ async fn reported_state_matches_the_metrics() {
         now.lanes.idle as f64 == value(&world, IDLE) && now.lanes.busy == 0
     })
     .await;
+    until("the certificates in use are listed", || {
+        let now = status(&server_socket(&world)).certificates;
+        let has = |kind: &str| now.iter().any(|one| one.kind == kind);
+        has("ca") && has("certificate")
+    })
+    .await;
     assert!(here.descriptors.in_use > 0 && here.memory.budget_bytes >= 64 << 20);
     let there = status(&agent_socket(&world));
     assert_eq!((there.role, there.id.as_str()), (Role::Agent, "agent-1"));
@@ -245,6 +253,30 @@ async fn answers_contain_no_secrets() {
             assert!(!text.contains(word), "{word} in {text}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_variable_names_the_socket_for_every_command() {
+    let (world, _agent) = watched(&["--lanes-per-link=0"]).await;
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+        command
+            .args(args)
+            .env("ADIT_ADMIN_SOCKET", server_socket(&world));
+        let output = command.output().expect("it runs");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {error}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    // The agent's name in its certificate is beside the id that it claims.
+    let shown = run(&["status"]);
+    let row = shown.lines().find(|line| line.contains(" agent-1 "));
+    assert!(row.is_some_and(|row| row.starts_with("agent ")), "{shown}");
+    assert!(shown.contains("\nCERTIFICATE "), "{shown}");
+    assert!(run(&["links"]).contains("has proved CN=agent"));
+    run(&["top", "--once", "--interval=100ms"]);
+    run(&["drain", "--agent=agent-1"]);
+    run(&["unlink", "--agent=agent-1"]);
 }
 
 /// Limit (operations): Users of the admin socket | its own user and root

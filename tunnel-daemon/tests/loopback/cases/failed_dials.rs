@@ -53,7 +53,8 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
         ("--lanes-per-link=0", "link"),
         ("--lanes-per-link=4", "lane"),
     ] {
-        let processes = Processes::start(&[lanes, "--proxy-strategies=destHost"]).await;
+        let flags = [lanes, "--proxy-strategies=destHost", "--metrics-agents=1"];
+        let processes = Processes::start(&flags).await;
         let (_held, closed) = closed_port();
         let (refused, denied) = (closed.to_string(), format!("127.0.0.2:{}", closed.port()));
         let nowhere = "198.51.100.1:443";
@@ -108,6 +109,30 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
             );
         }
         assert_eq!(failures(&agent, 2).await, of_both);
+        let proved = |log: &str, agent: &str| {
+            let lines = log.lines().filter(|line| line.contains("dial failed"));
+            let lines = lines.map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+            let of_agent = lines.filter(|line| line["agent"].as_str().unwrap_or_default() == agent);
+            let principals = of_agent.map(|line| line["principal"].as_str().map(str::to_owned));
+            principals.collect::<Vec<_>>()
+        };
+        let log = processes.server.log();
+        for principal in proved(&log, "agent-1") {
+            assert!(
+                principal.is_some_and(|name| name.starts_with("CN=agent")),
+                "{log}"
+            );
+        }
+        assert_eq!(proved(&log, ""), [None], "no agent was asked");
+        let text = scrape(processes.health).await;
+        let of = |result: &str| {
+            let labels = format!("{{agent=\"agent-1\",result=\"{result}\"}}");
+            world::sample(&text, &format!("adit_agent_dials_total{labels}"))
+        };
+        assert_eq!(of("failed"), Some(1.0), "{text}");
+        // A refusal of the target is an answer of the agent, on a busy host a slow one.
+        let answers = [of("answered"), of("slow")].map(Option::unwrap_or_default);
+        assert_eq!(answers.iter().sum::<f64>(), 1.0, "{text}");
         for (health, failed) in [(processes.health, 3.0), (health, 2.0)] {
             let text = scrape(health).await;
             assert_eq!(sum(&text, FAMILY), failed, "{text}");

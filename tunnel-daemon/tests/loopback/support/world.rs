@@ -200,6 +200,10 @@ fn with_flags(args: &mut Vec<String>, flags: impl Iterator<Item = String>) {
             None => args.push(flag),
         }
     }
+    // The default socket is one for the whole host.
+    if !args.iter().any(|arg| arg.starts_with("--admin-socket")) {
+        args.push("--admin-socket=off".to_owned());
+    }
 }
 
 /// Parses a server's command line.

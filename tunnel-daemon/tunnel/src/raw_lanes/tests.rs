@@ -114,6 +114,7 @@ impl World {
         let facts = TunnelFacts {
             side: TunnelSide::Target,
             peer: "",
+            principal: None,
             link: 0,
             destination: "",
             path: Path::RawLane,

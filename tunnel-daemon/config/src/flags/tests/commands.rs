@@ -131,7 +131,7 @@ fn status_top_and_check_have_defaults_and_refuse_bad_values() {
     let Command::Status(status) = command(&["status", "--json"]).unwrap() else {
         panic!("status");
     };
-    assert!(status.json && status.socket == Path::new("/run/adit/admin.sock"));
+    assert!(status.json && status.socket.places[0] == Path::new("/run/adit/server.sock"));
     let Command::Top(top) = command(&["top", "--sort=tenant", "--interval=250ms"]).unwrap() else {
         panic!("top");
     };

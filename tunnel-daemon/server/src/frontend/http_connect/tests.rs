@@ -112,6 +112,7 @@ fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexS
         conn: ConnId(1),
         link: LinkId(1),
         agent: AgentId::new("a"),
+        principal: None,
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing("a.test:1");
@@ -192,6 +193,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         credit: true,
         version: adit_core::wire::metadata::PeerVersion::default(),
         address: PeerAddr::Unix,
+        dials: Arc::default(),
     };
     let _link = is_linked.then(|| router.register(agent, 1, None).unwrap());
     let metrics = ServerMetrics::new(&["default"]);

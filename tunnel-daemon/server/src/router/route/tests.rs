@@ -5,6 +5,7 @@ use std::task::Poll;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
+use adit_core::session::CancelledDial;
 use tokio::sync::oneshot;
 
 use super::*;
@@ -34,6 +35,7 @@ fn enter(router: &Arc<Router>, agent: &str) -> RegisteredLink {
         credit: true,
         version: PeerVersion::default(),
         address: PeerAddr::Unix,
+        dials: Arc::default(),
     };
     router
         .register(info, 2, None)
@@ -216,6 +218,48 @@ async fn an_unanswered_dial_is_hedged_and_the_first_success_wins() {
         assert_eq!(asked.names(), names.join(","));
     }
     assert_eq!(router.dial_counts().hedges, 2);
+}
+
+/// A refusal of the target is an answer. An attempt that is given up counts if the agent had a second to answer.
+#[tokio::test(start_paused = true)]
+async fn the_dials_of_an_agent_count_by_how_they_ended() {
+    let router = router(1000);
+    let mut only = enter(&router, "agent");
+    let counts = |entered: &RegisteredLink| {
+        let counts = entered.handle.info.dials.counts();
+        (counts.answered, counts.slow, counts.failed)
+    };
+    let target = |text: &str| DialFailure::Target(text.to_owned());
+    let refused = target("dial tcp 127.0.0.1:1: connect: connection refused");
+    let unknown = target("lookup a: no such host");
+    let after = |answer: Option<DialFailure>, wait| (answer, Duration::from_millis(wait));
+    for ((answer, wait), expected) in [
+        (after(None, 999), (1, 0, 0)),
+        (after(None, 1001), (1, 1, 0)),
+        (after(Some(refused), 10), (2, 1, 0)),
+        (after(Some(unknown), 10), (2, 1, 1)),
+    ] {
+        let mut dial = Box::pin(dial(&router, 1));
+        assert!(futures_util::poll!(&mut dial).is_pending());
+        let reply = given(&mut only).expect("it is asked");
+        tokio::time::advance(wait).await;
+        let written = true;
+        let outcome = match answer {
+            None => Ok(ConnId(7)),
+            Some(failure) => Err(CancelledDial { failure, written }),
+        };
+        reply.send(outcome).expect("it waits");
+        assert!(futures_util::poll!(&mut dial).is_ready());
+        drop(dial);
+        assert_eq!(counts(&only), expected);
+    }
+    for (wait, slow) in [(900, 1), (1100, 2)] {
+        let mut dial = Box::pin(dial(&router, 1));
+        assert!(futures_util::poll!(&mut dial).is_pending());
+        tokio::time::advance(Duration::from_millis(wait)).await;
+        drop(dial);
+        assert_eq!(counts(&only).1, slow, "given up after {wait} ms");
+    }
 }
 
 #[tokio::test(start_paused = true)]

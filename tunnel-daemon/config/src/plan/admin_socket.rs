@@ -1,0 +1,188 @@
+//! Paths of the admin socket: where a server or agent opens it, and where commands look for it.
+
+use std::path::{Path, PathBuf};
+
+use super::parts::check_socket_path;
+use crate::error::{ConfigError, bail};
+use crate::limits;
+
+/// The flag, as errors name it.
+const FLAG: &str = "--admin-socket";
+/// The flag's environment variable, for commands that take no other flag from the environment.
+const VARIABLE: &str = "ADIT_ADMIN_SOCKET";
+/// The flag's value for no socket. A file of this name is `./off`.
+const OFF: &str = "off";
+/// Folder of the default sockets on hosts and in containers. Root can make it; a unit or a volume makes it for other users.
+const FOLDER: &str = "/run/adit";
+/// The folder of a user's session, for users who cannot write below `/run`.
+const USER_FOLDER: &str = "XDG_RUNTIME_DIR";
+
+/// The kind of process, which names its default socket: a server and an agent on one host have two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Program {
+    Server,
+    Agent,
+}
+
+impl Program {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Server => "server.sock",
+            Self::Agent => "agent.sock",
+        }
+    }
+
+    /// The default sockets of this kind of process, best first.
+    fn places(self, env: &dyn Fn(&str) -> Option<String>) -> Vec<PathBuf> {
+        let user = env(USER_FOLDER).map(PathBuf::from);
+        let user = user.filter(|folder| folder.is_absolute());
+        let folders = [PathBuf::from(FOLDER)]
+            .into_iter()
+            .chain(user.map(|folder| folder.join("adit")));
+        let places = folders.map(|folder| folder.join(self.file()));
+        places
+            .filter(|path| path.as_os_str().len() <= limits::UNIX_SOCKET_PATH_BYTES_MAX)
+            .collect()
+    }
+}
+
+/// The admin socket that a server or agent opens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AdminSocketPlan {
+    /// None.
+    Off,
+    /// At this path. A start fails if it cannot be opened.
+    At(PathBuf),
+    /// At the first of these paths that can be opened. Without one a start goes on.
+    Default(Vec<PathBuf>),
+}
+
+impl AdminSocketPlan {
+    /// From the flag; `None`: not given.
+    pub(crate) fn of_flag(
+        given: Option<PathBuf>,
+        program: Program,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        match given {
+            None => Self::Default(program.places(env)),
+            Some(path) if path == Path::new(OFF) => Self::Off,
+            Some(path) => Self::At(path),
+        }
+    }
+
+    /// Whether there may be a socket.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        *self != Self::Off
+    }
+
+    /// The path that was given.
+    pub(super) fn given(&self) -> Option<&Path> {
+        match self {
+            Self::At(path) => Some(path),
+            Self::Off | Self::Default(_) => None,
+        }
+    }
+
+    /// # Errors
+    /// The given path is empty or too long.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        check_socket_path(FLAG, self.given())
+    }
+}
+
+/// Where a command looks for the admin socket of a running process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AdminSocketChoice {
+    /// The socket that was given, or the default sockets in the order of the search: servers first.
+    pub places: Vec<PathBuf>,
+}
+
+impl AdminSocketChoice {
+    /// From the flag, else from the environment, else the default sockets.
+    ///
+    /// # Errors
+    /// The given value names no socket.
+    pub(crate) fn of_flag(
+        given: Option<PathBuf>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let variable = || {
+            let path = env(VARIABLE).filter(|path| !path.is_empty())?;
+            Some((VARIABLE, PathBuf::from(path)))
+        };
+        let Some((name, path)) = given.map(|path| (FLAG, path)).or_else(variable) else {
+            let programs = [Program::Server, Program::Agent];
+            let places = programs.into_iter().flat_map(|program| program.places(env));
+            return Ok(Self {
+                places: places.collect(),
+            });
+        };
+        if path == Path::new(OFF) {
+            bail!("{name} {OFF}: this command asks a running process: give the path of its socket");
+        }
+        check_socket_path(name, Some(&path))?;
+        Ok(Self { places: vec![path] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> Option<String> {
+        (name == USER_FOLDER).then(|| "/run/user/7".to_owned())
+    }
+
+    fn paths(paths: &[&str]) -> Vec<PathBuf> {
+        paths.iter().map(PathBuf::from).collect()
+    }
+
+    #[test]
+    fn commands_look_where_servers_and_agents_listen_by_default() {
+        let at = |program| match AdminSocketPlan::of_flag(None, program, &user) {
+            AdminSocketPlan::Default(places) => places,
+            other => panic!("{other:?}"),
+        };
+        let server = paths(&["/run/adit/server.sock", "/run/user/7/adit/server.sock"]);
+        let agent = paths(&["/run/adit/agent.sock", "/run/user/7/adit/agent.sock"]);
+        assert_eq!(at(Program::Server), server);
+        assert_eq!(at(Program::Agent), agent);
+        let looked = AdminSocketChoice::of_flag(None, &user).unwrap().places;
+        assert_eq!(looked, [server, agent].concat());
+    }
+
+    #[test]
+    fn a_session_folder_that_is_no_absolute_path_or_too_long_is_not_used() {
+        for folder in ["", "run", &format!("/{}", "x".repeat(100))] {
+            let env = |name: &str| (name == USER_FOLDER).then(|| folder.to_owned());
+            let places = AdminSocketChoice::of_flag(None, &env).unwrap().places;
+            let expected = paths(&["/run/adit/server.sock", "/run/adit/agent.sock"]);
+            assert_eq!(places, expected, "{folder}");
+        }
+    }
+
+    #[test]
+    fn the_flag_wins_over_the_variable_which_wins_over_the_default() {
+        let env = |name: &str| (name == VARIABLE).then(|| "/v".to_owned());
+        let places = |given: Option<&str>, env: &dyn Fn(&str) -> Option<String>| {
+            AdminSocketChoice::of_flag(given.map(Into::into), env).map(|choice| choice.places)
+        };
+        assert_eq!(places(Some("/f"), &env).unwrap(), paths(&["/f"]));
+        assert_eq!(places(None, &env).unwrap(), paths(&["/v"]));
+        let empty = |name: &str| (name == VARIABLE).then(String::new);
+        assert_eq!(places(None, &empty).unwrap().len(), 2);
+        let off = |name: &str| (name == VARIABLE).then(|| OFF.to_owned());
+        for (given, env, flag) in [
+            (Some(OFF), &empty as &dyn Fn(&str) -> _, FLAG),
+            (None, &off, VARIABLE),
+        ] {
+            let error = places(given, env).unwrap_err();
+            let expected = format!("{flag} off: this command");
+            assert!(error.message().starts_with(&expected), "{error}");
+        }
+        let error = places(Some(""), &env).unwrap_err();
+        assert!(error.message().contains("1 to 107 bytes"), "{error}");
+    }
+}
