@@ -24,7 +24,7 @@ use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{LaneKeeper, OpenError};
 use crate::link::{AgentLink, ConnectError, Identity, Opened, Silence, open};
-use crate::sync::{Attempt, SyncPolicy, SyncState};
+use crate::sync::{Attempt, CountOrigin, Progress, SearchRules, SearchView, SyncPolicy, SyncState};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{CountSource, LaneSecurity};
@@ -201,6 +201,12 @@ impl Servers {
         locked(&self.shared.state).is_draining()
     }
 
+    /// How far the search is.
+    #[must_use]
+    pub fn search(&self) -> SearchView {
+        locked(&self.shared.state).view()
+    }
+
     /// These servers have a lease: the agent looks for those without a link.
     pub fn leased(&self, servers: BTreeSet<ServerId>) {
         let chance = rand::random::<f64>();
@@ -256,6 +262,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn serves(links: &[(u64, AgentLink)], server: &ServerId) -> bool {
     let mut links = links.iter();
     links.any(|(_, link)| link.server == *server && !link.is_silent)
+}
+
+/// Warns that connections reach fewer servers than there should be.
+fn warn_slow(view: &SearchView) {
+    let count = view.known;
+    match &view.origin {
+        Some(CountOrigin::Server(server)) => tracing::warn!(
+            %server, count,
+            "connections reach fewer servers than this server announces: the agent tries rarely now; check --server-count \
+             and the load balancer"
+        ),
+        Some(CountOrigin::Leases) | None => tracing::warn!(
+            count,
+            "connections reach fewer servers than have a lease: the agent tries rarely now; check the load balancer"
+        ),
+    }
 }
 
 /// A newer link has replaced this one, which stays as long as it has tunnels.
@@ -385,23 +407,31 @@ impl Shared {
             None => (Attempt::Failed, None),
             Some(opened) => {
                 let (server, count) = (opened.server.server.clone(), opened.server.server_count);
+                if state.is_first_excess(count) {
+                    tracing::warn!(
+                        %server, count,
+                        "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
+                    );
+                }
                 if state.holds(&server) {
                     tracing::debug!(%server, "already connected to this server");
-                    (Attempt::Duplicate { server }, None)
+                    (Attempt::Duplicate { server, count }, None)
                 } else {
-                    if state.is_first_excess(count) {
-                        tracing::warn!(
-                            %server, count,
-                            "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
-                        );
-                    }
                     (Attempt::New { server, count }, Some(opened))
                 }
             }
         };
         // Before the link runs: the link may end at once, and its end must find the server held.
+        let was_slow = state.view().progress == Progress::Slow;
         state.attempted(at, outcome, Instant::now(), rand::random::<f64>());
+        let view = state.view();
         drop(state);
+        if view.progress == Progress::Slow
+            && !was_slow
+            && self.settings.policy.rules == SearchRules::Native
+        {
+            warn_slow(&view);
+        }
         if let Some(opened) = opened {
             self.keep(at, opened, serial);
         }
