@@ -74,6 +74,8 @@ struct Shared {
     connected: Arc<AtomicUsize>,
     heard: Arc<AtomicUsize>,
     changed: Notify,
+    /// Changes with the state of the search.
+    searched: watch::Sender<()>,
     /// Limits concurrent opening of lanes, over all links.
     opening: ConcurrencyLimit,
 }
@@ -155,6 +157,7 @@ impl Servers {
             connected: Arc::default(),
             heard: Arc::default(),
             changed: Notify::new(),
+            searched: watch::Sender::new(()),
             opening: ConcurrencyLimit::default(),
         });
         shared.publish();
@@ -501,6 +504,7 @@ impl Shared {
     /// Connects a lane and binds it to this agent's link to the server that answers.
     async fn open_lane(&self, at: usize, share: &Share) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+        self.lane_turn().await;
         let addresses = &self.settings.addresses;
         let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
         let servers = locked(&self.links).iter().filter(takes_lanes).count();
@@ -527,6 +531,23 @@ impl Shared {
         bind_to_server(stream, self.settings.lane_security, keeper_of)
             .await
             .map_err(|error| failed(&error))
+    }
+
+    /// Waits until a lane may connect.
+    async fn lane_turn(&self) {
+        let mut searched = self.searched.subscribe();
+        loop {
+            searched.borrow_and_update();
+            let turn = locked(&self.state).lane_turn(Instant::now());
+            let Err(when) = turn else {
+                return;
+            };
+            tokio::select! {
+                // The sender lives as long as `self`.
+                _changed = searched.changed() => (),
+                () = sleep_until(when) => (),
+            }
+        }
     }
 
     /// Removes a link that has ended, or never ran.
@@ -612,6 +633,8 @@ impl Shared {
         self.context
             .metrics
             .set_known_server_count(state.known_count());
+        drop(state);
+        self.searched.send_replace(());
     }
 }
 

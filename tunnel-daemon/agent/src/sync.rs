@@ -13,8 +13,10 @@ use adit_config::limits::SERVERS_HELD_MAX;
 use adit_config::plan::CountSource;
 
 mod announced;
+mod lane_turns;
 
 use self::announced::Announced;
+use self::lane_turns::LaneTurns;
 
 /// Attempts without a new server that found held servers, after which the agent counts as connected to all. A balancer that
 /// chooses at random among eight servers hides the last one for so long in one of fifty searches.
@@ -26,7 +28,7 @@ const SLOW_PAUSE: Duration = Duration::from_secs(60);
 const BACKOFF_FACTOR: f64 = 1.5;
 /// Random part of a pause (upstream's).
 const JITTER: f64 = 0.1;
-/// Time after a new server, a new lease or a lost link during which the agent does not give up.
+/// Time after a new server, a new lease or a lost link during which the agent does not give up, and links go before lanes.
 const FRESH_FOR: Duration = Duration::from_secs(30);
 
 /// How often to attempt.
@@ -135,6 +137,7 @@ pub struct SyncState {
     /// Attempts since the last news that found a held server while another was wanted.
     duplicates: u32,
     gave_up: bool,
+    lane_turns: LaneTurns,
     next: usize,
     draining: bool,
 }
@@ -156,6 +159,7 @@ impl SyncState {
             fresh_until: None,
             duplicates: 0,
             gave_up: false,
+            lane_turns: LaneTurns::default(),
             next: 0,
             draining: false,
         }
@@ -232,6 +236,19 @@ impl SyncState {
         self.fresh_until = Some(now + FRESH_FOR);
         self.duplicates = 0;
         self.gave_up = false;
+        self.lane_turns.news();
+    }
+
+    /// Takes a turn for a lane. While servers are searched for, links go first, and later lanes get every second turn.
+    ///
+    /// # Errors
+    /// The time at which to ask again; earlier if the search has changed.
+    pub fn lane_turn(&mut self, now: Instant) -> Result<(), Instant> {
+        if self.draining || self.gave_up || self.is_met() {
+            return Ok(());
+        }
+        let fresh_until = self.fresh_until.unwrap_or(now);
+        self.lane_turns.take(now, fresh_until)
     }
 
     /// Whether all known servers are held, or as many as an agent may hold.
@@ -339,9 +356,13 @@ impl SyncState {
                 self.announced.again(&server, count);
                 let is_wanted = u32::from(!self.is_met());
                 self.duplicates = self.duplicates.saturating_add(is_wanted);
+                self.lane_turns.fruitless(chance);
                 Some(server)
             }
-            Attempt::Failed => None,
+            Attempt::Failed => {
+                self.lane_turns.fruitless(chance);
+                None
+            }
         };
         let is_fresh = self.fresh_until.is_some_and(|until| now < until);
         self.gave_up = self.duplicates >= DUPLICATES_MAX && !is_fresh;

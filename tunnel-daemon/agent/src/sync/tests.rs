@@ -338,6 +338,148 @@ fn one_server_that_announces_64_costs_a_thousand_agents_no_storm() {
     assert!(later.iter().sum::<u32>() < 3600 * 20);
 }
 
+/// An agent behind a balancer that goes round all servers, and lanes that always wait for a turn.
+struct RoundRobin {
+    sync: SyncState,
+    now: Instant,
+    draws: Draws,
+    servers: usize,
+    turn: usize,
+    lanes: u32,
+}
+
+impl RoundRobin {
+    fn of(servers: usize, seed: u64) -> Self {
+        Self {
+            sync: SyncState::new(POLICY, 1),
+            now: Instant::now(),
+            draws: Draws(seed),
+            servers,
+            turn: 0,
+            lanes: 0,
+        }
+    }
+
+    /// Waits for the next attempt, while lanes take each turn they may have, and makes it. False if none is needed.
+    fn attempt(&mut self) -> bool {
+        let Some((at, due)) = self.sync.next_attempt(self.now) else {
+            return false;
+        };
+        // Once the agent has given up, as many lanes connect as are wanted.
+        let is_free = self.sync.view().progress == Progress::Slow;
+        let mut wanted = if is_free { self.draws.below(5) } else { 1000 };
+        while self.now < due {
+            match self.sync.lane_turn(self.now) {
+                Ok(()) if wanted > 0 => {
+                    self.turn += 1;
+                    self.lanes += 1;
+                    wanted -= 1;
+                }
+                Ok(()) => self.now = due,
+                Err(when) => self.now = when.min(due),
+            }
+        }
+        let name = (self.turn % self.servers).to_string();
+        self.turn += 1;
+        let count = i64::try_from(self.servers).unwrap();
+        let outcome = if self.sync.holds(&server(&name)) {
+            again(&name, count)
+        } else {
+            new(&name, count)
+        };
+        self.sync
+            .attempted(at, outcome, self.now, self.draws.chance());
+        true
+    }
+}
+
+#[test]
+fn lanes_take_no_turn_of_a_balancer_before_all_servers_are_linked() {
+    for servers in 2..=8 {
+        let mut agent = RoundRobin::of(servers, 1);
+        while agent.attempt() {}
+        assert_eq!(
+            (agent.sync.held(), agent.turn, agent.lanes),
+            (servers, servers, 0)
+        );
+        assert_eq!(agent.sync.lane_turn(agent.now), Ok(()));
+    }
+}
+
+/// With a fixed number of lanes for each attempt, the attempts could reach every second server only.
+#[test]
+fn lanes_hide_no_server_of_a_balancer_that_comes_back_late() {
+    for servers in 2..=8 {
+        for seed in 0..20 {
+            let mut agent = RoundRobin::of(servers, seed);
+            while agent.attempt() {}
+            // Down for 20 attempts: its turns lead to the next server.
+            let gone = server("0");
+            agent.sync.lost(&gone, agent.now, 0.5);
+            for _attempt in 0..20 {
+                let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+                agent.now = due;
+                let other = again("1", i64::try_from(servers).unwrap());
+                agent.sync.attempted(at, other, due, agent.draws.chance());
+            }
+            let mut attempts = 0;
+            while agent.attempt() {
+                attempts += 1;
+            }
+            assert!(
+                agent.lanes > 0 && attempts < 100,
+                "{servers} servers: {attempts}"
+            );
+        }
+    }
+}
+
+/// One server announces three. Ten attempts go first; then lanes get every second turn, and all after the agent has given up.
+///
+/// Limit (times): Lanes while servers are searched for | wait at most 30 s and 10 connections after a new server, a new lease or a lost link; then every second connection is a lane
+#[test]
+fn a_count_that_is_too_high_does_not_starve_lanes() {
+    let mut agent = RoundRobin::of(1, 7);
+    agent.sync.attempted(0, new("0", 3), agent.now, 0.5);
+    for _attempt in 0..10 {
+        let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+        assert!(agent.sync.lane_turn(due).is_err());
+        agent
+            .sync
+            .attempted(at, again("0", 3), due, agent.draws.chance());
+        agent.now = due;
+    }
+    for _attempt in 10..30 {
+        let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+        while agent.sync.lane_turn(agent.now).is_ok() {
+            agent.lanes += 1;
+        }
+        agent.now = due;
+        agent
+            .sync
+            .attempted(at, again("0", 3), due, agent.draws.chance());
+    }
+    assert!((10..=30).contains(&agent.lanes), "{} lanes", agent.lanes);
+    assert_eq!(agent.sync.view().progress, Progress::Slow);
+    for _lane in 0..100 {
+        assert_eq!(agent.sync.lane_turn(agent.now), Ok(()));
+    }
+}
+
+/// A dead server is tried rarely, which must not make lanes rare.
+#[test]
+fn a_lane_waits_no_longer_than_two_seconds_for_a_rare_attempt() {
+    let mut sync = SyncState::new(POLICY, 1);
+    let start = Instant::now();
+    sync.attempted(0, new("a", 2), start, 0.0);
+    assert_eq!(sync.lane_turn(start), Err(start + FRESH_FOR));
+    let later = start + FRESH_FOR;
+    assert_eq!(sync.lane_turn(later), Ok(()));
+    let next = later + Duration::from_secs(2);
+    assert_eq!(sync.lane_turn(later), Err(next));
+    assert_eq!(sync.lane_turn(next), Ok(()));
+}
+
 fn ids(names: &[&str]) -> BTreeSet<ServerId> {
     names.iter().map(|name| server(name)).collect()
 }
