@@ -176,7 +176,7 @@ fn duplicates(sync: &mut SyncState, now: &mut Instant, attempts: u32, count: i64
     (0..attempts).map(one).collect()
 }
 
-/// Limit (times): The search for servers that no connection reaches | rare after 30 connections to held servers and 30 s: once in 30 to 90 s, or per `--sync-interval-cap` if the count was met before
+/// Limit (times): Servers that 30 connections did not reach | tried once in 30 to 90 s; `--sync-interval-cap` if the count was met before
 #[tokio::test(start_paused = true)]
 async fn a_count_that_no_attempt_confirms_is_pursued_once_a_minute_until_something_changes() {
     let mut now = Instant::now();
@@ -436,7 +436,7 @@ fn lanes_hide_no_server_of_a_balancer_that_comes_back_late() {
 
 /// One server announces three. Ten attempts go first; then lanes get every second turn, and all after the agent has given up.
 ///
-/// Limit (times): Lanes while servers are searched for | wait at most 30 s and 10 connections after a new server, a new lease or a lost link; then every second connection is a lane
+/// Limit (times): Lanes while servers are searched for | wait 30 s or 10 connections at most; then every second connection is a lane
 #[test]
 fn a_count_that_is_too_high_does_not_starve_lanes() {
     let mut agent = RoundRobin::of(1, 7);
