@@ -38,7 +38,7 @@ use crate::wait::wait_until;
 use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
-use adit_agent::sync::SyncPolicy;
+use adit_agent::sync::{SearchRules, SyncPolicy};
 use adit_agent::targets::Dials;
 use adit_config::limits;
 use adit_config::plan::{AgentPlan, CountPlan, CountSource};
@@ -235,6 +235,11 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
             interval: plan.sync_interval,
             interval_cap: plan.sync_interval_cap,
             forever: plan.sync_forever,
+            rules: if plan.compat {
+                SearchRules::Upstream
+            } else {
+                SearchRules::Native
+            },
         },
         count_source: plan
             .leases

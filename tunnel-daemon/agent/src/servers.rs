@@ -27,7 +27,7 @@ use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{Cause, LaneKeeper, OpenError};
 use crate::link::{AgentLink, ConnectError, Identity, Opened, Silence, open};
-use crate::sync::{Attempt, SyncPolicy, SyncState};
+use crate::sync::{Attempt, CountOrigin, Progress, SearchRules, SearchView, SyncPolicy, SyncState};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{CountSource, LaneSecurity};
@@ -80,6 +80,8 @@ struct Shared {
     connected: Arc<AtomicUsize>,
     heard: Arc<AtomicUsize>,
     changed: Notify,
+    /// Changes with the state of the search.
+    searched: watch::Sender<()>,
     /// Limits concurrent opening of lanes, over all links.
     opening: ConcurrencyLimit,
     /// Reads the token.
@@ -176,6 +178,7 @@ impl Servers {
             connected: Arc::default(),
             heard: Arc::default(),
             changed: Notify::new(),
+            searched: watch::Sender::new(()),
             opening: ConcurrencyLimit::default(),
             token: AsyncMutex::new(token),
         });
@@ -221,6 +224,12 @@ impl Servers {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         locked(&self.shared.state).is_draining()
+    }
+
+    /// How far the search is.
+    #[must_use]
+    pub fn search(&self) -> SearchView {
+        locked(&self.shared.state).view()
     }
 
     /// These servers have a lease: the agent looks for those without a link.
@@ -278,6 +287,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn serves(links: &[(u64, AgentLink)], server: &ServerId) -> bool {
     let mut links = links.iter();
     links.any(|(_, link)| link.server == *server && !link.is_silent)
+}
+
+/// Warns that connections reach fewer servers than there should be.
+fn warn_slow(view: &SearchView) {
+    let count = view.known;
+    match &view.origin {
+        Some(CountOrigin::Server(server)) => tracing::warn!(
+            %server, count,
+            "connections reach fewer servers than this server announces: the agent tries rarely now; check --server-count \
+             and the load balancer"
+        ),
+        Some(CountOrigin::Leases) | None => tracing::warn!(
+            count,
+            "connections reach fewer servers than have a lease: the agent tries rarely now; check the load balancer"
+        ),
+    }
 }
 
 /// A newer link has replaced this one, which stays as long as it has tunnels.
@@ -413,23 +438,31 @@ impl Shared {
             None => (Attempt::Failed, None),
             Some(opened) => {
                 let (server, count) = (opened.server.server.clone(), opened.server.server_count);
+                if state.is_first_excess(count) {
+                    tracing::warn!(
+                        %server, count,
+                        "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
+                    );
+                }
                 if state.holds(&server) {
                     tracing::debug!(%server, "already connected to this server");
-                    (Attempt::Duplicate { server }, None)
+                    (Attempt::Duplicate { server, count }, None)
                 } else {
-                    if state.is_first_excess(count) {
-                        tracing::warn!(
-                            %server, count,
-                            "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
-                        );
-                    }
                     (Attempt::New { server, count }, Some(opened))
                 }
             }
         };
         // Before the link runs: the link may end at once, and its end must find the server held.
+        let was_slow = state.view().progress == Progress::Slow;
         state.attempted(at, outcome, Instant::now(), rand::random::<f64>());
+        let view = state.view();
         drop(state);
+        if view.progress == Progress::Slow
+            && !was_slow
+            && self.settings.policy.rules == SearchRules::Native
+        {
+            warn_slow(&view);
+        }
         if let Some(opened) = opened {
             self.keep(at, opened, serial);
         }
@@ -504,6 +537,7 @@ impl Shared {
         cause: Cause,
     ) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+        self.lane_turn().await;
         let addresses = &self.settings.addresses;
         let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
         let servers = locked(&self.links).iter().filter(takes_lanes).count();
@@ -536,6 +570,23 @@ impl Shared {
         bind_to_server(stream, self.settings.lane_security, keeper_of)
             .await
             .map_err(|error| failed(&error))
+    }
+
+    /// Waits until a lane may connect.
+    async fn lane_turn(&self) {
+        let mut searched = self.searched.subscribe();
+        loop {
+            searched.borrow_and_update();
+            let turn = locked(&self.state).lane_turn(Instant::now());
+            let Err(when) = turn else {
+                return;
+            };
+            tokio::select! {
+                // The sender lives as long as `self`.
+                _changed = searched.changed() => (),
+                () = sleep_until(when) => (),
+            }
+        }
     }
 
     /// Removes a link that has ended, or never ran.
@@ -629,6 +680,8 @@ impl Shared {
         self.context
             .metrics
             .set_known_server_count(state.known_count());
+        drop(state);
+        self.searched.send_replace(());
     }
 }
 

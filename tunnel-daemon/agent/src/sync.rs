@@ -12,14 +12,24 @@ use tokio::time::Instant;
 use adit_config::limits::SERVERS_HELD_MAX;
 use adit_config::plan::CountSource;
 
-/// Attempts in a row that found only held servers, before such attempts count as failures.
-const DUPLICATES_FREE: u32 = 10;
+mod announced;
+mod lane_turns;
+
+use self::announced::Announced;
+use self::lane_turns::LaneTurns;
+
+/// Attempts without a new server that found held servers, after which the agent counts as connected to all. A balancer that
+/// chooses at random among eight servers hides the last one for so long in one of fifty searches.
+const DUPLICATES_MAX: u32 = 30;
+/// Mean pause between attempts from then on, if the count was never met: it may be wrong for ever, and a thousand agents may
+/// believe it.
+const SLOW_PAUSE: Duration = Duration::from_secs(60);
 /// Growth factor of the pause after failures (upstream's).
 const BACKOFF_FACTOR: f64 = 1.5;
 /// Random part of a pause (upstream's).
 const JITTER: f64 = 0.1;
-/// Time after a new lease during which attempts that find only held servers use the shortest pause.
-const EAGER_FOR: Duration = Duration::from_secs(30);
+/// Time after a new server, a new lease or a lost link during which the agent does not give up, and links go before lanes.
+const FRESH_FOR: Duration = Duration::from_secs(30);
 
 /// How often to attempt.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +40,52 @@ pub struct SyncPolicy {
     pub interval_cap: Duration,
     /// Continue after all servers are held, at most once per `interval_cap`.
     pub forever: bool,
+    /// How counts are combined.
+    pub rules: SearchRules,
+}
+
+/// Whose rules apply where they differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SearchRules {
+    /// The largest count that a held server announces. A count that attempts do not confirm is pursued slowly.
+    Native,
+    /// The count that the last new link announced. Attempts are never rarer than once per `interval_cap`.
+    Upstream,
+}
+
+/// How far the search is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// All known servers are held.
+    Met,
+    /// The agent tries every interval.
+    Searching,
+    /// No attempt finds the missing servers: the agent counts as connected to all, and tries rarely.
+    Slow,
+    /// The agent is going away.
+    Draining,
+}
+
+/// The state of a search, for reports.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SearchView {
+    /// Number of held servers.
+    pub held: usize,
+    /// Number of servers, as far as known.
+    pub known: usize,
+    /// How far the search is.
+    pub progress: Progress,
+    /// Where this number comes from; `None`: from no server that is held now.
+    pub origin: Option<CountOrigin>,
+}
+
+/// What the number of servers comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CountOrigin {
+    /// A held server announces it.
+    Server(ServerId),
+    /// So many servers have a lease.
+    Leases,
 }
 
 /// How an attempt ended.
@@ -42,10 +98,12 @@ pub enum Attempt {
         /// As announced; clamped to 1..=[`SERVERS_HELD_MAX`].
         count: i64,
     },
-    /// A server that is already held.
+    /// A server that is already held, which announces `count` servers now.
     Duplicate {
         /// The server that answered.
         server: ServerId,
+        /// As for a new server.
+        count: i64,
     },
     /// The connection failed.
     Failed,
@@ -67,15 +125,19 @@ pub struct SyncState {
     policy: SyncPolicy,
     addresses: Vec<Address>,
     held: Vec<ServerId>,
-    /// The last count that a server announced.
-    announced: usize,
+    /// The greatest number of servers held at once: a count up to it has been true.
+    held_most: usize,
+    announced: Announced,
     /// A server has announced more than an agent can hold.
     had_excess: bool,
     /// Servers with a lease, once known.
     leased: Option<BTreeSet<ServerId>>,
     source: CountSource,
-    eager_until: Option<Instant>,
+    fresh_until: Option<Instant>,
+    /// Attempts since the last news that found a held server while another was wanted.
     duplicates: u32,
+    gave_up: bool,
+    lane_turns: LaneTurns,
     next: usize,
     draining: bool,
 }
@@ -89,12 +151,15 @@ impl SyncState {
             policy,
             addresses,
             held: Vec::new(),
-            announced: 1,
+            held_most: 0,
+            announced: Announced::new(policy.rules),
             had_excess: false,
             leased: None,
             source: CountSource::default(),
-            eager_until: None,
+            fresh_until: None,
             duplicates: 0,
+            gave_up: false,
+            lane_turns: LaneTurns::default(),
             next: 0,
             draining: false,
         }
@@ -110,10 +175,38 @@ impl SyncState {
     /// Number of servers, as far as known; at least 1.
     #[must_use]
     pub fn known_count(&self) -> usize {
+        let announced = self.announced.count(&self.held);
         match (&self.leased, self.source) {
-            (None, _) => self.announced,
+            (None, _) => announced,
             (Some(leased), CountSource::Leases) => leased.len().max(1),
-            (Some(leased), CountSource::Larger) => leased.len().max(self.announced),
+            (Some(leased), CountSource::Larger) => leased.len().max(announced),
+        }
+    }
+
+    /// How far the search is.
+    #[must_use]
+    pub fn view(&self) -> SearchView {
+        let known = self.known_count();
+        let announced = self.announced.largest(&self.held);
+        let announced = announced.filter(|(_, count)| *count == known);
+        let leases = self.leased.as_ref().map_or(0, BTreeSet::len);
+        SearchView {
+            held: self.held.len(),
+            known,
+            progress: if self.draining {
+                Progress::Draining
+            } else if self.is_met() {
+                Progress::Met
+            } else if self.gave_up {
+                Progress::Slow
+            } else {
+                Progress::Searching
+            },
+            origin: if leases == known {
+                Some(CountOrigin::Leases)
+            } else {
+                announced.map(|(server, _)| CountOrigin::Server(server.clone()))
+            },
         }
     }
 
@@ -128,8 +221,7 @@ impl SyncState {
             !known && !self.held.contains(server)
         };
         if servers.iter().any(is_news) {
-            self.eager_until = Some(now + EAGER_FOR);
-            self.duplicates = 0;
+            self.news(now);
             let soon = now + self.policy.interval.mul_f64(chance.clamp(0.0, 1.0));
             for address in &mut self.addresses {
                 address.failures = 0;
@@ -139,7 +231,27 @@ impl SyncState {
         self.leased = Some(servers);
     }
 
-    /// Whether all known servers are held.
+    /// There is reason to expect a new server.
+    fn news(&mut self, now: Instant) {
+        self.fresh_until = Some(now + FRESH_FOR);
+        self.duplicates = 0;
+        self.gave_up = false;
+        self.lane_turns.news();
+    }
+
+    /// Takes a turn for a lane. While servers are searched for, links go first, and later lanes get every second turn.
+    ///
+    /// # Errors
+    /// The time at which to ask again; earlier if the search has changed.
+    pub fn lane_turn(&mut self, now: Instant) -> Result<(), Instant> {
+        if self.draining || self.gave_up || self.is_met() {
+            return Ok(());
+        }
+        let fresh_until = self.fresh_until.unwrap_or(now);
+        self.lane_turns.take(now, fresh_until)
+    }
+
+    /// Whether all known servers are held, or as many as an agent may hold.
     fn is_met(&self) -> bool {
         let all_leased = || {
             let held = |server: &ServerId| self.held.contains(server);
@@ -147,7 +259,8 @@ impl SyncState {
                 .as_ref()
                 .is_none_or(|leased| leased.iter().all(held))
         };
-        self.held.len() >= self.known_count() && all_leased()
+        let held = self.held.len();
+        held >= SERVERS_HELD_MAX || held >= self.known_count() && all_leased()
     }
 
     /// Whether to continue although all are held: by the flag, unless leases list all servers.
@@ -231,28 +344,29 @@ impl SyncState {
     /// Records an attempt's outcome; `chance` is uniform in `0..1`.
     pub fn attempted(&mut self, at: usize, outcome: Attempt, now: Instant, chance: f64) {
         self.next = (at + 1) % self.addresses.len();
-        let mut failed = false;
         let leads_to = match outcome {
             Attempt::New { server, count } => {
-                let most = i64::try_from(SERVERS_HELD_MAX).unwrap_or(i64::MAX);
-                self.announced = usize::try_from(count.clamp(1, most)).unwrap_or(1);
-                self.duplicates = 0;
+                self.announced.linked(&server, count);
                 self.held.push(server.clone());
+                self.held_most = self.held_most.max(self.held.len());
+                self.news(now);
                 Some(server)
             }
-            Attempt::Duplicate { server } => {
-                if self.eager_until.is_none_or(|until| now >= until) {
-                    self.duplicates = self.duplicates.saturating_add(1);
-                }
-                failed = self.duplicates > DUPLICATES_FREE;
+            Attempt::Duplicate { server, count } => {
+                self.announced.again(&server, count);
+                let is_wanted = u32::from(!self.is_met());
+                self.duplicates = self.duplicates.saturating_add(is_wanted);
+                self.lane_turns.fruitless(chance);
                 Some(server)
             }
             Attempt::Failed => {
-                failed = true;
+                self.lane_turns.fruitless(chance);
                 None
             }
         };
-        let recent_servers = self.is_met();
+        let is_fresh = self.fresh_until.is_some_and(|until| now < until);
+        self.gave_up = self.duplicates >= DUPLICATES_MAX && !is_fresh;
+        let pause = leads_to.is_some().then(|| self.pause(chance));
         let policy = self.policy;
         let Some(address) = self.addresses.get_mut(at) else {
             return;
@@ -262,27 +376,41 @@ impl SyncState {
         if leads_to.is_some() {
             address.leads_to = leads_to;
         }
-        let pause = if failed {
+        let pause = if let Some(pause) = pause {
+            address.failures = 0;
+            pause
+        } else {
             let steps = i32::try_from(address.failures).unwrap_or(i32::MAX).min(64);
             address.failures = address.failures.saturating_add(1);
-            policy
+            let pause = policy
                 .interval
                 .mul_f64(BACKOFF_FACTOR.powi(steps).min(1e6))
-                .min(policy.interval_cap)
-        } else {
-            address.failures = 0;
-            if recent_servers {
-                policy.interval_cap.max(policy.interval)
-            } else {
-                policy.interval
-            }
+                .min(policy.interval_cap);
+            jittered(pause, chance)
         };
-        address.not_before = Some(now + pause.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0)));
+        address.not_before = Some(now + pause);
+    }
+
+    /// Pause after an attempt that reached a server.
+    fn pause(&self, chance: f64) -> Duration {
+        let policy = self.policy;
+        let has_been_met = self.known_count() <= self.held_most;
+        if self.is_met() || (self.gave_up && (has_been_met || self.goes_on())) {
+            jittered(policy.interval_cap.max(policy.interval), chance)
+        } else if !self.gave_up {
+            jittered(policy.interval, chance)
+        } else if policy.rules == SearchRules::Upstream {
+            jittered(policy.interval_cap, chance)
+        } else {
+            // Spread far, since all agents of a server may have begun at once.
+            let slow = SLOW_PAUSE.mul_f64(0.5 + chance.clamp(0.0, 1.0));
+            slow.max(policy.interval)
+        }
     }
 
     /// A held server is silent: its addresses are tried at once, as if it were gone.
     pub fn suspect(&mut self, server: &ServerId, now: Instant) {
-        self.lost(server, now, 0.0);
+        self.release(server, now, 0.0);
         for address in &mut self.addresses {
             if !address.is_dead {
                 address.not_before = Some(now);
@@ -301,13 +429,14 @@ impl SyncState {
     /// may every address whose last attempt succeeded: behind a balancer the next connection may reach the lost server.
     /// Duplicates found while the server was held no longer count.
     pub fn lost(&mut self, server: &ServerId, now: Instant, chance: f64) {
+        self.announced.forget(server);
+        self.release(server, now, chance);
+    }
+
+    fn release(&mut self, server: &ServerId, now: Instant, chance: f64) {
         self.held.retain(|held| held != server);
-        let soon = now
-            + self
-                .policy
-                .interval
-                .mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0));
-        self.duplicates = 0;
+        self.news(now);
+        let soon = now + jittered(self.policy.interval, chance);
         for address in &mut self.addresses {
             let led_there = address.leads_to.as_ref() == Some(server);
             if !address.is_dead {
@@ -318,6 +447,11 @@ impl SyncState {
             }
         }
     }
+}
+
+/// The pause with its random part; `chance` is uniform in `0..1`.
+fn jittered(pause: Duration, chance: f64) -> Duration {
+    pause.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::answer::{
 };
 use super::model::{
     API, AccountStatus, AgentStatus, Capability, CertificateStatus, Descriptors, DialStatus,
-    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, Status,
+    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
     StrategyStatus, TunnelCounts,
 };
 use crate::certificates::CertificateTable;
@@ -23,6 +23,7 @@ use crate::privileges::{held_by_any_thread, names};
 use crate::redirect_view::RedirectView;
 use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
+use adit_agent::sync::{CountOrigin, Progress, SearchView};
 use adit_config::plan::DataPathPlan;
 use adit_net::descriptors::Descriptors as OpenDescriptors;
 use adit_server::router::{LinkHandle, Router};
@@ -161,6 +162,7 @@ impl Common {
             },
             links,
             links_total: all.links,
+            search: None,
             relay: self.relay(),
             capabilities: self.host.clone(),
             privileges: held_by_any_thread().ok().map(names),
@@ -221,6 +223,9 @@ impl Source for ServerSource {
                     }
                     LinkChange::Unlink => {
                         tracing::info!(agent = %link.info.agent, principal, link = link.id.0, "a link is ended, as the admin socket was asked to");
+                        if let Some(lanes) = &link.lanes {
+                            lanes.revoke();
+                        }
                         let end = link.revoke(UNLINKED.to_owned());
                         if end.is_some() {
                             self.metrics.link_ended(LinkEnding::Unlinked);
@@ -373,7 +378,9 @@ impl Source for AgentSource {
         let mut links = self.rows(&tally);
         let all = Totals::of(links.iter().map(|link| link.lanes));
         links.truncate(LINKS_MAX);
-        self.common.status(Role::Agent, &tally, links, all)
+        let mut status = self.common.status(Role::Agent, &tally, links, all);
+        status.search = Some(search_status(&self.servers.search()));
+        status
     }
 
     fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
@@ -454,6 +461,32 @@ fn keeper_lanes(keeper: &LaneKeeper) -> LinkLanes {
     }
 }
 
+fn search_status(view: &SearchView) -> SearchStatus {
+    let origin = match &view.origin {
+        Some(CountOrigin::Server(server)) => Some(format!("{server} announces {}", view.known)),
+        Some(CountOrigin::Leases) => Some(format!("{} servers have a lease", view.known)),
+        None => None,
+    };
+    let (state, reason) = match view.progress {
+        Progress::Met => ("met", None),
+        Progress::Draining => ("draining", None),
+        Progress::Searching => ("searching", origin),
+        Progress::Slow => {
+            let origin = origin.map_or_else(String::new, |origin| format!("{origin}, but "));
+            let reason = format!(
+                "{origin}30 connections led to no other server: check --server-count and the load balancer"
+            );
+            ("slow", Some(reason))
+        }
+    };
+    SearchStatus {
+        linked: view.held as u64,
+        known: view.known as u64,
+        state: state.to_owned(),
+        reason,
+    }
+}
+
 fn dialect(credit: bool) -> String {
     if credit { "adit" } else { "go" }.to_owned()
 }
@@ -461,6 +494,36 @@ fn dialect(credit: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use adit_core::ids::ServerId;
+
+    #[test]
+    fn the_reason_of_a_slow_search_names_the_server_and_the_flag() {
+        let view = SearchView {
+            held: 3,
+            known: 64,
+            progress: Progress::Slow,
+            origin: Some(CountOrigin::Server(ServerId::new("b"))),
+        };
+        let status = search_status(&view);
+        assert_eq!(
+            (status.linked, status.known, &*status.state),
+            (3, 64, "slow")
+        );
+        assert_eq!(
+            status.reason.unwrap(),
+            "b announces 64, but 30 connections led to no other server: check --server-count and the load balancer"
+        );
+        let progress = Progress::Searching;
+        let origin = Some(CountOrigin::Leases);
+        let searching = search_status(&SearchView {
+            progress,
+            origin,
+            ..view.clone()
+        });
+        assert_eq!(searching.reason.unwrap(), "64 servers have a lease");
+        let progress = Progress::Met;
+        assert_eq!(search_status(&SearchView { progress, ..view }).reason, None);
+    }
 
     #[test]
     fn lanes_of_unlisted_links_are_counted() {

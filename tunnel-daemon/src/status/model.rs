@@ -36,6 +36,9 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// Number of all current links.
     pub links_total: u64,
+    /// The search for servers; only on an agent.
+    #[serde(default)]
+    pub search: Option<SearchStatus>,
     /// Lanes of all links.
     pub lanes: LaneStatus,
     /// What moves the bytes of raw lanes.
@@ -96,6 +99,19 @@ pub struct AgentStatus {
     pub principal: Option<String>,
     /// Its dials.
     pub dials: DialStatus,
+}
+
+/// An agent's search for servers.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct SearchStatus {
+    /// Servers with a link that is not silent.
+    pub linked: u64,
+    /// Number of servers, as far as known.
+    pub known: u64,
+    /// `met`, `searching`, `slow` (counts as met, and tries rarely) or `draining`.
+    pub state: String,
+    /// Where the known number comes from, and why the search is slow; `None`: there is nothing to explain.
+    pub reason: Option<String>,
 }
 
 /// `POST /v1/log`: the state of the log after the change.

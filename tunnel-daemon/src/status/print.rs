@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{
-    Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict,
+    Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, SearchStatus, Status,
+    Verdict,
 };
 use super::tables::{certificates, name};
 use super::text::{age, bytes, clean, clean_middle, has_colours, show, wrapped};
@@ -71,6 +72,9 @@ pub fn table(status: &Status, colours: bool) -> String {
         let each = each.map(|strategy| format!("{} {}", strategy.name, strategy.state));
         let all = each.collect::<Vec<_>>().join(", ");
         line("strategies", &clean(&all, 200));
+    }
+    if let Some(search) = &status.search {
+        line("servers", &search_text(search));
     }
     let tunnels = &status.tunnels;
     let encrypted = match tunnels.ktls_lane {
@@ -191,6 +195,19 @@ fn log_text(log: &LogStatus) -> Option<String> {
             age(Duration::from_secs(left))
         ),
     })
+}
+
+/// Text about the search for servers.
+fn search_text(search: &SearchStatus) -> String {
+    let linked = format!("{} of {} linked", search.linked, search.known);
+    let state = match search.state.as_str() {
+        "met" | "draining" => return linked,
+        "slow" => "searching rarely",
+        _ => "searching",
+    };
+    let reason = search.reason.as_deref();
+    let reason = reason.map_or_else(String::new, |reason| format!(": {}", clean(reason, 400)));
+    format!("{linked}; {state}{reason}")
 }
 
 fn redirect_text(redirect: &RedirectStatus) -> String {
@@ -360,6 +377,12 @@ pub(crate) mod tests {
             pending_dials: Some(16_384),
             links: vec![link; 50],
             links_total: 2000,
+            search: Some(SearchStatus {
+                linked: 3,
+                known: 64,
+                state: "slow".to_owned(),
+                reason: Some("\x1b[2Ja announces 64".repeat(99)),
+            }),
             lanes: LaneStatus {
                 idle: 99_999,
                 busy: 99_999,
@@ -456,6 +479,7 @@ pub(crate) mod tests {
             "17 on raw lanes (9 encrypted",
             "account      unavailable: it needs",
             "hooks:",
+            "servers      3 of 64 linked; searching rarely: ",
             "9999+9999",
             "and 1960 more",
             "\nPROVED        AGENT       ADDRESS ",

@@ -1,5 +1,6 @@
 //! Commands to a link task, and the hooks that it calls.
 
+use std::io;
 use std::sync::Arc;
 
 use adit_core::ids::{ConnId, TunnelKey};
@@ -137,6 +138,19 @@ impl LinkExit {
                 error.is_remote() && meant
             }
             _ => false,
+        }
+    }
+
+    /// Whether this end is no silence: the peer's host answered, or this process ended the link.
+    #[must_use]
+    pub fn breaks_silence(&self) -> bool {
+        match self {
+            Self::Finished | Self::Stream(_) | Self::Replaced | Self::Stopped => true,
+            Self::Transport(error) | Self::Send { error, .. } => {
+                let is_reset = |io: &io::Error| io.kind() == io::ErrorKind::ConnectionReset;
+                error.is_remote() || error.get_io().is_some_and(is_reset)
+            }
+            Self::Failed(_) => false,
         }
     }
 

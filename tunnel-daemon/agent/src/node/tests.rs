@@ -14,7 +14,7 @@ use super::*;
 use crate::connector::{RecentServers, ServerConnector};
 use crate::link::tests::context;
 use crate::servers::{Servers, ServersSettings};
-use crate::sync::SyncPolicy;
+use crate::sync::{SearchRules, SyncPolicy};
 use adit_config::plan::CountSource;
 use adit_config::plan::{ForwardProxy, LaneSecurity};
 use adit_config::tls_policy::TlsPolicy;
@@ -64,6 +64,7 @@ fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
             interval: HOUR,
             interval_cap: HOUR,
             forever: false,
+            rules: SearchRules::Native,
         },
         keepalive: HOUR,
         lanes_max: 0,

@@ -100,6 +100,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             interval: Duration::from_secs(1),
             interval_cap: Duration::from_secs(1),
             forever: false,
+            rules: SearchRules::Native,
         },
         keepalive: Duration::from_secs(3600),
     };

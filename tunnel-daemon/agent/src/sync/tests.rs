@@ -6,10 +6,19 @@ const POLICY: SyncPolicy = SyncPolicy {
     interval: Duration::from_secs(1),
     interval_cap: Duration::from_secs(10),
     forever: false,
+    rules: SearchRules::Native,
 };
 
 fn server(name: &str) -> ServerId {
     ServerId::new(name)
+}
+
+/// A server that is held already, and announces this count now.
+fn again(name: &str, count: i64) -> Attempt {
+    Attempt::Duplicate {
+        server: server(name),
+        count,
+    }
 }
 
 fn new(name: &str, count: i64) -> Attempt {
@@ -29,14 +38,7 @@ async fn no_server_is_tried_once_the_count_is_met() {
         sync.next_attempt(now),
         Some((0, now + Duration::from_secs(1)))
     );
-    sync.attempted(
-        0,
-        Attempt::Duplicate {
-            server: server("a"),
-        },
-        now,
-        0.0,
-    );
+    sync.attempted(0, again("a", 2), now, 0.0);
     assert!(sync.next_attempt(now).is_some());
     sync.attempted(0, new("b", 2), now, 0.0);
     assert_eq!(sync.next_attempt(now), None);
@@ -152,38 +154,330 @@ async fn a_server_lost_after_many_duplicates_is_retried_soon() {
     let mut sync = SyncState::new(policy, 1);
     sync.attempted(0, new("a", 2), now, 0.0);
     sync.attempted(0, new("b", 2), now, 0.0);
-    for _again in 0..20 {
-        let server = server("b");
-        sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+    for _again in 0..40 {
+        sync.attempted(0, again("b", 2), now, 0.0);
     }
     sync.lost(&server("a"), now, 0.0);
     for _attempt in 0..3 {
         let soon = now + Duration::from_secs(1);
         assert_eq!(sync.next_attempt(now), Some((0, soon)));
-        let server = server("b");
-        sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+        sync.attempted(0, again("b", 2), now, 0.0);
     }
 }
 
+/// Makes every attempt that is due reach "a", which announces `count`, and returns the pause after each of them.
+fn duplicates(sync: &mut SyncState, now: &mut Instant, attempts: u32, count: i64) -> Vec<Duration> {
+    let one = |_attempt| {
+        let (at, due) = sync.next_attempt(*now).expect("the search goes on");
+        sync.attempted(at, again("a", count), due, 0.5);
+        *now = due;
+        sync.next_attempt(due).expect("the search goes on").1 - due
+    };
+    (0..attempts).map(one).collect()
+}
+
+/// Limit (times): Servers that 30 connections did not reach | tried once in 30 to 90 s; `--sync-interval-cap` if the count was met before
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_server_count_backs_off_to_the_cap() {
+async fn a_count_that_no_attempt_confirms_is_pursued_once_a_minute_until_something_changes() {
+    let mut now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.attempted(0, new("a", 3), now, 0.5);
+    let pauses = duplicates(&mut sync, &mut now, 40, 3);
+    let (eager, slow) = (Duration::from_millis(1050), Duration::from_secs(60));
+    assert_eq!(pauses[..29], [eager; 29]);
+    assert_eq!(pauses[29..], [slow; 11]);
+    assert_eq!(sync.view().progress, Progress::Slow);
+    assert_eq!(sync.view().origin, Some(CountOrigin::Server(server("a"))));
+    // A new server, a new lease and a lost link each make it search again.
+    sync.attempted(0, new("b", 3), now, 0.5);
+    assert_eq!(sync.view().progress, Progress::Searching);
+    assert_eq!(duplicates(&mut sync, &mut now, 30, 3)[28..], [eager, slow]);
+    sync.leased(ids(&["a", "b", "c"]), now, 0.0);
+    assert_eq!(duplicates(&mut sync, &mut now, 30, 3)[28..], [eager, slow]);
+    assert_eq!(sync.view().origin, Some(CountOrigin::Leases));
+    sync.lost(&server("b"), now, 0.0);
+    assert_eq!(duplicates(&mut sync, &mut now, 30, 3)[28..], [eager, slow]);
+}
+
+/// A server that restarts for longer than the agent searches eagerly should not be missed for minutes.
+#[tokio::test(start_paused = true)]
+async fn a_lost_server_is_tried_at_the_cap_if_the_count_has_been_met() {
+    let mut now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.attempted(0, new("a", 2), now, 0.5);
+    sync.attempted(0, new("b", 2), now, 0.5);
+    sync.lost(&server("b"), now, 0.5);
+    let pauses = duplicates(&mut sync, &mut now, 40, 2);
+    assert_eq!(pauses.last(), Some(&Duration::from_millis(10_500)));
+    // A larger count was never met.
+    let pauses = duplicates(&mut sync, &mut now, 1, 3);
+    assert_eq!(pauses, [Duration::from_secs(60)]);
+}
+
+/// Compat keeps to the cap where upstream tries each second.
+#[tokio::test(start_paused = true)]
+async fn by_upstreams_rules_attempts_are_never_rarer_than_the_cap() {
+    let mut now = Instant::now();
+    let rules = SearchRules::Upstream;
+    let mut sync = SyncState::new(SyncPolicy { rules, ..POLICY }, 1);
+    sync.attempted(0, new("a", 3), now, 0.5);
+    let pauses = duplicates(&mut sync, &mut now, 40, 3);
+    assert_eq!(pauses.last(), Some(&Duration::from_millis(10_500)));
+}
+
+/// During a rolling update of `--server-count` from 3 to 6, one server announces the old count.
+#[tokio::test(start_paused = true)]
+async fn one_stale_count_does_not_stop_the_search() {
     let now = Instant::now();
     let mut sync = SyncState::new(POLICY, 1);
-    sync.attempted(0, new("a", 3), now, 0.0);
-    for _attempt in 0..40 {
-        sync.attempted(
-            0,
-            Attempt::Duplicate {
-                server: server("a"),
-            },
-            now,
-            0.0,
-        );
+    for (name, count) in [("a", 6), ("b", 6), ("stale", 3)] {
+        sync.attempted(0, new(name, count), now, 0.0);
     }
-    assert_eq!(
-        sync.next_attempt(now).unwrap().1 - now,
-        Duration::from_secs(10)
-    );
+    assert_eq!(sync.known_count(), 6);
+    for name in ["d", "e", "f"] {
+        assert!(sync.next_attempt(now).is_some());
+        sync.attempted(0, new(name, 6), now, 0.0);
+    }
+    assert_eq!(sync.next_attempt(now), None);
+}
+
+/// Each server's count is its latest, also from a connection that is not kept, and goes with its link.
+#[tokio::test(start_paused = true)]
+async fn a_count_is_refreshed_by_duplicates_and_forgotten_with_its_link() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.attempted(0, new("a", 2), now, 0.0);
+    sync.attempted(0, new("b", 5), now, 0.0);
+    assert_eq!(sync.known_count(), 5);
+    sync.attempted(0, again("b", 3), now, 0.0);
+    assert_eq!(sync.known_count(), 3);
+    sync.attempted(0, again("b", 65), now, 0.0);
+    assert_eq!(sync.known_count(), 64);
+    // A silent server does not count; its link may respond again.
+    sync.suspect(&server("b"), now);
+    assert_eq!(sync.known_count(), 2);
+    sync.regain(&server("b"));
+    assert_eq!(sync.known_count(), 64);
+    sync.lost(&server("b"), now, 0.0);
+    assert_eq!(sync.known_count(), 2);
+    sync.regain(&server("b"));
+    assert_eq!(sync.known_count(), 2);
+}
+
+/// Upstream (configuration): The server count is that of the last new connection.
+#[tokio::test(start_paused = true)]
+async fn by_upstreams_rules_the_last_new_link_has_the_count() {
+    let now = Instant::now();
+    let rules = SearchRules::Upstream;
+    let mut sync = SyncState::new(SyncPolicy { rules, ..POLICY }, 1);
+    assert_eq!(sync.known_count(), 1);
+    sync.attempted(0, new("a", 6), now, 0.0);
+    sync.attempted(0, new("b", 3), now, 0.0);
+    assert_eq!(sync.known_count(), 3);
+    sync.attempted(0, again("a", 6), now, 0.0);
+    assert_eq!(sync.known_count(), 3);
+    sync.lost(&server("b"), now, 0.0);
+    assert_eq!(sync.known_count(), 3);
+}
+
+/// Random numbers that are the same in every run.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        u32::try_from(self.0 >> 32).unwrap()
+    }
+
+    /// Uniform in `0..1`.
+    fn chance(&mut self) -> f64 {
+        f64::from(self.next()) / f64::from(u32::MAX)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.next() as usize % end
+    }
+}
+
+/// Three servers behind a balancer, one of which announces 64: a thousand agents that start at once search for half a minute,
+/// and then burden the servers with 17 connections a second together.
+#[test]
+fn one_server_that_announces_64_costs_a_thousand_agents_no_storm() {
+    const AGENTS: usize = 1000;
+    const HOUR: Duration = Duration::from_secs(3600);
+    const NAMES: [(&str, i64); 3] = [("a", 3), ("b", 3), ("liar", 64)];
+    let (start, mut draws) = (Instant::now(), Draws(1));
+    let mut per_second = vec![0_u32; 3601];
+    for _agent in 0..AGENTS {
+        let (mut sync, mut now) = (SyncState::new(POLICY, 1), start);
+        let mut attempts = 0;
+        while let Some((at, due)) = sync
+            .next_attempt(now)
+            .filter(|(_, due)| *due < start + HOUR)
+        {
+            now = due;
+            attempts += 1;
+            per_second[usize::try_from((now - start).as_secs()).unwrap()] += 1;
+            let (name, count) = NAMES[draws.below(3)];
+            let outcome = if sync.holds(&server(name)) {
+                again(name, count)
+            } else {
+                new(name, count)
+            };
+            sync.attempted(at, outcome, now, draws.chance());
+        }
+        // 60 in an hour, after a search that starts again with each of the three.
+        assert!(attempts < 200, "{attempts}");
+    }
+    let later = &per_second[180..3600];
+    let most = later.iter().max().unwrap();
+    assert!(*most < 60, "{most} in a second");
+    assert!(later.iter().sum::<u32>() < 3600 * 20);
+}
+
+/// An agent behind a balancer that goes round all servers, and lanes that always wait for a turn.
+struct RoundRobin {
+    sync: SyncState,
+    now: Instant,
+    draws: Draws,
+    servers: usize,
+    turn: usize,
+    lanes: u32,
+}
+
+impl RoundRobin {
+    fn of(servers: usize, seed: u64) -> Self {
+        Self {
+            sync: SyncState::new(POLICY, 1),
+            now: Instant::now(),
+            draws: Draws(seed),
+            servers,
+            turn: 0,
+            lanes: 0,
+        }
+    }
+
+    /// Waits for the next attempt, while lanes take each turn they may have, and makes it. False if none is needed.
+    fn attempt(&mut self) -> bool {
+        let Some((at, due)) = self.sync.next_attempt(self.now) else {
+            return false;
+        };
+        // Once the agent has given up, as many lanes connect as are wanted.
+        let is_free = self.sync.view().progress == Progress::Slow;
+        let mut wanted = if is_free { self.draws.below(5) } else { 1000 };
+        while self.now < due {
+            match self.sync.lane_turn(self.now) {
+                Ok(()) if wanted > 0 => {
+                    self.turn += 1;
+                    self.lanes += 1;
+                    wanted -= 1;
+                }
+                Ok(()) => self.now = due,
+                Err(when) => self.now = when.min(due),
+            }
+        }
+        let name = (self.turn % self.servers).to_string();
+        self.turn += 1;
+        let count = i64::try_from(self.servers).unwrap();
+        let outcome = if self.sync.holds(&server(&name)) {
+            again(&name, count)
+        } else {
+            new(&name, count)
+        };
+        self.sync
+            .attempted(at, outcome, self.now, self.draws.chance());
+        true
+    }
+}
+
+#[test]
+fn lanes_take_no_turn_of_a_balancer_before_all_servers_are_linked() {
+    for servers in 2..=8 {
+        let mut agent = RoundRobin::of(servers, 1);
+        while agent.attempt() {}
+        assert_eq!(
+            (agent.sync.held(), agent.turn, agent.lanes),
+            (servers, servers, 0)
+        );
+        assert_eq!(agent.sync.lane_turn(agent.now), Ok(()));
+    }
+}
+
+/// With a fixed number of lanes for each attempt, the attempts could reach every second server only.
+#[test]
+fn lanes_hide_no_server_of_a_balancer_that_comes_back_late() {
+    for servers in 2..=8 {
+        for seed in 0..20 {
+            let mut agent = RoundRobin::of(servers, seed);
+            while agent.attempt() {}
+            // Down for 20 attempts: its turns lead to the next server.
+            let gone = server("0");
+            agent.sync.lost(&gone, agent.now, 0.5);
+            for _attempt in 0..20 {
+                let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+                agent.now = due;
+                let other = again("1", i64::try_from(servers).unwrap());
+                agent.sync.attempted(at, other, due, agent.draws.chance());
+            }
+            let mut attempts = 0;
+            while agent.attempt() {
+                attempts += 1;
+            }
+            assert!(
+                agent.lanes > 0 && attempts < 100,
+                "{servers} servers: {attempts}"
+            );
+        }
+    }
+}
+
+/// One server announces three. Ten attempts go first; then lanes get every second turn, and all after the agent has given up.
+///
+/// Limit (times): Lanes while servers are searched for | wait 30 s or 10 connections at most; then every second connection is a lane
+#[test]
+fn a_count_that_is_too_high_does_not_starve_lanes() {
+    let mut agent = RoundRobin::of(1, 7);
+    agent.sync.attempted(0, new("0", 3), agent.now, 0.5);
+    for _attempt in 0..10 {
+        let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+        assert!(agent.sync.lane_turn(due).is_err());
+        agent
+            .sync
+            .attempted(at, again("0", 3), due, agent.draws.chance());
+        agent.now = due;
+    }
+    for _attempt in 10..30 {
+        let (at, due) = agent.sync.next_attempt(agent.now).unwrap();
+        while agent.sync.lane_turn(agent.now).is_ok() {
+            agent.lanes += 1;
+        }
+        agent.now = due;
+        agent
+            .sync
+            .attempted(at, again("0", 3), due, agent.draws.chance());
+    }
+    assert!((10..=30).contains(&agent.lanes), "{} lanes", agent.lanes);
+    assert_eq!(agent.sync.view().progress, Progress::Slow);
+    for _lane in 0..100 {
+        assert_eq!(agent.sync.lane_turn(agent.now), Ok(()));
+    }
+}
+
+/// A dead server is tried rarely, which must not make lanes rare.
+#[test]
+fn a_lane_waits_no_longer_than_two_seconds_for_a_rare_attempt() {
+    let mut sync = SyncState::new(POLICY, 1);
+    let start = Instant::now();
+    sync.attempted(0, new("a", 2), start, 0.0);
+    assert_eq!(sync.lane_turn(start), Err(start + FRESH_FOR));
+    let later = start + FRESH_FOR;
+    assert_eq!(sync.lane_turn(later), Ok(()));
+    let next = later + Duration::from_secs(2);
+    assert_eq!(sync.lane_turn(later), Err(next));
+    assert_eq!(sync.lane_turn(next), Ok(()));
 }
 
 fn ids(names: &[&str]) -> BTreeSet<ServerId> {
@@ -199,11 +493,9 @@ async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
     assert_eq!(sync.next_attempt(now), None);
     sync.leased(ids(&["a", "b"]), now, 0.25);
     assert_eq!(sync.known_count(), 2);
-    let again = Attempt::Duplicate {
-        server: server("a"),
-    };
+    let again = again("a", 1);
     let (mut now, mut attempts) = (now, 0);
-    let eager_until = now + EAGER_FOR;
+    let eager_until = now + FRESH_FOR;
     let first = sync.next_attempt(now).unwrap().1 - now;
     assert_eq!(first, Duration::from_millis(250), "spread over a pause");
     while now < eager_until {
@@ -212,12 +504,8 @@ async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
         attempts += 1;
     }
     assert_eq!(attempts, 31, "once a second");
-    for _attempt in 0..20 {
-        now = sync.next_attempt(now).unwrap().1;
-        sync.attempted(0, again.clone(), now, 0.0);
-    }
     let pause = sync.next_attempt(now).unwrap().1 - now;
-    assert_eq!(pause, Duration::from_secs(10), "and then rarely");
+    assert_eq!(pause, Duration::from_secs(30), "and then rarely");
     sync.attempted(0, new("b", 1), now, 0.0);
     assert_eq!(sync.next_attempt(now), None);
     // The end of a lease closes no link and starts no attempts.

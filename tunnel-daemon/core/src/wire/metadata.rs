@@ -88,32 +88,43 @@ pub struct AgentHello {
 }
 
 impl AgentHello {
-    /// Parses the request headers of `Connect`.
+    /// Parses the request headers of `Connect`, whose values may be any bytes.
     ///
     /// # Errors
     /// [`HelloError`]; send its text in the stream's status.
-    pub fn from_headers<'a>(
-        headers: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Self, HelloError> {
+    pub fn from_headers<'a, V>(
+        headers: impl IntoIterator<Item = (&'a str, &'a V)>,
+    ) -> Result<Self, HelloError>
+    where
+        V: AsRef<[u8]> + ?Sized + 'a,
+    {
         let (mut ids, mut sets, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
         let mut version = PeerVersion::default();
         for (name, value) in headers {
+            let value = value.as_ref();
+            let text = ascii(value).unwrap_or_default();
             match name {
                 AGENT_ID => ids.push(value),
                 AGENT_IDENTIFIERS => sets.push(value),
-                ADIT_VERSION => version = PeerVersion::parse(value),
-                _ => extensions.note(name, value),
+                ADIT_VERSION => version = PeerVersion::parse(text),
+                _ => extensions.note(name, text),
             }
         }
         let &[id] = &ids[..] else {
             return Err(HelloError::AgentId(Values::of(&ids)));
         };
+        let id = ascii(id).ok_or(HelloError::NotAscii("agent ID", "--agent-id"))?;
         if id.len() > AGENT_ID_LEN_MAX {
             return Err(HelloError::AgentIdLength(id.len()));
         }
         let identifiers = match sets[..] {
             [] => Identifiers::default(),
-            [set] => Identifiers::parse(set).map_err(HelloError::Unreadable)?,
+            [set] => {
+                let not_ascii =
+                    HelloError::NotAscii("set of agent identifiers", "--agent-identifiers");
+                let set = ascii(set).ok_or(not_ascii)?;
+                Identifiers::parse(set).map_err(HelloError::Unreadable)?
+            }
             _ => return Err(HelloError::IdentifierSets(Values::of(&sets))),
         };
         Ok(Self {
@@ -135,6 +146,12 @@ impl AgentHello {
         push_version(self.version, &mut pairs);
         pairs
     }
+}
+
+/// A header's text. gRPC metadata is ASCII; read as empty or with replacements, different ids would become one.
+fn ascii(value: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(value).ok()?;
+    text.is_ascii().then_some(text)
 }
 
 fn push_version(version: PeerVersion, pairs: &mut Vec<(&'static str, String)>) {
@@ -159,25 +176,30 @@ pub struct ServerHello {
 }
 
 impl ServerHello {
-    /// Parses the response headers of `Connect`.
+    /// Parses the response headers of `Connect`, whose values may be any bytes.
     ///
     /// # Errors
     /// [`HelloError`] if id or count are missing or repeated, the id is too long, or the count is not an integer.
     /// Without any known header the answer is most likely a refusal: check the stream's status first.
-    pub fn from_headers<'a>(
-        headers: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Result<Self, HelloError> {
+    pub fn from_headers<'a, V>(
+        headers: impl IntoIterator<Item = (&'a str, &'a V)>,
+    ) -> Result<Self, HelloError>
+    where
+        V: AsRef<[u8]> + ?Sized + 'a,
+    {
         let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
         let mut grant = LaneGrantHeaders::default();
         let mut version = PeerVersion::default();
         for (name, value) in headers {
+            let value = value.as_ref();
+            let text = ascii(value).unwrap_or_default();
             match name {
                 SERVER_ID => ids.push(value),
                 SERVER_COUNT => counts.push(value),
-                ADIT_VERSION => version = PeerVersion::parse(value),
+                ADIT_VERSION => version = PeerVersion::parse(text),
                 _ => {
-                    extensions.note(name, value);
-                    grant.note(name, value);
+                    extensions.note(name, text);
+                    grant.note(name, text);
                 }
             }
         }
@@ -185,15 +207,20 @@ impl ServerHello {
         let &[id] = &ids[..] else {
             return Err(HelloError::ServerId(Values::of(&ids)));
         };
+        let id = ascii(id).ok_or(HelloError::NotAscii(
+            "server ID",
+            "the server's --server-id",
+        ))?;
         if id.len() > SERVER_ID_LEN_MAX {
             return Err(HelloError::ServerIdLength(id.len()));
         }
         let &[count] = &counts[..] else {
             return Err(HelloError::ServerCounts(Values::of(&counts)));
         };
+        let count = String::from_utf8_lossy(count);
         let server_count = count
             .parse()
-            .map_err(|_bad| HelloError::ServerCount(Excerpt(count).to_string()))?;
+            .map_err(|_bad| HelloError::ServerCount(Excerpt(&count).to_string()))?;
         Ok(Self {
             server: ServerId::new(id),
             server_count,
@@ -225,6 +252,9 @@ pub enum HelloError {
     /// No `agentid`, or several.
     #[error("expected one agent ID in the context, got {0}")]
     AgentId(Values),
+    /// An id or set of identifiers that is not ASCII: what it is, and the flag that sets it.
+    #[error("the {0} in the context is not ASCII, as gRPC metadata must be; check {1}")]
+    NotAscii(&'static str, &'static str),
     /// An `agentid` of more than [`AGENT_ID_LEN_MAX`] bytes.
     #[error("the agent ID in the context has {0} bytes, more than {AGENT_ID_LEN_MAX}")]
     AgentIdLength(usize),
@@ -344,6 +374,28 @@ mod tests {
         ] {
             assert_eq!(text(AgentHello::from_headers(headers)), error);
         }
+    }
+
+    /// Read as empty, or with replaced bytes, they would be one id, and each agent would take the dials of the others.
+    #[test]
+    fn ids_that_are_not_ascii_are_refused_and_do_not_become_one_id() {
+        for id in [&b"caf\xe9"[..], "café".as_bytes()] {
+            let hello = AgentHello::from_headers([("agentid", id)]);
+            assert_eq!(
+                text(hello),
+                "the agent ID in the context is not ASCII, as gRPC metadata must be; check --agent-id"
+            );
+            let hello = ServerHello::from_headers([("serverid", id), ("servercount", &b"1"[..])]);
+            assert!(text(hello).ends_with("check the server's --server-id"));
+        }
+        let hello = [
+            ("agentid", &b"a"[..]),
+            ("agentidentifiers", &b"host=\xff"[..]),
+        ];
+        let hello = AgentHello::from_headers(hello);
+        assert!(text(hello).ends_with("check --agent-identifiers"));
+        let other = [("agentid", &b"a"[..]), ("x-other", &b"\xff"[..])];
+        assert!(AgentHello::from_headers(other).is_ok());
     }
 
     /// Limit (sizes): Agent id | 1,024 bytes

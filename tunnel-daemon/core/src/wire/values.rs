@@ -9,11 +9,11 @@ use crate::text::Excerpt;
 pub struct Values(String);
 
 impl Values {
-    pub(super) fn of(values: &[&str]) -> Self {
+    pub(super) fn of(values: &[&[u8]]) -> Self {
         let mut shown: Vec<String> = values
             .iter()
             .take(4)
-            .map(|v| Excerpt(v).to_string())
+            .map(|value| Excerpt(&String::from_utf8_lossy(value)).to_string())
             .collect();
         if values.len() > shown.len() {
             shown.push(format!("… {} in all", values.len()));

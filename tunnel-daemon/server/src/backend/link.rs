@@ -59,7 +59,7 @@ pub(super) async fn run_link(
         handle,
         commands,
         standing,
-        guard,
+        mut guard,
     } = entered;
     let credit = handle.info.credit;
     let config = LinkConfig {
@@ -122,6 +122,9 @@ pub(super) async fn run_link(
     let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
     if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
         metrics.stream_error(segment, code, kind.map(Into::into));
+    }
+    if over.breaks_silence() {
+        guard.heard();
     }
     drop(guard);
     let is_last = router.with_registry(Registry::agents) == 0;

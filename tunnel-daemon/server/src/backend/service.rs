@@ -557,8 +557,8 @@ struct Caller {
     links: ConnectionLinks,
 }
 
-fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
     headers
         .iter()
-        .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
 }

@@ -126,12 +126,26 @@ pub struct TooManyLinks {
 pub struct LinkGuard {
     router: Arc<Router>,
     id: LinkId,
+    is_heard: bool,
+}
+
+impl LinkGuard {
+    /// The link's end shows that its agent is not silent: dials for its keys need not wait for the agent.
+    pub fn heard(&mut self) {
+        self.is_heard = true;
+    }
 }
 
 impl Drop for LinkGuard {
     fn drop(&mut self) {
         let left = locked(&self.router.links).remove(&self.id);
-        locked(&self.router.registry).remove(self.id, moment());
+        let mut registry = locked(&self.router.registry);
+        if self.is_heard {
+            registry.set_silence(self.id, Silence::None);
+            registry.revive(self.id);
+        }
+        registry.remove(self.id, moment());
+        drop(registry);
         self.router.changed.notify_waiters();
         if let Some(lanes) = left.and_then(|handle| handle.lanes) {
             lanes.close();
@@ -217,6 +231,7 @@ impl Router {
             guard: LinkGuard {
                 router: Arc::clone(self),
                 id,
+                is_heard: false,
             },
         })
     }

@@ -129,6 +129,23 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
     processes.world.assert_serves(&target).await;
 }
 
+/// The kernel resets the connections of a process that it kills, so the agent is gone and not silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
+    let (port, _target) = targets::echo().await;
+    let processes = Processes::start(&["--proxy-strategies=destHost,default"]).await;
+    let mut silent = processes.agent("silent", &["--agent-identifiers=ipv4=127.0.0.1"]);
+    let _answers_all = processes.agent("default", &[]);
+    metric(processes.health, LINKS, 2.0).await;
+    stop(&silent).await;
+    metric(processes.health, SILENT, 1.0).await;
+    silent.kill();
+    metric(processes.health, LINKS, 1.0).await;
+    let target = format!("127.0.0.1:{port}");
+    let (head, _took) = dial(processes.world.connect(), target).await;
+    assert!(head.contains(" 200 "), "{head}");
+}
+
 /// The agent detects the dead connection and reconnects. The pending dial waits for the new link.
 ///
 /// Limit (times): A dial on a silent link

@@ -1,12 +1,12 @@
 //! Several servers, also behind the address of one load balancer. Whichever server a connection reaches, each server gets
-//! lanes of its own link.
+//! lanes of its own link. Links take the balancer's turns first.
 
 use std::time::{Duration, Instant};
 
 use adit::server::{self, RunningServer};
 use adit_core::lane::ALPN;
 
-use crate::support::balancer::Balancer;
+use crate::support::balancer::{Balancer, Call};
 use crate::support::lanes::{HITS, IDLE, MISSES, warm};
 use crate::support::server_lane::ServerLane;
 use crate::support::stub_server::StubServer;
@@ -47,6 +47,55 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
         assert_eq!((value(server, HITS), value(server, MISSES)), (1.0, 0.0));
     }
     within("its end", other.stop(Some(Duration::ZERO))).await;
+}
+
+/// Without this order, lanes take the turns that lead to the missing servers: a search could take minutes.
+///
+/// Limit (times): Lanes while servers are searched for
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_servers_behind_a_balancer_are_linked_by_its_first_five_connections() {
+    const SERVERS: usize = 5;
+    let world = World::start(&["--server-count=5"]).await;
+    let mut others = Vec::new();
+    for number in 1..SERVERS {
+        let other = format!(".other-{number}");
+        let args = world.server_args("0");
+        let args: Vec<String> = args
+            .iter()
+            .map(|arg| arg.replace(".sock", &other))
+            .collect();
+        let plan = server_plan(&args).expect("flags are right");
+        others.push(server::start(&plan).await.expect("the server starts"));
+    }
+    let servers = || std::iter::once(world.server()).chain(&others);
+    let addresses: Vec<_> = servers().map(|server| server.agents).collect();
+    let balancer = Balancer::to(&addresses).await;
+    let port = balancer.address.port();
+    let _agent = world.agent_of(port, "agent-1", &[]).await;
+    until("a link to each server, and lanes", || {
+        let calls = balancer.calls();
+        servers().all(|server| server.links() == 1) && calls.contains(&Call::Lane)
+    })
+    .await;
+    assert_eq!(balancer.calls()[..SERVERS], [Call::Link; SERVERS]);
+    for other in others {
+        within("its end", other.stop(Some(Duration::ZERO))).await;
+    }
+}
+
+/// Lanes wait for links to servers that do not exist, but not for ever.
+///
+/// Limit (times): Lanes while servers are searched for
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_of_one_server_that_announces_three_has_lanes() {
+    let world = World::start(&["--server-count=3"]).await;
+    let balancer = Balancer::to(&[world.server().agents]).await;
+    let _agent = world.agent_of(balancer.address.port(), "a", &[]).await;
+    warm(&world).await;
+    let calls = balancer.calls();
+    let links = calls.iter().take_while(|call| **call == Call::Link);
+    // The link, and ten more attempts.
+    assert!(links.count() >= 11, "{calls:?}");
 }
 
 /// The server accepts connections, but never answers those that should become lanes.

@@ -51,6 +51,7 @@ mod last_bytes;
 mod leases;
 mod least_privilege;
 mod leaving;
+mod linking_times;
 mod long_paths;
 mod memory_limits;
 mod memory_promises;

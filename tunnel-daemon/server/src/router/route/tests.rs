@@ -42,6 +42,38 @@ fn enter(router: &Arc<Router>, agent: &str) -> RegisteredLink {
         .expect("there is room for two")
 }
 
+/// A silent agent whose process is killed, or that an operator unlinks, is not waited for.
+#[test]
+fn a_silent_link_whose_end_breaks_the_silence_leaves_no_key() {
+    for is_heard in [false, true] {
+        let limits = DialLimits {
+            pending_max: 1,
+            timeout: None,
+            dead_after: Duration::from_secs(8),
+        };
+        let strategies = "destHost,default".parse().expect("known strategies");
+        let router = Router::new(Registry::new(strategies), limits);
+        let mut info = LinkInfo::clone(&enter(&router, "silent").handle.info);
+        info.identifiers = Identifiers::parse("host=a").expect("an identifier");
+        let mut silent = router.register(info, 2, None).expect("there is room");
+        let other = enter(&router, "other");
+        assert!(
+            router
+                .set_silence(silent.handle.id, Duration::from_secs(4))
+                .is_some()
+        );
+        if is_heard {
+            silent.guard.heard();
+        }
+        drop(silent);
+        let chosen = router.with_registry(|registry| {
+            let scope = registry.scope(&Host::parse("a"), moment());
+            registry.pick(&scope.expect("an agent for all hosts"), 0, &[])
+        });
+        assert_eq!(chosen, is_heard.then_some(other.handle.id));
+    }
+}
+
 async fn dial(router: &Router, number: i64) -> Result<OpenTunnel, DialFailure> {
     let asked = AskedAgents::default();
     router.dial(DialId(number), "tcp", "a:1", &asked).await
