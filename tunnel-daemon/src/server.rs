@@ -116,6 +116,8 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         links: Tasks::new(AGENT_TASKS_MAX),
         services: Tasks::new(SERVICE_TASKS_MAX),
     };
+    // Before a redirect is attached, which may capture the connection of a probe.
+    let host = status::Common::host(plan.admin_socket.is_on(), Needs::of_server(plan));
     let descriptors = Arc::new(Descriptors::of_process());
     let started = Instant::now();
     let stop = CancellationToken::new();
@@ -240,7 +242,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             lanes_max,
             engine: started_relay.engine.clone(),
             relay: relay.as_deref().map(RawLaneRelay::handle),
-            host: status::Common::host(plan.admin_socket.is_on(), Needs::of_server(plan)),
+            host,
             redirect: view,
             account: accounting,
             debug: controls.debug.clone(),

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 
 use crate::syscall::tls::{self, Received, Way};
@@ -295,6 +296,8 @@ pub fn probe_kernel_tls() -> io::Result<()> {
     const PATIENCE: Duration = Duration::from_secs(5);
     const PAYLOAD: &[u8] = b"probe";
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    // A redirect of this host may send the connection elsewhere, and then no connection comes.
+    set_socket_timeout(&listener, Timeout::Recv, Some(PATIENCE))?;
     let one = TcpStream::connect(listener.local_addr()?)?;
     let (other, peer) = listener.accept()?;
     if peer != one.local_addr()? {

@@ -47,7 +47,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
         CheckGiven::Server(plan, _) => Needs::of_server(plan),
         CheckGiven::Agent(plan, _) => Needs::of_agent(plan),
     };
-    let mut lines = lines_of(&host, needs);
+    let mut lines = lines_of(&host, &host::Facts::gather(true), needs);
     lines.push(clock(now));
     match &options.given {
         CheckGiven::Nothing => (),
@@ -96,13 +96,15 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
 
 /// Needed host features and whether the host allows them, as `adit status` shows them.
 pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
-    let mut lines = lines_of(&Host::probe(), needs);
+    // The probe of kernel TLS makes a connection, which a redirect may capture: only for a process that uses kernel TLS.
+    let facts = host::Facts::gather(needs.kernel_tls);
+    let mut lines = lines_of(&Host::probe(), &facts, needs);
     lines.retain(|line| line.verdict != Verdict::Info);
     lines
 }
 
-fn lines_of(host: &Host, needs: Needs) -> Vec<Capability> {
-    let mut lines = host::lines(&host::Facts::gather(), needs);
+fn lines_of(host: &Host, facts: &host::Facts, needs: Needs) -> Vec<Capability> {
+    let mut lines = host::lines(facts, needs);
     lines.push(judged(needs.ebpf, host.loading()));
     lines.extend(fips());
     lines
