@@ -5,6 +5,8 @@ use adit_telemetry::LogOptions;
 use adit_telemetry::log::FILTER_VARIABLE;
 use tracing::level_filters::LevelFilter;
 
+use crate::status::text::may_have_colours;
+
 /// Log options that a plan and the environment set.
 pub(crate) fn log_options(plan: &LogPlan) -> LogOptions {
     LogOptions {
@@ -15,5 +17,6 @@ pub(crate) fn log_options(plan: &LogPlan) -> LogOptions {
         filter: std::env::var(FILTER_VARIABLE)
             .ok()
             .filter(|text| !text.is_empty()),
+        colours: may_have_colours(),
     }
 }

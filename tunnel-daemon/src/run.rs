@@ -108,7 +108,8 @@ pub fn run(parsed: Parsed) -> ExitCode {
     }
     #[cfg(feature = "demo")]
     let options = match &parsed.command {
-        Command::Demo(_) => LogOptions {
+        Command::Demo(demo) => LogOptions {
+            colours: options.colours && !demo.plain,
             filter: options.filter.or_else(|| Some(DEMO_FILTER.to_owned())),
             ..options
         },

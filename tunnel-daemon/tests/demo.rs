@@ -10,6 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 fn demo(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
     command.args(["demo", "--plain", "--dir"]).arg(dir);
+    // Variables of a test run, which the demo would name.
+    for (name, _value) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ADIT_") {
+            command.env_remove(name);
+        }
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     command
 }

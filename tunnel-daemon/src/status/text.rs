@@ -17,9 +17,14 @@ pub(crate) fn show(text: &str) -> io::Result<()> {
 
 /// Whether to print colours: on a terminal that has them, unless `NO_COLOR` forbids it.
 pub(crate) fn has_colours() -> bool {
+    may_have_colours() && io::stdout().is_terminal()
+}
+
+/// Whether a terminal gets colours: not with `NO_COLOR`, nor if it has none.
+pub(crate) fn may_have_colours() -> bool {
     let quiet = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    !quiet && !dumb && io::stdout().is_terminal()
+    !quiet && !dumb
 }
 
 /// The name in an agent's certificate or token, in short: `edge-1` of `CN=edge-1 names=dns:a`, and of a token its node and account.

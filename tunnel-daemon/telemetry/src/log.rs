@@ -38,6 +38,8 @@ pub struct LogOptions {
     pub destination: LogDestination,
     /// Directives from [`FILTER_VARIABLE`], if set and not empty.
     pub filter: Option<String>,
+    /// Colours on a terminal.
+    pub colours: bool,
 }
 
 impl Default for LogOptions {
@@ -48,6 +50,7 @@ impl Default for LogOptions {
             libraries: String::new(),
             destination: LogDestination::default(),
             filter: None,
+            colours: true,
         }
     }
 }
@@ -108,7 +111,9 @@ impl Drop for LogGuard {
 /// # Errors
 /// [`LogError`] names the input at fault; nothing is installed then.
 pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
-    let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
+    let ansi = options.colours
+        && options.destination == LogDestination::Stderr
+        && io::stderr().is_terminal();
     let start =
         |sink| Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread);
     let queue = start(Sink::open(&options.destination)?)?;
