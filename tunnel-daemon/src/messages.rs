@@ -28,8 +28,7 @@ macro_rules! values {
         let all: Vec<$type> = vec![$($value),+];
         let is_known = |value: &$type| match value { $($pattern => ()),+ };
         all.iter().for_each(is_known);
-        let mut patterns: Vec<fn(&$type) -> bool> = Vec::new();
-        $(patterns.push(|value| matches!(value, $pattern));)+
+        let patterns: Vec<fn(&$type) -> bool> = vec![$(|value| matches!(value, $pattern)),+];
         for (value, is_of_pattern) in all.iter().zip(&patterns) {
             assert!(is_of_pattern(value), "{value} stands at another variant");
         }
@@ -165,7 +164,7 @@ fn each_error_of_a_connection_to_a_server_is_on_the_troubleshooting_page() {
         },
     });
     assert_on_page("## Links", &errors);
-    let headers: HelloError = ServerHello::from_headers([].into_iter()).unwrap_err();
+    let headers: HelloError = ServerHello::from_headers::<[u8]>([]).unwrap_err();
     let errors = values!(ConnectError {
         ConnectError::Http2(_) => ConnectError::Http2(h2::Reason::CANCEL.into()),
         ConnectError::Connection(_) => ConnectError::Connection(ConnectionError::Silent),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
-use adit_agent::sync::SyncPolicy;
+use adit_agent::sync::{SearchRules, SyncPolicy};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::CountSource;
@@ -193,6 +193,7 @@ impl Agents {
                 interval: RETRY.0,
                 interval_cap: RETRY.1,
                 forever: false,
+                rules: SearchRules::Native,
             },
             keepalive: limits::KEEPALIVE_TIME,
             lanes_max: usize::try_from(limits::LANES_PER_LINK).context("lanes fit")?,

@@ -223,7 +223,7 @@ pub const SERVER_ADDRESSES_MAX: usize = 64;
 pub const LOG_FILE_MIB_MAX: u64 = 1_800;
 
 /// Agents with series of their own for their dials. A scrape has three series for each: more make it slow to read.
-pub const METRICS_AGENTS_MAX: i64 = 1000;
+pub const METRICS_AGENTS_MAX: u16 = 1000;
 /// A dial that an agent answered after more than this time counts as slow: webhooks of kube-apiserver wait 1 s at least.
 pub const SLOW_DIAL: Duration = Duration::from_secs(1);
 

@@ -317,12 +317,13 @@ fn load_once(source: &Source) -> Result<Loaded, AccessError> {
                 why,
             };
             open(path).map_err(|error| wrong(of_io(&error)))?;
-            let kubeconfig = Kubeconfig::read_from(path)
-                .map_err(|error| wrong(words::of_kubeconfig(&error)))?;
+            let kubeconfig =
+                Kubeconfig::read_from(path).map_err(|error| wrong(words::of_kubeconfig(&error)))?;
             let user = user_of(&kubeconfig).cloned().unwrap_or_default();
             let named = named_files(&kubeconfig, &user);
             for file in &named {
-                open(file).map_err(|error| wrong(format!("{}: {}", file.display(), of_io(&error))))?;
+                open(file)
+                    .map_err(|error| wrong(format!("{}: {}", file.display(), of_io(&error))))?;
             }
             let handle = tokio::runtime::Handle::current();
             let mut config = handle
@@ -349,8 +350,8 @@ fn load_once(source: &Source) -> Result<Loaded, AccessError> {
                     _ => (),
                 }
             }
-            let config =
-                Config::incluster().map_err(|error| AccessError::InCluster(words::of_pod(&error)))?;
+            let config = Config::incluster()
+                .map_err(|error| AccessError::InCluster(words::of_pod(&error)))?;
             let files = config
                 .root_cert_file
                 .iter()

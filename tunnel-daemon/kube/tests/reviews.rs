@@ -451,7 +451,7 @@ async fn an_unusable_kubeconfig_is_an_error_at_once() {
             .to_string()
             .contains("/nonexistent/kubeconfig")
     );
-    assert!(open("empty", "").await.contains("current context"));
+    assert!(open("empty", "").await.contains("current-context"));
     let ca = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],
         "clusters":[{"name":"a","cluster":{"server":"https://a","certificate-authority":"gone.pem"}}]}"#;
     assert!(open("ca", ca).await.contains("gone.pem"));

@@ -14,8 +14,8 @@ use super::answer::{
 };
 use super::model::{
     API, AccountStatus, AgentStatus, Capability, CertificateStatus, Descriptors, DialStatus,
-    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
-    StrategyStatus, TunnelCounts,
+    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role,
+    SearchStatus, Status, StrategyStatus, TunnelCounts,
 };
 use crate::certificates::CertificateTable;
 use crate::check;

@@ -275,7 +275,10 @@ impl RecordStream {
             to,
         });
         poll_fn(|cx| self.poll_flush(cx, &mut Outbox::default())).await?;
-        if !poll_fn(|cx| self.poll_read(cx, usize::MAX)).await?.is_empty() {
+        if !poll_fn(|cx| self.poll_read(cx, usize::MAX))
+            .await?
+            .is_empty()
+        {
             return Err(broken("payload where the session was to end"));
         }
         let Socket::Tcp(socket) = self.socket else {

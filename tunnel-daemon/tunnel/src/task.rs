@@ -145,7 +145,12 @@ impl LinkExit {
     #[must_use]
     pub fn breaks_silence(&self) -> bool {
         match self {
-            Self::Finished | Self::Stream(_) | Self::Replaced | Self::Stopped => true,
+            Self::Finished
+            | Self::Stream(_)
+            | Self::Replaced
+            | Self::Revoked(_)
+            | Self::RevokedByPeer(_)
+            | Self::Stopped => true,
             Self::Transport(error) | Self::Send { error, .. } => {
                 let is_reset = |io: &io::Error| io.kind() == io::ErrorKind::ConnectionReset;
                 error.is_remote() || error.get_io().is_some_and(is_reset)

@@ -28,6 +28,8 @@ const LIMITS: &[(Pattern, Duration)] = &[
         Pattern("adit::loopback", "paused_tunnels::a_thousand_"),
         LONG,
     ),
+    (Pattern("adit::loopback", "memory_limits::"), LONG),
+    (Pattern("adit::loopback", "memory_promises::"), LONG),
     (Pattern("adit::ops", "top::the_terminal_is_put_back_"), LONG),
 ];
 
@@ -64,6 +66,19 @@ const AT_NIGHT: &[Pattern] = &[
         "lane_faults::tunnels_without_a_link_live_",
     ),
     Pattern("adit::loopback", "slow_readers::"),
+    // Thousands of tunnels, or a second and third time what the gate has once.
+    Pattern("adit::loopback", "memory_promises::a_thousand_"),
+    Pattern("adit::loopback", "memory_promises::four_thousand_"),
+    Pattern(
+        "adit::loopback",
+        "memory_promises::clients_that_all_send_on_links_",
+    ),
+    Pattern("adit::loopback", "memory_promises::grpc_clients_"),
+    Pattern("adit::loopback", "memory_promises::node_clients_"),
+    Pattern(
+        "adit::loopback",
+        "memory_promises::targets_that_all_send_kill_nobody_in_64_mebibytes_without_lanes",
+    ),
     // Upstream's own tests: they mostly sleep.
     Pattern("adit::interop", "upstream_suite::every_"),
 ];

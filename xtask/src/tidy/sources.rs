@@ -37,6 +37,8 @@ const PUBLIC_SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-ind
 /// process.
 const CONNECTS: &[&str] = &[
     "tunnel-daemon/net/src/direct.rs",
+    // A unix socket, which nothing redirects.
+    "tunnel-daemon/net/src/unix.rs",
     "tunnel-daemon/redirect/src/namespaces/helper.rs",
     "tunnel-daemon/src/demo/",
     "tunnel-daemon/relay/src/kernel_tls.rs",

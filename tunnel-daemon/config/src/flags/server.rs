@@ -93,7 +93,7 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, value_parser = number(0..=u32::MAX), help_heading = "Operation")]
     access_log_limit: u32,
     /// Agents, the first N, whose dials adit_agent_dials_total counts under their ids; all others count as other
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=limits::METRICS_AGENTS_MAX), help_heading = "Operation")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = number(0..=limits::METRICS_AGENTS_MAX), help_heading = "Operation")]
     metrics_agents: u16,
 }
 

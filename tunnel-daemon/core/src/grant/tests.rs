@@ -100,7 +100,6 @@ fn a_granted_host_is_the_same_with_and_without_its_final_dot() {
 #[test]
 fn without_grants_every_claim_is_accepted() {
     let none = Grants::default();
-    assert!(none.is_empty());
     assert_eq!(
         none.check(&[], &AgentId::new("x"), &Identifiers::default()),
         Ok(())

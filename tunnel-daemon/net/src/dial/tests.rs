@@ -441,9 +441,9 @@ async fn a_name_that_resolves_to_the_metadata_address_is_denied_unconnected() {
             .unwrap_err();
         assert!(error.is_denied() && !error.is_timeout(), "{error}");
         assert!(
-            error
-                .to_string()
-                .starts_with("dial tcp 169.254.169.254:80: destination"),
+            error.to_string().starts_with(
+                "dial tcp 169.254.169.254:80: --allow-target of the agent: destination"
+            ),
             "{error}"
         );
     }

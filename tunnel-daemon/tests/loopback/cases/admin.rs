@@ -257,7 +257,7 @@ async fn answers_contain_no_secrets() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_variable_names_the_socket_for_every_command() {
-    let (world, _agent) = watched(&["--lanes-per-link=0"]).await;
+    let (world, _agent) = watched(&[]).await;
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
         command

@@ -151,7 +151,7 @@ const CONTRADICTIONS: &[Wrong] = &[
     wrong(Server, &[], &["--server-cert={certs}/server.crt"], 2, &["--server-key"]),
     wrong(Server, &[], &["--server-cert={certs}/server.crt", "--server-key={certs}/server.key", "--insecure-plaintext-frontend"], 2, &["--server-cert", "--insecure-plaintext-frontend"]),
     wrong(Server, &["--admin-socket="], &["--frontend=grpc=unix:{certs}/twice", "--frontend=grpc=unix:{certs}/twice"], 1, &["two frontends", "twice"]),
-    wrong(Server, &[], &["--frontend=grpc=unix:{certs}/twice", "--admin-socket={certs}/twice"], 1, &["--admin-socket", "twice", "give two paths"]),
+    wrong(Server, &["--admin-socket="], &["--frontend=grpc=unix:{certs}/twice", "--admin-socket={certs}/twice"], 1, &["--admin-socket", "twice", "give two paths"]),
     wrong(Server, &["--agent-port=", "--health-port="], &["--agent-port=8091", "--health-port=8091"], 1, &["two listeners", ":8091", "--agent-port", "--health-port", "change one"]),
     wrong(Server, &[], &["--pending-dials-per-agent=10", "--pending-dials=5"], 1, &["--pending-dials-per-agent 10", "--pending-dials 5"]),
     wrong(Server, &[], &["--agent-budget=1MiB"], 1, &["--agent-budget 1048576", "at least 4194304"]),

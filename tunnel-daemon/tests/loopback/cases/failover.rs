@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use super::processes::Processes;
 use super::silent_agents::stop;
 use crate::support::balancer::Balancer;
+use crate::support::lanes::{IDLE, value};
 use crate::support::process::{ask, metric};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
@@ -159,6 +160,8 @@ async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
     let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
     world.links(1).await;
     world.assert_serves(&target).await;
+    // A lane that the agent opens after the freeze would take the dial.
+    until("all warm lanes", || value(&world, IDLE) >= 16.0).await;
     balancer.freeze();
     let (head, took) = dial(world.connect(), target.clone()).await;
     println!("the first dial took {took:?}");

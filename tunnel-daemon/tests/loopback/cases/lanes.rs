@@ -25,10 +25,10 @@ async fn tunnels_of_both_frontends_reuse_lanes() {
     }
     // Most dials find a lane. On a busy machine some dials come before a lane has returned.
     assert_eq!(value(&world, HITS) + value(&world, MISSES), 100.0);
-    // Each hit was answered within 2.5 s, and none within 10 µs.
-    let answers = ["_count", "_bucket{le=\"2.5\"}", "_bucket{le=\"1e-05\"}"]
+    // Each hit was answered within 2.5 s.
+    let answers = ["_count", "_bucket{le=\"2.5\"}"]
         .map(|part| value(&world, &format!("adit_lane_answer_seconds{part}")));
-    assert_eq!(answers, [value(&world, HITS), value(&world, HITS), 0.0]);
+    assert_eq!(answers, [value(&world, HITS), value(&world, HITS)]);
     assert!(value(&world, HITS) >= 90.0);
     assert!(opened(&world.server().metrics.scrape().text()) < 20.0);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
