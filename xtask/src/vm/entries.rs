@@ -213,7 +213,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         900,
         tests(
             LOOPBACK,
-            "memory_limits memory_promises --test-threads=1 --nocapture --skip paused_readers_kill_nobody",
+            "memory_limits in_64_mebibytes --test-threads=1 --nocapture --skip paused_readers_kill_nobody",
         ),
     ),
     Entry {

@@ -190,7 +190,8 @@ impl GrpcTunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// See [`tokio::io::AsyncWrite`]. Waits for HTTP/2 flow control for the whole packet, so that memory use is bounded.
+    /// See [`tokio::io::AsyncWrite`]. Waits for HTTP/2 flow control, so that memory use is bounded: for half of the packet, since
+    /// the server's window may be smaller than all of it.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -199,7 +200,7 @@ impl GrpcTunnel {
         let piece = bytes.get(..PACKET_BYTES).unwrap_or(bytes);
         let wanted = piece.len() + HEAD_BYTES;
         self.packets.reserve_capacity(wanted);
-        while self.packets.capacity() < wanted {
+        while self.packets.capacity() < wanted / 2 {
             match ready!(self.packets.poll_capacity(cx)) {
                 Some(Ok(_more)) => (),
                 Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
 use adit_core::ids::{LinkId, TunnelKey};
-use adit_core::registry::{Registry, Standing};
+use adit_core::registry::Standing;
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
 use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
@@ -127,7 +127,6 @@ pub(super) async fn run_link(
         guard.heard();
     }
     drop(guard);
-    let is_last = router.with_registry(Registry::agents) == 0;
     publish(&router, &metrics);
     if over.is_orderly() {
         tracing::info!(%agent, principal, link = id.0, "agent left");
@@ -137,9 +136,6 @@ pub(super) async fn run_link(
         tracing::warn!(%agent, link = id.0, principal, reason = %LinkEnding::ControlQueue, "link ended: the agent does not read, and packets for it use too much memory; check the agent and its network");
     } else {
         tracing::info!(%agent, principal, link = id.0, reason = %over, "agent disconnected");
-    }
-    if is_last && !router.is_shutting_down() {
-        tracing::warn!(%agent, "the last agent is gone: dials fail until an agent connects");
     }
     over
 }

@@ -1,5 +1,6 @@
 //! Calls made of packets: clients and agents that send whatever a test wants.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use adit_core::wire::packets as wire;
@@ -143,7 +144,15 @@ impl Connection {
 
     /// An agent whose window lets the server send nothing, until another window is sent through the channel.
     pub(crate) async fn deaf_agent(world: &World) -> (Self, oneshot::Sender<u32>) {
-        Self::with_windows(welcomed(world, "agent").await, 0, 1 << 30).await
+        Self::deaf_agent_at(world, world.server().agents).await
+    }
+
+    /// As [`Self::deaf_agent`], at a server in a process of its own.
+    pub(crate) async fn deaf_agent_at(
+        world: &World,
+        agents: SocketAddr,
+    ) -> (Self, oneshot::Sender<u32>) {
+        Self::with_windows(welcomed_at(world, agents, "agent").await, 0, 1 << 30).await
     }
 
     pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)]) -> Call {
@@ -185,9 +194,13 @@ impl Connection {
 }
 
 async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
+    welcomed_at(world, world.server().agents, name).await
+}
+
+async fn welcomed_at(world: &World, agents: SocketAddr, name: &str) -> TlsStream<TcpStream> {
     let (cert, key) = (world.files.cert(name), world.files.key(name));
     let ca = world.files.ca_file();
-    let dial = tls::dial(world.server().agents, &ca, Some((&cert, &key)));
+    let dial = tls::dial(agents, &ca, Some((&cert, &key)));
     within("a TLS handshake", dial).await.expect("welcome")
 }
 
