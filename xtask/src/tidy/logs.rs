@@ -284,15 +284,22 @@ mod tests {
     fn messages_are_compared_both_ways() {
         let source = "fn f() { tracing::error!(file, \"the list of {n} names is \\\n  broken\"); g(format!(\"no answer within {} s\", 1)); }";
         let page = "| message | cause |\n| --- | --- |\n| `the list of MANY names is broken`, `no answer within 20 s` | `x y z zz` |\n| `gone now` | |\n\n| other |\n| `unsaid` |\n";
-        let (_folder, workspace) = sample(&[("tunnel-daemon/src/a.rs", source), (MESSAGES, page)]);
+        let fields =
+            "| field | is | on lines about |\n| --- | --- | --- |\n| `file` | `kept` | `e` |\n";
+        let of = |page| {
+            let (_folder, workspace) = sample(&[
+                ("tunnel-daemon/src/a.rs", source),
+                (FIELDS, fields),
+                (MESSAGES, page),
+            ]);
+            check(&workspace).unwrap()
+        };
         assert_eq!(
-            check(&workspace).unwrap(),
+            of(page),
             ["docs/operate/troubleshooting.md: nothing says `gone now`"]
         );
-        let (_folder, workspace) =
-            sample(&[("tunnel-daemon/src/a.rs", source), (MESSAGES, "nothing\n")]);
         assert_eq!(
-            check(&workspace).unwrap(),
+            of("nothing\n"),
             [
                 "tunnel-daemon/src/a.rs: docs/operate/troubleshooting.md has no row for the error `the list of {n} names is broken`"
             ]
