@@ -1,24 +1,17 @@
 //! `cargo xtask ci`: what a change must pass (the gate), and with `--nightly` what takes longer.
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::ensure;
 
-use crate::steps::{self, Outcome, Steps, run_command};
+use crate::steps::{self, Outcome, Steps};
 use crate::workspace::Workspace;
-use crate::{chart, dist, e2e, fuzz, miri, monitoring, pages, perf, run_line, test, vm};
+use crate::{dist, e2e, monitoring, perf, run_line, script, test, vm};
 
-/// Longest time for a step that builds the workspace.
-const BUILD: Duration = Duration::from_secs(20 * 60);
 /// What the gate, and a part of the night, are meant to take on two cores from a fresh clone. A slow host is no failure, but is
 /// said.
 const GATE_GOAL: Duration = Duration::from_secs(28 * 60);
 const NIGHT_GOAL: Duration = Duration::from_secs(90 * 60);
-/// The first command of the README, once.
-const DEMO: &[&str] = &["run", "--release", "--", "demo", "--once"];
-/// Longest time that it may take once it is built.
-const DEMO_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// How much of it to run.
 #[derive(clap::Args)]
@@ -66,64 +59,77 @@ struct Step(&'static str, Tier, Work);
 enum Work {
     /// A command, as typed behind `cargo xtask`.
     Xtask(&'static str),
-    /// A command of cargo's.
-    Cargo(&'static [&'static str]),
+    /// A line of shell, with the functions of the scripts.
+    Shell(&'static str),
     /// Anything else.
     Call(fn(&Workspace) -> anyhow::Result<Outcome>),
 }
 
 use Tier::{Gate, Night, OnlyQuick, Quick};
-use Work::{Call, Cargo, Xtask};
+use Work::{Call, Shell, Xtask};
 
+/// The first command of the README, once. It takes seconds; one that hangs is not waited for as long as for a build.
+const DEMO: &str = "timeout 5m cargo run --release -- demo --once";
 /// Without `--package`, as the demo is run: alone it would have other features of what it uses, and be built twice.
-const RELEASE: Work = Cargo(&["build", "--quiet", "--release", "--bin", "adit"]);
+const RELEASE: Work = Shell("cargo build --quiet --release --bin adit");
+const FMT: &str = "cargo fmt --all --check && cargo fmt --check --manifest-path ebpf-programs/programs/Cargo.toml";
+/// The generator of the protobuf code, which is built for nothing else, and what it makes.
+const CODEGEN: &str = "cargo clippy --quiet --all-targets --package codegen -- -D warnings
+    bash xtask/scripts/codegen.sh --check";
+/// The binary without its cargo features, and with each of them alone.
+const FEATURES: &str = "for features in '' demo ebpf; do
+    cargo clippy --quiet --package=adit --no-default-features --features=$features --bins -- -D warnings; done";
+const UNIT: &str = "cargo test --quiet --package=adit --no-default-features --lib";
+/// Documentation, and the examples in it.
+const DOC: &str = "RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps
+    cargo test --quiet --workspace --doc";
+/// Advisories, licences and sources: it needs its database from the network.
+const DENY: &str = "need cargo-deny; cargo deny check";
+/// TLS, and what server and agent do with it, on the FIPS module of aws-lc. Its build takes Go and cmake from PATH; ADIT_GO does not
+/// reach it.
+const FIPS: &str = "need go cmake; cargo test --quiet --features=adit/fips --lib \
+    --package=adit-tls --package=adit-agent --package=adit-server --package=adit";
+const ISOLATION: &str =
+    "perf --quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
+const ACCOUNTING: &str =
+    "perf --scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
 
 /// All steps, in the order that fails soonest.
 const STEPS: &[Step] = &[
-    Step("fmt", Quick, Call(fmt)),
+    Step("fmt", Quick, Shell(FMT)),
     Step("tidy", Quick, Xtask("tidy")),
     Step("ebpf --check", Quick, Xtask("ebpf --check")),
     Step(
         "clippy",
         Quick,
-        Cargo(&["clippy", "--quiet", "--all-targets", "--", "-D", "warnings"]),
+        Shell("cargo clippy --quiet --all-targets -- -D warnings"),
     ),
     Step("unit tests", OnlyQuick, Xtask("test --quick")),
     Step("test", Gate, Xtask("test")),
     Step("loom", Gate, Xtask("loom")),
     Step("build --release", Gate, RELEASE),
-    Step("demo --once", Gate, Call(demo)),
+    Step("demo --once", Gate, Shell(DEMO)),
     Step("vm", Night(Part::A), Call(kernels)),
     // Behind the virtual machines, for which the program was built.
     Step("monitoring", Night(Part::A), Call(monitoring::run)),
-    Step("codegen --check", Night(Part::A), Call(generated)),
+    Step("codegen --check", Night(Part::A), Shell(CODEGEN)),
+    Step("clippy without features", Night(Part::A), Shell(FEATURES)),
+    Step("unit tests without features", Night(Part::A), Shell(UNIT)),
+    Step("doc", Night(Part::A), Shell(DOC)),
+    Step("miri", Night(Part::A), Xtask("miri")),
+    Step("fuzz", Night(Part::A), Xtask("fuzz --seconds=30")),
     Step(
-        "clippy without features",
+        "check for aarch64",
         Night(Part::A),
-        Call(feature_sets),
+        Shell("bash xtask/scripts/aarch64.sh"),
     ),
-    Step(
-        "unit tests without features",
-        Night(Part::A),
-        Cargo(&[
-            "test",
-            "--quiet",
-            "--package=adit",
-            "--no-default-features",
-            "--lib",
-        ]),
-    ),
-    Step("doc", Night(Part::A), Call(doc)),
-    Step("miri", Night(Part::A), Call(miri)),
-    Step("fuzz", Night(Part::A), Call(fuzz)),
-    Step("check for aarch64", Night(Part::A), Call(aarch64)),
     Step("static", Night(Part::A), Xtask("static")),
     Step("dist", Night(Part::A), Call(dist::night)),
     // With the package that the step before made.
-    Step("pages", Night(Part::A), Call(pages::run)),
+    Step("pages", Night(Part::A), Xtask("pages")),
     Step("fips", Night(Part::A), Call(fips)),
-    Step("deny", Night(Part::A), Call(deny)),
-    Step("chart", Night(Part::A), Call(charted)),
+    Step("deny", Night(Part::A), Shell(DENY)),
+    Step("chart", Night(Part::A), Xtask("chart --check")),
     Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
     Step("test at scale", Night(Part::B), Call(at_scale)),
     Step("e2e", Night(Part::B), Call(e2e::run)),
@@ -184,76 +190,10 @@ impl Args {
 impl Work {
     fn run(&self, workspace: &Workspace) -> anyhow::Result<Outcome> {
         match self {
-            Xtask(line) => run_line(workspace, line)?,
-            Cargo(args) => run_command(&mut workspace.cargo(args), BUILD)?,
-            Call(work) => return work(workspace),
+            Xtask(line) => run_line(workspace, line),
+            Shell(line) => script::line(workspace, line),
+            Call(work) => work(workspace),
         }
-        Ok(Outcome::Done)
-    }
-}
-
-fn fmt(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    Cargo(&["fmt", "--all", "--check"]).run(workspace)?;
-    // A workspace of its own.
-    let manifest = "ebpf-programs/programs/Cargo.toml";
-    let mut programs = workspace.cargo(&["fmt", "--check", "--manifest-path", manifest]);
-    run_command(&mut programs, BUILD).map(|()| Outcome::Done)
-}
-
-/// The demo takes seconds; one that hangs is not waited for as long as for a build.
-fn demo(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    run_command(&mut workspace.cargo(DEMO), DEMO_LIMIT).map(|()| Outcome::Done)
-}
-
-/// The binary without its cargo features, and with each of them alone.
-fn feature_sets(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    for features in ["--features=", "--features=demo", "--features=ebpf"] {
-        let mut clippy = workspace.cargo(&["clippy", "--quiet", "--package=adit"]);
-        clippy.args(["--no-default-features", features, "--bins"]);
-        run_command(clippy.args(["--", "-D", "warnings"]), BUILD)?;
-    }
-    Ok(Outcome::Done)
-}
-
-/// Documentation, and the examples in it.
-fn doc(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    let mut doc = workspace.cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
-    run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)?;
-    Cargo(&["test", "--quiet", "--workspace", "--doc"]).run(workspace)
-}
-
-/// The generator of the protobuf code, which is built for nothing else, and what it makes.
-fn generated(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    let args = &[
-        "clippy",
-        "--quiet",
-        "--all-targets",
-        "--package",
-        "codegen",
-        "--",
-        "-D",
-        "warnings",
-    ];
-    Cargo(args).run(workspace)?;
-    Xtask("codegen --check").run(workspace)
-}
-
-/// The Helm chart, and what is made from it.
-fn charted(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    chart::run(workspace, chart::Args { check: true })
-}
-
-fn miri(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    match miri::availability() {
-        Ok(()) => Xtask("miri").run(workspace),
-        Err(why) => Ok(Outcome::Skipped(why)),
-    }
-}
-
-fn fuzz(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    match fuzz::availability(workspace) {
-        Ok(()) => Xtask("fuzz --seconds=30").run(workspace),
-        Err(why) => Ok(Outcome::Skipped(why)),
     }
 }
 
@@ -268,30 +208,6 @@ fn beside(workspace: &Workspace) -> anyhow::Result<Outcome> {
     test::beside(workspace, &binary).map(|()| Outcome::Done)
 }
 
-/// Whether the program compiles for the other processor of data centres, where rustup has or can fetch its library and there
-/// is a C compiler for its cryptography.
-fn aarch64(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    const TARGET: &str = "aarch64-unknown-linux-gnu";
-    let mut add = Command::new("rustup");
-    add.args(["--quiet", "target", "add", TARGET]);
-    if let Err(error) = run_command(&mut add, steps::MINUTES_5) {
-        return Ok(Outcome::Skipped(format!(
-            "no library of {TARGET}: {error:#}"
-        )));
-    }
-    let mut check = workspace.cargo(&["check", "--quiet", "--target", TARGET]);
-    for package in ["adit-core", "adit-relay", "adit-ebpf-abi"] {
-        check.args(["--package", package]);
-    }
-    let mut compiler = Command::new("aarch64-linux-gnu-gcc");
-    if steps::first_line(compiler.arg("--version")).is_some() {
-        check.args(["--package", "adit"]);
-    } else {
-        println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
-    }
-    run_command(&mut check, BUILD).map(|()| Outcome::Done)
-}
-
 /// Boots all kernels. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.
 fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
     // `.ci/run` has said why it could not be installed.
@@ -299,7 +215,7 @@ fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Skipped(why));
     }
     match vm::fetched(workspace) {
-        Ok(()) => Xtask("vm --all").run(workspace),
+        Ok(()) => run_line(workspace, "vm --all"),
         Err(error) => Ok(Outcome::Skipped(format!(
             "no kernel could be fetched: {error:#}"
         ))),
@@ -311,48 +227,23 @@ fn isolation(workspace: &Workspace) -> anyhow::Result<Outcome> {
     if let Err(why) = steps::go_toolchain() {
         println!("isolation of grpc-go: SKIPPED: {why}");
     }
-    Xtask("perf --quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check")
-        .run(workspace)
+    run_line(workspace, ISOLATION)
 }
 
 /// Whether accounting costs an echo or a transfer more than it may, where the kernel lets it be measured.
 fn accounting(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    if let Some(why) = perf::why_not_accounted(workspace)? {
-        return Ok(Outcome::Skipped(why));
+    match perf::why_not_accounted(workspace)? {
+        Some(why) => Ok(Outcome::Skipped(why)),
+        None => run_line(workspace, ACCOUNTING),
     }
-    let line = "perf --scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
-    Xtask(line).run(workspace)
 }
 
-/// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.
-fn deny(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    if steps::first_line(Command::new("cargo-deny").arg("--version")).is_none() {
-        return Ok(Outcome::Skipped("cargo-deny is not installed".to_owned()));
-    }
-    Cargo(&["deny", "check"]).run(workspace)
-}
-
-/// TLS, and what server and agent do with it, on the FIPS module of aws-lc, whose build needs Go and cmake.
 fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    // The build of aws-lc takes both from PATH; ADIT_GO does not reach it.
-    for (program, version) in [("go", "version"), ("cmake", "--version")] {
-        if steps::first_line(Command::new(program).arg(version)).is_none() {
-            return Ok(Outcome::Skipped(format!("{program} is not installed")));
-        }
+    let outcome = script::line(workspace, FIPS)?;
+    if let Outcome::Done = outcome {
+        test::fips(workspace, "--features=adit/fips")?;
     }
-    const FEATURES: &str = "--features=adit/fips";
-    let args = &[
-        "test",
-        "--quiet",
-        "--package=adit-tls",
-        "--package=adit-agent",
-        "--package=adit-server",
-        "--package=adit",
-        FEATURES,
-        "--lib",
-    ];
-    Cargo(args).run(workspace)?;
-    test::fips(workspace, FEATURES).map(|()| Outcome::Done)
+    Ok(outcome)
 }
 
 #[cfg(test)]
@@ -362,8 +253,7 @@ mod tests {
     #[test]
     fn the_demo_is_run_as_the_readme_says() {
         let readme = Workspace::here().unwrap().text("README.md").unwrap();
-        let command = format!("\ncargo {}", DEMO.join(" "));
-        let command = command.replace("--once", "");
+        let command = DEMO.replace("timeout 5m ", "\n").replace("--once", "");
         assert!(readme.unwrap().contains(&command), "{command}");
     }
 

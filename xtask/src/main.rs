@@ -1,24 +1,18 @@
 //! Entry of `cargo xtask`, the command for people and CI: one file per subcommand, only dispatch here.
 //!
-//! A new subcommand needs a `mod`, a variant with a doc line for `--help`, and an arm of the match.
+//! A new subcommand needs a script or a `mod`, a variant with a doc line for `--help`, and an arm of the match.
 
 mod chart;
 mod ci;
-mod codegen;
-mod debian;
 mod dist;
 mod docs;
 mod e2e;
 mod ebpf;
-mod fuzz;
-mod loom;
-mod miri;
 mod monitoring;
-mod pages;
 mod perf;
 mod release;
-mod setup;
-mod static_binary;
+mod script;
+mod stack;
 mod steps;
 mod test;
 mod tidy;
@@ -53,13 +47,13 @@ enum Command {
     /// Check what compilers do not: module docs, links, dependencies, leaks of local paths.
     Tidy,
     /// Generate the protobuf messages and the client glue from the .proto file.
-    Codegen(codegen::Args),
+    Codegen(script::Args),
     /// Write the pages below docs/reference, which say what the code says.
     Docs,
     /// Build the eBPF object that the daemon embeds (needs a nightly toolchain with rust-src, and bpf-linker).
     Ebpf(ebpf::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
-    Fuzz(fuzz::Args),
+    Fuzz(script::Args),
     /// Try out the interleavings of the relay's hand-over.
     Loom,
     /// Run the relay's unit tests in miri (needs a nightly toolchain with it).
@@ -83,7 +77,7 @@ enum Command {
     /// Boot distribution kernels in virtual machines and run our programs and tests there.
     Vm(vm::Args),
     /// Install the git hooks of this repository.
-    Setup(setup::Args),
+    Setup(script::Args),
     /// Started by `dist --check` for itself, in a mount namespace.
     #[command(hide = true)]
     ImageTrial(dist::ImageTrial),
@@ -94,7 +88,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = Workspace::here().and_then(|workspace| run(&workspace, cli));
+    let outcome = Workspace::here().and_then(|workspace| run(&workspace, cli)?.expect_done());
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -104,37 +98,39 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<()> {
+fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
+    let script = |name| script::outcome(&mut script::command(workspace, name));
     match cli.command {
+        Command::Chart(args) => return chart::run(workspace, args),
+        Command::Ebpf(args) => return ebpf::run(workspace, &args),
+        Command::E2e => return e2e::run(workspace),
+        Command::Monitoring => return monitoring::run(workspace),
+        Command::Codegen(args) => return script::run(workspace, "codegen", &args),
+        Command::Fuzz(args) => return script::run(workspace, "fuzz", &args),
+        Command::Setup(args) => return script::run(workspace, "setup", &args),
+        Command::Loom => return script("loom"),
+        Command::Miri => return script("miri"),
+        Command::Pages => return script("pages"),
+        Command::Static => return script("static"),
         Command::Test(args) => test::run(workspace, &args),
         Command::Ci(args) => ci::run(workspace, &args),
         Command::Tidy => tidy::run(workspace),
-        Command::Codegen(args) => codegen::run(workspace, &args),
         Command::Docs => docs::run(workspace),
-        Command::Ebpf(args) => ebpf::run(workspace, &args),
-        Command::Fuzz(args) => fuzz::run(workspace, &args),
-        Command::Loom => loom::run(workspace),
-        Command::Miri => miri::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
-        Command::Chart(args) => chart::run(workspace, args).and_then(Outcome::expect_done),
-        Command::E2e => e2e::run(workspace).and_then(Outcome::expect_done),
-        Command::Monitoring => monitoring::run(workspace).and_then(Outcome::expect_done),
-        Command::Pages => pages::run(workspace).and_then(Outcome::expect_done),
-        Command::Static => static_binary::run(workspace),
         Command::Dist(args) => dist::run(workspace, &args),
         Command::Release(args) => release::run(workspace, &args),
         Command::ImageTrial(args) => dist::try_images(workspace, &args),
         Command::Confined(args) => dist::confine(&args),
         Command::Vm(args) => vm::run(workspace, &args),
-        Command::Setup(args) => setup::run(workspace, &args),
-    }
+    }?;
+    Ok(Outcome::Done)
 }
 
 /// Runs a command line as if typed after `cargo xtask`.
 ///
 /// # Errors
 /// The line is not a valid command, or the command fails.
-fn run_line(workspace: &Workspace, line: &str) -> anyhow::Result<()> {
+fn run_line(workspace: &Workspace, line: &str) -> anyhow::Result<Outcome> {
     let words = std::iter::once("xtask").chain(line.split_whitespace());
     run(workspace, Cli::try_parse_from(words)?)
 }

@@ -2,7 +2,6 @@
 //! that scrapes servers and agents. Where Go is installed, the dashboard is read by Grafana's schema.
 
 mod fleet;
-mod grafana;
 mod load;
 mod prometheus;
 pub(crate) mod queries;
@@ -14,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::steps::{Outcome, first_line, run_command, seconds};
+use crate::script;
+use crate::steps::{Outcome, lacking, run_command, seconds};
 use crate::workspace::Workspace;
 use fleet::Fleet;
 use load::Load;
-pub(crate) use load::connect;
 use prometheus::Prometheus;
 use queries::{Query, selectors};
 
@@ -55,12 +54,10 @@ const UPSTREAM: &[&str] = &[
 /// # Errors
 /// A rule or its test is wrong, or a query fails or finds nothing.
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    for program in ["promtool", "prometheus"] {
-        if first_line(Command::new(program).arg("--version")).is_none() {
-            return Ok(Outcome::Skipped(format!(
-                "no {program} on PATH: Debian's package `prometheus` has it"
-            )));
-        }
+    if let Some(why) = lacking(&["promtool", "prometheus"]) {
+        return Ok(Outcome::Skipped(format!(
+            "{why}: Debian's package `prometheus` has both"
+        )));
     }
     let folder = workspace.path(FOLDER);
     for (what, file) in [("check", ALERTS), ("test", ALERTS_TEST)] {
@@ -68,7 +65,8 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
         promtool.current_dir(&folder).args([what, "rules", file]);
         run_command(&mut promtool, PROMTOOL)?;
     }
-    match grafana::check(workspace, &folder.join(DASHBOARD)).context(DASHBOARD)? {
+    let mut grafana = script::command(workspace, "grafana");
+    match script::outcome(grafana.arg(folder.join(DASHBOARD))).context(DASHBOARD)? {
         Outcome::Done => println!("monitoring: the dashboard passes Grafana's schema"),
         Outcome::Skipped(why) => {
             println!("monitoring: SKIPPED the dashboard by Grafana's schema: {why}");
@@ -80,9 +78,9 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Outcome> {
     let started = Instant::now();
     let scratch = tempfile::tempdir()?;
     let mut fleet = Fleet::start(&program, &kubernetes, scratch.path())?;
-    let load = Load::start(fleet.frontends())?;
+    let load = Load::start(&fleet.frontends)?;
     let alerts = folder.join(ALERTS);
-    let prometheus = Prometheus::start(scratch.path(), &alerts, fleet.jobs())?;
+    let prometheus = Prometheus::start(scratch.path(), &alerts, &fleet.jobs)?;
     let dashboard = workspace
         .text(&format!("{FOLDER}/{DASHBOARD}"))?
         .context("the dashboard is text")?;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 
-use crate::chart;
-use crate::dist::{self, Arch, Key, Release};
+use crate::dist::{self, Arch, Release};
+use crate::script;
 use crate::steps::Outcome;
 use crate::workspace::Workspace;
 
@@ -67,15 +67,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     dist::make(workspace, &release, &args.arch, &out)?;
     let notes = out.join(format!("adit-{version}-notes.md"));
     fs::write(notes, format!("{}\n", section.notes))?;
-    if let Outcome::Skipped(why) = chart::package(workspace, &out)? {
+    let mut chart = script::command(workspace, "chart");
+    if let Outcome::Skipped(why) = script::outcome(chart.arg("package").arg(&out))? {
         println!("release: SKIPPED: the chart is not packed: {why}");
     }
-    let keys = tempfile::tempdir()?;
-    let key = match &args.key {
-        Some(file) => Key::of(file),
-        None => Key::throwaway(keys.path())?,
-    };
-    dist::sign(&out, &key, keys.path())?;
+    dist::sign(workspace, &out, args.key.as_deref())?;
     dist::print_table(&out)?;
     println!("release: {} is complete and verified", out.display());
     if args.dry_run {

@@ -148,6 +148,16 @@ impl Drop for Running {
 /// # Errors
 /// The command cannot start, exits with a code other than 0, or exceeds `limit`.
 pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
+    let status = status_of(command, limit)?;
+    ensure!(status.success(), "`{}` ended with {status}", shown(command));
+    Ok(())
+}
+
+/// Runs a command like [`run_command`], and returns how it exits.
+///
+/// # Errors
+/// The command cannot start, or exceeds `limit`.
+pub(crate) fn status_of(command: &mut Command, limit: Duration) -> anyhow::Result<ExitStatus> {
     let is_grouped = in_ci();
     command.stdin(Stdio::null());
     if is_grouped {
@@ -167,8 +177,7 @@ pub(crate) fn run_command(command: &mut Command, limit: Duration) -> anyhow::Res
         let command = shown(command);
         bail!("`{command}` was still running after {}", seconds(limit));
     };
-    ensure!(status.success(), "`{}` ended with {status}", shown(command));
-    Ok(())
+    Ok(status)
 }
 
 /// Captured output of a command.
@@ -227,20 +236,24 @@ pub(crate) fn go_toolchain() -> Result<OsString, String> {
     }
 }
 
-/// A command of the Go toolchain.
-///
-/// # Errors
-/// As [`go_toolchain`].
-pub(crate) fn go() -> anyhow::Result<Command> {
-    Ok(Command::new(go_toolchain().map_err(anyhow::Error::msg)?))
-}
-
 /// The first line of a command's output, such as its version, if it is installed and succeeds.
 pub(crate) fn first_line(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().next().unwrap_or_default().trim().to_owned();
     output.status.success().then_some(line)
+}
+
+/// Which of these programs are not installed, if any.
+pub(crate) fn lacking(programs: &[impl AsRef<str>]) -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<_> = std::env::split_paths(&path)
+        .chain(["/usr/sbin".into()])
+        .collect();
+    let is_there = |program: &&str| folders.iter().any(|folder| folder.join(program).is_file());
+    let lacking = programs.iter().map(AsRef::as_ref);
+    let lacking: Vec<&str> = lacking.filter(|program| !is_there(program)).collect();
+    (!lacking.is_empty()).then(|| format!("not installed: {}", lacking.join(", ")))
 }
 
 /// Whether this is a CI run: skips that are fine on a laptop are errors there.
@@ -254,7 +267,8 @@ pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 
-fn shown(command: &Command) -> String {
+/// A command line for people, cut to a reasonable length.
+pub(crate) fn shown(command: &Command) -> String {
     let program = command.get_program().to_string_lossy();
     let mut text = program.rsplit('/').next().unwrap_or_default().to_owned();
     for arg in command.get_args() {

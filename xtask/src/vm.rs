@@ -10,8 +10,6 @@ mod entries;
 mod image;
 mod kernels;
 mod machine;
-mod modules;
-mod programs;
 mod table;
 
 use std::fs;
@@ -22,13 +20,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use crate::ebpf;
+use crate::steps::{MINUTES_5, lacking, run_command};
 use crate::workspace::Workspace;
 use console::Console;
 use console_log::ConsoleLogs;
 use entries::{ENTRIES, Entry, Run, When};
-use kernels::{Kernel, Packages};
+use image::Built;
+use kernels::Kernel;
 use machine::Accel;
-use programs::Built;
 use table::{Answers, Made};
 
 pub(crate) use table::titles;
@@ -86,9 +85,16 @@ pub(crate) fn availability() -> Result<(), String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("kernels are booted for x86-64 only".to_owned());
     }
-    let missing = machine::missing()
-        .or_else(Packages::missing)
-        .or_else(image::missing);
+    // The rest of what is packed comes with these.
+    let missing = lacking(&[
+        machine::QEMU,
+        "apt-get",
+        "busybox",
+        "dash",
+        "nft",
+        "setpriv",
+        "tc",
+    ]);
     missing.map_or(Ok(()), Err)
 }
 
@@ -104,11 +110,7 @@ pub(crate) fn rows() -> Vec<&'static str> {
 /// # Errors
 /// Kernels or lists of packages are missing, and cannot be fetched.
 pub(crate) fn fetched(workspace: &Workspace) -> anyhow::Result<()> {
-    let packages = Packages::read(&workspace.path("target/vm"))?;
-    for series in kernels::SERIES {
-        packages.kernel(series)?;
-    }
-    Ok(())
+    kernels::get(workspace, kernels::SERIES).map(drop)
 }
 
 /// Boots the kernels and prints the table.
@@ -119,11 +121,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if let Err(why) = availability() {
         bail!("{why}");
     }
-    let folder = workspace.path("target/vm");
+    let folder = workspace.target().join("vm");
     fs::create_dir_all(&folder)?;
-    let packages = Packages::read(&folder)?;
     if args.list {
-        return list(&packages);
+        return list(workspace);
     }
     for name in &args.only {
         let known = ENTRIES.iter().any(|entry| entry.name == name);
@@ -134,16 +135,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         (false, some) => some.iter().map(String::as_str).collect(),
         (true, _) => kernels::SERIES.to_vec(),
     };
-    let kernels: Vec<Kernel> = series
-        .into_iter()
-        .map(|series| packages.kernel(series))
-        .collect::<Result<_, _>>()?;
+    let kernels = kernels::get(workspace, &series)?;
     // Read the commit before the build: the tree may change during a long run.
     let made = args.write.then(|| made(workspace)).transpose()?;
     let logs = made.as_ref().map(|made| ConsoleLogs::new(&folder, made));
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
-    let common = image::common(args.adit.as_deref(), &built, &entries)?;
+    let (common, modules, image) = (
+        folder.join("common"),
+        folder.join("modules"),
+        folder.join("initramfs"),
+    );
+    image::common(workspace, args.adit.as_deref(), &built, &entries, &common)?;
     let mut accel = args.accel;
     let mut all = Vec::new();
     for kernel in &kernels {
@@ -155,8 +158,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
                 earlier
             }
             None => {
-                let image = folder.join("initramfs");
-                fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
+                image::of_kernel(workspace, &kernel.folder, &modules)?;
+                fs::write(&image, [fs::read(&common)?, fs::read(&modules)?].concat())?;
                 // An accelerator that failed for one kernel is not tried for the next ones.
                 let (used, console) = boot(accel, kernel, &image, limit(&entries))?;
                 accel = Some(used);
@@ -197,11 +200,9 @@ fn made(workspace: &Workspace) -> anyhow::Result<Made> {
     })
 }
 
-fn list(packages: &Packages) -> anyhow::Result<()> {
+fn list(workspace: &Workspace) -> anyhow::Result<()> {
     println!("kernels:");
-    for release in packages.all() {
-        println!("  {release}");
-    }
+    run_command(&mut kernels::list(workspace), MINUTES_5)?;
     println!("entries:");
     for entry in ENTRIES {
         println!("  {:16} {} ({:?})", entry.name, entry.row, entry.when);
@@ -243,7 +244,7 @@ fn boot(
     for accel in wanted {
         println!("vm: booting {} with {}", kernel.release, accel.name());
         let begin = Instant::now();
-        let console = machine::boot(accel, &kernel.image()?, image, limit)
+        let console = machine::boot(accel, &kernel.folder.join("vmlinuz"), image, limit)
             .with_context(|| format!("Linux {}", kernel.release))?;
         if let Some(console) = console {
             println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());

@@ -187,6 +187,20 @@ impl Workspace {
     }
 }
 
+/// SHA-256 of a file, in hexadecimal.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn sha256(file: &Path) -> anyhow::Result<String> {
+    let sum = output_of(
+        Command::new("sha256sum").arg("--binary").arg(file),
+        MINUTES_5,
+    )?
+    .stdout;
+    let (sum, _name) = sum.split_once(' ').context("sha256sum prints a sum")?;
+    Ok(sum.to_owned())
+}
+
 /// Creates an empty folder, removing an existing one first.
 ///
 /// # Errors

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::system::Library;
 use super::tree::{Crate, Crates, Id, ROOT};
-use super::{Arch, Release, sums};
+use super::{Arch, Release};
+use crate::workspace::sha256;
 
 /// The version of the format.
 const SPECIFICATION: &str = "1.5";
@@ -65,7 +66,7 @@ pub(super) fn of(
                 "version": release.version,
                 "purl": format!("pkg:cargo/{ROOT}@{}", release.version),
                 "licenses": [{"expression": "Apache-2.0"}],
-                "hashes": [{"alg": "SHA-256", "content": sums::of_file(program)?}],
+                "hashes": [{"alg": "SHA-256", "content": sha256(program)?}],
             },
             "properties": [
                 {"name": "adit:commit", "value": release.revision},

@@ -1,17 +1,13 @@
-//! `cargo xtask dist`: makes the artefacts of a release below `target/dist`, and checks them.
+//! `cargo xtask dist`: makes the artefacts of a release below `target/dist`, and checks them. Scripts pack and try them; this
+//! program knows what is linked.
 //!
 //! Every artefact depends on the commit, the toolchain and the packages of the build machine alone: `--check` makes all of
 //! them a second time, from a clone in another folder, and compares them byte by byte.
 
 mod bill;
-mod binary;
 mod confined;
-mod deb;
-mod deb_trial;
-mod image;
 mod image_trial;
 mod licences;
-mod sums;
 mod system;
 mod tree;
 mod tunnel;
@@ -25,15 +21,22 @@ use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
 use serde::Deserialize;
 
-use crate::steps::{Outcome, Steps, first_line, run_command, seconds};
+use crate::script;
+use crate::steps::{Outcome, Steps, lacking, run_command, seconds, stdout_of};
 use crate::workspace::{Workspace, fresh};
 
 pub(crate) use confined::{Args as Confined, run as confine};
 pub(crate) use image_trial::{Args as ImageTrial, inside as try_images};
-pub(crate) use sums::Key;
 
 /// Longest time for a tool that packs, signs or lists.
-pub(crate) const TOOL: Duration = Duration::from_secs(5 * 60);
+const TOOL: Duration = Duration::from_secs(5 * 60);
+/// Longest time for a build from nothing.
+const BUILD: Duration = Duration::from_secs(60 * 60);
+/// What these artefacts are called behind version and processor.
+const IMAGES: &str = "-images.tar";
+const DEB: &str = ".deb";
+/// Neither root nor a user of a node: who runs in an image.
+const USER: u32 = 65532;
 
 /// What to make.
 #[derive(clap::Args)]
@@ -61,7 +64,7 @@ pub(crate) enum Arch {
 
 impl Arch {
     /// As packages and images call it.
-    pub(crate) fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
             Self::Arm64 => "arm64",
@@ -85,18 +88,12 @@ impl Arch {
         std::env::consts::ARCH == self.machine()
     }
 
-    /// The host's, if there are artefacts for it.
-    pub(crate) fn of_host() -> Option<Self> {
-        let mut all = Self::value_variants().iter().copied();
-        all.find(|arch| arch.is_of_host())
-    }
-
-    /// A tool of the C toolchain for it, such as `gcc`.
-    fn tool(self, name: &str) -> String {
+    /// What names of tools of its C toolchain begin with, such as `gcc`.
+    fn cross(self) -> String {
         if self.is_of_host() {
-            name.to_owned()
+            String::new()
         } else {
-            format!("{}-linux-gnu-{name}", self.machine())
+            format!("{}-linux-gnu-", self.machine())
         }
     }
 
@@ -114,6 +111,18 @@ impl Arch {
     fn emulator(self) -> Option<String> {
         (!self.is_of_host()).then(|| format!("qemu-{}-static", self.machine()))
     }
+
+    /// A script, with what scripts are told of a processor.
+    fn script(self, workspace: &Workspace, name: &str) -> Command {
+        let mut command = script::command(workspace, name);
+        command
+            .env("ARCH", self.name())
+            .env("TRIPLE", self.triple())
+            .env("CROSS", self.cross())
+            .env("EMULATOR", self.emulator().unwrap_or_default())
+            .env("USER_ID", USER.to_string());
+        command
+    }
 }
 
 /// What all artefacts of a release say of themselves.
@@ -126,7 +135,7 @@ pub(crate) struct Release {
     commit: String,
     day: String,
     /// Time of the commit, in seconds since 1970 and by RFC 3339: no artefact has another time.
-    epoch: i64,
+    epoch: String,
     time: String,
 }
 
@@ -134,31 +143,25 @@ impl Release {
     /// Of the commit that is checked out.
     ///
     /// # Errors
-    /// There is no git repository, or no version in the manifest.
+    /// There is no git repository.
     pub(crate) fn of(workspace: &Workspace) -> anyhow::Result<Self> {
-        let manifest = workspace.text("Cargo.toml")?.unwrap_or_default();
-        let manifest: toml::Table = toml::from_str(&manifest)?;
-        let package = manifest
-            .get("workspace")
-            .and_then(|table| table.get("package"));
-        let version = package.and_then(|table| table.get("version"));
-        let version = version.and_then(|version| version.as_str());
-        let told = workspace.git(&["log", "-1", "--abbrev=12", "--format=%H %h %cs %ct"])?;
-        let [revision, commit, day, epoch] = told
-            .split(' ')
-            .collect::<Vec<_>>()
-            .try_into()
-            .map_err(|_other| anyhow::anyhow!("git describes the commit as {told:?}"))?;
-        let epoch: i64 = epoch.parse()?;
+        let mut git = workspace.command("git");
+        git.args(["log", "-1", "--abbrev=12", "--format=%H %h %cs %ct %cd"]);
+        git.arg("--date=format-local:%Y-%m-%dT%H:%M:%SZ")
+            .env("TZ", "UTC");
+        let told = stdout_of(&mut git, TOOL)?;
+        let words: Vec<&str> = told.split_whitespace().collect();
+        let [revision, commit, day, epoch, time] = words[..] else {
+            bail!("git describes the commit as {told:?}");
+        };
         Ok(Self {
-            version: version
-                .context("Cargo.toml has no workspace.package.version")?
-                .to_owned(),
+            // This package has the version of the workspace.
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             revision: revision.to_owned(),
             commit: commit.to_owned(),
             day: day.to_owned(),
-            epoch,
-            time: rfc3339(epoch)?,
+            epoch: epoch.to_owned(),
+            time: time.to_owned(),
         })
     }
 
@@ -168,22 +171,9 @@ impl Release {
     }
 }
 
-fn rfc3339(epoch: i64) -> anyhow::Result<String> {
-    let mut date = Command::new("date");
-    date.args([
-        "--utc",
-        "--date",
-        &format!("@{epoch}"),
-        "+%Y-%m-%dT%H:%M:%SZ",
-    ]);
-    first_line(&mut date).context("`date` of coreutils does not tell the time of the commit")
-}
-
 /// Where artefacts are made of which sources.
 struct Site<'a> {
     sources: &'a Workspace,
-    /// Cargo's target folder.
-    build: PathBuf,
     /// Where artefacts go.
     out: PathBuf,
     /// Where everything else goes.
@@ -200,24 +190,17 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 
 /// As [`run`]; a check makes the artefacts for the processors `again` a second time.
 fn run_and_reproduce(workspace: &Workspace, args: &Args, again: &[Arch]) -> anyhow::Result<()> {
-    let (out, work) = (
-        workspace.target().join("dist"),
-        workspace.target().join("dist-work"),
-    );
-    let release = Release::of(workspace)?;
-    if let Some(why) = missing(workspace, &args.arch) {
-        bail!("{why}");
-    }
-    let (started, site) = (Instant::now(), Site::at(workspace, &out, &work)?);
+    let (started, release) = (Instant::now(), Release::of(workspace)?);
+    let site = Site::at(workspace, &workspace.target().join("dist"), &args.arch)?;
     site.make(&release, &args.arch, args.binary.as_deref())?;
-    sums::write(&site.out)?;
+    sums(workspace, &site.out, &["list"])?;
     if let Some(key) = &args.key {
-        sums::sign(&site.out, &Key::of(key))?;
+        sums(workspace, &site.out, &["sign", absolute(key)?.as_str()])?;
     }
     print_table(&site.out)?;
     println!("dist: made in {}", seconds(started.elapsed()));
     if args.check {
-        check(workspace, &release, &site, args, again)?;
+        check(&release, &site, args, again)?;
     }
     Ok(())
 }
@@ -232,23 +215,30 @@ pub(crate) fn make(
     archs: &[Arch],
     out: &Path,
 ) -> anyhow::Result<()> {
-    if let Some(why) = missing(workspace, archs) {
-        bail!("{why}");
-    }
-    let work = workspace.target().join("dist-work");
-    Site::at(workspace, out, &work)?.make(release, archs, None)
+    Site::at(workspace, out, archs)?.make(release, archs, None)
 }
 
-/// Writes sums and signature over a folder of artefacts, and verifies both.
+/// Writes sums and signature over a folder of artefacts, and verifies both. Without a key a throwaway one signs.
 ///
 /// # Errors
 /// The key is not of ed25519, or what was written is refused.
-pub(crate) fn sign(out: &Path, key: &Key, scratch: &Path) -> anyhow::Result<()> {
-    sums::write(out)?;
-    sums::sign(out, key)?;
-    let public = scratch.join("public.pem");
-    key.public(&public)?;
-    sums::verify(out, &public)
+pub(crate) fn sign(workspace: &Workspace, out: &Path, key: Option<&Path>) -> anyhow::Result<()> {
+    let key = key.map_or(Ok(String::new()), absolute)?;
+    sums(workspace, out, &["list"])?;
+    sums(workspace, out, &["sign", &key])
+}
+
+fn sums(workspace: &Workspace, folder: &Path, args: &[&str]) -> anyhow::Result<()> {
+    run_command(
+        script::command(workspace, "sums").arg(folder).args(args),
+        TOOL,
+    )
+}
+
+/// The path for a script, which has another working folder.
+fn absolute(path: &Path) -> anyhow::Result<String> {
+    let path = fs::canonicalize(path).with_context(|| format!("find {}", path.display()))?;
+    Ok(path.to_str().context("a path of UTF-8")?.to_owned())
 }
 
 /// The step of the night, for each processor whose tools are installed. Only the host's artefacts are built a second time, because
@@ -262,26 +252,25 @@ pub(crate) fn night(workspace: &Workspace) -> anyhow::Result<Outcome> {
     }
     let (mut arch, mut skipped) = (Vec::new(), Vec::new());
     for &one in Arch::value_variants() {
-        match missing(workspace, &[one]) {
-            None => arch.push(one),
-            Some(why) => skipped.push(format!("for {}: {why}", one.name())),
+        match script::outcome(&mut one.script(workspace, "dist-tools"))? {
+            Outcome::Done => arch.push(one),
+            Outcome::Skipped(why) => skipped.push(format!("for {}: {why}", one.name())),
         }
     }
     if arch.is_empty() {
         return Ok(Outcome::Skipped(skipped.join("; ")));
     }
+    let host: Vec<Arch> = arch
+        .iter()
+        .copied()
+        .filter(|arch| arch.is_of_host())
+        .collect();
     let args = Args {
         check: true,
         key: None,
         arch,
         binary: None,
     };
-    let host: Vec<Arch> = args
-        .arch
-        .iter()
-        .copied()
-        .filter(|arch| arch.is_of_host())
-        .collect();
     run_and_reproduce(workspace, &args, &host)?;
     Ok(if skipped.is_empty() {
         Outcome::Done
@@ -292,15 +281,17 @@ pub(crate) fn night(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 impl<'a> Site<'a> {
     /// Artefacts of an earlier run go, what cargo built stays.
-    fn at(sources: &'a Workspace, out: &Path, work: &Path) -> anyhow::Result<Self> {
+    fn at(sources: &'a Workspace, out: &Path, archs: &[Arch]) -> anyhow::Result<Self> {
+        for arch in archs {
+            script::outcome(&mut arch.script(sources, "dist-tools"))?.expect_done()?;
+        }
         fresh(out)?;
-        let build = work.join("build");
-        fs::create_dir_all(&build).with_context(|| format!("create {}", build.display()))?;
+        let work = out.with_file_name("dist-work");
+        fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
         Ok(Self {
             sources,
-            build,
             out: out.to_path_buf(),
-            work: work.to_path_buf(),
+            work,
         })
     }
 
@@ -308,65 +299,50 @@ impl<'a> Site<'a> {
         for &arch in archs {
             let crates = tree::Crates::linked(self.sources, arch)?;
             let libraries = system::libraries(self.sources, arch)?;
-            let whole = match binary {
-                Some(binary) => binary.to_path_buf(),
-                None => binary::build(self, release, arch, &crates)?,
-            };
-            let program = binary::split(self, release, arch, &whole)?;
+            let registries: Vec<_> = crates
+                .registries
+                .iter()
+                .map(|it| it.to_string_lossy())
+                .collect();
+            let mut build = self.script("binary", release, arch);
+            build
+                .arg(self.work.join("build"))
+                .arg(&self.out)
+                .arg(release.name(arch, ""));
+            build.args(binary.map(absolute).transpose()?);
+            build
+                .env("FEATURES", crates.features.join(","))
+                .env("REGISTRIES", registries.join(" "));
+            run_command(&mut build, BUILD)?;
+            let program = self.out.join(release.name(arch, ""));
             fs::write(
                 self.out.join(release.name(arch, ".cdx.json")),
                 bill::of(release, arch, &program, &crates, &libraries)?,
             )?;
             let licences = self.out.join(release.name(arch, ".LICENSES.txt"));
             fs::write(&licences, licences::of(self.sources, &crates, &libraries)?)?;
-            image::make(self, release, arch, &program, &licences)?;
-            deb::make(self, release, arch, &program, &licences)?;
+            for (script, ending) in [("images", IMAGES), ("deb", DEB)] {
+                let mut pack = self.script(script, release, arch);
+                pack.args([&program, &licences])
+                    .arg(self.out.join(release.name(arch, ending)));
+                run_command(&mut pack, TOOL)?;
+            }
         }
         Ok(())
     }
-}
 
-/// What is missing here to make artefacts.
-fn missing(workspace: &Workspace, archs: &[Arch]) -> Option<String> {
-    let mut tools = vec![
-        "dpkg-deb".to_owned(),
-        "gzip".to_owned(),
-        "openssl".to_owned(),
-        "tar".to_owned(),
-    ];
-    tools.extend(archs.iter().map(|arch| arch.tool("objcopy")));
-    tools.extend(archs.iter().map(|arch| arch.tool("gcc")));
-    tools.extend(archs.iter().filter_map(|arch| arch.emulator()));
-    let library = || archs.iter().find_map(|arch| no_library(workspace, *arch));
-    let c_library = || archs.iter().find_map(|arch| no_c_library(*arch));
-    lacking(&tools)
-        .or_else(library)
-        .or_else(c_library)
-        .or_else(image::missing)
-}
-
-/// Whether the static C library is missing for a processor, and which package of Debian has it.
-fn no_c_library(arch: Arch) -> Option<String> {
-    let file = first_line(Command::new(arch.tool("gcc")).arg("-print-file-name=libc.a"));
-    // gcc repeats the name of a file that it does not find.
-    if file.is_some_and(|file| Path::new(&file).is_absolute()) {
-        return None;
+    /// A script that makes or tries an artefact, with all that scripts are told of a release.
+    fn script(&self, name: &str, release: &Release, arch: Arch) -> Command {
+        let mut command = arch.script(self.sources, name);
+        command
+            .env("VERSION", &release.version)
+            .env("REVISION", &release.revision)
+            .env("COMMIT", &release.commit)
+            .env("DAY", &release.day)
+            .env("EPOCH", &release.epoch)
+            .env("TIME", &release.time);
+        command
     }
-    let package = if arch.is_of_host() {
-        "libc6-dev".to_owned()
-    } else {
-        format!("libc6-dev-{}-cross", arch.name())
-    };
-    Some(format!("no static C library: apt install {package}"))
-}
-
-/// Whether Rust's own library is missing for a processor, and what installs it.
-fn no_library(workspace: &Workspace, arch: Arch) -> Option<String> {
-    let triple = arch.triple();
-    let mut rustc = workspace.command("rustc");
-    let folder = first_line(rustc.args(["--print", "target-libdir", "--target", &triple]));
-    let is_there = folder.is_some_and(|folder| Path::new(&folder).is_dir());
-    (!is_there).then(|| format!("no library of Rust: rustup target add {triple}"))
 }
 
 /// What is missing here to check them.
@@ -374,24 +350,7 @@ fn missing_for_check() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("images and packages are tried as root".to_owned());
     }
-    lacking(&["umoci", "unshare", "debootstrap", "chroot"].map(str::to_owned))
-}
-
-fn lacking(tools: &[String]) -> Option<String> {
-    let lacking: Vec<&str> = tools
-        .iter()
-        .filter(|tool| tool_path(tool).is_none())
-        .map(String::as_str)
-        .collect();
-    (!lacking.is_empty()).then(|| format!("not installed: {}", lacking.join(", ")))
-}
-
-/// Where a tool is.
-fn tool_path(tool: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .map(|dir| dir.join(tool))
-        .find(|file| file.is_file())
+    lacking(&["umoci", "unshare", "debootstrap", "chroot"])
 }
 
 /// Name and size of each artefact.
@@ -416,47 +375,38 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 /// All checks; the long build comes last.
-fn check(
-    workspace: &Workspace,
-    release: &Release,
-    site: &Site<'_>,
-    args: &Args,
-    again: &[Arch],
-) -> anyhow::Result<()> {
+fn check(release: &Release, site: &Site<'_>, args: &Args, again: &[Arch]) -> anyhow::Result<()> {
     if let Some(why) = missing_for_check() {
         bail!("{why}");
     }
     let (out, trial) = (&site.out, site.work.join("trial"));
     fs::create_dir_all(&trial)?;
     let mut steps = Steps::new();
-    steps.run("sums and signature", || sums::check(out, &trial));
+    steps.run("sums and signature", || sums(site.sources, out, &["try"]));
     for &arch in &args.arch {
         let name = |what| format!("{what} for {}", arch.name());
         let program = out.join(release.name(arch, ""));
         steps.run(&name("tunnel"), || tunnel::plain(arch, &program, &trial));
         steps.run(&name("images"), || {
-            image_trial::run(workspace, release, arch, out, &trial)
+            image_trial::run(site, release, arch, &trial)
         });
-        steps.run_if_possible(&name("package"), || {
-            deb_trial::run(workspace, release, arch, out, &trial)
-        });
+        let mut package = site.script("deb-trial", release, arch);
+        package
+            .arg(out.join(release.name(arch, DEB)))
+            .arg(trial.join("debian"));
+        steps.run_if_possible(&name("package"), || script::outcome(&mut package));
     }
     if args.binary.is_none() && !again.is_empty() {
-        steps.run("the same from a clone", || {
-            reproduce(workspace, release, site, again)
-        });
+        steps.run("the same from a clone", || reproduce(release, site, again));
     }
     steps.finish()
 }
 
 /// Makes all artefacts again, from a clone in another folder.
-fn reproduce(
-    workspace: &Workspace,
-    release: &Release,
-    first: &Site<'_>,
-    archs: &[Arch],
-) -> anyhow::Result<()> {
-    let changes = workspace.git(&["status", "--porcelain", "--untracked-files=no"])?;
+fn reproduce(release: &Release, first: &Site<'_>, archs: &[Arch]) -> anyhow::Result<()> {
+    let changes = first
+        .sources
+        .git(&["status", "--porcelain", "--untracked-files=no"])?;
     ensure!(
         changes.is_empty(),
         "a clone has what is committed: commit these changes first:\n{changes}"
@@ -465,12 +415,12 @@ fn reproduce(
     let again = first.work.join("in-another-folder");
     fresh(&again)?;
     let clone = again.join("sources");
-    let mut git = workspace.command("git");
+    let mut git = first.sources.command("git");
     git.args(["clone", "--quiet", "--no-hardlinks", "."])
         .arg(&clone);
     run_command(&mut git, TOOL)?;
     let sources = Workspace::at(&clone);
-    let second = Site::at(&sources, &again.join("out"), &again.join("work"))?;
+    let second = Site::at(&sources, &again.join("out"), archs)?;
     second.make(release, archs, None)?;
     let is_made_again = |name: &String| {
         let mut archs = archs.iter();
@@ -479,7 +429,7 @@ fn reproduce(
     for name in names(&first.out)?.into_iter().filter(is_made_again) {
         let (one, other) = (first.out.join(&name), second.out.join(&name));
         ensure!(
-            sums::of_file(&one)? == sums::of_file(&other)?,
+            fs::read(&one)? == fs::read(&other)?,
             "{} and {} differ: compare them with diffoscope",
             one.display(),
             other.display()

@@ -72,7 +72,7 @@ fn c_library(
     name: &str,
     licence: &'static str,
 ) -> anyhow::Result<Library> {
-    let gcc = arch.tool("gcc");
+    let gcc = arch.cross() + "gcc";
     let mut command = workspace.command(&gcc);
     let path = first_line(command.arg(format!("-print-file-name={file}")))
         .with_context(|| format!("run {gcc}"))?;

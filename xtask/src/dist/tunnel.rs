@@ -2,32 +2,22 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Arch, TOOL};
-use crate::monitoring::connect;
-use crate::perf::{free_port, http_get};
-use crate::steps::{Running, run_command};
+use crate::stack::{Ports, Process, certificates, echo, echo_target};
+use crate::steps::run_command;
 use crate::workspace::fresh;
 
-/// Longest time until a program answers: an emulator on a busy host is slow.
-const START: Duration = Duration::from_secs(60);
 /// Longest time for an end: longer than the grace for open tunnels.
 const END: Duration = Duration::from_secs(40);
 /// How long an agent that drains without a limit is watched.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How often a program is asked whether it is there: the precision of start times.
-const ASK: Duration = Duration::from_millis(2);
-/// What goes through the tunnel.
-const BYTES: &[u8] = b"through the tunnel and back";
 
 /// How programs are started, and where they find their files.
 pub(super) struct Place<'a> {
@@ -101,147 +91,49 @@ pub(super) fn plain(arch: Arch, program: &Path, trial: &Path) -> anyhow::Result<
 /// Something does not answer, gives other bytes, or ends with another code than 0.
 pub(super) fn run(place: &Place<'_>) -> anyhow::Result<Times> {
     let pki = place.certificates.join("pki").display().to_string();
-    for args in [
-        vec!["init", "--dir", &pki],
-        vec!["server", "--dir", &pki, "127.0.0.1", "localhost"],
-        vec!["agent", "--dir", &pki, "one"],
-    ] {
-        let mut command = (place.pki)(&args)?;
-        run_command(command.stdout(Stdio::null()), TOOL)
-            .with_context(|| format!("make certificates: {args:?}"))?;
-    }
-    let file = |name: &str| format!("{pki}/{name}");
-    let (agents, server_health, agent_health) = (free_port()?, free_port()?, free_port()?);
-    let (server_admin, agent_admin) = (free_port()?, free_port()?);
-    let socket = place.sockets.0.join("frontend.sock").display().to_string();
-    let mut server_args = vec![
-        format!("--cluster-cert={}", file("server-cluster.crt")),
-        format!("--cluster-key={}", file("server-cluster.key")),
-        format!("--cluster-ca-cert={}", file("agents-ca.crt")),
-        format!("--agent-port={agents}"),
-        format!("--health-port={server_health}"),
-        format!("--admin-port={server_admin}"),
-    ];
-    let mut agent_args = vec![
-        "--proxy-server-host=127.0.0.1".to_owned(),
-        format!("--proxy-server-port={agents}"),
-        format!("--ca-cert={}", file("agents-ca.crt")),
-        format!("--agent-cert={}", file("agent-one.crt")),
-        format!("--agent-key={}", file("agent-one.key")),
-        format!("--health-server-port={agent_health}"),
-        format!("--admin-server-port={agent_admin}"),
-    ];
-    if place.is_compat {
-        server_args.extend([
-            "--mode=http-connect".to_owned(),
-            format!("--uds-name={socket}"),
-            "--server-port=0".to_owned(),
-        ]);
-    } else {
-        server_args.push(format!("--frontend=http-connect=unix:{socket}"));
-        agent_args.push("--allow-target=127.0.0.0/8".to_owned());
-    }
-    let (mut server, server_start) = started(
-        "server",
-        (place.server)(&strs(&server_args))?,
-        server_health,
-        "/healthz",
-    )?;
-    let (mut agent, agent_start) = started(
-        "agent",
-        (place.agent)(&strs(&agent_args))?,
-        agent_health,
-        "/readyz",
-    )?;
-    let since = Instant::now();
-    while !answers(server_health, "/readyz") {
-        ensure!(since.elapsed() < START, "the server has no agent");
-        sleep(ASK);
-    }
-    (place.inspect)(server.id())?;
-    (place.inspect)(agent.id())?;
-    echo(&place.sockets.1.join("frontend.sock"))?;
-    ended("agent", &mut agent, place.is_compat)?;
-    ended("server", &mut server, false)?;
+    certificates(place.pki, &pki, &["one"])?;
+    let (server_ports, agent_ports) = (Ports::free()?, Ports::free()?);
+    let frontend = place.sockets.0.join("frontend.sock");
+    let server_flags = server_ports.server(&pki, &frontend, place.is_compat);
+    let mut agent_flags = agent_ports.agent(&pki, "one", place.is_compat);
+    agent_flags.push("--proxy-server-host=127.0.0.1".to_owned());
+    agent_flags.push(format!("--proxy-server-port={}", server_ports.agents));
+    let mut command = (place.server)(&strs(&server_flags))?;
+    let mut server = Process::start("the server", &mut command, None)?;
+    let server_start = server.until_200(server_ports.health, "/healthz")?;
+    let mut command = (place.agent)(&strs(&agent_flags))?;
+    let mut agent = Process::start("the agent", &mut command, None)?;
+    let agent_start = agent.until_200(agent_ports.health, "/readyz")?;
+    server.until_200(server_ports.health, "/readyz")?;
+    (place.inspect)(server.running.id())?;
+    (place.inspect)(agent.running.id())?;
+    let frontend = place.sockets.1.join("frontend.sock");
+    echo(&frontend, echo_target()?, b"through the tunnel and back")?;
+    end(&mut agent, place.is_compat)?;
+    end(&mut server, false)?;
     Ok(Times {
         server: server_start,
         agent: agent_start,
     })
 }
 
-fn strs(args: &[String]) -> Vec<&str> {
-    args.iter().map(String::as_str).collect()
-}
-
-/// Starts a program, and waits until a probe is answered with 200.
-fn started(
-    name: &str,
-    mut command: Command,
-    port: u16,
-    probe: &str,
-) -> anyhow::Result<(Running, Duration)> {
-    let since = Instant::now();
-    let child: Child = command
-        .stdin(Stdio::null())
-        .spawn()
-        .with_context(|| format!("start the {name}"))?;
-    let mut running = Running::of(child);
-    loop {
-        if answers(port, probe) {
-            return Ok((running, since.elapsed()));
-        }
-        if let Some(status) = running.ends_within(ASK)? {
-            bail!("the {name} ended with {status}");
-        }
-        ensure!(
-            since.elapsed() < START,
-            "the {name} does not answer {probe} with 200"
-        );
-    }
-}
-
-fn answers(port: u16, probe: &str) -> bool {
-    let answer = http_get(&format!("127.0.0.1:{port}"), probe);
-    answer.is_ok_and(|text| text.split(' ').nth(1) == Some("200"))
-}
-
-/// Sends bytes through a frontend of HTTP CONNECT to a target that sends them back.
-fn echo(socket: &Path) -> anyhow::Result<()> {
-    let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let target_at = target.local_addr()?;
-    std::thread::spawn(move || -> std::io::Result<()> {
-        let (mut stream, _) = target.accept()?;
-        let mut bytes = [0; 1024];
-        loop {
-            let count = stream.read(&mut bytes)?;
-            if count == 0 {
-                return Ok(());
-            }
-            stream.write_all(&bytes[..count])?;
-        }
-    });
-    let (status, mut stream) =
-        connect(socket, target_at).with_context(|| format!("connect to {}", socket.display()))?;
-    ensure!(status == 200, "CONNECT is answered with {status}");
-    stream.write_all(BYTES)?;
-    let mut answer = vec![0; BYTES.len()];
-    stream.read_exact(&mut answer)?;
-    ensure!(answer == BYTES, "the target's bytes come back changed");
-    Ok(())
+fn strs(flags: &[String]) -> Vec<&str> {
+    flags.iter().map(String::as_str).collect()
 }
 
 /// Sends SIGTERM, and waits for an orderly end. An agent with upstream's flags drains until a second signal, as upstream does.
-fn ended(name: &str, running: &mut Running, drains_on: bool) -> anyhow::Result<()> {
-    let process = i32::try_from(running.id()).ok().and_then(Pid::from_raw);
-    let process = process.context("a process")?;
-    kill_process(process, Signal::TERM)?;
+fn end(process: &mut Process, drains_on: bool) -> anyhow::Result<()> {
+    let id = i32::try_from(process.running.id())
+        .ok()
+        .and_then(Pid::from_raw);
+    let id = id.context("a process")?;
+    kill_process(id, Signal::TERM)?;
     if drains_on {
-        let status = running.ends_within(DRAIN)?;
-        ensure!(status.is_none(), "the {name} does not drain: {status:?}");
-        kill_process(process, Signal::TERM)?;
+        process.check(DRAIN).context("it does not drain")?;
+        kill_process(id, Signal::TERM)?;
     }
-    let status = running.ends_within(END)?;
-    let status = status.with_context(|| format!("the {name} does not end"))?;
-    ensure!(status.success(), "the {name} ended with {status}");
+    let status = process.running.ends_within(END)?;
+    let status = status.context("server or agent does not end")?;
+    ensure!(status.success(), "server or agent ended with {status}");
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,7 @@ use serde_json::Value;
 
 use super::fleet::Job;
 use super::queries::Query;
-use crate::perf::{free_port, http_get};
-use crate::steps::Running;
+use crate::stack::{Process, free_port, http_get};
 
 /// Between two attempts to reach it.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -20,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// It runs until dropped.
 pub(super) struct Prometheus {
     address: String,
-    _process: Running,
+    _process: Process,
 }
 
 impl Prometheus {
@@ -43,20 +42,18 @@ impl Prometheus {
         let file = folder.join("prometheus.yaml");
         fs::write(&file, config)?;
         let address = format!("127.0.0.1:{}", free_port()?);
-        let process = Command::new("prometheus")
+        let mut command = Command::new("prometheus");
+        command
             .arg(format!("--config.file={}", file.display()))
             .arg(format!(
                 "--storage.tsdb.path={}",
                 folder.join("tsdb").display()
             ))
             .arg(format!("--web.listen-address={address}"))
-            .arg("--log.level=warn")
-            .stdin(Stdio::null())
-            .spawn()
-            .context("start prometheus")?;
+            .arg("--log.level=warn");
         Ok(Self {
             address,
-            _process: Running::of(process),
+            _process: Process::start("prometheus", &mut command, None)?,
         })
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 
 use crate::ebpf;
+use crate::script;
 use crate::steps::{Outcome, Steps, stdout_of};
 use crate::workspace::Workspace;
 use binaries::Binary;
@@ -141,10 +142,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         }),
         Err(why) => steps.run_if_possible("without privileges", || Ok(Outcome::Skipped(why))),
     }
-    match ebpf::for_tests(workspace) {
-        Ok(toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace, &toolchain)),
-        Err(why) => steps.run_if_possible("ebpf rebuild", || Ok(Outcome::Skipped(why))),
-    }
+    steps.run_if_possible("ebpf rebuild", || rebuilt(workspace));
     steps.finish()
 }
 
@@ -165,15 +163,21 @@ fn verdict(report: &Report) -> anyhow::Result<()> {
 }
 
 /// Builds the eBPF object from its sources and loads it into the running kernel: other compiler versions give other objects.
-fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
-    let object = ebpf::build(workspace, toolchain)?;
-    let object = ("ADIT_EBPF_OBJECT", Some(object.into()));
-    chosen(
-        workspace,
-        &["--test=kernel"],
-        &["freshly_built"],
-        |settings| settings.variables.push(object),
-    )
+fn rebuilt(workspace: &Workspace) -> anyhow::Result<Outcome> {
+    let built = script::outcome(script::command(workspace, "ebpf").arg("fresh"))?;
+    if let Outcome::Done = built {
+        let object = (
+            "ADIT_EBPF_OBJECT",
+            Some(ebpf::fresh_object(workspace).into()),
+        );
+        chosen(
+            workspace,
+            &["--test=kernel"],
+            &["freshly_built"],
+            |settings| settings.variables.push(object),
+        )?;
+    }
+    Ok(built)
 }
 
 /// Runs interop tests with an `adit` of another commit: the rest of their tier needs no such binary.

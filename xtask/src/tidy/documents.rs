@@ -123,14 +123,15 @@ fn flaw(document: &Path, target: &str) -> anyhow::Result<Option<&'static str>> {
     Ok((!is_there).then_some("which is no heading there"))
 }
 
-/// Texts in backticks in the first column of the first table whose head begins with `head`.
+/// Texts in backticks in the first column of the tables whose heads begin with `head`.
 pub(super) fn first_column(text: &str, head: &str) -> Vec<String> {
-    let rows = text
-        .lines()
-        .skip_while(|line| !line.starts_with(head))
-        .skip(2)
-        .take_while(|line| line.starts_with('|'));
-    rows.filter_map(|row| row.split('|').nth(1))
+    let mut is_inside = false;
+    let rows = text.lines().filter(|line| {
+        let is_head = line.starts_with(head);
+        is_inside = is_head || is_inside && line.starts_with('|');
+        is_inside && !is_head
+    });
+    rows.filter_map(|row| row.split(" | ").next())
         .flat_map(|cell| cell.split('`').skip(1).step_by(2))
         .map(str::to_owned)
         .collect()

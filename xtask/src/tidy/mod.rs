@@ -4,8 +4,7 @@ mod claims;
 mod dependencies;
 mod documents;
 mod ebpf;
-mod log_fields;
-mod messages;
+mod logs;
 mod monitoring;
 mod sources;
 
@@ -39,9 +38,8 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(dependencies::check(workspace)?);
     all.extend(documents::check(workspace)?);
     all.extend(ebpf::check(workspace)?);
-    all.extend(log_fields::check(workspace)?);
+    all.extend(logs::check(workspace)?);
     all.extend(claims::check(workspace)?);
-    all.extend(messages::check(workspace)?);
     all.extend(monitoring::check(workspace)?);
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);

@@ -26,11 +26,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     }
     let text = |path: &str| anyhow::Ok(workspace.text(path)?.unwrap_or_default());
     let reference = text(REFERENCE)?;
-    let known: Vec<String> = reference
-        .match_indices(TABLE)
-        .filter_map(|(at, _)| reference.get(at..))
-        .flat_map(|table| first_column(table, TABLE))
-        .collect();
+    let known = first_column(&reference, TABLE);
     let is_known = |name: &str| {
         let is_there = |name: &str| known.iter().any(|one| one == name);
         let family = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix));

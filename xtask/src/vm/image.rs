@@ -1,193 +1,127 @@
-//! A machine's first file system: programs, tests, modules and entries.
+//! A machine's first file system: what cargo has built, and the entries. `initramfs.sh` adds programs of the host, libraries and
+//! modules, and packs all of it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use cpio::newc::{Builder, trailer};
+use anyhow::Context as _;
 
 use super::entries::{Entry, MODULES, Run};
-use super::kernels::Kernel;
-use super::modules;
-use super::programs::{self, Built};
+use crate::script;
+use crate::steps::{MINUTES_5, run_command};
+use crate::workspace::{Workspace, fresh};
 
-/// Programs of the host for scripts and tests in the machine, with their packages. Busybox's versions lack features, and they
-/// start other busybox programs: busybox's `nsenter` runs its own `ip`, whatever PATH says.
-const OF_HOST: &[(&str, &str)] = &[
-    ("ip", "iproute2"),
-    ("tc", "iproute2"),
-    ("nft", "nftables"),
-    ("nsenter", "util-linux"),
-    ("setpriv", "util-linux"),
-    ("unshare", "util-linux"),
-];
-/// The first process and the commands of scripts. It must be static, since it runs before all others.
-const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
+/// Time limit of the builds.
+const LIMIT: Duration = Duration::from_secs(25 * 60);
+/// Cargo test targets of the table, named by their folders.
+const TEST_TARGETS: &[&str] = &["loopback", "kernel"];
 
-/// The shell of scripts.
-const SHELL: (&str, &str) = ("dash", "dash");
-
-/// The package whose tests start Adit under seccomp profiles, and the profiles' paths, relative to the root.
-const PROFILES_OF: &str = "tunnel-daemon";
-const PROFILES: [&str; 2] = ["deploy/seccomp/server.json", "deploy/seccomp/agent.json"];
-
-/// Why programs of the machine are missing; `None` if all are installed.
-pub(super) fn missing() -> Option<String> {
-    [BUSYBOX, SHELL]
-        .iter()
-        .chain(OF_HOST)
-        .find_map(|(program, package)| programs::of_host(program, package).err())
-        .map(|error| format!("{error:#}"))
+/// Test binaries by their sources, and Adit's programs by their names.
+pub(super) struct Built {
+    tests: BTreeMap<String, PathBuf>,
+    programs: BTreeMap<String, PathBuf>,
 }
 
-/// File types and modes of the entries.
-const FOLDER: u32 = 0o040_755;
-const PROGRAM: u32 = 0o100_755;
-const LINK: u32 = 0o120_777;
-
-/// An archive in the format that a kernel unpacks as its first file system. Parent folders are added automatically; the first
-/// entry at a path wins.
-#[derive(Default)]
-pub(super) struct Archive {
-    bytes: Vec<u8>,
-    names: BTreeSet<String>,
-}
-
-impl Archive {
-    /// Adds an executable file at an absolute path.
+impl Built {
+    /// Builds the tests of `TEST_TARGETS` and the programs, in the profile of `cargo test`, so that its results are reused.
     ///
     /// # Errors
-    /// The file is longer than the format allows.
-    pub(super) fn file(&mut self, path: &str, contents: &[u8]) -> anyhow::Result<()> {
-        self.add(path, PROGRAM, contents)
+    /// A build fails.
+    pub(super) fn build(workspace: &Workspace) -> anyhow::Result<Self> {
+        let mut args = vec!["test", "--no-run", "--quiet"];
+        args.extend(TEST_TARGETS.iter().flat_map(|target| ["--test", target]));
+        let tests = workspace.artifacts(&args, LIMIT)?.into_iter();
+        let tests = tests.filter(|one| one.target.kind == ["test"]).map(|one| {
+            let source = one.target.src_path;
+            let below = source.strip_prefix(workspace.root()).unwrap_or(&source);
+            (below.display().to_string(), one.program)
+        });
+        let args = ["build", "--quiet", "--bin", "adit", "--bin", "adit-load"];
+        let programs = workspace.artifacts(&args, LIMIT)?.into_iter();
+        Ok(Self {
+            tests: tests.collect(),
+            programs: programs.map(|one| (one.target.name, one.program)).collect(),
+        })
     }
 
-    fn link(&mut self, path: &str, to: &str) -> anyhow::Result<()> {
-        self.add(path, LINK, to.as_bytes())
-    }
-
-    fn folder(&mut self, path: &str) -> anyhow::Result<()> {
-        self.add(path, FOLDER, &[])
-    }
-
-    fn add(&mut self, path: &str, mode: u32, contents: &[u8]) -> anyhow::Result<()> {
-        let name = path.trim_matches('/');
-        if let Some((above, _)) = name.rsplit_once('/') {
-            self.folder(above)?;
-        }
-        if self.names.insert(name.to_owned()) {
-            let (inode, length) = (self.names.len().try_into()?, contents.len().try_into()?);
-            let entry = Builder::new(name).ino(inode).mode(mode);
-            let mut entry = entry.write(&mut self.bytes, length);
-            entry.write_all(contents)?;
-            entry.finish()?;
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> anyhow::Result<Vec<u8>> {
-        Ok(trailer(self.bytes)?)
+    /// The test binary of a source.
+    pub(super) fn test(&self, source: &str) -> Option<&Path> {
+        self.tests.get(source).map(PathBuf::as_path)
     }
 }
 
-/// The part of the image that all kernels share. `given` is an `adit` for scripts that replaces the built one.
+/// Packs the part of the image that all kernels share into a file. `given` is an `adit` for scripts that replaces the built one.
 ///
 /// # Errors
-/// A program cannot be read.
+/// A program is missing, or cannot be packed.
 pub(super) fn common(
+    workspace: &Workspace,
     given: Option<&Path>,
     built: &Built,
     entries: &[&Entry],
-) -> anyhow::Result<Vec<u8>> {
-    let mut archive = Archive::default();
-    archive.file("/init", include_bytes!("init.sh"))?;
-    for folder in ["/root", "/tmp", "/etc", "/var/tmp", "/sbin", "/usr/bin"] {
-        archive.folder(folder)?;
+    file: &Path,
+) -> anyhow::Result<()> {
+    let root = file.with_extension("root");
+    fresh(&root)?;
+    for folder in ["entries", "limits"] {
+        fs::create_dir(root.join(folder))?;
     }
-    archive.file(
-        "/etc/passwd",
-        b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
-    )?;
-    archive.file("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")?;
-    archive.file("/etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n")?;
-    let busybox = programs::of_host(BUSYBOX.0, BUSYBOX.1)?;
-    // The first process runs before a loader exists: a dynamic program would make the kernel panic.
-    ensure!(
-        programs::is_static(&busybox)?,
-        "{} needs libraries: install {}, which does not",
-        busybox.display(),
-        BUSYBOX.1
-    );
-    archive.file("/bin/busybox", &fs::read(busybox)?)?;
-    for (program, package) in OF_HOST {
-        let found = programs::of_host(program, package)?;
-        programs::add(&mut archive, &format!("/host/{program}"), &found)?;
-    }
-    // Busybox's shell would prefer its own `ip` to the host's.
-    let shell = programs::of_host(SHELL.0, SHELL.1)?;
-    programs::add(&mut archive, "/host/sh", &shell)?;
-    archive.link("/bin/sh", "/host/sh")?;
-    let adit = built.bin("adit")?;
-    programs::add(&mut archive, "/bin/adit", given.unwrap_or(adit))?;
-    // Tests look for `adit` where cargo left it.
-    let at = adit.display().to_string();
-    match given {
-        Some(_) => programs::add(&mut archive, &at, adit)?,
-        None => archive.link(&at, "/bin/adit")?,
-    }
-    programs::add(&mut archive, "/bin/adit-load", built.bin("adit-load")?)?;
-    profiles(&mut archive, built.root())?;
+    let mut programs = BTreeMap::new();
     for (at, entry) in entries.iter().enumerate() {
-        let (script, program) = script(entry, built);
-        if let Some((path, program)) = program {
-            programs::add(&mut archive, &path, program)?;
-        }
         // The number keeps the entries in order.
         let name = console_name(at, entry);
-        archive.file(&format!("/entries/{name}"), script.as_bytes())?;
-        archive.file(
-            &format!("/limits/{name}"),
-            entry.limit_seconds.to_string().as_bytes(),
+        let script = match entry.run {
+            Run::Fact(commands) | Run::Script(commands) => commands.to_owned(),
+            Run::Tests { source, args } => {
+                let path = format!("/tests/{}", source.replace(['/', '.'], "-"));
+                let script = format!("exec {path} {args}");
+                programs.insert(path, built.test(source).context("a test is built")?);
+                script
+            }
+        };
+        fs::write(root.join("entries").join(&name), script)?;
+        fs::write(
+            root.join("limits").join(&name),
+            entry.limit_seconds.to_string(),
         )?;
     }
-    archive.finish()
-}
-
-/// Adds the seccomp profiles at the paths where tests look for them.
-///
-/// # Errors
-/// A profile cannot be read.
-fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
-    // The tests' relative paths go through this folder and back, so it must exist.
-    archive.folder(&root.join(PROFILES_OF).display().to_string())?;
-    for profile in PROFILES {
-        let at = root.join(profile).display().to_string();
-        let contents = fs::read(&at).with_context(|| format!("read {at}"))?;
-        archive.file(&at, &contents)?;
+    let program = |name| {
+        built
+            .programs
+            .get(name)
+            .with_context(|| format!("cargo built no {name}"))
+    };
+    let adit = program("adit")?;
+    programs.insert("/bin/adit".to_owned(), given.unwrap_or(adit));
+    programs.insert("/bin/adit-load".to_owned(), program("adit-load")?);
+    // Tests look for `adit` where cargo left it.
+    if given.is_some() {
+        programs.insert(adit.display().to_string(), adit);
+    } else {
+        let link = root.join(adit.strip_prefix("/")?);
+        fs::create_dir_all(link.parent().context("a program is in a folder")?)?;
+        symlink("/bin/adit", link)?;
     }
-    Ok(())
+    let mut pack = script::command(workspace, "initramfs");
+    pack.arg("programs").arg(&root).arg(file);
+    for (path, program) in programs {
+        pack.arg(format!("{path}={}", program.display()));
+    }
+    run_command(&mut pack, MINUTES_5)?;
+    Ok(fs::remove_dir_all(&root)?)
 }
 
-/// The kernel's modules, numbered in loading order, and its configuration. A kernel unpacks concatenated archives.
+/// Packs the kernel's modules, numbered in loading order, and its configuration.
 ///
 /// # Errors
 /// A module cannot be read.
-pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
-    let mut archive = Archive::default();
-    archive.folder("/modules")?;
-    for (at, module) in modules::wanted(kernel.folder(), MODULES)?
-        .iter()
-        .enumerate()
-    {
-        archive.file(
-            &format!("/modules/{at:02}-{}.ko", module.name),
-            &module.code,
-        )?;
-    }
-    archive.file("/boot/config", &fs::read(kernel.config()?)?)?;
-    archive.finish()
+pub(super) fn of_kernel(workspace: &Workspace, kernel: &Path, file: &Path) -> anyhow::Result<()> {
+    let mut pack = script::command(workspace, "initramfs");
+    pack.arg("modules").arg(kernel).arg(file).args(MODULES);
+    run_command(&mut pack, MINUTES_5)
 }
 
 /// The name of an entry on the console.
@@ -195,14 +129,32 @@ pub(super) fn console_name(at: usize, entry: &Entry) -> String {
     format!("{at:02}-{}", entry.name)
 }
 
-/// The shell script of an entry, and the test binary it needs; several entries may share a binary.
-fn script<'a>(entry: &Entry, built: &'a Built) -> (String, Option<(String, &'a Path)>) {
-    match entry.run {
-        Run::Fact(commands) | Run::Script(commands) => (commands.to_owned(), None),
-        Run::Tests { source, args } => {
-            let path = format!("/tests/{}", source.replace(['/', '.'], "-"));
-            let script = format!("exec {path} {args}");
-            (script, built.test(source).map(|program| (path, program)))
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::stdout_of;
+
+    #[test]
+    fn modules_are_listed_once_after_their_dependencies() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, depends: &str| {
+            let text = format!("ELF\0license=GPL\0depends={depends}\0name=x\0");
+            fs::write(folder.path().join(name), text).unwrap();
+        };
+        fs::create_dir(folder.path().join("net")).unwrap();
+        write("net/tcp-diag.ko", "inet_diag");
+        write("inet_diag.ko", "");
+        write("tls.ko", "");
+        fs::write(folder.path().join("config"), "").unwrap();
+        let workspace = Workspace::here().unwrap();
+        let list = |wanted: &[&str]| {
+            let mut list = script::command(&workspace, "initramfs");
+            list.arg("modules").arg(folder.path()).arg("-").args(wanted);
+            stdout_of(&mut list, MINUTES_5).unwrap()
+        };
+        assert_eq!(
+            list(&["tcp_diag", "inet_diag", "absent", "tls"]),
+            "00-inet_diag.ko\n01-tcp_diag.ko\n02-tls.ko\n"
+        );
     }
 }

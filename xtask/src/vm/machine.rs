@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::console::{self, Console};
-use crate::steps::{Running, first_line};
+use crate::steps::Running;
 
 /// Memory of a machine, MiB: the first file system takes half of it.
 const MEMORY: &str = "1536";
@@ -56,14 +56,8 @@ pub(super) fn offers_kvm() -> bool {
         .is_ok()
 }
 
-/// Why qemu is missing; `None` if it is installed.
-pub(super) fn missing() -> Option<String> {
-    let version = first_line(Command::new(QEMU).arg("--version"));
-    let why = || format!("{QEMU} is not installed: it comes with qemu-system-x86");
-    version.is_none().then(why)
-}
-
-const QEMU: &str = "qemu-system-x86_64";
+/// The program of a machine.
+pub(super) const QEMU: &str = "qemu-system-x86_64";
 
 /// Boots the kernel with this first file system and returns the console. `limit` bounds the whole run. `None`: the console
 /// stayed silent, and another accelerator may work; prints the reason.
