@@ -74,30 +74,17 @@ pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
     Ok(ticks / ticks_per_second())
 }
 
-/// Kernel memory for connections of the whole machine, KiB.
-pub(crate) struct KernelMemory {
-    /// Bytes queued in TCP sockets.
-    pub(crate) tcp_buffers_kib: f64,
-    /// Unreclaimable slab memory: sockets, files and all other structures.
-    pub(crate) slab_kib: f64,
-}
-
-impl KernelMemory {
-    /// Reads both values.
-    ///
-    /// # Errors
-    /// `/proc` is not readable.
-    pub(crate) fn now() -> anyhow::Result<Self> {
-        let sockets =
-            fs::read_to_string("/proc/net/sockstat").context("reading /proc/net/sockstat")?;
-        let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
-        let pages = tcp_pages(&sockets).context("odd /proc/net/sockstat")?;
-        let page_kib = rustix::param::page_size() as f64 / 1024.0;
-        Ok(Self {
-            tcp_buffers_kib: pages * page_kib,
-            slab_kib: field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")?,
-        })
-    }
+/// Kernel memory for connections of the whole machine, KiB: unreclaimable slab memory (sockets, files and all other structures),
+/// and bytes queued in TCP sockets.
+///
+/// # Errors
+/// `/proc` is not readable.
+pub(crate) fn kernel_kib() -> anyhow::Result<[f64; 2]> {
+    let sockets = fs::read_to_string("/proc/net/sockstat").context("reading /proc/net/sockstat")?;
+    let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+    let pages = tcp_pages(&sockets).context("odd /proc/net/sockstat")?;
+    let slab = field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")?;
+    Ok([slab, pages * rustix::param::page_size() as f64 / 1024.0])
 }
 
 fn ticks_per_second() -> f64 {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::Load;
-use crate::outcome::Outcome;
 use crate::process;
 use crate::way::{Dialer, Target, Tunnel};
 
@@ -42,7 +42,7 @@ impl Direction {
 }
 
 /// Measures both directions with each number of streams.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &streams in &load.plan.streams {
         for direction in [Direction::Down, Direction::Up] {
             let name = format!("{}_{streams}", direction.name());
@@ -55,11 +55,11 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
 }
 
 async fn one(
-    load: &Load<'_>,
+    load: &Load,
     direction: Direction,
     streams: usize,
     name: &str,
-    outcome: &mut Outcome,
+    sample: &mut Sample,
 ) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     let mut transfers = Transfers::start(&load.dialer, direction, streams, load.control).await?;
@@ -73,13 +73,13 @@ async fn one(
     ensure!(bytes > 0, "not a byte arrived");
     let (bytes, gib) = (bytes as f64, bytes as f64 / GIB);
     let seconds = (after.at - before.at).as_secs_f64();
-    outcome.value(format!("{name}_gbit_s"), bytes * 8.0 / seconds / 1e9);
+    sample.value(format!("{name}_gbit_s"), bytes * 8.0 / seconds / 1e9);
     if !load.processes.is_empty() {
         let cpu = after.cpu - before.cpu;
-        outcome.value(format!("{name}_cpu_s_per_gib"), cpu / gib);
+        sample.value(format!("{name}_cpu_s_per_gib"), cpu / gib);
     }
     let machine = after.machine_cpu - before.machine_cpu;
-    outcome.value(format!("{name}_machine_cpu_s_per_gib"), machine / gib);
+    sample.value(format!("{name}_machine_cpu_s_per_gib"), machine / gib);
     Ok(())
 }
 
@@ -87,15 +87,10 @@ async fn one(
 pub(super) struct Transfers {
     tasks: JoinSet<std::io::Result<()>>,
     stopping: Arc<AtomicBool>,
-    counter: Counter,
-}
-
-/// Counts arrived bytes, at their receiver.
-enum Counter {
-    /// Downloads arrive in this process.
-    Here(Arc<AtomicU64>),
+    /// Bytes of downloads, which arrive in this process.
+    here: Arc<AtomicU64>,
     /// Uploads arrive in the sink, which reports the count.
-    There(Sink),
+    sink: Option<Sink>,
 }
 
 /// A connection to the sinks' counter, outside the measured path.
@@ -146,14 +141,7 @@ impl Transfers {
             Direction::Down => (Target::Source, "0\n"),
             Direction::Up => (Target::Sink, "load -1\n"),
         };
-        let mut tunnels = Vec::with_capacity(streams);
-        for number in 1..=streams {
-            let tunnel = dialer
-                .open(target)
-                .await
-                .with_context(|| format!("opening stream {number}"))?;
-            tunnels.push(tunnel);
-        }
+        let tunnels = dialer.open_all(target, streams).await?;
         let stopping = Arc::new(AtomicBool::new(false));
         let here = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
@@ -167,18 +155,19 @@ impl Transfers {
                 }
             });
         }
-        let counter = match direction {
-            Direction::Down => Counter::Here(here),
-            Direction::Up => Counter::There(Sink::connect(control).await?),
+        let sink = match direction {
+            Direction::Down => None,
+            Direction::Up => Some(Sink::connect(control).await?),
         };
         Ok(Self {
             tasks,
             stopping,
-            counter,
+            here,
+            sink,
         })
     }
 
-    async fn reading(&mut self, load: &Load<'_>) -> anyhow::Result<Reading> {
+    async fn reading(&mut self, load: &Load) -> anyhow::Result<Reading> {
         let bytes = self.bytes().await?;
         Ok(Reading {
             at: Instant::now(),
@@ -197,9 +186,9 @@ impl Transfers {
             ended?.context("a transfer ended by itself")?;
             anyhow::bail!("a transfer ended by itself");
         }
-        match &mut self.counter {
-            Counter::Here(count) => Ok(count.load(Ordering::Relaxed)),
-            Counter::There(sink) => sink.received().await,
+        match &mut self.sink {
+            None => Ok(self.here.load(Ordering::Relaxed)),
+            Some(sink) => sink.received().await,
         }
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::Context as _;
 
 use super::Load;
 use super::bulk::{Direction, Transfers};
 use super::echo::closed_loop;
-use crate::outcome::Outcome;
 use crate::way::Dialer;
 
 /// An echo run that exceeds its duration by this much has stalled.
@@ -18,7 +18,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(10);
     clippy::disallowed_methods,
     reason = "the load generator is no service: it may end where a host refuses a thread"
 )]
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     let streams = load.plan.mixed_streams;
     let mut transfers =
@@ -34,8 +34,8 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
         before.1.elapsed().as_secs_f64(),
     );
     transfers.stop().await?;
-    outcome.value("mixed_down_gbit_s", bytes as f64 * 8.0 / seconds / 1e9);
-    outcome.latencies("mixed_echo", samples)
+    sample.value("mixed_down_gbit_s", bytes as f64 * 8.0 / seconds / 1e9);
+    sample.latencies("mixed_echo", samples)
 }
 
 /// Runs echo on a thread of its own: on the downloads' threads it would measure their scheduling.

@@ -4,6 +4,7 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
@@ -11,7 +12,6 @@ use tokio::task::JoinSet;
 
 use super::Load;
 use super::echo::{MESSAGE_BYTES, message};
-use crate::outcome::Outcome;
 use crate::way::{Target, Tunnel};
 
 /// Most due requests of one connection that its task has not written yet.
@@ -20,12 +20,12 @@ const DUE_MAX: usize = 16 * 1024;
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures each rate.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &rate in &load.plan.rates {
         let name = format!("paced_{rate}");
         let paced = at_rate(load, rate).await.with_context(|| name.clone())?;
-        outcome.value(format!("{name}_unanswered"), paced.unanswered as f64);
-        outcome.latencies(&name, paced.samples)?;
+        sample.value(format!("{name}_unanswered"), paced.unanswered as f64);
+        sample.latencies(&name, paced.samples)?;
     }
     Ok(())
 }
@@ -40,16 +40,13 @@ struct Paced {
     clippy::disallowed_methods,
     reason = "the load generator is no service: it may end where a host refuses a thread"
 )]
-async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
+async fn at_rate(load: &Load, rate: u32) -> anyhow::Result<Paced> {
     ensure!(rate > 0, "a rate of 0 asks nothing");
     let connections = load.plan.rate_connections.max(1);
     let mut asking = JoinSet::new();
     let mut queues = Vec::with_capacity(connections);
     // Open all tunnels first: the clock starts afterwards.
-    let mut tunnels = Vec::with_capacity(connections);
-    for _ in 0..connections {
-        tunnels.push(load.dialer.open(Target::Echo).await?);
-    }
+    let tunnels = load.dialer.open_all(Target::Echo, connections).await?;
     let schedule = Schedule::new(rate, load.plan.lasting());
     let give_up = schedule.end() + DRAIN_LIMIT;
     for tunnel in tunnels {
