@@ -9,7 +9,7 @@ mod previous;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use adit_perf_plan::{Dialect, Plan};
 use anyhow::{Context as _, ensure};
@@ -353,8 +353,8 @@ impl Report {
                 peers.iter().map(|peer| format!("{peer}{lanes}")).collect()
             };
             for row in results.rows_of(&format!("{CURRENT}{lanes}"), dialect) {
-                // Tail latencies and whole-machine numbers vary too much for so short a run.
-                if ["p99_us", "p999_us", "machine"]
+                // Tail latencies vary too much for so short a run.
+                if ["p99_us", "p999_us"]
                     .iter()
                     .any(|loose| row.key.contains(loose))
                 {

@@ -100,11 +100,7 @@ impl Args {
     fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
         let name = if self.quick { "quick" } else { &self.scenario };
         let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
-        let path = if own.is_file() {
-            own
-        } else {
-            PathBuf::from(name)
-        };
+        let path = if own.is_file() { own } else { name.into() };
         let mut scenario = Scenario::read(&path)?;
         scenario.rounds = self.rounds.unwrap_or(scenario.rounds);
         scenario.load.seconds = self.seconds.unwrap_or(scenario.load.seconds);

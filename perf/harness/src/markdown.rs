@@ -38,13 +38,8 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
     if !failures.is_empty() {
         text.push_str("\n| failed | dialect | measurement | why |\n| --- | --- | --- | --- |\n");
         for (peer, dialect, measurement, why) in failures {
-            let why = one_line(why);
-            writeln!(
-                text,
-                "| {peer} | {} | {measurement} | {why} |",
-                dialect.name()
-            )
-            .ok();
+            let (dialect, why) = (dialect.name(), one_line(why));
+            writeln!(text, "| {peer} | {dialect} | {measurement} | {why} |").ok();
         }
     }
     text
@@ -105,11 +100,12 @@ fn spread(results: &Results, dialect: Dialect, row: &Row) -> Option<String> {
     if widest >= SPREAD_MAX {
         return Some(format!("> ±999 % ({name})"));
     }
-    let percent = format!("±{:.0} %", widest * 100.0);
-    if widest >= SPREAD_NAMED {
-        return Some(format!("{percent} ({name})"));
-    }
-    Some(percent)
+    let percent = widest * 100.0;
+    Some(if widest >= SPREAD_NAMED {
+        format!("±{percent:.0} % ({name})")
+    } else {
+        format!("±{percent:.0} %")
+    })
 }
 
 fn show(cell: Cell) -> String {
@@ -124,10 +120,8 @@ fn show(cell: Cell) -> String {
 }
 
 fn number(value: f64) -> String {
-    if value.abs() >= 100.0 {
-        return format!("{value:.0}");
-    }
-    format!("{value:.2}")
+    let digits = if value.abs() >= 100.0 { 0 } else { 2 };
+    format!("{value:.digits$}")
 }
 
 fn dash() -> String {

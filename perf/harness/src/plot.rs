@@ -205,9 +205,7 @@ impl Spec {
     fn part<'a>(&self, row: &'a Row) -> Option<&'a str> {
         let rest = row.key.strip_suffix(self.4)?.strip_suffix('_')?;
         if self.0 == Bars {
-            // Excludes `mixed_down` and `down_8_machine`.
-            let is_bulk = row.measurement == "bulk" && rest.matches('_').count() == 1;
-            return is_bulk.then_some(rest);
+            return (row.measurement == "bulk").then_some(rest);
         }
         let number = rest.strip_prefix(self.3)?.strip_prefix('_')?;
         number.parse::<f64>().is_ok().then_some(number)
@@ -389,7 +387,7 @@ impl Chart<'_> {
 
 impl Style {
     /// A line; the dash of a solid one is longer than any line.
-    fn line<I: Iterator>(self, points: I) -> DashedPathElement<I, i32> {
+    fn line<I: Iterator + Clone>(self, points: I) -> DashedPathElement<I, i32> {
         let (dash, gap) = if self.is_dashed { (9, 5) } else { (1 << 20, 0) };
         DashedPathElement::new(points, dash, gap, self.color.stroke_width(self.width))
     }

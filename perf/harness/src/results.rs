@@ -67,7 +67,7 @@ const ISOLATION_RATIOS_MAX: [(&str, f64); 2] = [("p50", 1.1), ("p99", 1.5)];
 const ACCOUNTED: [&str; 3] = ["adit-cgroups", "adit-account-cgroups", "adit-again-cgroups"];
 /// Largest permitted cost of accounting for an echo or a transfer, as a share.
 const OVERHEAD_MAX: f64 = 0.05;
-/// Rows judged for the cost of accounting: neither tail latencies nor whole-machine numbers.
+/// Rows judged for the cost of accounting: no tail latencies.
 const COST_KINDS: [&str; 3] = ["echo_", "down_", "up_"];
 const COST_METRICS: [&str; 5] = ["per_s", "p50_us", "_cpu_us", "gbit_s", "_cpu_s_per_gib"];
 /// Not judged: on one processor an upload of one stream has one of two speeds per round.
@@ -217,7 +217,7 @@ impl Results {
                     _ => false,
                 };
                 // Kernel memory is a whole-machine number, and includes other activity.
-                let is_machine = row.key.contains("kernel") || row.key.contains("tcp_buffers");
+                let is_machine = row.key.contains("kernel");
                 if is_worse && !is_machine {
                     worse.push(format!("{} {}", dialect.name(), row.key));
                 }
@@ -344,7 +344,6 @@ impl Results {
 fn is_judged_for_cost(key: &str) -> bool {
     COST_KINDS.iter().any(|kind| key.starts_with(kind))
         && COST_METRICS.iter().any(|metric| key.ends_with(metric))
-        && !key.contains("machine")
         && !key.starts_with(COST_BIMODAL)
 }
 
@@ -516,13 +515,8 @@ mod tests {
                 "{key} {times}: {costly:?}"
             );
         }
-        // Tails, dials, the machine and what has two speeds are not judged.
-        for key in [
-            "echo_1_p99_us",
-            "dials_8_per_s",
-            "down_1_machine_cpu_s_per_gib",
-            "up_1_gbit_s",
-        ] {
+        // Tails, dials and what has two speeds are not judged.
+        for key in ["echo_1_p99_us", "dials_8_per_s", "up_1_gbit_s"] {
             let costly = accounted(key, 3.0, 0.0).costly();
             assert_eq!(costly, ["http-connect has no echo and no transfer"]);
         }

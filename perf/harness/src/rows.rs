@@ -60,7 +60,7 @@ const KINDS: [(&str, &str, &str); 13] = [
 ];
 
 /// Suffixes of names in the order of the table; words with the unit; and the direction.
-const METRICS: [(&str, &str, Better); 22] = {
+const METRICS: [(&str, &str, Better); 20] = {
     use Better::{Higher, Lower};
     [
         ("gbit_s", "Gbit/s", Higher),
@@ -71,14 +71,12 @@ const METRICS: [(&str, &str, Better); 22] = {
         ("unanswered", "questions without an answer", Lower),
         ("cpu_us", "CPU us each", Lower),
         ("cpu_s_per_gib", "CPU s/GiB", Lower),
-        ("machine_cpu_s_per_gib", "whole machine's CPU s/GiB", Lower),
         ("completed", "goes on (1 = yes)", Higher),
         ("p50_ratio", "p50 / p50 without", Lower),
         ("p99_ratio", "p99 / p99 without", Lower),
         ("kib", "both processes, KiB", Lower),
         ("lanes_percent", "on lanes, %", Higher),
         ("kernel_kib", "kernel structures, KiB", Lower),
-        ("tcp_buffers_kib", "TCP buffers, KiB", Lower),
         ("resident_mib", "resident memory of all, MiB", Lower),
         ("server_mib", "resident memory of the server, MiB", Lower),
         ("idle_cpu_percent", "idle server, % of a core", Lower),

@@ -26,7 +26,7 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
         let more = (FIRST + count).saturating_sub(tunnels.len());
         tunnels.extend(load.dialer.open_all(Target::Echo, more).await?);
         tokio::time::sleep(SETTLE).await;
-        note(load, count, &before, &weigh(load)?, outcome);
+        note(load, count, &before, &weigh(load)?, sample);
     }
     let mut closing = JoinSet::new();
     for tunnel in tunnels {
@@ -38,8 +38,8 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
     Ok(())
 }
 
-/// Resident memory of each process, in order of the processes, and of the kernel.
-type Weight = (Vec<f64>, [f64; 2]);
+/// Resident memory of each process, in order of the processes, and of the kernel's structures.
+type Weight = (Vec<f64>, f64);
 
 fn weigh(load: &Load) -> anyhow::Result<Weight> {
     let resident = load.processes.iter().map(Process::resident_kib);
@@ -57,8 +57,6 @@ fn note(load: &Load, count: usize, before: &Weight, after: &Weight, sample: &mut
         sample.value(format!("idle_{count}_kib"), each(sum(before), sum(after)));
         sample.value(format!("idle_{count}_resident_mib"), sum(after) / 1024.0);
     }
-    for (at, kind) in ["kernel", "tcp_buffers"].into_iter().enumerate() {
-        let name = format!("idle_{count}_{kind}_kib");
-        sample.value(name, each(before.1[at], after.1[at]));
-    }
+    let kernel = each(before.1, after.1);
+    sample.value(format!("idle_{count}_kernel_kib"), kernel);
 }
