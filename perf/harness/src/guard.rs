@@ -56,14 +56,6 @@ const PLAINTEXT: &str = "-plaintext";
 /// Dialect and kind of lanes; results are compared within a class.
 type Class = (Dialect, &'static str);
 
-/// A running peer, in one dialect.
-struct Stack<'a> {
-    peer: &'a Peer,
-    dialect: Dialect,
-    route: Route,
-    site: Site,
-}
-
 /// What all passes share.
 struct Guard {
     programs: Programs,
@@ -230,6 +222,25 @@ impl Guard {
         Ok(results)
     }
 
+    /// Starts a peer in one dialect.
+    fn start(&self, peer: &Peer, dialect: Dialect) -> anyhow::Result<(Route, Site)> {
+        let site = Site::new(&self.programs, None)?;
+        let mut route = peer.start(&site, dialect)?;
+        if let (true, Some(frontend)) = (peer.name.starts_with(PLANTED), &route.frontend) {
+            let slow = site.path("slow.sock");
+            let args = [
+                "throttle".to_owned(),
+                format!("--listen={}", slow.display()),
+                format!("--to={}", frontend.display()),
+            ];
+            let throttle = site.spawn("throttle", &Place::Host, self.programs.load(), &args)?;
+            site.wait_for("the throttle", || slow.exists())?;
+            route.running.push(throttle);
+            route.frontend = Some(slow);
+        }
+        Ok((route, site))
+    }
+
     /// Starts all stacks, measures them in turns, and stops them.
     fn pass(
         &self,
@@ -241,13 +252,13 @@ impl Guard {
         let mut stacks = Vec::new();
         for peer in peers {
             for dialect in peer.dialects(&self.settings.dialects) {
-                let stack = Stack::start(&self.programs, peer, dialect);
+                let stack = self.start(peer, dialect);
                 let name = || format!("starting {} {}", peer.name, dialect.name());
-                stacks.push(stack.with_context(name)?);
+                stacks.push((dialect, &peer.name, stack.with_context(name)?));
             }
         }
         // Stacks of one dialect are measured directly after each other.
-        stacks.sort_by_key(|stack| stack.dialect);
+        stacks.sort_by_key(|(dialect, ..)| *dialect);
         for round in 1..=rounds {
             eprintln!("guard: round {round}/{rounds}, {} stacks", stacks.len());
             // One measurement of all stacks before the next one: compared values are measured as close together as possible.
@@ -255,39 +266,14 @@ impl Guard {
                 // Each round starts with another stack.
                 let from = (round - 1) % stacks.len();
                 for stack in stacks.iter().cycle().skip(from).take(stacks.len()) {
-                    let (name, dialect) = (&stack.peer.name, stack.dialect);
-                    let sample = load(&stack.site, &stack.route, plan)
+                    let (dialect, name, (route, site)) = stack;
+                    let sample = load(site, route, plan)
                         .with_context(|| format!("{name} {}, {measurement}", dialect.name()))?;
-                    results.add((name, dialect), round, measurement, Ok(sample));
+                    results.add((name, *dialect), round, measurement, Ok(sample));
                 }
             }
         }
         Ok(())
-    }
-}
-
-impl<'a> Stack<'a> {
-    fn start(programs: &Programs, peer: &'a Peer, dialect: Dialect) -> anyhow::Result<Self> {
-        let site = Site::new(programs, None)?;
-        let mut route = peer.start(&site, dialect)?;
-        if let (true, Some(frontend)) = (peer.name.starts_with(PLANTED), &route.frontend) {
-            let slow = site.path("slow.sock");
-            let args = [
-                "throttle".to_owned(),
-                format!("--listen={}", slow.display()),
-                format!("--to={}", frontend.display()),
-            ];
-            let throttle = site.spawn("throttle", &Place::Host, programs.load(), &args)?;
-            site.wait_for("the throttle", || slow.exists())?;
-            route.running.push(throttle);
-            route.frontend = Some(slow);
-        }
-        Ok(Self {
-            peer,
-            dialect,
-            route,
-            site,
-        })
     }
 }
 
@@ -329,6 +315,7 @@ fn list(rows: &[Named]) -> String {
 }
 
 /// The tables of a run.
+#[derive(Default)]
 struct Report {
     margin: f64,
     compared: String,
@@ -339,8 +326,7 @@ impl Report {
     fn new(margin: f64) -> Self {
         Self {
             margin,
-            compared: String::new(),
-            relay: String::new(),
+            ..Self::default()
         }
     }
 

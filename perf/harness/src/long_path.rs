@@ -10,14 +10,15 @@ use crate::steps::Running;
 
 /// Address of the server, also in its certificate.
 pub(crate) const SERVER_END: &str = "10.97.0.1";
-const AGENT_END: &str = "10.97.0.2";
+/// Address of the agent.
+pub(crate) const AGENT_END: &str = "10.97.0.2";
 const NETWORK: &str = "10.97.0.0/24";
 /// Length of the device's queue: the path alone decides which packets to drop, even if it gets no processor for a moment.
 const QUEUE_PACKETS: &str = "10000";
 
 /// A running long path; dropping it removes the path.
 pub(crate) struct LongPath {
-    namespaces: Namespaces,
+    pub(crate) namespaces: Namespaces,
     _path: Running,
 }
 
@@ -56,29 +57,5 @@ impl LongPath {
             namespaces,
             _path: path,
         })
-    }
-}
-
-impl Site {
-    /// Place of the server and the load.
-    pub(crate) fn near(&self) -> &Place {
-        self.long_path()
-            .map_or(&Place::Host, |path| &path.namespaces.client.place)
-    }
-
-    /// Place of the agent and the targets.
-    pub(crate) fn far(&self) -> &Place {
-        self.long_path()
-            .map_or(&Place::Host, |path| &path.namespaces.server.place)
-    }
-
-    /// The server's address, as the agent sees it.
-    pub(crate) fn near_host(&self) -> &'static str {
-        self.long_path().map_or("127.0.0.1", |_| SERVER_END)
-    }
-
-    /// The address of the far end, from either end.
-    pub(crate) fn far_host(&self) -> &'static str {
-        self.long_path().map_or("127.0.0.1", |_| AGENT_END)
     }
 }

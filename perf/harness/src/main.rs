@@ -374,6 +374,20 @@ mod tests {
         }
     }
 
+    /// `cargo xtask` only passes them on.
+    #[test]
+    fn command_lines_of_ci_are_valid() {
+        let source = include_str!("../../../xtask/src/ci.rs");
+        let lines = source.split('"').filter(|text| text.starts_with("perf --"));
+        let lines: Vec<&str> = lines
+            .filter_map(|line| line.strip_prefix("perf "))
+            .collect();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        for line in lines {
+            assert!(scenario(line).is_ok(), "{line}");
+        }
+    }
+
     #[test]
     fn without_go_only_its_dialect_is_missing() {
         let mut results = Results::default();

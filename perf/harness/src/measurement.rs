@@ -45,20 +45,20 @@ pub(crate) fn measure<'a>(
         let route = peer.start(&site, dialect)?;
         Ok((site, route))
     };
-    let (site, route) = match start() {
-        Ok(started) => started,
-        Err(error) => {
-            let failed = |(name, _): &(&'a str, Plan)| (*name, Err(format!("{error:#}")));
-            return plans.iter().map(failed).collect();
-        }
-    };
+    let started = start();
     with_patience(plans, |name, plan| {
-        if [AGENTS, LINKS].contains(&name) && route.agent_port().is_none() {
-            return (Ok(Sample::default()), Duration::ZERO);
-        }
-        let started = Instant::now();
-        let outcome = load(&site, &route, plan).map_err(|error| format!("{error:#}"));
-        (outcome, started.elapsed())
+        let began = Instant::now();
+        let outcome = match &started {
+            Err(error) => return (Err(format!("{error:#}")), Duration::ZERO),
+            Ok((_, route)) if [AGENTS, LINKS].contains(&name) && route.agent_port().is_none() => {
+                Ok(Sample::default())
+            }
+            Ok((site, route)) => load(site, route, plan),
+        };
+        (
+            outcome.map_err(|error| format!("{error:#}")),
+            began.elapsed(),
+        )
     })
 }
 
@@ -68,22 +68,20 @@ fn with_patience<'a, P>(
     mut one: impl FnMut(&'a str, &P) -> (Result<Sample, String>, Duration),
 ) -> Vec<(&'a str, Result<Sample, String>)> {
     let (mut failed, mut lost) = (Vec::new(), Duration::ZERO);
-    let mut outcomes = Vec::with_capacity(plans.len());
-    for (name, plan) in plans {
+    let tried = |(name, plan): &(&'a str, P)| {
         if lost >= PATIENCE {
             let (why, seconds) = (failed.join(", "), lost.as_secs());
             let why = format!("not tried: {why} failed before it, after {seconds} s");
-            outcomes.push((*name, Err(why)));
-            continue;
+            return (*name, Err(why));
         }
         let (outcome, took) = one(name, plan);
         if outcome.is_err() {
             failed.push(*name);
             lost += took;
         }
-        outcomes.push((*name, outcome));
-    }
-    outcomes
+        (*name, outcome)
+    };
+    plans.iter().map(tried).collect()
 }
 
 /// Runs the load tool once against a started path.

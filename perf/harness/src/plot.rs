@@ -40,25 +40,17 @@ enum Kind {
     LogLines,
 }
 
-/// Definition of a chart: kind, file, title, first word of the rows' names, their metric, and label of the y axis.
-struct Spec(
-    Kind,
-    &'static str,
-    &'static str,
-    &'static str,
-    &'static str,
-    &'static str,
-);
+/// Definition of a chart: kind, file, title, first word of the rows' names, and their metric.
+struct Spec(Kind, &'static str, &'static str, &'static str, &'static str);
 
 const CHARTS: [Spec; 6] = [
-    Spec(Bars, "throughput", "Throughput", "", "gbit_s", "Gbit/s"),
+    Spec(Bars, "throughput", "Throughput", "", "gbit_s"),
     Spec(
         LogLines,
         "latency-p50",
         "Latency of an echo, median",
         "paced",
         "p50_us",
-        SINCE_DUE,
     ),
     Spec(
         LogLines,
@@ -66,7 +58,6 @@ const CHARTS: [Spec; 6] = [
         "Latency of an echo, 99th percentile",
         "paced",
         "p99_us",
-        SINCE_DUE,
     ),
     Spec(
         Lines,
@@ -74,7 +65,6 @@ const CHARTS: [Spec; 6] = [
         "Memory with idle connections",
         "idle",
         "resident_mib",
-        "MiB resident, all processes",
     ),
     Spec(
         Lines,
@@ -82,18 +72,16 @@ const CHARTS: [Spec; 6] = [
         "Memory of a server with idle agents",
         "agents",
         "server_mib",
-        "MiB resident, server",
     ),
     Spec(
         Lines,
         "agents-cpu",
         "CPU time of a server with idle agents",
         "agents",
-        "idle_cpu_percent",
-        "% of a core, server",
+        IDLE_CPU,
     ),
 ];
-const SINCE_DUE: &str = "time since it was due, logarithmic";
+const IDLE_CPU: &str = "idle_cpu_percent";
 
 /// The median of all rounds, with their minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,7 +147,7 @@ fn chart<'a>(results: &'a Results, spec: &'static Spec, dialect: Dialect) -> Opt
     let first = rows.first()?;
     let parts = || rows.iter().filter_map(|row| spec.part(row));
     // A number of a name; groups are counted.
-    let position = |(at, part): (u32, &str)| part.parse().unwrap_or(f64::from(at));
+    let position = |(at, part): (u32, &str)| part.parse().unwrap_or_else(|_name| f64::from(at));
     let positions: Vec<f64> = (0..).zip(parts()).map(position).collect();
     let series = |(number, peer): (usize, &'a str)| {
         let point = |(row, x): (&Row, &f64)| {
@@ -211,13 +199,17 @@ impl Spec {
         number.parse::<f64>().is_ok().then_some(number)
     }
 
-    /// Label of the x axis.
-    fn across(&self) -> &'static str {
-        match self.3 {
-            "paced" => "echoes asked for in a second",
-            "idle" => "idle connections",
-            "agents" => "agents",
-            _ => "download (down) or upload (up) x streams",
+    /// Labels of the x axis, and of the y axis with its unit.
+    fn axes(&self) -> (&'static str, &'static str) {
+        match self.4 {
+            "gbit_s" => ("download (down) or upload (up) x streams", "Gbit/s"),
+            "resident_mib" => ("idle connections", "MiB resident, all processes"),
+            "server_mib" => ("agents", "MiB resident, server"),
+            IDLE_CPU => ("agents", "% of a core, server"),
+            _ => (
+                "echoes asked for in a second",
+                "time since it was due, logarithmic",
+            ),
         }
     }
 }
@@ -271,7 +263,7 @@ impl Chart<'_> {
         // Text for screen readers.
         let (head, body) = svg.split_once(">\n").context("the drawing is empty")?;
         let peers: Vec<&str> = self.series.iter().map(|(peer, ..)| *peer).collect();
-        let (across, up, peers) = (self.spec.across(), self.spec.5, peers.join(", "));
+        let ((across, up), peers) = (self.spec.axes(), peers.join(", "));
         let text = escaped(&format!("{up} against {across}, of {peers}. {}", self.note));
         let title = escaped(&self.title);
         Ok(format!(
@@ -324,8 +316,8 @@ impl Chart<'_> {
         let mut mesh = chart.configure_mesh();
         mesh.label_style(FONT)
             .axis_desc_style(FONT)
-            .x_desc(self.spec.across())
-            .y_desc(self.spec.5)
+            .x_desc(self.spec.axes().0)
+            .y_desc(self.spec.axes().1)
             .x_label_formatter(&plain)
             .y_label_formatter(&plain)
             .max_light_lines(1);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use adit_perf_plan::{Dialect, Shape};
 use anyhow::{Context as _, ensure};
 
-use super::long_path::{LongPath, SERVER_END};
+use super::long_path::{AGENT_END, LongPath, SERVER_END};
 use super::programs::Programs;
 use crate::steps::{Running, output_of};
 
@@ -38,7 +38,13 @@ pub(crate) struct Site {
     folder: tempfile::TempDir,
     load: PathBuf,
     go_load: Option<PathBuf>,
-    long_path: Option<LongPath>,
+    /// Place of the server and the load, and the server's address as the agent sees it.
+    pub(crate) near: Place,
+    pub(crate) near_host: &'static str,
+    /// Place of the agent and the targets, and their address from either end.
+    pub(crate) far: Place,
+    pub(crate) far_host: &'static str,
+    _long_path: Option<LongPath>,
 }
 
 impl Site {
@@ -53,7 +59,11 @@ impl Site {
             folder,
             load: programs.load().to_owned(),
             go_load: programs.go_load().map(Path::to_owned),
-            long_path: None,
+            near: Place::Host,
+            near_host: "127.0.0.1",
+            far: Place::Host,
+            far_host: "127.0.0.1",
+            _long_path: None,
         };
         let certificates = [
             "certs".to_owned(),
@@ -63,15 +73,14 @@ impl Site {
         site.load(&Place::Host, &certificates, START_LIMIT)
             .context("writing certificates")?;
         fs::create_dir(site.path(LOGS))?;
-        site.long_path = long_path
-            .map(|shape| LongPath::new(&site, shape))
-            .transpose()?;
+        if let Some(shape) = long_path {
+            let path = LongPath::new(&site, shape)?;
+            site.near = path.namespaces.client.place.clone();
+            site.far = path.namespaces.server.place.clone();
+            (site.near_host, site.far_host) = (SERVER_END, AGENT_END);
+            site._long_path = Some(path);
+        }
         Ok(site)
-    }
-
-    /// The long path of this stack, if it has one.
-    pub(crate) fn long_path(&self) -> Option<&LongPath> {
-        self.long_path.as_ref()
     }
 
     /// The load tool of a dialect.
@@ -178,7 +187,7 @@ impl Site {
     /// It is not ready within [`START_LIMIT`]; the error contains the end of every log.
     pub(crate) fn wait_until_ready(&self, health_port: u16) -> anyhow::Result<()> {
         let args = ["ready".to_owned(), format!("127.0.0.1:{health_port}")];
-        self.load(self.near(), &args, START_LIMIT * 2)
+        self.load(&self.near, &args, START_LIMIT * 2)
     }
 
     /// Waits until an echo comes back over plain ports.
@@ -197,11 +206,11 @@ impl Site {
     pub(crate) fn wait_for(&self, what: &str, ready: impl Fn() -> bool) -> anyhow::Result<()> {
         let end = Instant::now() + START_LIMIT;
         while !ready() {
-            let (limit, logs) = (START_LIMIT.as_secs(), || self.logs());
             ensure!(
                 Instant::now() < end,
-                "{what} was not ready within {limit} s{}",
-                logs()
+                "{what} was not ready within {} s{}",
+                START_LIMIT.as_secs(),
+                self.logs()
             );
             std::thread::sleep(Duration::from_millis(20));
         }

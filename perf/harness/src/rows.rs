@@ -101,12 +101,9 @@ impl Row {
         };
         let mut subject = subject.replace('N', &number.to_string());
         if number == 1 {
-            subject = subject
-                .replace("streams", "stream")
-                .replace("connections", "connection");
-            subject = subject
-                .replace("workers", "worker")
-                .replace("agents", "agent");
+            for one in ["stream", "connection", "worker", "agent"] {
+                subject = subject.replace(&format!("{one}s"), one);
+            }
         }
         // Memory in KiB is per tunnel or agent; all other numbers are totals.
         if ["idle", "agents"].contains(&begin) && metric.ends_with("kib") {

@@ -28,6 +28,9 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::measure::Load;
 use crate::way::Targets;
 
+/// Asks a server whether it is ready: it has an agent.
+const READYZ: &str = "GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n";
+
 /// Measures a path to targets, serves the targets, and relays for comparison.
 #[derive(Parser)]
 #[command(name = "adit-load", version)]
@@ -133,8 +136,8 @@ fn play(role: Command) -> anyhow::Result<()> {
             Ok(())
         }),
         Command::Relay { targets, options } => relay::serve(&targets, &options),
-        Command::Probe { address } => probe::wait(address),
-        Command::Ready { address } => probe::wait_ready(address),
+        Command::Probe { address } => probe::until("no echo", address, "?", "?"),
+        Command::Ready { address } => probe::until("not ready", address, READYZ, " 200 "),
         Command::LongPath { near, far, shape } => long_path::serve(&near, &far, &shape),
         Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
         Command::Tie { parent, program } => parent_death::become_program(parent, &program),

@@ -11,27 +11,19 @@ const TRY: Duration = Duration::from_millis(500);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until an echo comes back.
+/// Waits until an answer contains `wanted`.
 ///
 /// # Errors
-/// No echo came back; carries the error of the last attempt.
-pub(crate) fn wait(address: SocketAddr) -> anyhow::Result<()> {
-    until("no echo", || once(address, "?", "?"))
-}
-
-/// Waits until `/readyz` of a server answers 200: it has an agent.
-///
-/// # Errors
-/// The server is not ready; carries the error of the last attempt.
-pub(crate) fn wait_ready(address: SocketAddr) -> anyhow::Result<()> {
-    let request = "GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n";
-    until("not ready", || once(address, request, " 200 "))
-}
-
-fn until(otherwise: &str, tried: impl Fn() -> io::Result<()>) -> anyhow::Result<()> {
+/// None does; carries the error of the last attempt.
+pub(crate) fn until(
+    otherwise: &str,
+    address: SocketAddr,
+    question: &str,
+    wanted: &str,
+) -> anyhow::Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
-        match tried() {
+        match once(address, question, wanted) {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() > end => {
                 anyhow::bail!("{otherwise} within {} s: {error}", LIMIT.as_secs())

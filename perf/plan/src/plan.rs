@@ -197,11 +197,8 @@ impl Plan {
     /// A plan per measurement, in order, so that a failed measurement affects no other.
     pub fn parts(&self) -> Vec<(&'static str, Self)> {
         let part = |name: &'static str| {
-            let measurements = vec![name.to_owned()];
-            let plan = Self {
-                measurements,
-                ..self.clone()
-            };
+            let mut plan = self.clone();
+            plan.measurements = vec![name.to_owned()];
             (name, plan)
         };
         self.in_order().into_iter().map(part).collect()

@@ -36,7 +36,7 @@ pub(super) fn haproxy(name: &str) -> anyhow::Result<Peer> {
     let version = format!("{version}, two processes, {words} between");
     let peer = Peer::of_ports(name, version, move |site| {
         let mut route = Route::to_far(site)?;
-        let (middle, front) = (free_ports(site.far_host())?, free_ports("127.0.0.1")?);
+        let (middle, front) = (free_ports(site.far_host)?, free_ports("127.0.0.1")?);
         let (mut accept, mut connect) = (String::new(), String::new());
         if !is_plaintext {
             let ca = site.at("ca.pem");
@@ -51,10 +51,9 @@ pub(super) fn haproxy(name: &str) -> anyhow::Result<Peer> {
         }
         let agent = forward(&middle, &accept, &route.targets, "");
         let server = forward(&front, "", &middle, &connect);
-        for (role, place, configuration) in [
-            ("agent", site.far(), agent),
-            ("server", site.near(), server),
-        ] {
+        for (role, place, configuration) in
+            [("agent", &site.far, agent), ("server", &site.near, server)]
+        {
             let file = site.at(&format!("{role}.cfg"));
             fs::write(&file, configuration)?;
             let args = ["-db".to_owned(), "-f".to_owned(), file];

@@ -149,7 +149,7 @@ impl Konnectivity {
                 Place::Cgroup(route.cgroup()?),
             ]
         } else {
-            [site.near().clone(), site.far().clone()]
+            [site.near.clone(), site.far.clone()]
         };
         let [mut server, mut agent] = self.args.clone();
         server.extend([
@@ -182,7 +182,7 @@ impl Konnectivity {
             has_certificates: !self.has_tokens,
         };
         let [agents, health, agent_health] = pair.start(&mut route, site)?;
-        if site.long_path().is_none() {
+        if matches!(site.near, Place::Host) {
             // The load's agents dial targets from the load's place, and this process reads the metrics.
             for (name, port) in [(AGENTS, agents), (METRICS, health)] {
                 let address = format!("127.0.0.1:{port}");

@@ -161,7 +161,7 @@ impl Pair<'_> {
             format!("--health-port={health}"),
         ]);
         agent.extend([
-            format!("--proxy-server-host={}", site.near_host()),
+            format!("--proxy-server-host={}", site.near_host),
             format!("--proxy-server-port={agents}"),
             format!("--ca-cert={}", site.at("ca.pem")),
             format!("--health-server-port={agent_health}"),
@@ -220,7 +220,7 @@ impl Route {
     /// # Errors
     /// Like [`Self::to`].
     fn to_far(site: &Site) -> anyhow::Result<Self> {
-        Self::to(site, site.far(), site.far_host(), site.near().clone())
+        Self::to(site, &site.far, site.far_host, site.near.clone())
     }
 
     /// Address of the server's agent port, for the load's own agents: not every path has one, and the Go load tool has none.

@@ -46,7 +46,7 @@ pub(super) fn from_node(programs: &Programs, name: &str) -> anyhow::Result<Peer>
     };
     peer(programs, name, version, move |site| {
         // Targets are beside the server, in the control plane.
-        let mut route = Route::to(site, site.near(), site.near_host(), Place::Host)?;
+        let mut route = Route::to(site, &site.near, site.near_host, Place::Host)?;
         // Unused frontend: a server does not start without one.
         let frontend = site.at("s.sock");
         let mut server = vec![format!("--frontend=http-connect=unix:{frontend}")];
@@ -91,7 +91,7 @@ fn peer(
         };
         let pair = Pair {
             programs: [&adit, &adit],
-            places: &[site.near().clone(), site.far().clone()],
+            places: &[site.near.clone(), site.far.clone()],
             args: [
                 named("server", server, "--admin-port=off"),
                 named("agent", agent, "--admin-server-port=off"),

@@ -117,7 +117,9 @@ impl Dialer {
 /// The answer to the close does not arrive.
 pub(crate) async fn close(mut tunnel: Tunnel) -> anyhow::Result<()> {
     let closed = timeout(CLOSE_LIMIT, tunnel.shutdown()).await;
-    closed
-        .context("the close was not confirmed")?
-        .context("closing")
+    match closed.context("the close was not confirmed")? {
+        // A plain connection whose peer was faster.
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+        closed => closed.context("closing"),
+    }
 }
