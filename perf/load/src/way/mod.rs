@@ -74,7 +74,7 @@ impl Dialer {
             Target::Source => self.targets.source,
             Target::Sink => self.targets.sink,
         };
-        let frontend = self.frontend.as_deref().unwrap_or(Path::new(""));
+        let frontend = self.frontend.as_deref().unwrap_or_else(|| Path::new(""));
         let dial = async {
             let tunnel: Tunnel = match self.dialect {
                 Dialect::Tcp => {
