@@ -5,8 +5,6 @@ import (
 	"io"
 	"slices"
 	"time"
-
-	"adit.invalid/interop/tunnel"
 )
 
 // mixed measures echo beside bulk downloads.
@@ -24,8 +22,8 @@ func (l *load) mixed() error {
 	if err := errors.Join(err, t.end()); err != nil {
 		return err
 	}
-	l.outcome.Values["mixed_down_gbit_s"] = float64(after-before) * 8 / took.Seconds() / 1e9
-	return l.outcome.latencies("mixed_echo", samples)
+	l.values["mixed_down_gbit_s"] = float64(after-before) * 8 / took.Seconds() / 1e9
+	return l.latencies("mixed_echo", samples)
 }
 
 // isolation compares echo beside readers that never read with echo alone, in this same run.
@@ -34,13 +32,9 @@ func (l *load) isolation() error {
 	if err != nil {
 		return err
 	}
-	stalled := make([]*tunnel.Conn, 0, l.plan.StalledReaders)
-	for range cap(stalled) {
-		conn, err := l.open(l.targets.Source)
-		if err != nil {
-			return err
-		}
-		stalled = append(stalled, conn)
+	stalled, err := l.openAll(l.targets.Source, l.plan.StalledReaders)
+	if err != nil {
+		return err
 	}
 	// All are open before the first stalls: a server that lets one stall the others would not even take the next dial.
 	for _, conn := range stalled {
@@ -53,7 +47,7 @@ func (l *load) isolation() error {
 	for _, conn := range stalled {
 		go conn.Close() // may wait for ten seconds in the library
 	}
-	values := l.outcome.Values
+	values := l.values
 	values["isolation_completed"] = 0
 	if completed && len(beside) > 0 {
 		// The other half of the calm time comes afterwards, so that a machine that changes its pace meanwhile does less.

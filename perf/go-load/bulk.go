@@ -6,8 +6,6 @@ import (
 	"io"
 	"sync/atomic"
 	"time"
-
-	"adit.invalid/interop/tunnel"
 )
 
 // transfers are running streams of one direction.
@@ -26,13 +24,9 @@ func (l *load) start(up bool, streams int) (*transfers, error) {
 	if up {
 		address, greeting = l.targets.Sink, "load -1\n"
 	}
-	var conns []*tunnel.Conn
-	for range streams {
-		conn, err := l.open(address)
-		if err != nil {
-			return nil, err
-		}
-		conns = append(conns, conn)
+	conns, err := l.openAll(address, streams)
+	if err != nil {
+		return nil, err
 	}
 	moved := &atomic.Int64{}
 	t := &transfers{
@@ -40,7 +34,6 @@ func (l *load) start(up bool, streams int) (*transfers, error) {
 		bytes: func() (int64, error) { return moved.Load(), nil }, done: func() {},
 	}
 	if up {
-		var err error
 		if t.bytes, t.done, err = l.askSink(); err != nil {
 			return nil, err
 		}
@@ -127,9 +120,9 @@ func (l *load) bulks() error {
 }
 
 type reading struct {
-	at           time.Time
-	bytes        int64
-	cpu, machine float64
+	at    time.Time
+	bytes int64
+	cpu   float64
 }
 
 func (l *load) read(t *transfers) (r reading, err error) {
@@ -137,10 +130,7 @@ func (l *load) read(t *transfers) (r reading, err error) {
 		return r, err
 	}
 	r.at = time.Now()
-	if r.cpu, err = l.processes.cpuSeconds(); err != nil {
-		return r, err
-	}
-	r.machine, err = machineCPUSeconds()
+	r.cpu, err = l.processes.cpuSeconds()
 	return r, err
 }
 
@@ -163,11 +153,9 @@ func (l *load) bulk(name string, up bool, streams int) error {
 	if bytes == 0 {
 		return errors.New("not a byte arrived")
 	}
-	values := l.outcome.Values
-	values[name+"_gbit_s"] = bytes * 8 / after.at.Sub(before.at).Seconds() / 1e9
-	values[name+"_machine_cpu_s_per_gib"] = (after.machine - before.machine) / (bytes / (1 << 30))
+	l.values[name+"_gbit_s"] = bytes * 8 / after.at.Sub(before.at).Seconds() / 1e9
 	if len(l.processes) > 0 {
-		values[name+"_cpu_s_per_gib"] = (after.cpu - before.cpu) / (bytes / (1 << 30))
+		l.values[name+"_cpu_s_per_gib"] = (after.cpu - before.cpu) / (bytes / (1 << 30))
 	}
 	return nil
 }

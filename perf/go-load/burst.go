@@ -1,9 +1,7 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"adit.invalid/interop/tunnel"
@@ -13,53 +11,32 @@ import (
 func (l *load) bursts() error {
 	for _, burst := range []string{"cold", "warm"} {
 		name := fmt.Sprintf("%s_%d", burst, l.plan.Burst)
-		conns, dials, err := l.openAtOnce(l.plan.Burst)
+		conns := make([]*tunnel.Conn, l.plan.Burst)
+		// How long each dial and its first answer took.
+		dials, err := together(len(conns), func(at int) (took time.Duration, err error) {
+			begin := time.Now()
+			if conns[at], err = l.open(l.targets.Echo); err == nil {
+				err = roundTrip(conns[at], 0)
+			}
+			return time.Since(begin), err
+		})
+		if err == nil {
+			err = warmUp(conns)
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		samples, err := askAll(conns, l.plan.lasting())
+		samples, err := askAll(conns, untilTime(time.Now().Add(l.plan.lasting())))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.outcome.Values[name+"_per_s"] = float64(len(samples)) / l.plan.Seconds
-		if err := l.outcome.latencies(name, samples); err != nil {
+		l.values[name+"_per_s"] = float64(len(samples)) / l.plan.Seconds
+		if err := l.latencies(name, samples); err != nil {
 			return err
 		}
-		if err := l.outcome.latencies(name+"_dial", dials); err != nil {
+		if err := l.latencies(name+"_dial", dials); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// openAtOnce also returns how long each dial and its first answer took.
-func (l *load) openAtOnce(connections int) ([]*tunnel.Conn, []time.Duration, error) {
-	var mu sync.Mutex
-	var conns []*tunnel.Conn
-	var dials []time.Duration
-	var failed error
-	var group sync.WaitGroup
-	for range connections {
-		group.Go(func() {
-			begin := time.Now()
-			conn, err := l.open(l.targets.Echo)
-			if err == nil {
-				err = roundTrip(conn, 0)
-			}
-			took := time.Since(begin)
-			mu.Lock()
-			defer mu.Unlock()
-			conns, dials = append(conns, conn), append(dials, took)
-			failed = errors.Join(failed, err)
-		})
-	}
-	group.Wait()
-	for _, conn := range conns {
-		for number := range uint64(warmUp) {
-			if failed == nil {
-				failed = roundTrip(conn, number)
-			}
-		}
-	}
-	return conns, dials, failed
 }

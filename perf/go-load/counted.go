@@ -1,13 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
-
-	"adit.invalid/interop/tunnel"
 )
 
 const mib = 1 << 20
@@ -20,7 +16,7 @@ func (l *load) count() error {
 	case "echo":
 		err = l.countEchoes(c.Connections, c.Times)
 	case "dial":
-		err = l.countDials(c.Times)
+		_, err = l.dial(untilCount(c.Times))
 	case "down":
 		err = l.countDown(int64(c.Times) * mib)
 	case "up":
@@ -31,7 +27,7 @@ func (l *load) count() error {
 	if err != nil {
 		return err
 	}
-	l.outcome.Values["counted_times"] = float64(c.Times)
+	l.values["counted_times"] = float64(c.Times)
 	return nil
 }
 
@@ -39,46 +35,11 @@ func (l *load) countEchoes(connections, times int) error {
 	if connections < 1 || times%connections != 0 {
 		return fmt.Errorf("%d echoes cannot be shared by %d connections", times, connections)
 	}
-	var conns []*tunnel.Conn
-	for range connections {
-		conn, err := l.open(l.targets.Echo)
-		if err != nil {
-			return err
-		}
-		conns = append(conns, conn)
+	conns, err := l.openAll(l.targets.Echo, connections)
+	if err == nil {
+		_, err = askAll(conns, untilCount(times/connections))
 	}
-	var mu sync.Mutex
-	var failed error
-	var group sync.WaitGroup
-	for _, conn := range conns {
-		group.Go(func() {
-			var err error
-			for number := 0; number < times/connections && err == nil; number++ {
-				err = roundTrip(conn, uint64(number))
-			}
-			// The library may call the close of a tunnel an error.
-			_ = conn.Close()
-			mu.Lock()
-			defer mu.Unlock()
-			failed = errors.Join(failed, err)
-		})
-	}
-	group.Wait()
-	return failed
-}
-
-func (l *load) countDials(times int) error {
-	for number := range uint64(times) {
-		conn, err := l.open(l.targets.Echo)
-		if err != nil {
-			return err
-		}
-		if err := roundTrip(conn, number); err != nil {
-			return err
-		}
-		_ = conn.Close()
-	}
-	return nil
+	return err
 }
 
 // countDown reads all that the source was asked for: nothing is on its way then.

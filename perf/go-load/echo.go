@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,30 @@ func (l *load) open(address string) (*tunnel.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	return l.dialer.Dial(ctx, address)
+}
+
+// openAll opens one tunnel after the other.
+func (l *load) openAll(address string, count int) ([]*tunnel.Conn, error) {
+	var conns []*tunnel.Conn
+	for number := range count {
+		conn, err := l.open(address)
+		if err != nil {
+			return nil, fmt.Errorf("opening tunnel %d: %w", number+1, err)
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
+}
+
+// together runs work count times at once.
+func together[T any](count int, work func(at int) (T, error)) ([]T, error) {
+	results, failures := make([]T, count), make([]error, count)
+	var group sync.WaitGroup
+	for at := range count {
+		group.Go(func() { results[at], failures[at] = work(at) })
+	}
+	group.Wait()
+	return results, errors.Join(failures...)
 }
 
 // message is a question like no other of its connection.
@@ -46,14 +71,34 @@ func roundTrip(conn io.ReadWriter, number uint64) error {
 	return readAnswer(conn, make([]byte, messageBytes), number)
 }
 
-// warmUp is the number of round trips of a connection that are not measured.
-const warmUp = 20
+// warmUp does round trips that are not measured.
+func warmUp(conns []*tunnel.Conn) error {
+	for _, conn := range conns {
+		for number := range uint64(20) {
+			if err := roundTrip(conn, number); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// until tells whether another operation is due after so many.
+type until func(done int) bool
+
+func untilTime(end time.Time) until {
+	return func(int) bool { return time.Now().Before(end) }
+}
+
+func untilCount(count int) until {
+	return func(done int) bool { return done < count }
+}
 
 // echoes measures round trips of 64 bytes, closed loop.
 func (l *load) echoes() error {
 	for _, connections := range l.plan.Connections {
 		name := fmt.Sprintf("echo_%d", connections)
-		before, err := l.processes.cpuSeconds()
+		cpu, err := l.processes.cpuSeconds()
 		if err != nil {
 			return err
 		}
@@ -61,15 +106,10 @@ func (l *load) echoes() error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		after, err := l.processes.cpuSeconds()
-		if err != nil {
+		if err := l.rate(name, len(samples), l.plan.lasting(), cpu); err != nil {
 			return err
 		}
-		if len(l.processes) > 0 && len(samples) > 0 {
-			l.outcome.Values[name+"_cpu_us"] = (after - before) * 1e6 / float64(len(samples))
-		}
-		l.outcome.Values[name+"_per_s"] = float64(len(samples)) / l.plan.Seconds
-		if err := l.outcome.latencies(name, samples); err != nil {
+		if err := l.latencies(name, samples); err != nil {
 			return err
 		}
 	}
@@ -78,56 +118,32 @@ func (l *load) echoes() error {
 
 // closedLoop opens all connections first; then all ask for as long as told, each again once it has its answer.
 func (l *load) closedLoop(connections int, lasting time.Duration) ([]time.Duration, error) {
-	var conns []*tunnel.Conn
-	for range connections {
-		conn, err := l.open(l.targets.Echo)
-		if err != nil {
-			return nil, err
-		}
-		conns = append(conns, conn)
-		for number := range uint64(warmUp) {
-			if err := roundTrip(conn, number); err != nil {
+	conns, err := l.openAll(l.targets.Echo, connections)
+	if err != nil {
+		return nil, err
+	}
+	if err := warmUp(conns); err != nil {
+		return nil, err
+	}
+	return askAll(conns, untilTime(time.Now().Add(lasting)))
+}
+
+// askAll asks on each connection, and closes it.
+func askAll(conns []*tunnel.Conn, goesOn until) ([]time.Duration, error) {
+	all, err := together(len(conns), func(at int) ([]time.Duration, error) {
+		// The library may call the close of a tunnel an error.
+		defer conns[at].Close()
+		var times []time.Duration
+		for goesOn(len(times)) {
+			begin := time.Now()
+			if err := roundTrip(conns[at], uint64(len(times))); err != nil {
 				return nil, err
 			}
+			times = append(times, time.Since(begin))
 		}
-	}
-	return askAll(conns, lasting)
-}
-
-// askAll asks on all connections for as long as told, and closes them.
-func askAll(conns []*tunnel.Conn, lasting time.Duration) ([]time.Duration, error) {
-	var mu sync.Mutex
-	var all []time.Duration
-	var failed error
-	var group sync.WaitGroup
-	end := time.Now().Add(lasting)
-	for _, conn := range conns {
-		group.Go(func() {
-			times, err := askUntil(conn, end, warmUp)
-			// The library may call the close of a tunnel an error.
-			_ = conn.Close()
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, times...)
-			failed = errors.Join(failed, err)
-		})
-	}
-	group.Wait()
-	return all, failed
-}
-
-func askUntil(conn io.ReadWriter, end time.Time, number uint64) ([]time.Duration, error) {
-	var times []time.Duration
-	for ; ; number++ {
-		begin := time.Now()
-		if !begin.Before(end) {
-			return times, nil
-		}
-		if err := roundTrip(conn, number); err != nil {
-			return nil, err
-		}
-		times = append(times, time.Since(begin))
-	}
+		return times, nil
+	})
+	return slices.Concat(all...), err
 }
 
 // dials measures dial, one round trip and close.
@@ -138,47 +154,28 @@ func (l *load) dials() error {
 		if err != nil {
 			return err
 		}
-		var mu sync.Mutex
-		var all []time.Duration
-		var failed error
-		var group sync.WaitGroup
 		begin := time.Now()
-		for range workers {
-			group.Go(func() {
-				times, err := l.dialUntil(begin.Add(l.plan.lasting()))
-				mu.Lock()
-				defer mu.Unlock()
-				all = append(all, times...)
-				failed = errors.Join(failed, err)
-			})
-		}
-		group.Wait()
-		took := time.Since(begin)
-		if failed != nil {
-			return fmt.Errorf("%s: %w", name, failed)
-		}
-		l.outcome.Values[name+"_per_s"] = float64(len(all)) / took.Seconds()
-		after, err := l.processes.cpuSeconds()
+		all, err := together(workers, func(int) ([]time.Duration, error) {
+			return l.dial(untilTime(begin.Add(l.plan.lasting())))
+		})
 		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		samples := slices.Concat(all...)
+		if err := l.rate(name, len(samples), time.Since(begin), cpu); err != nil {
 			return err
 		}
-		if len(l.processes) > 0 && len(all) > 0 {
-			l.outcome.Values[name+"_cpu_us"] = (after - cpu) * 1e6 / float64(len(all))
-		}
-		if err := l.outcome.latencies(name, all); err != nil {
+		if err := l.latencies(name, samples); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *load) dialUntil(end time.Time) ([]time.Duration, error) {
+func (l *load) dial(goesOn until) ([]time.Duration, error) {
 	var times []time.Duration
-	for {
+	for goesOn(len(times)) {
 		begin := time.Now()
-		if !begin.Before(end) {
-			return times, nil
-		}
 		conn, err := l.open(l.targets.Echo)
 		if err != nil {
 			return nil, err
@@ -189,4 +186,5 @@ func (l *load) dialUntil(end time.Time) ([]time.Duration, error) {
 		times = append(times, time.Since(begin))
 		_ = conn.Close()
 	}
+	return times, nil
 }

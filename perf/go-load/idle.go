@@ -10,8 +10,8 @@ import (
 )
 
 type weight struct {
-	resident      []float64
-	slab, buffers float64
+	resident []float64
+	slab     float64
 }
 
 func (l *load) weigh() (w weight, err error) {
@@ -19,7 +19,7 @@ func (l *load) weigh() (w weight, err error) {
 	if w.resident, err = l.processes.residentKiB(); err != nil {
 		return w, err
 	}
-	w.slab, w.buffers, err = kernelKiB()
+	w.slab, err = field("/proc/meminfo", "SUnreclaim:", 0)
 	return w, err
 }
 
@@ -43,14 +43,9 @@ func (l *load) idle() error {
 	// A few first, so that what every process sets up once is not counted.
 	const first = 8
 	openUntil := func(count int) error {
-		for len(conns) < first+count {
-			conn, err := l.open(l.targets.Echo)
-			if err != nil {
-				return fmt.Errorf("opening idle tunnel %d: %w", len(conns)+1, err)
-			}
-			conns = append(conns, conn)
-		}
-		return nil
+		more, err := l.openAll(l.targets.Echo, max(first+count-len(conns), 0))
+		conns = append(conns, more...)
+		return err
 	}
 	if err := openUntil(0); err != nil {
 		return err
@@ -79,7 +74,7 @@ func (l *load) idle() error {
 
 func (l *load) note(count int, before, after weight) {
 	each := func(before, after float64) float64 { return (after - before) / float64(count) }
-	values, name := l.outcome.Values, fmt.Sprintf("idle_%d", count)
+	values, name := l.values, fmt.Sprintf("idle_%d", count)
 	for at, process := range l.processes {
 		values[name+"_"+process.role+"_kib"] = each(before.resident[at], after.resident[at])
 	}
@@ -88,5 +83,4 @@ func (l *load) note(count int, before, after weight) {
 		values[name+"_resident_mib"] = after.sum() / 1024
 	}
 	values[name+"_kernel_kib"] = each(before.slab, after.slab)
-	values[name+"_tcp_buffers_kib"] = each(before.buffers, after.buffers)
 }

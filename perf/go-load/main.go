@@ -30,14 +30,14 @@ type load struct {
 	targets   targets
 	control   string
 	processes processes
-	outcome   outcome
+	values    map[string]float64
 }
 
 func main() {
 	if len(os.Args) < 2 || os.Args[1] != "run" {
 		fail("usage: go-load run --help")
 	}
-	l := load{plan: defaults(), outcome: newOutcome()}
+	l := load{values: map[string]float64{}}
 	var targetsJSON, planJSON string
 	f := flag.NewFlagSet("run", flag.ExitOnError)
 	f.StringVar(&l.dialer.Mode, "way", tunnel.GRPC, "grpc or http-connect")
@@ -45,7 +45,7 @@ func main() {
 	f.StringVar(&targetsJSON, "targets", "", "what `adit-load target` printed")
 	f.StringVar(&l.control, "control", "", "where the targets tell what arrived, reached without the measured path")
 	f.Var(&l.processes, "process", "ROLE=PID of a process whose memory and CPU time count; any number")
-	f.StringVar(&planJSON, "plan", "{}", "what to measure, as JSON; fields left out keep their defaults")
+	f.StringVar(&planJSON, "plan", "", "what to measure, as JSON")
 	_ = f.Parse(os.Args[2:]) // ExitOnError
 	check(json.Unmarshal([]byte(targetsJSON), &l.targets))
 	strict := json.NewDecoder(strings.NewReader(planJSON))
@@ -73,7 +73,7 @@ func main() {
 			fail(fmt.Sprintf("%s: %v", m.name, err))
 		}
 	}
-	check(json.NewEncoder(os.Stdout).Encode(l.outcome))
+	check(json.NewEncoder(os.Stdout).Encode(map[string]any{"values": l.values}))
 }
 
 // askSink returns a function that asks how many bytes have arrived at the sinks.

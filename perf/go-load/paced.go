@@ -3,7 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"adit.invalid/interop/tunnel"
@@ -20,8 +21,8 @@ func (l *load) paced() error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.outcome.Values[name+"_unanswered"] = float64(unanswered)
-		if err := l.outcome.latencies(name, samples); err != nil {
+		l.values[name+"_unanswered"] = float64(unanswered)
+		if err := l.latencies(name, samples); err != nil {
 			return err
 		}
 	}
@@ -31,13 +32,11 @@ func (l *load) paced() error {
 func (l *load) atRate(rate int) ([]time.Duration, int, error) {
 	count := int(float64(rate) * l.plan.Seconds)
 	queues := make([]chan time.Time, max(l.plan.RateConnections, 1))
-	var conns []*tunnel.Conn
+	conns, err := l.openAll(l.targets.Echo, len(queues))
+	if err != nil {
+		return nil, 0, err
+	}
 	for at := range queues {
-		conn, err := l.open(l.targets.Echo)
-		if err != nil {
-			return nil, 0, err
-		}
-		conns = append(conns, conn)
 		// Room for all questions: the pacer never waits.
 		queues[at] = make(chan time.Time, count/len(queues)+1)
 	}
@@ -54,31 +53,23 @@ func (l *load) atRate(rate int) ([]time.Duration, int, error) {
 	})
 	defer closing.Stop()
 
-	var mu sync.Mutex
-	var all []time.Duration
-	var failed error
-	unanswered := 0
-	var group sync.WaitGroup
-	for at, conn := range conns {
-		group.Go(func() {
-			times, left, err := ask(conn, queues[at], giveUp)
-			_ = conn.Close()
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, times...)
-			unanswered += left
-			failed = errors.Join(failed, err)
-		})
-	}
-	for number := range count {
-		time.Sleep(time.Until(due(number)))
-		queues[number%len(queues)] <- due(number)
-	}
-	for _, queue := range queues {
-		close(queue)
-	}
-	group.Wait()
-	return all, unanswered, failed
+	go func() {
+		for number := range count {
+			time.Sleep(time.Until(due(number)))
+			queues[number%len(queues)] <- due(number)
+		}
+		for _, queue := range queues {
+			close(queue)
+		}
+	}()
+	var unanswered atomic.Int64
+	all, err := together(len(conns), func(at int) ([]time.Duration, error) {
+		defer conns[at].Close()
+		times, left, err := ask(conns[at], queues[at], giveUp)
+		unanswered.Add(int64(left))
+		return times, err
+	})
+	return slices.Concat(all...), int(unanswered.Load()), err
 }
 
 // ask writes each question when it is due and times the answers, which come in the order of the questions.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// plan is what to measure and how much of it; the fields are those of adit-load.
+// plan is what to measure and how much of it, as in perf/plan.
 type plan struct {
 	Measurements    []string `json:"measurements"`
 	Seconds         float64  `json:"seconds"`
@@ -32,53 +32,30 @@ type counted struct {
 	Times       int    `json:"times"`
 }
 
-func defaults() plan {
-	return plan{
-		Measurements: []string{"burst", "idle", "echo", "paced", "dials", "bulk", "mixed", "isolation"},
-		Seconds:      1, Streams: []int{1, 8, 64}, Connections: []int{1, 16, 128},
-		Burst: 16, Rates: []int{500, 2000}, RateConnections: 16, Dialers: []int{1, 8}, Idle: []int{2000},
-		StalledReaders: 4, MixedStreams: 8,
-	}
-}
-
 func (p plan) lasting() time.Duration {
 	return time.Duration(p.Seconds * float64(time.Second))
 }
 
-// outcome is what a run prints.
-type outcome struct {
-	Values        map[string]float64      `json:"values"`
-	Distributions map[string]distribution `json:"distributions"`
-}
-
-// distribution holds exact quantiles: share of samples, and microseconds this share did not exceed.
-type distribution struct {
-	Samples   int          `json:"samples"`
-	Quantiles [][2]float64 `json:"quantiles_us"`
-}
-
-func newOutcome() outcome {
-	return outcome{Values: map[string]float64{}, Distributions: map[string]distribution{}}
-}
-
-// latencies notes p50, p99 and p99.9 of the samples, and their distribution.
-func (o outcome) latencies(name string, samples []time.Duration) error {
+// latencies notes p50, p99 and p99.9 of the samples.
+func (l *load) latencies(name string, samples []time.Duration) error {
 	if len(samples) == 0 {
 		return fmt.Errorf("%s: not one answer came", name)
 	}
 	slices.Sort(samples)
-	for _, point := range []struct {
-		suffix string
-		q      float64
-	}{{"p50", 0.5}, {"p99", 0.99}, {"p999", 0.999}} {
-		o.Values[name+"_"+point.suffix+"_us"] = quantile(samples, point.q)
-	}
-	points := [][2]float64{}
-	for _, q := range []float64{0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 1} {
-		points = append(points, [2]float64{q, quantile(samples, q)})
-	}
-	o.Distributions[name] = distribution{Samples: len(samples), Quantiles: points}
+	l.values[name+"_p50_us"] = quantile(samples, 0.5)
+	l.values[name+"_p99_us"] = quantile(samples, 0.99)
+	l.values[name+"_p999_us"] = quantile(samples, 0.999)
 	return nil
+}
+
+// rate notes how many operations were done a second, and the CPU time of each since cpuBefore.
+func (l *load) rate(name string, count int, took time.Duration, cpuBefore float64) error {
+	l.values[name+"_per_s"] = float64(count) / took.Seconds()
+	cpu, err := l.processes.cpuSeconds()
+	if len(l.processes) > 0 && count > 0 {
+		l.values[name+"_cpu_us"] = (cpu - cpuBefore) * 1e6 / float64(count)
+	}
+	return err
 }
 
 // quantile is the smallest sample that at least the share q of all does not exceed, in microseconds.

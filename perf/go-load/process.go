@@ -70,28 +70,6 @@ func (p processes) cpuSeconds() (float64, error) {
 	return total, nil
 }
 
-// machineCPUSeconds is the time all processors were busy: user, nice, system, irq and softirq.
-func machineCPUSeconds() (float64, error) {
-	total := 0.0
-	for _, at := range []int{0, 1, 2, 5, 6} {
-		ticks, err := field("/proc/stat", "cpu ", at)
-		if err != nil {
-			return 0, err
-		}
-		total += ticks / ticksPerSecond
-	}
-	return total, nil
-}
-
-// kernelKiB is memory of the kernel: structures that cannot be given back, and bytes queued in TCP sockets.
-func kernelKiB() (slab, buffers float64, err error) {
-	if slab, err = field("/proc/meminfo", "SUnreclaim:", 0); err != nil {
-		return 0, 0, err
-	}
-	pages, err := field("/proc/net/sockstat", "TCP:", 9)
-	return slab, pages * float64(os.Getpagesize()) / 1024, err
-}
-
 // field is a number on the line that begins with a name, counted from 0.
 func field(path, name string, at int) (float64, error) {
 	text, err := os.ReadFile(path)

@@ -13,15 +13,14 @@ mod perf;
 mod release;
 mod script;
 mod stack;
-mod steps;
 mod test;
 mod tidy;
 mod vm;
-mod workspace;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use xtask_kit::{steps, workspace};
 
 use crate::steps::Outcome;
 use crate::workspace::Workspace;
@@ -59,7 +58,7 @@ enum Command {
     /// Run the relay's unit tests in miri (needs a nightly toolchain with it).
     Miri,
     /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
-    Perf(Box<perf::Args>),
+    Perf(perf::Args),
     /// Build `adit` without any library, and run the demo with it.
     Static,
     /// Check the Helm chart with all combinations of values, and write its README and the plain manifests (needs Go).

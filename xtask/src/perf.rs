@@ -1,450 +1,69 @@
-//! `cargo xtask perf`: compares peers under the same load, in one run.
-//!
-//! Server, agent, target and load tool are separate processes. The peers take turns round by round, so that other activity on
-//! the machine affects all of them. Absolute numbers depend on the machine; compare ratios.
+//! `cargo xtask perf`: builds and starts the harness in `perf/harness`, which knows all flags.
 
-mod guard;
-mod host;
-mod instructions;
-mod long_path;
-mod markdown;
-mod measurement;
-mod peer;
-mod plot;
-mod process;
-mod programs;
-mod results;
-mod rows;
-mod scenario;
-mod syscalls;
-
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use xtask_kit::net;
 
-pub(crate) use guard::commit_before;
-pub(crate) use host::why_not_accounted;
-use host::{Confined, Machine};
-use peer::Peer;
-pub(crate) use peer::http_get;
-pub(crate) use process::free_port;
-use programs::Programs;
-use results::{Entry, Results, State};
-use scenario::{Dialect, Scenario};
-
-use crate::steps::Steps;
-use crate::steps::go_toolchain;
+use crate::steps::stdout_of;
 use crate::workspace::Workspace;
 
-/// A short form of another scenario; `--nightly` skips it.
-const QUICK: &str = "quick";
+pub(crate) use net::{free_port, http_get};
 
-/// What the command line asks for; the scenario file says the rest.
+/// Time limit of a question that may need release builds.
+const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);
+
+/// The command line, which the harness parses.
 #[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Scenario file, or the name of one in perf/scenarios.
-    #[arg(long, default_value = "full")]
-    scenario: String,
-    /// The scenario `quick`: under 3 minutes.
-    #[arg(long, conflicts_with = "scenario")]
-    quick: bool,
-    /// Rounds in place of the scenario's.
-    #[arg(long)]
-    rounds: Option<usize>,
-    /// Seconds of each timed measurement in place of the scenario's.
-    #[arg(long)]
-    seconds: Option<f64>,
-    /// Processors for everything that is measured, in place of the scenario's: the last so many of this machine.
-    #[arg(long)]
-    processors: Option<usize>,
-    /// Peers in place of the scenario's, with commas between.
-    #[arg(long, alias = "makers", value_delimiter = ',')]
-    peers: Vec<String>,
-    /// Dialects in place of the scenario's, with commas between.
-    #[arg(long = "ways", alias = "modes", value_delimiter = ',')]
-    dialects: Vec<Dialect>,
-    /// Only these measurements, with commas between.
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
-    /// A binary of ours to measure in place of this tree's release build.
-    #[arg(long)]
-    adit: Option<PathBuf>,
-    /// Fail where ours is worse than upstream, where stalled readers slow the echo of others, or where accounting makes an echo or a
-    /// transfer dearer; with --instructions, where counting again gives something else.
-    #[arg(long)]
-    check: bool,
-    /// Compare this tree with the commit before and with a bare relay, and fail on a regression; nothing else is run.
-    #[arg(long)]
-    guard: bool,
-    /// With --guard: also measure ours slowed down on purpose, and fail if that goes unnoticed.
-    #[arg(long, requires = "guard")]
-    planted: bool,
-    /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "adit"])]
-    instructions: bool,
-    /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "check"])]
-    syscalls: bool,
-    /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
-    /// two hours.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "dialects", "only", "check"])]
-    nightly: bool,
-    /// Draw the pictures of a `perf.json` anew, beside it; nothing is measured.
-    #[arg(long, value_name = "FILE", exclusive = true)]
-    draw: Option<PathBuf>,
-}
-
-impl Args {
-    /// The scenario, with the values that the command line replaces.
-    fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
-        let name = if self.quick { QUICK } else { &self.scenario };
-        self.named(workspace, name)
-    }
-
-    /// The scenario with this name or path, with the values that the command line replaces.
-    fn named(&self, workspace: &Workspace, name: &str) -> anyhow::Result<Scenario> {
-        let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
-        let path = if own.is_file() {
-            own
-        } else {
-            PathBuf::from(name)
-        };
-        let mut scenario = Scenario::read(&path)?;
-        scenario.rounds = self.rounds.unwrap_or(scenario.rounds);
-        scenario.load.seconds = self.seconds.unwrap_or(scenario.load.seconds);
-        scenario.processors = self.processors.or(scenario.processors);
-        if !self.peers.is_empty() {
-            scenario.peers.clone_from(&self.peers);
-        }
-        if !self.dialects.is_empty() {
-            scenario.dialects.clone_from(&self.dialects);
-        }
-        if !self.only.is_empty() {
-            scenario.load.measurements.clone_from(&self.only);
-        }
-        scenario.check()?;
-        Ok(scenario)
-    }
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// Nothing could be measured, or a requested check fails.
+/// The harness does not build, or reports a failure.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    if let Some(file) = &args.draw {
-        return draw_again(file);
-    }
-    if args.guard {
-        return guard::run(workspace, args.quick, args.planted);
-    }
-    if args.instructions {
-        return instructions::run(workspace, args.check);
-    }
-    if args.syscalls {
-        return syscalls::run(workspace, args.adit.clone());
-    }
-    if args.nightly {
-        return nightly(workspace, args);
-    }
-    let mut scenario = args.scenario(workspace)?;
-    let programs = Programs::new(workspace, args.adit.clone())?;
-    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go_toolchain().is_ok() {
-        // A missing dialect fails no check. Where Go is installed, the Go load tool must therefore build.
-        programs.go_load()?;
-    }
-    let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
-    let doubtful = [results.disturbed(), results.costly()].concat();
-    if args.check && !doubtful.is_empty() {
-        // On a shared host a first result may be noise: only the longer measurement counts.
-        let doubtful = doubtful.join(", ");
-        eprintln!("perf: once more, with twice the rounds: {doubtful}");
-        scenario.rounds *= 2;
-        (results, _) = measure(&programs, &scenario, &programs.out)?;
-    }
-    if args.check {
-        check(&results)?;
-    }
+    let status = harness(workspace).args(&args.args).status()?;
+    ensure!(status.success(), "the harness ended with {status}");
     Ok(())
 }
 
-/// Runs every scenario of the repository except [`QUICK`], one after the other, into one folder. After a failed scenario the
-/// next ones still run.
-fn nightly(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    // Read all scenarios first: a mistake in the last one would otherwise show hours later.
-    let mut scenarios = Vec::new();
-    for file in workspace.files("perf/scenarios")? {
-        let name = Path::new(&file).file_stem().unwrap_or_default();
-        let name = name.to_string_lossy().into_owned();
-        if name != QUICK {
-            scenarios.push((args.named(workspace, &name)?, name));
-        }
-    }
-    let programs = Programs::new(workspace, args.adit.clone())?;
-    let folder = programs.out.join("nightly");
-    // Results of another commit must not be taken for this one's.
-    if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-    }
-    let mut steps = Steps::new();
-    let mut report = String::new();
-    for (scenario, name) in &scenarios {
-        steps.run(name, || {
-            let out = folder.join(name);
-            fs::create_dir_all(&out)?;
-            let (_results, table) = measure(&programs, scenario, &out)?;
-            report.push_str(&format!("## {name}\n\n{table}\n"));
-            // Write at once, so that an interrupted run keeps its results.
-            fs::write(folder.join("perf.md"), &report)?;
-            Ok(())
-        });
-    }
-    steps.finish()
+/// Name and binary of the previous commit, as an earlier run of the guard has built it.
+///
+/// # Errors
+/// There is no previous commit, or no run has built it.
+pub(crate) fn commit_before(workspace: &Workspace) -> anyhow::Result<(String, PathBuf)> {
+    let told = stdout_of(harness(workspace).arg("--commit-before"), BUILD_LIMIT)?;
+    let (commit, binary) = told.trim().split_once(' ').context("a commit and a path")?;
+    Ok((commit.to_owned(), binary.into()))
 }
 
-/// The report for programs, written as JSON.
-#[derive(serde::Serialize)]
-struct Report<'a> {
-    title: &'a str,
-    machine: Machine,
-    seconds: u64,
-    processors: Option<usize>,
-    #[serde(flatten)]
-    results: &'a Results,
+/// Why the cost of accounting cannot be measured here; `None` if it can.
+///
+/// # Errors
+/// The build fails, or `adit check` cannot be read.
+pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<String>> {
+    let told = stdout_of(harness(workspace).arg("--why-not-accounted"), BUILD_LIMIT)?;
+    let why = told.trim();
+    Ok((!why.is_empty()).then(|| why.to_owned()))
 }
 
-/// Measures a scenario, and writes its table, numbers and charts to a folder. Also returns the table.
-fn measure(
-    programs: &Programs,
-    scenario: &Scenario,
-    out: &Path,
-) -> anyhow::Result<(Results, String)> {
-    let (results, took) = compare(programs, scenario)?;
-    let machine = Machine::here(programs.workspace());
-    let shared = match scenario.processors {
-        None => "this machine".to_owned(),
-        Some(1) => "one processor of this machine".to_owned(),
-        Some(some) => format!("{some} processors of this machine"),
-    };
-    let heading = format!(
-        "{}\n\n`cargo xtask perf`, rounds: {}, of {} s a measurement, medians; {machine}; {took} s in all. \
-         Server, agent, target and load share {shared}. Spread is half of the distance between the extremes of \
-         the rounds, of the peer with the widest, named from 100 % on: a difference within it is none.\n",
-        scenario.title, scenario.rounds, scenario.load.seconds
-    );
-    let table = markdown::report(&results, &heading);
-    fs::write(out.join("perf.md"), &table)?;
-    let report = Report {
-        title: &scenario.title,
-        machine,
-        seconds: took,
-        processors: scenario.processors,
-        results: &results,
-    };
-    let json = serde_json::to_string_pretty(&report)?;
-    fs::write(out.join("perf.json"), json)?;
-    println!("{table}");
-    forget_pictures(out)?;
-    let pictures = plot::draw(&results, out)?;
-    eprintln!(
-        "written to {}: perf.md, perf.json and {} pictures",
-        out.display(),
-        pictures.len()
-    );
-    Ok((results, table))
-}
-
-/// Draws the charts of a results file, in the same folder.
-fn draw_again(file: &Path) -> anyhow::Result<()> {
-    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let results: Results = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no perf.json of a run", file.display()))?;
-    let folder = file.parent().unwrap_or_else(|| Path::new(""));
-    for picture in plot::draw(&results, folder)? {
-        println!("{}", picture.display());
+/// The harness, in the caller's folder, against which paths on the command line count.
+fn harness(workspace: &Workspace) -> Command {
+    // Without `--package`, as in the alias of `cargo xtask`.
+    let mut cargo = workspace.cargo(&["run", "--quiet", "--bin", "adit-perf"]);
+    if let Ok(folder) = std::env::current_dir() {
+        cargo.current_dir(folder);
     }
-    Ok(())
-}
-
-/// Removes charts of an earlier run, which may have had other peers and dialects.
-fn forget_pictures(folder: &Path) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ending| ending == "svg") {
-            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
-        }
-    }
-    Ok(())
-}
-
-/// Measures all peers in turns. Also returns the duration in seconds, without builds.
-fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results, u64)> {
-    let mut results = Results::default();
-    let mut peers = Vec::new();
-    for name in &scenario.peers {
-        let state = match peer::find(name, programs, Some(scenario)) {
-            Ok(peer) => {
-                let version = peer.version.clone();
-                peers.push(peer);
-                State::Version(version)
-            }
-            Err(why) => {
-                eprintln!("perf: {name} is missing: {why:#}");
-                State::Missing(format!("{why:#}"))
-            }
-        };
-        let name = name.clone();
-        results.peers.push(Entry { name, state });
-    }
-    let mut runs: Vec<(&Peer, Dialect)> = Vec::new();
-    for peer in &peers {
-        let dialects = peer.dialects(&scenario.dialects);
-        runs.extend(dialects.into_iter().map(|dialect| (peer, dialect)));
-    }
-    let go_load = go_load(&mut runs, &mut results, || programs.go_load());
-    ensure!(!runs.is_empty(), "no peer can be measured here");
-    // After the builds, which use all processors.
-    let _confined = scenario.processors.map(Confined::to).transpose()?;
-    let begin = Instant::now();
-    let all = scenario.rounds * runs.len();
-    let mut done = 0;
-    let tools = measurement::Tools {
-        load: programs.load(),
-        go_load: go_load.as_deref(),
-    };
-    let (parts, path) = (scenario.load.parts(), scenario.path.as_ref());
-    for round in 1..=scenario.rounds {
-        // Each round starts with another peer, so that no peer always follows the same one.
-        let from = (round - 1) % runs.len();
-        for (peer, dialect) in runs.iter().cycle().skip(from).take(runs.len()) {
-            eprintln!(
-                "perf: round {round}/{}, {} {} ({done} of {all} done, {} s)",
-                scenario.rounds,
-                peer.name,
-                dialect.name(),
-                begin.elapsed().as_secs()
-            );
-            for (measurement, outcome) in measurement::measure(tools, peer, *dialect, &parts, path)
-            {
-                if let Err(why) = &outcome {
-                    eprintln!("perf: {} {measurement} failed: {why}", peer.name);
-                }
-                results.add((&peer.name, *dialect), round, measurement, outcome);
-            }
-            done += 1;
-        }
-    }
-    Ok((results, begin.elapsed().as_secs()))
-}
-
-/// The Go load tool, if a run needs it. If it cannot be built, its runs are removed and the report gives the reason.
-fn go_load<P>(
-    runs: &mut Vec<(P, Dialect)>,
-    results: &mut Results,
-    build: impl FnOnce() -> anyhow::Result<PathBuf>,
-) -> Option<PathBuf> {
-    if runs.iter().all(|(_, dialect)| *dialect != Dialect::GrpcGo) {
-        return None;
-    }
-    match build() {
-        Ok(program) => Some(program),
-        Err(error) => {
-            let (name, why) = (Dialect::GrpcGo.name(), format!("{error:#}"));
-            eprintln!("perf: {name} is missing: {why}");
-            runs.retain(|(_, dialect)| *dialect != Dialect::GrpcGo);
-            results.ways_missing.insert(Dialect::GrpcGo, why);
-            None
-        }
-    }
-}
-
-/// The checks of `--check`.
-fn check(results: &Results) -> anyhow::Result<()> {
-    ensure!(
-        results.has_measured("adit") || results.has_accounted(),
-        "--check judges adit, or one peer that is accounted for beside two that are not; neither was measured"
-    );
-    for (what, found) in [
-        ("worse than upstream", results.worse()),
-        ("beside stalled readers", results.disturbed()),
-        ("dearer by accounting", results.costly()),
-    ] {
-        ensure!(found.is_empty(), "{what}: {}", found.join(", "));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(line: &str) -> anyhow::Result<Args> {
-        use clap::{Args as _, FromArgMatches as _};
-
-        let command = Args::augment_args(clap::Command::new("perf"));
-        let words = std::iter::once("perf").chain(line.split_whitespace());
-        let matches = command.try_get_matches_from(words)?;
-        Ok(Args::from_arg_matches(&matches)?)
-    }
-
-    fn scenario(line: &str) -> anyhow::Result<Scenario> {
-        parsed(line)?.scenario(&Workspace::here()?)
-    }
-
-    #[test]
-    fn command_line_overrides_the_scenario() {
-        let asked = "--quick --rounds=5 --makers=adit --only=isolation --processors=2";
-        let scenario = scenario(asked).unwrap();
-        assert_eq!((scenario.rounds, scenario.processors), (5, Some(2)));
-        assert_eq!(scenario.peers, ["adit"]);
-        assert_eq!(scenario.load.measurements, ["isolation"]);
-    }
-
-    #[test]
-    fn unknown_measurement_is_refused_with_the_known_ones() {
-        let error = format!("{:#}", scenario("--quick --only=echos").unwrap_err());
-        assert!(
-            error.contains("echos") && error.contains("echo,"),
-            "{error}"
-        );
-        assert!(scenario("--quick --processors=0").is_err());
-    }
-
-    #[test]
-    fn modes_without_a_scenario_refuse_scenario_flags() {
-        for (line, is_right) in [
-            ("--instructions --check", true),
-            ("--instructions --rounds=5", false),
-            ("--syscalls --adit=adit", true),
-            ("--syscalls --peers=adit", false),
-            ("--nightly --rounds=1 --seconds=0.1", true),
-            ("--nightly --only=bulk", false),
-            ("--draw=perf.json", true),
-            ("--draw=perf.json --check", false),
-            ("--planted", false),
-        ] {
-            assert_eq!(parsed(line).is_ok(), is_right, "{line}");
-        }
-    }
-
-    #[test]
-    fn without_go_only_its_dialect_is_missing() {
-        let mut results = Results::default();
-        let mut runs = vec![("direct", Dialect::Tcp), ("adit", Dialect::GrpcGo)];
-        let found = go_load(&mut runs, &mut results, || anyhow::bail!("no Go"));
-        assert_eq!(
-            (found, runs.as_slice()),
-            (None, &[("direct", Dialect::Tcp)][..])
-        );
-        assert_eq!(results.ways_missing[&Dialect::GrpcGo], "no Go");
-        let unasked = go_load(&mut runs, &mut results, || panic!("it is not needed"));
-        assert_eq!(unasked, None);
-    }
-
-    #[test]
-    fn check_without_adit_results_is_an_error() {
-        assert!(check(&Results::default()).is_err());
-    }
+    cargo
+        .arg("--manifest-path")
+        .arg(workspace.path("Cargo.toml"));
+    cargo.arg("--");
+    cargo
 }

@@ -52,14 +52,17 @@ const PAUSE: Duration = Duration::from_millis(5);
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
 /// Address of a server's agent port, and credentials of the agents.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AgentPort {
-    /// The server's port for agents.
-    pub(crate) address: SocketAddr,
-    /// The folder written by `certs`.
-    pub(crate) certs: PathBuf,
-    /// Each agent authenticates by a token instead of the certificate.
-    pub(crate) tokens: bool,
+    /// Where agents connect to the server, for the measurement of that name.
+    #[arg(long = "agents", requires = "certs")]
+    address: Option<SocketAddr>,
+    /// Folder with the pair of an agent and its CA, as `certs` writes it.
+    #[arg(long, value_name = "FOLDER", default_value = "")]
+    certs: PathBuf,
+    /// Agents prove themselves by a token each, for `reviews`, and not by their certificate.
+    #[arg(long, requires = "address")]
+    tokens: bool,
 }
 
 /// Running agents. Dropping this leaves them running until the runtime ends; [`Agents::stop`] ends them.
@@ -88,8 +91,10 @@ impl Agents {
     /// Creates the context, without agents. `lanes`: agents open lanes if the server takes them.
     ///
     /// # Errors
-    /// A certificate cannot be loaded.
+    /// The address is missing, or a certificate cannot be loaded.
     pub(crate) fn new(port: &AgentPort, lanes: bool) -> anyhow::Result<Self> {
+        let address = port.address;
+        let address = address.context("say with --agents where agents connect")?;
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
             ca: port.certs.join("ca.pem"),
@@ -123,8 +128,8 @@ impl Agents {
         services.spawn_always("lane-watch", async move { watch.run().await });
         Ok(Self {
             server: ServerAddress::Host {
-                host: port.address.ip().to_string(),
-                port: port.address.port(),
+                host: address.ip().to_string(),
+                port: address.port(),
             },
             tls,
             tokens: port.tokens.then(|| port.certs.clone()),

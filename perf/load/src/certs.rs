@@ -3,11 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use adit_tls::selfsigned::{ThrowawayCa, Usage};
 use anyhow::Context as _;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-};
 
 /// Names of the server that its certificate always has.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
@@ -18,54 +15,24 @@ const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 /// # Errors
 /// The folder is not writable, or a key cannot be generated.
 pub(crate) fn write(folder: &Path, names: &[String]) -> anyhow::Result<()> {
-    let server_names: Vec<&str> = SERVER_NAMES
-        .into_iter()
-        .chain(names.iter().map(String::as_str))
-        .collect();
-    let mut root = parameters("load test CA", &[])?;
-    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    root.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let root = CertifiedIssuer::self_signed(root, KeyPair::generate()?)?;
-    save(folder, "ca.pem", &root.pem())?;
-    for (name, names, usage) in [
-        (
-            "server",
-            &server_names[..],
-            ExtendedKeyUsagePurpose::ServerAuth,
-        ),
-        ("agent", &[][..], ExtendedKeyUsagePurpose::ClientAuth),
+    let save = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    };
+    let server_names = [&SERVER_NAMES.map(str::to_owned)[..], names].concat();
+    let ca = ThrowawayCa::new("load test CA")?;
+    save("ca.pem", &ca.cert_pem())?;
+    for (name, usage, names) in [
+        ("server", Usage::Server, &server_names[..]),
+        ("agent", Usage::Client, &[][..]),
     ] {
-        let mut params = parameters(name, names)?;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![usage];
-        let key = KeyPair::generate()?;
-        let cert = params.signed_by(&key, &root)?.pem();
-        let key = key.serialize_pem();
-        save(folder, &format!("{name}.pem"), &cert)?;
-        save(folder, &format!("{name}.key"), &key)?;
-        save(folder, &format!("{name}.both.pem"), &format!("{cert}{key}"))?;
+        let pair = ca.issue(usage, name, names)?;
+        save(&format!("{name}.pem"), &pair.cert_pem)?;
+        save(&format!("{name}.key"), &pair.key_pem)?;
+        let both = pair.cert_pem + &pair.key_pem;
+        save(&format!("{name}.both.pem"), &both)?;
     }
     Ok(())
-}
-
-#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-fn parameters(common_name: &str, names: &[&str]) -> anyhow::Result<CertificateParams> {
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let mut params = CertificateParams::new(names)?;
-    params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, common_name);
-    let now = std::time::SystemTime::now();
-    let hour = std::time::Duration::from_secs(3600);
-    params.not_before = (now - hour).into();
-    params.not_after = (now + 24 * hour).into();
-    Ok(params)
-}
-
-fn save(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
-    let path = folder.join(name);
-    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]

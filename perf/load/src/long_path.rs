@@ -3,14 +3,15 @@
 //! time bounds what it holds.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use adit_perf_plan::Shape;
+use anyhow::Context as _;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use rustix::fd::AsFd as _;
@@ -23,23 +24,6 @@ const DEVICE: &str = "path";
 const PACKET_BYTES_MAX: usize = 64 * 1024;
 /// Packets between the threads of one direction: time is the limit that applies.
 const PACKETS_MAX: usize = 64 * 1024;
-
-/// What the path is like.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Shape {
-    /// Milliseconds that a packet is on its way, each way.
-    #[arg(long)]
-    delay_ms: u64,
-    /// Megabits a second, each way.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    mbit_s: u32,
-    /// Milliseconds that a packet may wait for its turn before it is dropped: the buffer in front of the bottleneck.
-    #[arg(long, default_value_t = 100)]
-    queue_ms: u64,
-    /// Packets of a hundred that are lost, each way.
-    #[arg(long, default_value_t = 0.0)]
-    loss_percent: f64,
-}
 
 /// One direction. Times count from an epoch that the caller chooses.
 struct Direction {
@@ -86,22 +70,11 @@ type Held = (Instant, Vec<u8>);
 /// # Errors
 /// The shape is invalid, or a device cannot be created.
 pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()> {
-    ensure!(
-        (0.0..=50.0).contains(&shape.loss_percent),
-        "--loss-percent {}: between 0 and 50",
-        shape.loss_percent
-    );
-    let ends = [device(near.to_owned())?, device(far.to_owned())?].map(Arc::new);
-    for (seed, [from, to]) in [[0, 1], [1, 0]].into_iter().enumerate() {
-        let [Some(from), Some(to)] =
-            [ends.get(from), ends.get(to)].map(Option::<&Arc<Tun>>::cloned)
-        else {
-            continue;
-        };
-        carry(from, to, Direction::new(shape, seed as u64))?;
-    }
+    shape.check()?;
+    let [near, far] = [device(near.to_owned())?, device(far.to_owned())?].map(Arc::new);
+    carry(&near, &far, Direction::new(shape, 0))?;
+    carry(&far, &near, Direction::new(shape, 1))?;
     println!("{{\"device\":\"{DEVICE}\"}}");
-    io::stdout().flush()?;
     crate::parent_death::until_stdin_closes()
 }
 
@@ -122,7 +95,8 @@ fn device(namespace: PathBuf) -> anyhow::Result<Tun> {
 }
 
 /// Starts both threads of a direction; they live as long as the process.
-fn carry(from: Arc<Tun>, to: Arc<Tun>, direction: Direction) -> io::Result<()> {
+fn carry(from: &Arc<Tun>, to: &Arc<Tun>, direction: Direction) -> io::Result<()> {
+    let (from, to) = (Arc::clone(from), Arc::clone(to));
     let (held, due) = sync_channel(PACKETS_MAX);
     thread::Builder::new()
         .name("take".to_owned())
@@ -171,6 +145,7 @@ mod tests {
         mbit_s: 100,
         queue_ms: 100,
         loss_percent: 0.0,
+        congestion: None,
     };
 
     fn micros(micros: u64) -> Duration {

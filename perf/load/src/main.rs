@@ -7,12 +7,9 @@ mod agents;
 mod certs;
 mod long_path;
 mod measure;
-mod outcome;
 mod parent_death;
-mod plan;
 mod probe;
 mod process;
-mod quantile;
 mod relay;
 mod reviews;
 mod target;
@@ -23,14 +20,16 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use adit_perf_plan::Shape;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::agents::AgentPort;
 use crate::measure::Load;
-use crate::process::Process;
-use crate::way::{Dialer, Targets, Way};
+use crate::way::Targets;
+
+/// Asks a server whether it is ready: it has an agent.
+const READYZ: &str = "GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n";
 
 /// Measures a path to targets, serves the targets, and relays for comparison.
 #[derive(Parser)]
@@ -63,28 +62,20 @@ enum Command {
         folder: PathBuf,
     },
     /// Measure, and print one JSON object.
-    Run(RunArgs),
+    Run(Box<Load>),
     /// Relay a port to each target without any protocol, print the ports as JSON, and end when standard input closes.
     Relay {
         /// Addresses of the targets, as `target` printed them.
-        #[arg(long)]
+        #[arg(long, value_parser = from_json::<Targets>)]
         targets: Targets,
         /// What moves bytes.
         #[command(flatten)]
         options: relay::Options,
     },
     /// Wait until an echo comes back, for at most 20 seconds.
-    Probe {
-        /// Addresses of the targets.
-        #[arg(long)]
-        targets: Targets,
-    },
-    /// Wait until a server says that it is ready, for at most 20 seconds.
-    Ready {
-        /// Its health port.
-        #[arg(long)]
-        address: SocketAddr,
-    },
+    Probe { address: SocketAddr },
+    /// Wait until a server says on its health port that it is ready, for at most 20 seconds.
+    Ready { address: SocketAddr },
     /// Connect two network namespaces by a path with a delay, a rate and losses, print the name of the device at its ends
     /// as JSON, and end when standard input closes.
     LongPath {
@@ -94,9 +85,9 @@ enum Command {
         /// Namespace of the other end.
         #[arg(long)]
         far: PathBuf,
-        /// What the path is like.
-        #[command(flatten)]
-        shape: long_path::Shape,
+        /// What the path is like, as JSON.
+        #[arg(long, value_parser = from_json::<Shape>)]
+        shape: Shape,
     },
     /// Pass a unix socket on to another one with a copy and a pause for each piece: a slowdown that must be noticed.
     Throttle {
@@ -118,35 +109,8 @@ enum Command {
     },
 }
 
-#[derive(clap::Args)]
-struct RunArgs {
-    /// How targets are reached.
-    #[arg(long, value_enum)]
-    way: Way,
-    /// Unix socket of the frontend; `tcp` needs none.
-    #[arg(long)]
-    frontend: Option<PathBuf>,
-    /// Where each target is reached: its own address, or for `tcp` the port that leads to it.
-    #[arg(long)]
-    targets: Targets,
-    /// Where the targets tell what arrived, reached without the measured path.
-    #[arg(long)]
-    control: SocketAddr,
-    /// Where agents connect to the server, for the measurement of that name.
-    #[arg(long, requires = "certs")]
-    agents: Option<SocketAddr>,
-    /// Folder with the pair of an agent and its CA, as `certs` writes it.
-    #[arg(long, value_name = "FOLDER")]
-    certs: Option<PathBuf>,
-    /// Agents prove themselves by a token each, for `reviews`, and not by their certificate.
-    #[arg(long, requires = "agents")]
-    tokens: bool,
-    /// Process whose memory and CPU time count, as ROLE=PID; any number.
-    #[arg(long = "process", value_name = "ROLE=PID")]
-    processes: Vec<Process>,
-    /// What to measure, as JSON; fields left out keep their defaults.
-    #[arg(long, default_value = "{}")]
-    plan: String,
+fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+    serde_json::from_str(text)
 }
 
 fn main() -> ExitCode {
@@ -166,10 +130,14 @@ fn play(role: Command) -> anyhow::Result<()> {
         Command::Target { host } => target::serve(host),
         Command::Certs { folder, names } => certs::write(&folder, &names),
         Command::Reviews { folder } => reviews::serve(&folder),
-        Command::Run(args) => block_on(run(args)),
+        Command::Run(load) => block_on(async {
+            let sample = measure::run(&load).await?;
+            println!("{}", serde_json::to_string(&sample)?);
+            Ok(())
+        }),
         Command::Relay { targets, options } => relay::serve(&targets, &options),
-        Command::Probe { targets } => probe::wait(&targets),
-        Command::Ready { address } => probe::wait_ready(address),
+        Command::Probe { address } => probe::until("no echo", address, "?", "?"),
+        Command::Ready { address } => probe::until("not ready", address, READYZ, " 200 "),
         Command::LongPath { near, far, shape } => long_path::serve(&near, &far, &shape),
         Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
         Command::Tie { parent, program } => parent_death::become_program(parent, &program),
@@ -190,24 +158,4 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
         .build()
         .context("starting the runtime")?
         .block_on(work)
-}
-
-async fn run(args: RunArgs) -> anyhow::Result<()> {
-    let plan = serde_json::from_str(&args.plan).context("reading --plan")?;
-    let dialer = Dialer::new(args.way, args.frontend, args.targets)?;
-    let agents = args.agents.zip(args.certs);
-    let load = Load {
-        plan: &plan,
-        dialer,
-        control: args.control,
-        agents: agents.map(|(address, certs)| AgentPort {
-            address,
-            certs,
-            tokens: args.tokens,
-        }),
-        processes: args.processes,
-    };
-    let outcome = measure::run(load).await?;
-    println!("{}", serde_json::to_string(&outcome)?);
-    Ok(())
 }

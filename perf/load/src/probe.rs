@@ -1,10 +1,8 @@
 //! Waits until a path carries bytes, the only readiness that all peers share, or until a server has an agent.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
-
-use crate::way::{Target, Targets};
 
 /// Time limit of all attempts.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -13,27 +11,19 @@ const TRY: Duration = Duration::from_millis(500);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until an echo comes back.
+/// Waits until an answer contains `wanted`.
 ///
 /// # Errors
-/// No echo came back; carries the error of the last attempt.
-pub(crate) fn wait(targets: &Targets) -> anyhow::Result<()> {
-    let address = targets.address(Target::Echo);
-    until("no echo", || once(address))
-}
-
-/// Waits until `/readyz` of a server answers 200: it has an agent.
-///
-/// # Errors
-/// The server is not ready; carries the error of the last attempt.
-pub(crate) fn wait_ready(address: SocketAddr) -> anyhow::Result<()> {
-    until("not ready", || ready(address))
-}
-
-fn until(otherwise: &str, tried: impl Fn() -> std::io::Result<()>) -> anyhow::Result<()> {
+/// None does; carries the error of the last attempt.
+pub(crate) fn until(
+    otherwise: &str,
+    address: SocketAddr,
+    question: &str,
+    wanted: &str,
+) -> anyhow::Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
-        match tried() {
+        match once(address, question, wanted) {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() > end => {
                 anyhow::bail!("{otherwise} within {} s: {error}", LIMIT.as_secs())
@@ -43,26 +33,18 @@ fn until(otherwise: &str, tried: impl Fn() -> std::io::Result<()>) -> anyhow::Re
     }
 }
 
-fn ready(address: SocketAddr) -> std::io::Result<()> {
+/// Asks once; the answer has to begin with a piece that contains `wanted`.
+fn once(address: SocketAddr, question: &str, wanted: &str) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&address, TRY)?;
     stream.set_read_timeout(Some(TRY))?;
-    stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    match answer.split_whitespace().nth(1) {
-        Some("200") => Ok(()),
-        status => Err(std::io::Error::other(format!(
-            "/readyz was answered {status:?}"
-        ))),
+    stream.write_all(question.as_bytes())?;
+    let mut answer = [0; 64];
+    let length = stream.read(&mut answer)?;
+    let answer = String::from_utf8_lossy(answer.get(..length).unwrap_or_default());
+    if answer.contains(wanted) {
+        return Ok(());
     }
-}
-
-fn once(address: SocketAddr) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&address, TRY)?;
-    stream.set_read_timeout(Some(TRY))?;
-    stream.write_all(b"?")?;
-    let mut answer = [0];
-    stream.read_exact(&mut answer)
+    Err(io::Error::other(format!("it answered {answer:?}")))
 }
 
 #[cfg(test)]
@@ -76,7 +58,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let closing = std::thread::spawn(move || drop(listener.accept().unwrap()));
-        assert!(once(address).is_err());
+        assert!(once(address, "?", "?").is_err());
         closing.join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Statistics of processes and the machine, read from `/proc`.
+//! Statistics of processes and the kernel, read from `/proc`.
 
 use std::fs;
 use std::str::FromStr;
@@ -47,7 +47,7 @@ impl Process {
     pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let stat = self.read("stat")?;
         let ticks = ticks_of_process(&stat).with_context(|| format!("{}: odd stat", self.role))?;
-        Ok(ticks / ticks_per_second())
+        Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
     }
 
     fn read(&self, file: &str) -> anyhow::Result<String> {
@@ -64,44 +64,13 @@ pub(crate) fn cpu_seconds(processes: &[Process]) -> anyhow::Result<f64> {
     processes.iter().map(Process::cpu_seconds).sum()
 }
 
-/// Busy time of all processors of this machine, seconds: kernel threads and interrupts included.
+/// Unreclaimable slab memory of the kernel for the whole machine, KiB: sockets, files and all other structures.
 ///
 /// # Errors
-/// `/proc/stat` is not readable.
-pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
-    let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-    let ticks = ticks_of_machine(&stat).context("odd /proc/stat")?;
-    Ok(ticks / ticks_per_second())
-}
-
-/// Kernel memory for connections of the whole machine, KiB.
-pub(crate) struct KernelMemory {
-    /// Bytes queued in TCP sockets.
-    pub(crate) tcp_buffers_kib: f64,
-    /// Unreclaimable slab memory: sockets, files and all other structures.
-    pub(crate) slab_kib: f64,
-}
-
-impl KernelMemory {
-    /// Reads both values.
-    ///
-    /// # Errors
-    /// `/proc` is not readable.
-    pub(crate) fn now() -> anyhow::Result<Self> {
-        let sockets =
-            fs::read_to_string("/proc/net/sockstat").context("reading /proc/net/sockstat")?;
-        let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
-        let pages = tcp_pages(&sockets).context("odd /proc/net/sockstat")?;
-        let page_kib = rustix::param::page_size() as f64 / 1024.0;
-        Ok(Self {
-            tcp_buffers_kib: pages * page_kib,
-            slab_kib: field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")?,
-        })
-    }
-}
-
-fn ticks_per_second() -> f64 {
-    rustix::param::clock_ticks_per_second() as f64
+/// `/proc` is not readable.
+pub(crate) fn kernel_kib() -> anyhow::Result<f64> {
+    let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+    field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")
 }
 
 /// Parses a line `NAME:   123 kB`.
@@ -118,27 +87,6 @@ fn ticks_of_process(stat: &str) -> Option<f64> {
     Some(ticks()? + ticks()?)
 }
 
-/// Sum of user, nice, system, irq and softirq of the first line; idle, iowait and steal are not work of this machine.
-fn ticks_of_machine(stat: &str) -> Option<f64> {
-    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let fields: Vec<f64> = line
-        .split_whitespace()
-        .map(str::parse)
-        .collect::<Result<_, _>>()
-        .ok()?;
-    [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
-}
-
-/// Pages of `TCP: ... mem N`.
-fn tcp_pages(sockstat: &str) -> Option<f64> {
-    let line = sockstat
-        .lines()
-        .find_map(|line| line.strip_prefix("TCP: "))?;
-    let mut words = line.split_whitespace();
-    words.find(|word| *word == "mem")?;
-    words.next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,19 +95,6 @@ mod tests {
     fn ticks_are_read_after_a_name_with_blanks_and_parentheses() {
         let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
         assert_eq!(ticks_of_process(stat), Some(300.0));
-    }
-
-    #[test]
-    fn machine_time_excludes_idle_iowait_and_steal() {
-        let stat = "cpu  1 2 4 1000 2000 8 16 4000 0 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n";
-        assert_eq!(ticks_of_machine(stat), Some(31.0));
-    }
-
-    #[test]
-    fn socket_pages_come_from_the_tcp_line() {
-        let text =
-            "sockets: used 9\nTCP: inuse 5 orphan 0 tw 2 alloc 7 mem 42\nUDP: inuse 1 mem 3\n";
-        assert_eq!(tcp_pages(text), Some(42.0));
     }
 
     #[test]

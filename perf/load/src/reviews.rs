@@ -90,12 +90,16 @@ async fn accept(listener: TcpListener) {
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await;
     let body = body.map(http_body_util::Collected::to_bytes);
-    let reviewed = reviewed(&body.unwrap_or_default()).map(|review| review.to_string());
-    let mut response = Response::new(Full::from(reviewed.clone().unwrap_or_default()));
-    *response.status_mut() = match reviewed {
-        Some(_review) => StatusCode::CREATED,
+    let reviewed = reviewed(&body.unwrap_or_default());
+    let status = match reviewed {
+        Some(_) => StatusCode::CREATED,
         None => StatusCode::BAD_REQUEST,
     };
+    let text = reviewed
+        .map(|review| review.to_string())
+        .unwrap_or_default();
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
     let json = http::HeaderValue::from_static("application/json");
     response
         .headers_mut()

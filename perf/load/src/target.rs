@@ -3,31 +3,21 @@
 //! They use the protocol of the interop targets, so both load tools can dial either: a line with a number starts the source,
 //! which sends that many bytes, or endlessly for 0; a line `ID -1` starts the sink.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context as _;
-use serde::Serialize;
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 /// Size of a source's write and of a sink's read: large, so that targets cost little CPU time.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Buffer of an echo connection, which carries 64 bytes at a time.
-const ECHO_BYTES: usize = 16 * 1024;
 /// Longest line that starts a source or sink.
 const LINE_BYTES_MAX: u64 = 64;
-
-/// Addresses of the targets.
-#[derive(Serialize)]
-struct Addresses {
-    echo: String,
-    source: String,
-    sink: String,
-    control: String,
-}
 
 /// Bytes all sinks have received since the start.
 type Received = Arc<AtomicU64>;
@@ -46,40 +36,27 @@ enum Role {
 /// No port is free.
 pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
     let received = Received::default();
-    let [bulk, echoing] = [
-        tokio::runtime::Builder::new_multi_thread(),
-        tokio::runtime::Builder::new_current_thread(),
-    ]
-    .map(|mut builder| builder.enable_all().build());
-    let (bulk, echoing) = (bulk?, echoing?);
-    let mut addresses = Vec::new();
-    for role in [Role::Echo, Role::Source, Role::Sink, Role::Control] {
-        let runtime = match role {
-            Role::Echo => &echoing,
-            Role::Source | Role::Sink | Role::Control => &bulk,
-        };
+    let bulk = Runtime::new()?;
+    let echoing = Builder::new_current_thread().enable_all().build()?;
+    let start = |runtime: &Runtime, role| -> anyhow::Result<SocketAddr> {
         let listener = runtime
             .block_on(TcpListener::bind((host, 0)))
             .with_context(|| format!("listening on {host}"))?;
-        addresses.push(listener.local_addr()?.to_string());
+        let address = listener.local_addr()?;
         // The runtime keeps the task until it is dropped.
-        let _serving = runtime
-            .handle()
-            .spawn(accept(listener, role, Received::clone(&received)));
-    }
+        let _serving = runtime.spawn(accept(listener, role, Received::clone(&received)));
+        Ok(address)
+    };
+    let addresses = json!({
+        "echo": start(&echoing, Role::Echo)?,
+        "source": start(&bulk, Role::Source)?,
+        "sink": start(&bulk, Role::Sink)?,
+        "control": start(&bulk, Role::Control)?,
+    });
     std::thread::Builder::new()
         .name("echo".to_owned())
         .spawn(move || echoing.block_on(std::future::pending::<()>()))?;
-    let [echo, source, sink, control]: [String; 4] = addresses
-        .try_into()
-        .map_err(|_other| anyhow::anyhow!("four targets have four addresses"))?;
-    let all = Addresses {
-        echo,
-        source,
-        sink,
-        control,
-    };
-    println!("{}", serde_json::to_string(&all)?);
+    println!("{addresses}");
     crate::parent_death::until_stdin_closes()
 }
 
@@ -112,16 +89,9 @@ async fn one(stream: TcpStream, role: Role, received: &AtomicU64) -> std::io::Re
 }
 
 async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
-    let mut buffer = vec![0; ECHO_BYTES];
-    loop {
-        match stream.read(&mut buffer).await? {
-            0 => return stream.shutdown().await,
-            length => {
-                let piece = buffer.get(..length).unwrap_or_default();
-                stream.write_all(piece).await?;
-            }
-        }
-    }
+    let (mut from, mut to) = stream.split();
+    tokio::io::copy(&mut from, &mut to).await?;
+    to.shutdown().await
 }
 
 async fn source(stream: TcpStream) -> std::io::Result<()> {

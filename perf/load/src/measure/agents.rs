@@ -1,12 +1,13 @@
-//! Idle agents: the server's memory for each, its CPU time for all, and the duration of a dial through one of them.
+//! Agents that connect at once, and idle agents: the server's memory for each, its CPU time for all, and the duration of a dial through one of them.
 
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::Context as _;
 
+use super::echo::Until;
 use super::{Load, dials};
 use crate::agents::Agents;
-use crate::outcome::Outcome;
 use crate::process::{self, Process};
 
 /// Role of the measured process.
@@ -22,12 +23,10 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the measurement. Each count grows from the previous one, and is compared with no agents. Dials come last, since they
 /// leave buffers behind.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let server = load.processes.iter().find(|one| one.role == SERVER);
     let server = server.context("name the server with --process=server=PID")?;
-    let port = load.agents.as_ref();
-    let port = port.context("say with --agents where agents connect")?;
-    let mut agents = Agents::new(port, true)?;
+    let mut agents = Agents::new(&load.agents, true)?;
     let mut counts = load.plan.agents.clone();
     counts.retain(|count| *count > 0);
     counts.sort_unstable();
@@ -39,19 +38,33 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
         settle(&load.processes).await?;
         let after = server.resident_kib()?;
         let each = (after - before) / count as f64;
-        outcome.value(format!("agents_{count}_server_kib"), each);
-        outcome.value(format!("agents_{count}_server_mib"), after / 1024.0);
+        sample.value(format!("agents_{count}_server_kib"), each);
+        sample.value(format!("agents_{count}_server_mib"), after / 1024.0);
         let window = Duration::from_secs_f64(load.plan.agents_seconds.clamp(0.01, 600.0));
         let share = cpu_share(server, window).await?;
-        outcome.value(format!("agents_{count}_idle_cpu_percent"), share * 100.0);
+        sample.value(format!("agents_{count}_idle_cpu_percent"), share * 100.0);
     }
     if let Some(most) = counts.last() {
-        let end = Instant::now() + load.plan.lasting();
-        let samples = dials::worker(load.dialer.clone(), end).await;
+        let until = Until::Time(Instant::now() + load.plan.lasting());
+        let samples = dials::worker(load.dialer.clone(), until).await;
         let samples = samples.with_context(|| format!("dialing one of {most} agents"))?;
-        outcome.latencies(&format!("agents_{most}_dial"), samples)?;
+        sample.latencies(&format!("agents_{most}_dial"), samples)?;
     }
     agents.stop().await;
+    Ok(())
+}
+
+/// Measures agents that connect all at once, as after a server's restart: links established per second. Each count starts from
+/// no agents. Without lanes, so that all peers do the same work.
+pub(super) async fn measure_links(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
+    for &count in load.plan.agents.iter().filter(|count| **count > 0) {
+        let mut agents = Agents::new(&load.agents, false)?;
+        let began = Instant::now();
+        agents.grow(count).await?;
+        let rate = count as f64 / began.elapsed().as_secs_f64();
+        sample.value(format!("links_{count}_per_s"), rate);
+        agents.stop().await;
+    }
     Ok(())
 }
 

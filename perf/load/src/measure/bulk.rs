@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::Load;
-use crate::outcome::Outcome;
 use crate::process;
-use crate::way::{Dialer, Target, Tunnel};
+use crate::way::{Target, Tunnel};
 
 /// Size of a read in a download.
 pub(super) const READ_BYTES: usize = 256 * 1024;
@@ -23,79 +23,54 @@ pub(super) const WRITE_BYTES: usize = 32 * 1024;
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Direction of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// Target to client.
-    Down,
-    /// Client to target.
-    Up,
-}
-
-impl Direction {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Down => "down",
-            Self::Up => "up",
-        }
-    }
-}
-
 /// Measures both directions with each number of streams.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &streams in &load.plan.streams {
-        for direction in [Direction::Down, Direction::Up] {
-            let name = format!("{}_{streams}", direction.name());
-            one(load, direction, streams, &name, outcome)
-                .await
-                .with_context(|| name.clone())?;
+        for (direction, target) in [("down", Target::Source), ("up", Target::Sink)] {
+            let name = format!("{direction}_{streams}");
+            let measured = one(load, target, streams, &name, sample).await;
+            measured.context(name)?;
         }
     }
     Ok(())
 }
 
 async fn one(
-    load: &Load<'_>,
-    direction: Direction,
+    load: &Load,
+    target: Target,
     streams: usize,
     name: &str,
-    outcome: &mut Outcome,
+    sample: &mut Sample,
 ) -> anyhow::Result<()> {
-    let lasting = load.plan.lasting();
-    let mut transfers = Transfers::start(&load.dialer, direction, streams, load.control).await?;
-    tokio::time::sleep(lasting / 3).await;
+    let mut transfers = Transfers::start(load, target, streams).await?;
     let before = transfers.reading(load).await?;
-    tokio::time::sleep(lasting).await;
+    tokio::time::sleep(load.plan.lasting()).await;
     let after = transfers.reading(load).await?;
     transfers.stop().await?;
 
-    let bytes = after.bytes - before.bytes;
+    let bytes = after.1 - before.1;
     ensure!(bytes > 0, "not a byte arrived");
-    let (bytes, gib) = (bytes as f64, bytes as f64 / GIB);
-    let seconds = (after.at - before.at).as_secs_f64();
-    outcome.value(format!("{name}_gbit_s"), bytes * 8.0 / seconds / 1e9);
+    sample.value(format!("{name}_gbit_s"), gbit_s(bytes, after.0 - before.0));
     if !load.processes.is_empty() {
-        let cpu = after.cpu - before.cpu;
-        outcome.value(format!("{name}_cpu_s_per_gib"), cpu / gib);
+        let cpu = after.2 - before.2;
+        sample.value(format!("{name}_cpu_s_per_gib"), cpu * GIB / bytes as f64);
     }
-    let machine = after.machine_cpu - before.machine_cpu;
-    outcome.value(format!("{name}_machine_cpu_s_per_gib"), machine / gib);
     Ok(())
+}
+
+/// Gigabits per second.
+pub(super) fn gbit_s(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 * 8.0 / took.as_secs_f64() / 1e9
 }
 
 /// Running transfers.
 pub(super) struct Transfers {
     tasks: JoinSet<std::io::Result<()>>,
     stopping: Arc<AtomicBool>,
-    counter: Counter,
-}
-
-/// Counts arrived bytes, at their receiver.
-enum Counter {
-    /// Downloads arrive in this process.
-    Here(Arc<AtomicU64>),
+    /// Bytes of downloads, which arrive in this process.
+    here: Arc<AtomicU64>,
     /// Uploads arrive in the sink, which reports the count.
-    There(Sink),
+    sink: Option<Sink>,
 }
 
 /// A connection to the sinks' counter, outside the measured path.
@@ -123,69 +98,46 @@ impl Sink {
     }
 }
 
-/// All counters at one moment.
-struct Reading {
-    at: Instant,
-    bytes: u64,
-    cpu: f64,
-    machine_cpu: f64,
-}
+/// A moment, the bytes that had arrived, and the CPU time of the processes.
+type Reading = (Instant, u64, f64);
 
 impl Transfers {
-    /// Opens all tunnels, then starts the transfers.
+    /// Opens all tunnels to a source or sink, then starts the transfers, and waits until they are at full speed.
     ///
     /// # Errors
     /// A dial fails, or the sinks' counter does not answer.
-    pub(super) async fn start(
-        dialer: &Dialer,
-        direction: Direction,
-        streams: usize,
-        control: SocketAddr,
-    ) -> anyhow::Result<Self> {
-        let (target, greeting) = match direction {
-            Direction::Down => (Target::Source, "0\n"),
-            Direction::Up => (Target::Sink, "load -1\n"),
-        };
-        let mut tunnels = Vec::with_capacity(streams);
-        for number in 1..=streams {
-            let tunnel = dialer
-                .open(target)
-                .await
-                .with_context(|| format!("opening stream {number}"))?;
-            tunnels.push(tunnel);
-        }
+    pub(super) async fn start(load: &Load, target: Target, streams: usize) -> anyhow::Result<Self> {
+        let tunnels = load.dialer.open_all(target, streams).await?;
         let stopping = Arc::new(AtomicBool::new(false));
         let here = Arc::new(AtomicU64::new(0));
         let mut tasks = JoinSet::new();
         for mut tunnel in tunnels {
-            tunnel.write_all(greeting.as_bytes()).await?;
             let (stopping, here) = (Arc::clone(&stopping), Arc::clone(&here));
-            tasks.spawn(async move {
-                match direction {
-                    Direction::Down => download(tunnel, &here, &stopping).await,
-                    Direction::Up => upload(tunnel, &stopping).await,
-                }
-            });
+            if target == Target::Sink {
+                tunnel.write_all(b"load -1\n").await?;
+                tasks.spawn(async move { upload(tunnel, &stopping).await });
+            } else {
+                tunnel.write_all(b"0\n").await?;
+                tasks.spawn(async move { download(tunnel, &here, &stopping).await });
+            }
         }
-        let counter = match direction {
-            Direction::Down => Counter::Here(here),
-            Direction::Up => Counter::There(Sink::connect(control).await?),
+        let sink = match target {
+            Target::Sink => Some(Sink::connect(load.control).await?),
+            Target::Source | Target::Echo => None,
         };
+        tokio::time::sleep(load.plan.lasting() / 3).await;
         Ok(Self {
             tasks,
             stopping,
-            counter,
+            here,
+            sink,
         })
     }
 
-    async fn reading(&mut self, load: &Load<'_>) -> anyhow::Result<Reading> {
+    async fn reading(&mut self, load: &Load) -> anyhow::Result<Reading> {
         let bytes = self.bytes().await?;
-        Ok(Reading {
-            at: Instant::now(),
-            bytes,
-            cpu: process::cpu_seconds(&load.processes)?,
-            machine_cpu: process::machine_cpu_seconds()?,
-        })
+        let cpu = process::cpu_seconds(&load.processes)?;
+        Ok((Instant::now(), bytes, cpu))
     }
 
     /// Bytes that have arrived so far.
@@ -197,9 +149,9 @@ impl Transfers {
             ended?.context("a transfer ended by itself")?;
             anyhow::bail!("a transfer ended by itself");
         }
-        match &mut self.counter {
-            Counter::Here(count) => Ok(count.load(Ordering::Relaxed)),
-            Counter::There(sink) => sink.received().await,
+        match &mut self.sink {
+            None => Ok(self.here.load(Ordering::Relaxed)),
+            Some(sink) => sink.received().await,
         }
     }
 

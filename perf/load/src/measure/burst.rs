@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::Context as _;
 use tokio::task::JoinSet;
 
 use super::Load;
-use super::echo::{ask_all, round_trip, warm_up};
-use crate::outcome::Outcome;
+use super::echo::{Until, ask_all, round_trip, warm_up};
 use crate::way::{Dialer, Target, Tunnel};
 
 /// Measures the first burst of this path, and the second.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let (connections, lasting) = (load.plan.burst_connections, load.plan.lasting());
     for burst in ["cold", "warm"] {
         let name = format!("{burst}_{connections}");
@@ -21,13 +21,16 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
             for tunnel in &mut tunnels {
                 warm_up(tunnel).await?;
             }
-            anyhow::Ok((ask_all(tunnels, lasting).await?, dials))
+            anyhow::Ok((
+                ask_all(tunnels, Until::Time(Instant::now() + lasting)).await?,
+                dials,
+            ))
         };
         let (samples, dials) = measured.await.with_context(|| name.clone())?;
         let each_second = samples.len() as f64 / lasting.as_secs_f64();
-        outcome.value(format!("{name}_per_s"), each_second);
-        outcome.latencies(&name, samples)?;
-        outcome.latencies(&format!("{name}_dial"), dials)?;
+        sample.value(format!("{name}_per_s"), each_second);
+        sample.latencies(&name, samples)?;
+        sample.latencies(&format!("{name}_dial"), dials)?;
     }
     Ok(())
 }

@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use adit_perf_plan::{Operation, Sample};
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::task::JoinSet;
 
 use super::Load;
 use super::bulk::{READ_BYTES, Sink, WRITE_BYTES};
-use super::echo::round_trip;
-use crate::outcome::Outcome;
-use crate::plan::Operation;
+use super::dials::worker;
+use super::echo::{Until, ask_all};
 use crate::way::{Dialer, Target};
 
 const MIB: u64 = 1 << 20;
@@ -19,50 +18,27 @@ const MIB: u64 = 1 << 20;
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
 /// Runs the planned operations. Records their number, which shows that all of them were done.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let counted = load.plan.counted;
     let counted = counted.context("the plan does not say what: `counted` is missing")?;
     let (times, dialer) = (counted.times, &load.dialer);
     match counted.operation {
         Operation::Echo => echoes(dialer, counted.connections, times).await?,
-        Operation::Dial => dials(dialer, times).await?,
-        Operation::Down => download(dialer, times * MIB).await?,
-        Operation::Up => upload(dialer, load.control, times * MIB).await?,
+        Operation::Dial => drop(worker(dialer.clone(), Until::Count(times)).await?),
+        Operation::Down => download(dialer, times as u64 * MIB).await?,
+        Operation::Up => upload(dialer, load.control, times as u64 * MIB).await?,
     }
-    outcome.value("counted_times", times as f64);
+    sample.value("counted_times", times as f64);
     Ok(())
 }
 
-async fn echoes(dialer: &Dialer, connections: u64, times: u64) -> anyhow::Result<()> {
+async fn echoes(dialer: &Dialer, connections: usize, times: usize) -> anyhow::Result<()> {
     ensure!(
         times.checked_rem(connections) == Some(0),
         "{times} echoes cannot be shared by {connections} connections"
     );
-    let mut tunnels = Vec::new();
-    for _ in 0..connections {
-        tunnels.push(dialer.open(Target::Echo).await?);
-    }
-    let mut asking = JoinSet::new();
-    for mut tunnel in tunnels {
-        asking.spawn(async move {
-            for number in 0..times / connections {
-                round_trip(&mut tunnel, number).await?;
-            }
-            tunnel.close().await.context("closing")
-        });
-    }
-    while let Some(asked) = asking.join_next().await {
-        asked??;
-    }
-    Ok(())
-}
-
-async fn dials(dialer: &Dialer, times: u64) -> anyhow::Result<()> {
-    for number in 0..times {
-        let mut tunnel = dialer.open(Target::Echo).await?;
-        round_trip(&mut tunnel, number).await?;
-        tunnel.close().await.context("closing")?;
-    }
+    let tunnels = dialer.open_all(Target::Echo, connections).await?;
+    ask_all(tunnels, Until::Count(times / connections)).await?;
     Ok(())
 }
 

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
-use super::Load;
-use crate::outcome::Outcome;
+use super::{Load, rate};
 use crate::process;
-use crate::way::{Dialer, Target, Tunnel};
+use crate::way::{Dialer, Target, Tunnel, close};
 
 /// Size of a request and of its answer.
 pub(super) const MESSAGE_BYTES: usize = 64;
@@ -17,7 +17,7 @@ pub(super) const MESSAGE_BYTES: usize = 64;
 const WARM_UP: u64 = 20;
 
 /// Measures with each number of connections.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     for &connections in &load.plan.connections {
         let name = format!("echo_{connections}");
@@ -25,16 +25,8 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
         let samples = closed_loop(&load.dialer, connections, lasting)
             .await
             .with_context(|| name.clone())?;
-        let cpu = process::cpu_seconds(&load.processes)? - before;
-        if !load.processes.is_empty() && !samples.is_empty() {
-            let each = cpu * 1e6 / samples.len() as f64;
-            outcome.value(format!("{name}_cpu_us"), each);
-        }
-        outcome.value(
-            format!("{name}_per_s"),
-            samples.len() as f64 / lasting.as_secs_f64(),
-        );
-        outcome.latencies(&name, samples)?;
+        rate(load, sample, &name, (samples.len(), lasting), before)?;
+        sample.latencies(&name, samples)?;
     }
     Ok(())
 }
@@ -48,13 +40,11 @@ pub(super) async fn closed_loop(
     connections: usize,
     lasting: Duration,
 ) -> anyhow::Result<Vec<Duration>> {
-    let mut tunnels = Vec::with_capacity(connections);
-    for _ in 0..connections {
-        let mut tunnel = dialer.open(Target::Echo).await?;
-        warm_up(&mut tunnel).await?;
-        tunnels.push(tunnel);
+    let mut tunnels = dialer.open_all(Target::Echo, connections).await?;
+    for tunnel in &mut tunnels {
+        warm_up(tunnel).await?;
     }
-    ask_all(tunnels, lasting).await
+    ask_all(tunnels, Until::Time(Instant::now() + lasting)).await
 }
 
 /// Round trips that are not measured.
@@ -68,18 +58,31 @@ pub(super) async fn warm_up(tunnel: &mut Tunnel) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs round trips on all tunnels for the given time, and closes them.
+/// How long operations are repeated.
+#[derive(Clone, Copy)]
+pub(super) enum Until {
+    Time(Instant),
+    Count(usize),
+}
+
+impl Until {
+    /// Whether another operation is due at `now`, after `done`.
+    pub(super) fn goes_on(self, now: Instant, done: usize) -> bool {
+        match self {
+            Self::Time(end) => now < end,
+            Self::Count(count) => done < count,
+        }
+    }
+}
+
+/// Runs round trips on each tunnel, and closes it.
 ///
 /// # Errors
 /// A round trip or a close fails.
-pub(super) async fn ask_all(
-    tunnels: Vec<Tunnel>,
-    lasting: Duration,
-) -> anyhow::Result<Vec<Duration>> {
-    let end = Instant::now() + lasting;
+pub(super) async fn ask_all(tunnels: Vec<Tunnel>, until: Until) -> anyhow::Result<Vec<Duration>> {
     let mut asking = JoinSet::new();
     for tunnel in tunnels {
-        asking.spawn(ask_until(tunnel, end));
+        asking.spawn(ask(tunnel, until));
     }
     let mut samples = Vec::new();
     while let Some(asked) = asking.join_next().await {
@@ -88,19 +91,17 @@ pub(super) async fn ask_all(
     Ok(samples)
 }
 
-async fn ask_until(mut tunnel: Tunnel, end: Instant) -> anyhow::Result<Vec<Duration>> {
+async fn ask(mut tunnel: Tunnel, until: Until) -> anyhow::Result<Vec<Duration>> {
     let mut samples = Vec::with_capacity(4096);
-    let mut number = WARM_UP;
     loop {
         let begin = Instant::now();
-        if begin >= end {
+        if !until.goes_on(begin, samples.len()) {
             break;
         }
-        round_trip(&mut tunnel, number).await?;
+        round_trip(&mut tunnel, WARM_UP + samples.len() as u64).await?;
         samples.push(begin.elapsed());
-        number += 1;
     }
-    tunnel.close().await.context("closing")?;
+    close(tunnel).await?;
     Ok(samples)
 }
 

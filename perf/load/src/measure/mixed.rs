@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::Context as _;
 
 use super::Load;
-use super::bulk::{Direction, Transfers};
+use super::bulk::{Transfers, gbit_s};
 use super::echo::closed_loop;
-use crate::outcome::Outcome;
-use crate::way::Dialer;
+use crate::way::{Dialer, Target};
 
 /// An echo run that exceeds its duration by this much has stalled.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
@@ -18,24 +18,19 @@ const STALL_LIMIT: Duration = Duration::from_secs(10);
     clippy::disallowed_methods,
     reason = "the load generator is no service: it may end where a host refuses a thread"
 )]
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     let streams = load.plan.mixed_streams;
-    let mut transfers =
-        Transfers::start(&load.dialer, Direction::Down, streams, load.control).await?;
-    tokio::time::sleep(lasting / 3).await;
+    let mut transfers = Transfers::start(load, Target::Source, streams).await?;
     let before = (transfers.bytes().await?, Instant::now());
     let dialer = load.dialer.clone();
     let samples = tokio::task::spawn_blocking(move || echo_apart(&dialer, lasting))
         .await?
         .context("echo beside downloads")?;
-    let (bytes, seconds) = (
-        transfers.bytes().await? - before.0,
-        before.1.elapsed().as_secs_f64(),
-    );
+    let bytes = transfers.bytes().await? - before.0;
+    sample.value("mixed_down_gbit_s", gbit_s(bytes, before.1.elapsed()));
     transfers.stop().await?;
-    outcome.value("mixed_down_gbit_s", bytes as f64 * 8.0 / seconds / 1e9);
-    outcome.latencies("mixed_echo", samples)
+    sample.latencies("mixed_echo", samples)
 }
 
 /// Runs echo on a thread of its own: on the downloads' threads it would measure their scheduling.

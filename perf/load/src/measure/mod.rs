@@ -10,87 +10,90 @@ mod dials;
 mod echo;
 mod idle;
 mod isolation;
-mod links;
 mod mixed;
 mod paced;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use adit_perf_plan::{Plan, Sample};
+use anyhow::{Context as _, bail};
 
 use crate::agents::AgentPort;
-use crate::outcome::Outcome;
-use crate::plan::{Measurement, Plan};
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::way::Dialer;
 
 /// Input that all measurements share.
-pub(crate) struct Load<'a> {
-    /// The plan of measurements.
-    pub(crate) plan: &'a Plan,
-    /// Dials through the measured path.
+#[derive(clap::Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
     pub(crate) dialer: Dialer,
-    /// Address at which targets report received bytes.
+    /// Where the targets tell what arrived, reached without the measured path.
+    #[arg(long)]
     pub(crate) control: SocketAddr,
-    /// The server's agent port, if this path has one.
-    pub(crate) agents: Option<AgentPort>,
-    /// The measured processes: server and agent, or their substitutes.
+    #[command(flatten)]
+    pub(crate) agents: AgentPort,
+    /// Process whose memory and CPU time count, as ROLE=PID; any number.
+    #[arg(long = "process", value_name = "ROLE=PID")]
     pub(crate) processes: Vec<Process>,
+    /// What to measure, as JSON; fields left out keep their defaults.
+    #[arg(long, value_parser = crate::from_json::<Plan>, default_value = "{}")]
+    pub(crate) plan: Plan,
 }
 
-/// Longest time that a measurement needs beyond its duration, for opening and closing.
-const OVERHEAD_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time that a measurement needs beyond its durations, for opening and closing: it has up to six rounds of a minute.
+const OVERHEAD_LIMIT: Duration = Duration::from_secs(6 * 60);
 
 /// Runs the planned measurements.
 ///
 /// # Errors
 /// The first measurement that fails; the error names it.
-pub(crate) async fn run(load: Load<'_>) -> anyhow::Result<Outcome> {
-    let plan = load.plan;
-    let mut outcome = Outcome::default();
-    for measurement in plan.in_order() {
-        let limit = OVERHEAD_LIMIT * rounds(plan, measurement) + plan.lasting() * 20;
-        tokio::time::timeout(limit, one(&load, measurement, &mut outcome))
+pub(crate) async fn run(load: &Load) -> anyhow::Result<Sample> {
+    let mut sample = Sample::default();
+    let limit = OVERHEAD_LIMIT + load.plan.lasting() * 20;
+    for name in load.plan.in_order() {
+        tokio::time::timeout(limit, one(load, name, &mut sample))
             .await
             .with_context(|| format!("not done within {} s", limit.as_secs()))
             .and_then(|result| result)
-            .with_context(|| format!("{measurement:?}").to_lowercase())?;
+            .context(name)?;
     }
-    Ok(outcome)
+    Ok(sample)
 }
 
-async fn one(
-    load: &Load<'_>,
-    measurement: Measurement,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
+async fn one(load: &Load, measurement: &str, sample: &mut Sample) -> anyhow::Result<()> {
     match measurement {
-        Measurement::Burst => burst::measure(load, outcome).await,
-        Measurement::Idle => idle::measure(load, outcome).await,
-        Measurement::Agents => agents::measure(load, outcome).await,
-        Measurement::Links => links::measure(load, outcome).await,
-        Measurement::Echo => echo::measure(load, outcome).await,
-        Measurement::Paced => paced::measure(load, outcome).await,
-        Measurement::Dials => dials::measure(load, outcome).await,
-        Measurement::Bulk => bulk::measure(load, outcome).await,
-        Measurement::Mixed => mixed::measure(load, outcome).await,
-        Measurement::Isolation => isolation::measure(load, outcome).await,
-        Measurement::Counted => counted::measure(load, outcome).await,
+        "burst" => burst::measure(load, sample).await,
+        "idle" => idle::measure(load, sample).await,
+        "agents" => agents::measure(load, sample).await,
+        "links" => agents::measure_links(load, sample).await,
+        "echo" => echo::measure(load, sample).await,
+        "paced" => paced::measure(load, sample).await,
+        "dials" => dials::measure(load, sample).await,
+        "bulk" => bulk::measure(load, sample).await,
+        "mixed" => mixed::measure(load, sample).await,
+        "isolation" => isolation::measure(load, sample).await,
+        "counted" => counted::measure(load, sample).await,
+        unknown => bail!("there is no such measurement as {unknown}"),
     }
 }
 
-/// Number of rounds of a measurement, each of which opens and closes tunnels.
-fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
-    let count = match measurement {
-        Measurement::Idle => plan.idle.len(),
-        Measurement::Agents | Measurement::Links => plan.agents.len(),
-        Measurement::Echo => plan.connections.len(),
-        Measurement::Paced => plan.rates.len(),
-        Measurement::Dials => plan.dialers.len(),
-        Measurement::Bulk => 2 * plan.streams.len(),
-        Measurement::Burst => 2,
-        Measurement::Mixed | Measurement::Isolation | Measurement::Counted => 1,
-    };
-    u32::try_from(count.clamp(1, 100)).unwrap_or(100)
+/// Records how many operations were done a second, and the CPU time of each since `cpu_before`.
+///
+/// # Errors
+/// A measured process has ended.
+fn rate(
+    load: &Load,
+    sample: &mut Sample,
+    name: &str,
+    (count, took): (usize, Duration),
+    cpu_before: f64,
+) -> anyhow::Result<()> {
+    let count = count as f64;
+    sample.value(format!("{name}_per_s"), count / took.as_secs_f64());
+    if !load.processes.is_empty() && count > 0.0 {
+        let cpu = process::cpu_seconds(&load.processes)? - cpu_before;
+        sample.value(format!("{name}_cpu_us"), cpu * 1e6 / count);
+    }
+    Ok(())
 }

@@ -4,14 +4,14 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::Load;
 use super::echo::{MESSAGE_BYTES, message};
-use crate::outcome::Outcome;
 use crate::way::{Target, Tunnel};
 
 /// Most due requests of one connection that its task has not written yet.
@@ -20,61 +20,53 @@ const DUE_MAX: usize = 16 * 1024;
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Measures each rate.
-pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &rate in &load.plan.rates {
         let name = format!("paced_{rate}");
-        let paced = at_rate(load, rate).await.with_context(|| name.clone())?;
-        outcome.value(format!("{name}_unanswered"), paced.unanswered as f64);
-        outcome.latencies(&name, paced.samples)?;
+        let (samples, unanswered) = at_rate(load, rate).await.with_context(|| name.clone())?;
+        sample.value(format!("{name}_unanswered"), unanswered as f64);
+        sample.latencies(&name, samples)?;
     }
     Ok(())
 }
 
-struct Paced {
-    /// One per due request; unanswered requests count with the time waited for them.
-    samples: Vec<Duration>,
-    unanswered: usize,
-}
+/// A duration per due request, and how many were not answered; those count with the time waited for them.
+type Paced = (Vec<Duration>, usize);
 
 #[expect(
     clippy::disallowed_methods,
     reason = "the load generator is no service: it may end where a host refuses a thread"
 )]
-async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
+async fn at_rate(load: &Load, rate: u32) -> anyhow::Result<Paced> {
     ensure!(rate > 0, "a rate of 0 asks nothing");
     let connections = load.plan.rate_connections.max(1);
-    let mut asking = JoinSet::new();
-    let mut queues = Vec::with_capacity(connections);
     // Open all tunnels first: the clock starts afterwards.
-    let mut tunnels = Vec::with_capacity(connections);
-    for _ in 0..connections {
-        tunnels.push(load.dialer.open(Target::Echo).await?);
-    }
+    let tunnels = load.dialer.open_all(Target::Echo, connections).await?;
     let schedule = Schedule::new(rate, load.plan.lasting());
     let give_up = schedule.end() + DRAIN_LIMIT;
+    let mut asking = JoinSet::new();
+    let mut queues = Vec::with_capacity(connections);
     for tunnel in tunnels {
         let (due, queue) = mpsc::channel(DUE_MAX);
         queues.push(due);
         asking.spawn(connection(tunnel, queue, give_up));
     }
     let pacing = tokio::task::spawn_blocking(move || pace(schedule, &queues));
-    let mut paced = Paced {
-        samples: Vec::new(),
-        unanswered: 0,
-    };
+    let (mut samples, mut unanswered) = (Vec::new(), 0);
     while let Some(asked) = asking.join_next().await {
         let one = asked??;
-        paced.samples.extend(one.samples);
-        paced.unanswered += one.unanswered;
+        samples.extend(one.0);
+        unanswered += one.1;
     }
-    for missed in pacing.await? {
-        // The connection's queue was full: count the longest possible delay.
-        paced
-            .samples
-            .push(give_up.saturating_duration_since(missed));
-        paced.unanswered += 1;
-    }
-    Ok(paced)
+    // The connection's queue was full: count the longest possible delay.
+    let missed = pacing.await?;
+    unanswered += missed.len();
+    samples.extend(
+        missed
+            .into_iter()
+            .map(|due| give_up.saturating_duration_since(due)),
+    );
+    Ok((samples, unanswered))
 }
 
 /// Times at which requests are due.
@@ -130,64 +122,39 @@ fn pace(schedule: Schedule, queues: &[mpsc::Sender<Instant>]) -> Vec<Instant> {
 
 async fn connection(
     tunnel: Tunnel,
-    queue: mpsc::Receiver<Instant>,
-    give_up: Instant,
-) -> anyhow::Result<Paced> {
-    let (answers, questions) = tokio::io::split(tunnel);
-    let (asked, pending) = mpsc::channel(DUE_MAX);
-    // Both on one task: after the writer ends, the reader still waits for pending answers.
-    let (_written, paced) = tokio::join!(
-        write(questions, queue, asked),
-        read(answers, pending, give_up)
-    );
-    paced
-}
-
-async fn write(
-    mut questions: WriteHalf<Tunnel>,
     mut queue: mpsc::Receiver<Instant>,
-    asked: mpsc::Sender<Instant>,
-) -> anyhow::Result<()> {
-    let mut number = 0;
-    while let Some(due) = queue.recv().await {
-        asked.send(due).await?;
-        questions.write_all(&message(number)).await?;
-        number += 1;
-    }
-    Ok(())
-}
-
-/// Answers come in request order, so each answer belongs to the oldest pending request.
-async fn read(
-    mut answers: ReadHalf<Tunnel>,
-    mut pending: mpsc::Receiver<Instant>,
     give_up: Instant,
 ) -> anyhow::Result<Paced> {
-    let mut paced = Paced {
-        samples: Vec::with_capacity(4096),
-        unanswered: 0,
-    };
-    let mut number = 0;
-    let mut answer = [0; MESSAGE_BYTES];
-    while let Some(due) = pending.recv().await {
-        let read = answers.read_exact(&mut answer);
-        match tokio::time::timeout_at(give_up.into(), read).await {
-            Ok(read) => {
-                read?;
-                ensure!(
-                    answer == message(number),
-                    "the answer is to another question"
-                );
-                paced.samples.push(due.elapsed());
-            }
-            Err(_elapsed) => {
-                paced.samples.push(due.elapsed());
-                paced.unanswered += 1;
-            }
+    let (mut answers, mut questions) = tokio::io::split(tunnel);
+    let (asked, mut pending) = mpsc::channel(DUE_MAX);
+    let write = async move {
+        for number in 0.. {
+            let Some(due) = queue.recv().await else { break };
+            asked.send(due).await?;
+            questions.write_all(&message(number)).await?;
         }
-        number += 1;
-    }
-    Ok(paced)
+        anyhow::Ok(())
+    };
+    // Answers come in request order, so each answer belongs to the oldest pending request.
+    let read = async move {
+        let (mut samples, mut unanswered) = (Vec::with_capacity(4096), 0);
+        let mut answer = [0; MESSAGE_BYTES];
+        while let Some(due) = pending.recv().await {
+            let read = answers.read_exact(&mut answer);
+            match tokio::time::timeout_at(give_up.into(), read).await {
+                Ok(read) => {
+                    read?;
+                    let wanted = message(samples.len() as u64);
+                    ensure!(answer == wanted, "the answer is to another question");
+                }
+                Err(_elapsed) => unanswered += 1,
+            }
+            samples.push(due.elapsed());
+        }
+        Ok((samples, unanswered))
+    };
+    // Both on one task: after the writer ends, the reader still waits for pending answers.
+    tokio::join!(write, read).1
 }
 
 #[cfg(test)]

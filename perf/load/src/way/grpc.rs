@@ -4,16 +4,16 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use adit_core::ids::{ConnId, DialId};
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::{Packet, Received};
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use h2::{RecvStream, SendStream, client};
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
@@ -23,8 +23,6 @@ const PACKET_BYTES: usize = 32 * 1024;
 const HEAD_BYTES: usize = 64;
 /// Receive window: the size to which the Go library's window grows.
 const WINDOW_BYTES: u32 = 1 << 20;
-/// Time limit for the answer to a close, as in the Go library.
-const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// An open tunnel. Dropping it cuts the connection.
 pub(crate) struct GrpcTunnel {
@@ -106,41 +104,6 @@ impl GrpcTunnel {
         }
     }
 
-    /// Sends CLOSE_REQ and waits for CLOSE_RSP.
-    ///
-    /// # Errors
-    /// CLOSE_RSP does not arrive, or the connection breaks before it.
-    pub(super) async fn close(mut self) -> io::Result<()> {
-        if self.ended {
-            return Ok(());
-        }
-        self.ask_to_close()?;
-        let confirmed = async {
-            while !self.ended {
-                std::future::poll_fn(|cx| self.poll_packet(cx)).await?;
-            }
-            Ok(())
-        };
-        tokio::time::timeout(CLOSE_LIMIT, confirmed)
-            .await
-            .map_err(|_elapsed| {
-                io::Error::new(io::ErrorKind::TimedOut, "the close was not confirmed")
-            })?
-    }
-
-    /// Sends CLOSE_REQ, at most once.
-    ///
-    /// # Errors
-    /// The stream has ended.
-    pub(super) fn ask_to_close(&mut self) -> io::Result<()> {
-        if self.asked_to_close {
-            return Ok(());
-        }
-        self.asked_to_close = true;
-        let conn = self.conn;
-        send(&mut self.packets, Packet::CloseReq { conn })
-    }
-
     /// The next packet; `None` once the stream has ended.
     fn poll_packet(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Packet>>> {
         loop {
@@ -168,10 +131,12 @@ impl GrpcTunnel {
             }
         }
     }
+}
 
-    /// See [`tokio::io::AsyncRead`]. The end of the tunnel reads as EOF.
-    pub(super) fn poll_read(
-        &mut self,
+/// The end of the tunnel reads as EOF.
+impl AsyncRead for GrpcTunnel {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -183,17 +148,16 @@ impl GrpcTunnel {
             }
         }
         let length = self.waiting.len().min(buffer.remaining());
-        if let Some(piece) = self.waiting.get(..length) {
-            buffer.put_slice(piece);
-        }
-        self.waiting.advance(length);
+        buffer.put_slice(&self.waiting.split_to(length));
         Poll::Ready(Ok(()))
     }
+}
 
-    /// See [`tokio::io::AsyncWrite`]. Waits for HTTP/2 flow control, so that memory use is bounded: for half of the packet, since
-    /// the server's window may be smaller than all of it.
-    pub(super) fn poll_write(
-        &mut self,
+impl AsyncWrite for GrpcTunnel {
+    /// Waits for HTTP/2 flow control, so that memory use is bounded: for half of the packet, since the server's window may be
+    /// smaller than all of it.
+    fn poll_write(
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
@@ -213,6 +177,24 @@ impl GrpcTunnel {
         };
         send(&mut self.packets, data)?;
         Poll::Ready(Ok(piece.len()))
+    }
+
+    /// Packets are already handed to HTTP/2: this side buffers none.
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends CLOSE_REQ and waits for CLOSE_RSP.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.ended && !self.asked_to_close {
+            self.asked_to_close = true;
+            let conn = self.conn;
+            send(&mut self.packets, Packet::CloseReq { conn })?;
+        }
+        while !self.ended {
+            ready!(self.poll_packet(cx))?;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -1,0 +1,371 @@
+//! The peers: paths to a target, which are compared.
+//!
+//! A peer can start itself for one measurement. If it cannot be measured here, the reason becomes a row of the report, and the
+//! run goes on.
+
+mod forwarders;
+mod konnectivity;
+mod redirect;
+mod vpn;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use adit_perf_plan::Dialect;
+use anyhow::{Context as _, bail};
+use xtask_kit::net::free_port;
+
+pub(crate) use self::konnectivity::Konnectivity;
+pub(crate) use self::vpn::Namespaces;
+use super::measurement::AGENTS;
+use super::process::{Place, Site, Targets};
+use super::programs::Programs;
+use crate::steps::Running;
+
+/// Names of the peers, for people who write another one.
+const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
+                     adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-cgroups, \
+                     adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn";
+/// Names of the three targets that the load dials.
+const TARGETS: [&str; 3] = ["echo", "source", "sink"];
+
+/// A path to targets that can be started.
+pub(crate) struct Peer {
+    /// Column of the report.
+    pub(crate) name: String,
+    /// The measured version, as the program reports it.
+    pub(crate) version: String,
+    dialects: Dialects,
+    /// Whether its two halves may be at the ends of a [long path](super::long_path).
+    pub(crate) may_span: bool,
+    start: Box<Start>,
+}
+
+type Start = dyn Fn(&Site, Dialect) -> anyhow::Result<Route>;
+
+/// Dialects in which a peer is measured.
+#[derive(Clone, Copy, Debug)]
+enum Dialects {
+    /// None: the peer forwards ports.
+    Ports,
+    /// All requested dialects.
+    Asked,
+    /// This dialect, if it is requested.
+    Only(Dialect),
+}
+
+impl Peer {
+    /// A peer that forwards ports.
+    fn of_ports(
+        name: &str,
+        version: String,
+        start: impl Fn(&Site) -> anyhow::Result<Route> + 'static,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            version,
+            dialects: Dialects::Ports,
+            may_span: false,
+            start: Box::new(move |site, _way| {
+                let route = start(site)?;
+                site.wait_for_echo(&route.place, &route.targets)?;
+                Ok(route)
+            }),
+        }
+    }
+
+    fn spanning(mut self) -> Self {
+        self.may_span = true;
+        self
+    }
+
+    /// The dialects in which this peer is measured, given the scenario's dialects.
+    pub(crate) fn dialects(&self, asked: &[Dialect]) -> Vec<Dialect> {
+        match self.dialects {
+            Dialects::Ports => vec![Dialect::Tcp],
+            Dialects::Asked => asked.to_vec(),
+            Dialects::Only(dialect) => asked
+                .iter()
+                .copied()
+                .filter(|one| *one == dialect)
+                .collect(),
+        }
+    }
+
+    /// Starts the peer with targets behind it, and waits until it carries bytes.
+    ///
+    /// # Errors
+    /// Why the peer cannot be measured.
+    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
+        (self.start)(site, dialect)
+    }
+
+    /// A plain connection to the targets.
+    fn direct() -> Self {
+        let version = "no tunnel: the target itself".to_owned();
+        Self::of_ports("direct", version, Route::to_far).spanning()
+    }
+
+    /// A bare forwarding loop: `relay`, or `relay-ENGINE-MOVER`, such as `relay-epoll-splice`.
+    ///
+    /// # Errors
+    /// The name has another form.
+    pub(crate) fn relay(name: &str) -> anyhow::Result<Self> {
+        let options = match name
+            .strip_prefix("relay-")
+            .map(|rest| rest.rsplit_once('-'))
+        {
+            None => Vec::new(),
+            Some(Some((engine @ ("epoll" | "io-uring"), mover @ ("copy" | "splice")))) => {
+                vec![format!("--engine={engine}"), format!("--mover={mover}")]
+            }
+            Some(_) => bail!("engines are epoll and io-uring, with copy and splice"),
+        };
+        let version = "a forwarding loop alone: no protocol, no TLS".to_owned();
+        Ok(Self::of_ports(name, version, move |site| {
+            let mut route = Route::to(site, &Place::Host, "127.0.0.1", Place::Host)?;
+            let targets = format!("--targets={}", serde_json::to_string(&route.targets)?);
+            let args = [vec!["relay".to_owned(), targets], options.clone()].concat();
+            let (relay, ports) = site.serve(&Place::Host, &args)?;
+            route.processes.push(("server".to_owned(), relay.id()));
+            route.running.push(relay);
+            route.targets.extend(ports);
+            Ok(route)
+        }))
+    }
+}
+
+/// A server and an agent with the flags that all programs spell alike still missing.
+struct Pair<'a> {
+    programs: [&'a Path; 2],
+    places: &'a [Place; 2],
+    args: [Vec<String>; 2],
+    /// Whether the agent authenticates by certificate.
+    has_certificates: bool,
+}
+
+impl Pair<'_> {
+    /// Starts both. Returns the agent port, and the health ports of server and agent.
+    ///
+    /// # Errors
+    /// A program cannot be started, or no port is free.
+    fn start(self, route: &mut Route, site: &Site) -> anyhow::Result<[u16; 3]> {
+        let ports @ [agents, health, agent_health] = [free_port()?, free_port()?, free_port()?];
+        let [mut server, mut agent] = self.args;
+        server.extend([
+            format!("--cluster-cert={}", site.at("server.pem")),
+            format!("--cluster-key={}", site.at("server.key")),
+            format!("--agent-port={agents}"),
+            format!("--health-port={health}"),
+        ]);
+        agent.extend([
+            format!("--proxy-server-host={}", site.near_host),
+            format!("--proxy-server-port={agents}"),
+            format!("--ca-cert={}", site.at("ca.pem")),
+            format!("--health-server-port={agent_health}"),
+        ]);
+        if self.has_certificates {
+            server.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
+            agent.push(format!("--agent-cert={}", site.at("agent.pem")));
+            agent.push(format!("--agent-key={}", site.at("agent.key")));
+        }
+        let [near, far] = self.places;
+        route.start(site, "server", near, self.programs[0], &server)?;
+        route.start(site, "agent", far, self.programs[1], &agent)?;
+        Ok(ports)
+    }
+}
+
+/// A started path. Dropping it ends its processes.
+pub(crate) struct Route {
+    /// The load's dialect.
+    pub(crate) dialect: Dialect,
+    /// The frontend's socket; `None` if each target has a port.
+    pub(crate) frontend: Option<PathBuf>,
+    /// Addresses that the load dials.
+    pub(crate) targets: Targets,
+    /// Role and process id of processes whose memory and CPU time count.
+    pub(crate) processes: Vec<(String, u32)>,
+    /// Place of the load.
+    pub(crate) place: Place,
+    /// Processes that must live as long as the path.
+    pub(crate) running: Vec<Running>,
+    /// Last, so that it is dropped last: a cgroup can be removed once its processes have ended.
+    cgroups: Vec<Cgroup>,
+}
+
+impl Route {
+    /// Starts targets on `host` at `targets_at`, for a load that dials them directly from `place`.
+    ///
+    /// # Errors
+    /// The targets cannot be started or cannot listen there.
+    fn to(site: &Site, targets_at: &Place, host: &str, place: Place) -> anyhow::Result<Self> {
+        let args = ["target".to_owned(), format!("--host={host}")];
+        let (target, targets) = site.serve(targets_at, &args)?;
+        Ok(Self {
+            dialect: Dialect::Tcp,
+            frontend: None,
+            targets,
+            processes: Vec::new(),
+            place,
+            running: vec![target],
+            cgroups: Vec::new(),
+        })
+    }
+
+    /// Starts targets at the far end, for a load at the near end.
+    ///
+    /// # Errors
+    /// Like [`Self::to`].
+    fn to_far(site: &Site) -> anyhow::Result<Self> {
+        Self::to(site, &site.far, site.far_host, site.near.clone())
+    }
+
+    /// Address of the server's agent port, for the load's own agents: not every path has one, and the Go load tool has none.
+    pub(crate) fn agent_port(&self) -> Option<&String> {
+        let port = self.targets.get(AGENTS);
+        port.filter(|_port| self.dialect != Dialect::GrpcGo)
+    }
+
+    /// Starts a process whose memory and CPU time count.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    fn start(
+        &mut self,
+        site: &Site,
+        role: &str,
+        place: &Place,
+        program: &Path,
+        args: &[String],
+    ) -> anyhow::Result<()> {
+        let process = site.spawn(role, place, program, args)?;
+        self.processes.push((role.to_owned(), process.id()));
+        self.running.push(process);
+        Ok(())
+    }
+
+    /// A new cgroup that lives as long as the path.
+    ///
+    /// # Errors
+    /// There is no cgroup2, or no permission to create a cgroup.
+    fn cgroup(&mut self) -> anyhow::Result<PathBuf> {
+        let cgroup = Cgroup::new()?;
+        let path = cgroup.0.clone();
+        self.cgroups.push(cgroup);
+        Ok(path)
+    }
+}
+
+/// Finds a peer by name.
+///
+/// # Errors
+/// Why the peer cannot be measured here, as text for the report.
+pub(crate) fn find(name: &str, programs: &Programs) -> anyhow::Result<Peer> {
+    let adit = || -> anyhow::Result<Konnectivity> {
+        let binary = programs.adit()?;
+        Ok(Konnectivity::adit("adit", programs.adit_version(), binary))
+    };
+    let upstream = || Konnectivity::upstream(programs);
+    let fleet = |server, agent| Konnectivity::fleet(name, server, agent).into_peer();
+    match name {
+        "direct" => return Ok(Peer::direct()),
+        "adit-redirect" => return redirect::to_agents(programs),
+        "adit-node" | "adit-node-redirect" => return redirect::from_node(programs, name),
+        "adit-server" => return Ok(fleet(adit()?, upstream()?)),
+        "adit-agent" => return Ok(fleet(upstream()?, adit()?)),
+        "haproxy" | "haproxy-plaintext" => return forwarders::haproxy(name),
+        "rathole" => return forwarders::rathole(programs),
+        "openvpn" => return vpn::openvpn(),
+        _ => (),
+    }
+    let mut words = name.split('-');
+    let mut pair = match words.next() {
+        Some("relay") => return Peer::relay(name),
+        Some("adit") => adit()?,
+        Some("upstream") => upstream()?,
+        _ => bail!("no such peer: there are {NAMES}"),
+    };
+    for variant in words {
+        pair = pair.variant(variant)?;
+    }
+    Ok(pair.into_peer())
+}
+
+/// A cgroup of this process; removed on drop if it is empty.
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// # Errors
+    /// There is no cgroup2, or no permission to create a cgroup in it.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let mounts = procfs::mounts()?;
+        let mount = mounts
+            .into_iter()
+            .find(|mount| mount.fs_vfstype == "cgroup2");
+        let below = PathBuf::from(mount.context("no cgroup2 is mounted")?.fs_file);
+        let number = NUMBER.fetch_add(1, Relaxed);
+        let path = below.join(format!("adit-perf-{}-{number}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A cgroup with processes cannot be removed, and stays.
+        fs::remove_dir(&self.0).ok();
+    }
+}
+
+/// Path and version of a program of the distribution.
+///
+/// # Errors
+/// The program is not installed; names its package.
+fn installed(program: &str, flag: &str, package: &str) -> anyhow::Result<(PathBuf, String)> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    // Distributions put administration programs into folders that may not be in PATH.
+    let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let found = folders
+        .map(|folder: PathBuf| folder.join(program))
+        .find(|path| path.is_file());
+    let missing = || format!("{program} is not installed: `apt-get install {package}`");
+    let path = found.with_context(missing)?;
+    // Some programs print their version and fail.
+    let output = Command::new(&path).arg(flag).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.lines().next().unwrap_or_default().trim().to_owned();
+    Ok((path, version))
+}
+
+/// A free port for each target.
+///
+/// # Errors
+/// No port is free.
+fn free_ports(host: &str) -> anyhow::Result<Targets> {
+    TARGETS
+        .iter()
+        .map(|name| Ok(((*name).to_owned(), format!("{host}:{}", free_port()?))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relay_is_named_by_engine_and_mover() {
+        for (name, is_right) in [
+            ("relay", true),
+            ("relay-epoll-copy", true),
+            ("relay-io-uring-splice", true),
+            ("relay-tokio-splice", false),
+            ("relay-epoll", false),
+        ] {
+            assert_eq!(Peer::relay(name).is_ok(), is_right, "{name}");
+        }
+    }
+}
