@@ -153,8 +153,6 @@ pub enum TopSort {
     Agent,
     /// By destination, then by rate.
     Destination,
-    /// By tenant, then by rate.
-    Tenant,
     /// Longest round-trip time first.
     Rtt,
     /// Most retransmits first.
@@ -163,13 +161,12 @@ pub enum TopSort {
 
 impl TopSort {
     /// All orders by name, in the order in which keys step through them.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("rate", Self::Rate),
         ("bytes", Self::Bytes),
         ("age", Self::Age),
         ("agent", Self::Agent),
         ("destination", Self::Destination),
-        ("tenant", Self::Tenant),
         ("rtt", Self::Rtt),
         ("retransmits", Self::Retransmits),
     ];
