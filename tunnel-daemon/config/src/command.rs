@@ -45,6 +45,9 @@ pub struct DemoOptions {
     /// Drive every frontend once, check every byte and exit: 0 if all bytes were right, else 1
     #[arg(long)]
     pub once: bool,
+    /// Check every frontend, and show each check
+    #[arg(long)]
+    pub verbose: bool,
     /// Where certificates, sockets and configuration go [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,

@@ -39,12 +39,19 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
     }
     let demo = Command::Demo(DemoOptions {
         once: true,
+        verbose: true,
         dir: None,
         plain: false,
         lane_security: LaneSecurity::Plaintext,
         redirect: true,
     });
-    let args = ["demo", "--once", "--lane-security=plaintext", "--redirect"];
+    let args = [
+        "demo",
+        "--once",
+        "--verbose",
+        "--lane-security=plaintext",
+        "--redirect",
+    ];
     assert_eq!(run(&args).unwrap().command, demo);
 }
 
