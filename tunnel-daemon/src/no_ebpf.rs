@@ -135,11 +135,8 @@ pub(crate) mod check {
         }
 
         pub(crate) fn loading(&self) -> Capability {
-            degraded(
-                "ebpf",
-                format!("{WHY}: no --redirect and no --account"),
-                REMEDY,
-            )
+            let text = format!("{WHY}: no --redirect and no --account");
+            degraded(text, REMEDY).named("ebpf")
         }
 
         pub(crate) fn redirect(&self, plan: &RedirectPlan) -> Vec<Capability> {
@@ -156,11 +153,7 @@ pub(crate) mod check {
     }
 
     fn refused(name: &str, flag: &str) -> Capability {
-        missing(
-            name,
-            format!("it would not start with {flag}: {WHY}"),
-            REMEDY,
-        )
+        missing(format!("it would not start with {flag}: {WHY}"), REMEDY).named(name)
     }
 }
 

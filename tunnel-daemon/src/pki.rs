@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use adit_config::{PkiOptions, PkiServer, PkiSigning};
+use adit_config::{PkiClient, PkiOptions, PkiServer, PkiSigning};
 use adit_tls::inspect::{self, Inspected};
 use adit_tls::pki::{self, Authority, Wanted, Written};
 use adit_tls::selfsigned::Usage;
@@ -23,16 +23,25 @@ const LAST_SECOND: u64 = 253_402_300_799;
 pub(crate) fn run(options: &PkiOptions) -> anyhow::Result<ExitCode> {
     let text = match options {
         PkiOptions::Init(init) => {
-            let written = pki::init(&init.dir, init.days)?;
-            let next = format!(
-                "keep the keys off the cluster; next: adit pki server --dir {} NAME...\n",
-                init.dir.display()
-            );
-            format!("{}{next}", listed(&written))
+            let written = listed(&pki::init(&init.dir, init.days)?);
+            let dir = init.dir.display();
+            format!(
+                "{written}keep the keys off the cluster; next: adit pki server --dir {dir} NAME...\n"
+            )
         }
         PkiOptions::Server(server) => {
-            let written = issue(&server.signing, &of_server(server))?;
-            format!("{}{}", listed(&written), server_flags(server))
+            let sides = [
+                (cluster_stem(server), Authority::Agents),
+                (server.file.clone(), Authority::Clients),
+            ];
+            let wanted = sides.map(|(stem, authority)| Wanted {
+                stem,
+                authority,
+                usage: Usage::Server,
+                common_name: "adit-server".to_owned(),
+                names: server.names.clone(),
+            });
+            issue(&server.signing, &wanted)? + &server_flags(server)
         }
         PkiOptions::Agent(agent) => {
             let stem = format!("agent-{}", agent.id);
@@ -40,41 +49,29 @@ pub(crate) fn run(options: &PkiOptions) -> anyhow::Result<ExitCode> {
             let written = issue(&agent.signing, &[wanted])?;
             let dir = &agent.signing.dir;
             format!(
-                "{}flags of the agent:\n  --ca-cert={} --agent-cert={} --agent-key={}\n",
-                listed(&written),
+                "{written}flags of the agent:\n  --ca-cert={} --agent-cert={} --agent-key={}\n",
                 file(dir, Authority::Agents.stem(), "crt"),
                 file(dir, &stem, "crt"),
                 file(dir, &stem, "key"),
             )
         }
-        PkiOptions::Client(client_options) => {
-            let stem = format!("client-{}", client_options.name);
-            let wanted = client(&stem, Authority::Clients, &client_options.name);
-            let written = issue(&client_options.signing, &[wanted])?;
-            let ca = file(
-                &client_options.signing.dir,
-                Authority::Clients.stem(),
-                "crt",
-            );
-            format!(
-                "{}the client verifies the server by {ca}\n",
-                listed(&written)
-            )
+        PkiOptions::Client(PkiClient { name, signing }) => {
+            let wanted = client(&format!("client-{name}"), Authority::Clients, name);
+            let written = issue(signing, &[wanted])?;
+            let ca = file(&signing.dir, Authority::Clients.stem(), "crt");
+            format!("{written}the client verifies the server by {ca}\n")
         }
         PkiOptions::Show(options) => {
-            let mut text = String::new();
-            for path in &options.files {
-                text.push_str(&shown_file(path)?);
-            }
-            text
+            let files = options.files.iter().map(|path| shown_file(path));
+            files.collect::<anyhow::Result<String>>()?
         }
     };
     show(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn issue(signing: &PkiSigning, wanted: &[Wanted]) -> anyhow::Result<Vec<Written>> {
-    Ok(pki::issue(&signing.dir, signing.days, wanted)?)
+fn issue(signing: &PkiSigning, wanted: &[Wanted]) -> anyhow::Result<String> {
+    Ok(listed(&pki::issue(&signing.dir, signing.days, wanted)?))
 }
 
 fn client(stem: &str, authority: Authority, common_name: &str) -> Wanted {
@@ -85,20 +82,6 @@ fn client(stem: &str, authority: Authority, common_name: &str) -> Wanted {
         common_name: common_name.to_owned(),
         names: Vec::new(),
     }
-}
-
-fn of_server(server: &PkiServer) -> [Wanted; 2] {
-    let wanted = |stem: String, authority| Wanted {
-        stem,
-        authority,
-        usage: Usage::Server,
-        common_name: "adit-server".to_owned(),
-        names: server.names.clone(),
-    };
-    [
-        wanted(cluster_stem(server), Authority::Agents),
-        wanted(server.file.clone(), Authority::Clients),
-    ]
 }
 
 fn cluster_stem(server: &PkiServer) -> String {

@@ -45,6 +45,9 @@ pub struct DemoOptions {
     /// Drive every frontend once, check every byte and exit: 0 if all bytes were right, else 1
     #[arg(long)]
     pub once: bool,
+    /// Check every frontend, and show each check
+    #[arg(long)]
+    pub verbose: bool,
     /// Where certificates, sockets and configuration go [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -153,8 +156,6 @@ pub enum TopSort {
     Agent,
     /// By destination, then by rate.
     Destination,
-    /// By tenant, then by rate.
-    Tenant,
     /// Longest round-trip time first.
     Rtt,
     /// Most retransmits first.
@@ -163,13 +164,12 @@ pub enum TopSort {
 
 impl TopSort {
     /// All orders by name, in the order in which keys step through them.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("rate", Self::Rate),
         ("bytes", Self::Bytes),
         ("age", Self::Age),
         ("agent", Self::Agent),
         ("destination", Self::Destination),
-        ("tenant", Self::Tenant),
         ("rtt", Self::Rtt),
         ("retransmits", Self::Retransmits),
     ];

@@ -1,16 +1,17 @@
 //! Certificates, keys and CAs of a command line: whether they are readable, match, and for how long they are valid.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::line::{degraded, info, missing, ok};
+use super::line::{degraded, missing, ok};
 use crate::listeners::server_tls;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
 use adit_config::tls_policy::TlsPolicy;
 use adit_files::{OthersMay, others_may};
 use adit_tls::inspect::{self, Inspected, Role};
-use adit_tls::reload::Reloadable;
+use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, ClientTls, TlsError};
 
 /// A certificate is reported as about to expire with less time left than this.
@@ -90,108 +91,106 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
 }
 
 fn revocation(ca: &Path, crl: &Path) -> Capability {
-    const NAME: &str = "agent-crl";
-    let flaws = inspect::revocation(ca, crl);
-    match flaws.as_deref() {
-        Err(error) => missing(NAME, error.to_string(), "correct the file"),
-        Ok([]) => ok(
-            NAME,
-            format!("{} has a current list of each CA", crl.display()),
-        ),
+    let (flaws, shown) = (inspect::revocation(ca, crl), crl.display());
+    let line = match flaws.as_deref() {
+        Err(error) => missing(error.to_string(), "correct the file"),
+        Ok([]) => ok(format!("{shown} has a current list of each CA")),
         Ok(flaws) => degraded(
-            NAME,
-            format!("{}: {}", crl.display(), flaws.join("; ")),
+            format!("{shown}: {}", flaws.join("; ")),
             "put a current list of that CA into the file",
         ),
-    }
+    };
+    line.named("agent-crl")
 }
 
 /// Lines about all files that an agent reads.
 pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     const NAME: &str = "server-connection";
     let identity = plan.tls.identity.as_ref();
-    let identity = identity.map(|pair| (pair.cert.clone(), pair.key.clone()));
-    let own: Option<PathBuf> = identity.as_ref().map(|(cert, _)| cert.clone());
-    let key: Option<PathBuf> = identity.as_ref().map(|(_, key)| key.clone());
-    let loaded = Reloadable::load(ClientTls {
-        ca: plan.tls.ca_cert.clone(),
-        identity,
-        policy: TlsPolicy::default(),
-        alpn: Alpn::grpc(&plan.tls.alpn),
-    });
     let mut lines = vec![pair(
         NAME,
-        loaded.map(|_loaded| ()),
+        agent_tls(plan).map(|_loaded| ()),
         "CA, certificate and key fit",
     )];
     lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
-    match &own {
-        Some(cert) => {
+    match identity {
+        Some(own) => {
             let purpose = Purpose::Own(Role::Client, Peers::of(plan.compat));
-            lines.extend(validity(NAME, cert, purpose, now));
+            lines.extend(validity(NAME, &own.cert, purpose, now));
         }
         None if plan.token_path.is_some() => (),
-        None => lines.push(degraded(
-            NAME,
-            "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
-             possible",
-            "give --agent-cert and --agent-key, or --token-path",
-        )),
+        None => {
+            let line = degraded(
+                "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
+                 possible",
+                "give --agent-cert and --agent-key, or --token-path",
+            );
+            lines.push(line.named(NAME));
+        }
     }
-    lines.extend(key.and_then(|key| key_access(NAME, &key)));
+    lines.extend(identity.and_then(|own| key_access(NAME, &own.key)));
     if let Some(path) = &plan.token_path {
         lines.push(token(path));
     }
     lines
 }
 
+/// What an agent uses towards servers.
+pub(super) fn agent_tls(plan: &AgentPlan) -> Result<Arc<ReloadableClientTls>, TlsError> {
+    let identity = plan.tls.identity.as_ref();
+    Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity: identity.map(|pair| (pair.cert.clone(), pair.key.clone())),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    })
+}
+
 /// A line about a key file that others than its owner may use.
 fn key_access(name: &str, key: &Path) -> Option<Capability> {
     let shown = key.display();
-    Some(match others_may(key)? {
+    let line = match others_may(key)? {
         OthersMay::Write => degraded(
-            name,
             format!(
                 "{shown}: others than its owner may write this key, and so act as this program"
             ),
             format!("run chmod go-w {shown}"),
         ),
-        OthersMay::Read => info(ok(
-            name,
-            format!("{shown}: all users of this host may read this key; chmod o-r prevents it"),
-        )),
-    })
+        OthersMay::Read => {
+            let text = "all users of this host may read this key; chmod o-r prevents it";
+            ok(format!("{shown}: {text}")).info()
+        }
+    };
+    Some(line.named(name))
 }
 
 fn token(path: &Path) -> Capability {
-    const NAME: &str = "token";
     let shown = path.display();
-    match adit_files::open(path).and_then(std::io::read_to_string) {
+    let line = match adit_files::open(path).and_then(std::io::read_to_string) {
         Ok(text) if text.trim().is_empty() => missing(
-            NAME,
             format!("{shown} is empty"),
             "mount a projected service account token there",
         ),
-        Ok(_token) => ok(NAME, format!("{shown} can be read")),
+        Ok(_token) => ok(format!("{shown} can be read")),
         Err(error) => missing(
-            NAME,
             format!("cannot read {shown}: {error}"),
             "let this user read it",
         ),
-    }
+    };
+    line.named("token")
 }
 
 fn pair(name: &str, loaded: Result<(), TlsError>, fine: &str) -> Capability {
-    match loaded {
-        Ok(()) => ok(name, fine),
-        Err(error) => {
+    let line = loaded.map_or_else(
+        |error| {
             let text = error.to_string();
-            let (what, remedy) = text
-                .rsplit_once("; ")
-                .unwrap_or((&text, "replace the file"));
-            missing(name, what, remedy)
-        }
-    }
+            let parts = text.rsplit_once("; ");
+            let (what, remedy) = parts.unwrap_or((&text, "replace the file"));
+            missing(what, remedy)
+        },
+        |()| ok(fine),
+    );
+    line.named(name)
 }
 
 fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<Capability> {
@@ -207,22 +206,17 @@ fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<C
                 first if number == 0 => first,
                 _ => Purpose::Ca,
             };
-            judge(name, path, certificate, purpose, now)
+            judge(path, certificate, purpose, now).named(name)
         });
     lines.collect()
 }
 
-fn judge(
-    name: &str,
-    path: &Path,
-    certificate: &Inspected,
-    purpose: Purpose,
-    now: SystemTime,
-) -> Capability {
+fn judge(path: &Path, certificate: &Inspected, purpose: Purpose, now: SystemTime) -> Capability {
+    const RENEW: &str = "renew it; it is read again while the process runs";
     let what = format!("{}: {:?}", path.display(), certificate.subject);
     let out_of_date = |text: String, remedy: &str| match purpose {
-        Purpose::Anchor => degraded(name, text, remedy),
-        Purpose::Own(..) | Purpose::Ca => missing(name, text, remedy),
+        Purpose::Anchor => degraded(text, remedy),
+        Purpose::Own(..) | Purpose::Ca => missing(text, remedy),
     };
     if let Ok(early) = certificate.not_before.duration_since(now)
         && !early.is_zero()
@@ -233,36 +227,28 @@ fn judge(
         );
     }
     let Ok(left) = certificate.not_after.duration_since(now) else {
-        let since = now
-            .duration_since(certificate.not_after)
-            .unwrap_or_default();
-        return out_of_date(
-            format!("{what} has expired, {} ago", days(since)),
-            "renew it; it is read again while the process runs",
-        );
+        let since = now.duration_since(certificate.not_after);
+        let since = days(since.unwrap_or_default());
+        return out_of_date(format!("{what} has expired, {since} ago"), RENEW);
     };
-    if let Purpose::Own(role, peers) = purpose
-        && let Some(flaw) = certificate.flaws(role).first()
-    {
-        let text = format!("{what} {flaw}");
-        return if flaw.refused_by_go() || peers == Peers::Adit {
-            missing(name, text, flaw.remedy())
-        } else {
-            degraded(name, text, flaw.remedy())
-        };
+    let mut names = String::new();
+    if let Purpose::Own(role, peers) = purpose {
+        if let Some(flaw) = certificate.flaws(role).first() {
+            let text = format!("{what} {flaw}");
+            return match flaw.refused_by_go() || peers == Peers::Adit {
+                true => missing(text, flaw.remedy()),
+                false => degraded(text, flaw.remedy()),
+            };
+        }
+        if role == Role::Server {
+            names = format!(", for {}", listed(&certificate.names));
+        }
     }
-    let names = match purpose {
-        Purpose::Own(Role::Server, _) => format!(", for {}", listed(&certificate.names)),
-        Purpose::Own(Role::Client, _) | Purpose::Ca | Purpose::Anchor => String::new(),
-    };
-    if left < SOON {
-        return degraded(
-            name,
-            format!("{what} expires in {}{names}", days(left)),
-            "renew it; it is read again while the process runs",
-        );
+    let left_days = days(left);
+    match left < SOON {
+        true => degraded(format!("{what} expires in {left_days}{names}"), RENEW),
+        false => ok(format!("{what} is valid for {left_days}{names}")),
     }
-    ok(name, format!("{what} is valid for {}{names}", days(left)))
 }
 
 fn listed(names: &[String]) -> String {
@@ -319,7 +305,7 @@ mod tests {
                 if left < 0 { now - span } else { now + span },
             )
         };
-        let line = judge("x", Path::new("/tls.crt"), &certificate, purpose, now);
+        let line = judge(Path::new("/tls.crt"), &certificate, purpose, now);
         (line.verdict, line.text)
     }
 
@@ -366,7 +352,7 @@ mod tests {
     fn a_clock_that_is_behind_is_suspected() {
         let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
         let certificate = inspected(now + 2 * DAY, now + 9 * DAY);
-        let line = judge("x", Path::new("/a"), &certificate, CLIENT, now);
+        let line = judge(Path::new("/a"), &certificate, CLIENT, now);
         assert_eq!(line.verdict, Verdict::Missing);
         assert!(line.remedy.is_some_and(|remedy| remedy.contains("clock")));
     }
@@ -391,7 +377,7 @@ mod tests {
         };
         let verdict = |certificate: &Inspected, role, peers| {
             let purpose = Purpose::Own(role, peers);
-            judge("x", Path::new("/a"), certificate, purpose, now).verdict
+            judge(Path::new("/a"), certificate, purpose, now).verdict
         };
         type Spoil = fn(&mut Inspected);
         let flaws: [(Spoil, [Verdict; 4]); 5] = [

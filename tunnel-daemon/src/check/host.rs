@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use super::Needs;
-use super::line::{degraded, judged, missing, ok};
+use super::line::{degraded, missing, ok};
 use crate::budgets::{socket_buffer_kib_max, tunnels_max};
 use crate::memory::{self, MemoryLimit};
 use crate::status::model::Capability;
@@ -47,8 +47,8 @@ pub(super) struct Facts {
     pipe_pages_soft: Option<u64>,
     /// Whether a connection could be given to kernel TLS; else the error.
     kernel_tls: Result<(), String>,
-    /// Limits of open files: soft and hard.
-    descriptors: (Option<u64>, Option<u64>),
+    /// Hard limit of open files.
+    descriptors: Option<u64>,
     memory: MemoryLimit,
 }
 
@@ -56,7 +56,6 @@ impl Facts {
     /// Facts of this host. `connects`: also whether kernel TLS works, which takes a connection on loopback.
     pub(super) fn gather(connects: bool) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let limit = getrlimit(Resource::Nofile);
         Self {
             release: text("/proc/sys/kernel/osrelease"),
             btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
@@ -75,18 +74,13 @@ impl Facts {
             } else {
                 Err("not tried".to_owned())
             },
-            descriptors: (limit.current, limit.maximum),
+            descriptors: getrlimit(Resource::Nofile).maximum,
             memory: memory::found(),
         }
     }
 
     fn release(&self) -> Option<Release> {
         Release::parse(self.release.as_deref()?)
-    }
-
-    fn has(&self, capability: CapabilitySet) -> bool {
-        self.capabilities
-            .is_some_and(|set| set.contains(capability))
     }
 }
 
@@ -103,59 +97,59 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     Some(line.trim())
 }
 
-/// All lines, in a fixed order.
+/// Name of the line, whether the feature is needed (else the line is no judgement), and the check.
+type Check = (&'static str, fn(Needs) -> bool, fn(&Facts) -> Capability);
+
+/// All checks, in a fixed order.
+const CHECKS: [Check; 10] = [
+    ("kernel", |needs| needs.ebpf || needs.io_uring, kernel),
+    // This project's eBPF programs do without BTF.
+    ("btf", |_| false, btf),
+    ("cgroup2", |needs| needs.ebpf, cgroup2),
+    ("capabilities", |needs| needs.ebpf, capabilities),
+    ("seccomp", |_| true, seccomp),
+    ("io_uring", |needs| needs.io_uring, ring),
+    ("splice", |needs| needs.relay, splice),
+    ("kernel-tls", |needs| needs.kernel_tls, kernel_tls),
+    ("descriptors", |_| true, descriptors),
+    ("memory", |_| true, memory_line),
+];
+
+/// The lines of all checks.
 pub(super) fn lines(facts: &Facts, needs: Needs) -> Vec<Capability> {
-    vec![
-        judged(needs.ebpf || needs.io_uring, kernel(facts)),
-        // This project's eBPF programs do without BTF.
-        judged(false, btf(facts)),
-        judged(needs.ebpf, cgroup2(facts)),
-        judged(needs.ebpf, capabilities(facts)),
-        seccomp(facts),
-        judged(needs.io_uring, ring(facts)),
-        judged(needs.relay, splice(facts)),
-        judged(needs.kernel_tls, kernel_tls(facts)),
-        descriptors(facts),
-        memory_line(facts),
-    ]
+    let checks = CHECKS.into_iter();
+    checks
+        .map(|(name, needed, check)| check(facts).named(name).judged(needed(needs)))
+        .collect()
 }
 
 fn kernel(facts: &Facts) -> Capability {
-    const NAME: &str = "kernel";
-    let Some(release) = facts.release() else {
-        return degraded(
-            NAME,
+    match facts.release() {
+        None => degraded(
             "the release of the kernel is not known: /proc/sys/kernel/osrelease says nothing",
             "mount /proc",
-        );
-    };
-    if release < FLOOR {
-        return degraded(
-            NAME,
+        ),
+        Some(release) if release < FLOOR => degraded(
             format!("{release}: tunnels work; io_uring and eBPF are not tested below {FLOOR}"),
             format!("use a kernel from {FLOOR} on"),
-        );
+        ),
+        Some(release) => ok(release.to_string()),
     }
-    ok(NAME, format!("{release}"))
 }
 
 fn btf(facts: &Facts) -> Capability {
-    const NAME: &str = "btf";
-    if facts.btf {
-        return ok(NAME, "the kernel describes its types");
-    }
-    ok(
-        NAME,
-        "no /sys/kernel/btf/vmlinux: Adit's eBPF programs do not need it, but tracing tools do",
-    )
+    ok(match facts.btf {
+        true => "the kernel describes its types",
+        false => {
+            "no /sys/kernel/btf/vmlinux: Adit's eBPF programs do not need it, but tracing tools do"
+        }
+    })
 }
 
 fn cgroup2(facts: &Facts) -> Capability {
-    const NAME: &str = "cgroup2";
     match &facts.cgroup2 {
-        Some(path) => ok(NAME, format!("mounted at {path}")),
+        Some(path) => ok(format!("mounted at {path}")),
         None => degraded(
-            NAME,
             "not mounted: no memory limit is seen, and eBPF has nothing to attach to",
             "mount it: mount -t cgroup2 none /sys/fs/cgroup",
         ),
@@ -163,41 +157,29 @@ fn cgroup2(facts: &Facts) -> Capability {
 }
 
 fn capabilities(facts: &Facts) -> Capability {
-    const NAME: &str = "capabilities";
     let Some(effective) = facts.capabilities else {
-        return degraded(
-            NAME,
-            "not known: /proc/self/status says nothing",
-            "mount /proc",
-        );
+        return degraded("not known: /proc/self/status says nothing", "mount /proc");
     };
     let lacking = capabilities::lacking(effective, facts.release());
     if lacking.is_empty() {
-        return ok(NAME, "what eBPF takes, or more");
+        return ok("what eBPF takes, or more");
     }
     let lacking = lacking.join(" and ");
     degraded(
-        NAME,
         format!("without {lacking}: no eBPF; tunnels need no capability"),
         format!("add {lacking} only if you use eBPF"),
     )
 }
 
 fn seccomp(facts: &Facts) -> Capability {
-    const NAME: &str = "seccomp";
     match facts.seccomp {
-        Some(0) => ok(NAME, "no profile is in force"),
-        Some(2) => ok(
-            NAME,
-            "a profile is in force; what it forbids shows in the other lines",
-        ),
+        Some(0) => ok("no profile is in force"),
+        Some(2) => ok("a profile is in force; what it forbids shows in the other lines"),
         Some(_) => missing(
-            NAME,
             "strict mode is in force: nothing can run under it",
             "start it under a filter, or without a profile",
         ),
         None => degraded(
-            NAME,
             "not known: the kernel has none, or /proc is not mounted",
             "mount /proc",
         ),
@@ -205,11 +187,9 @@ fn seccomp(facts: &Facts) -> Capability {
 }
 
 fn ring(facts: &Facts) -> Capability {
-    const NAME: &str = "io_uring";
     match &facts.ring {
-        Ok(()) => ok(NAME, "a ring can be made: --relay-engine=io-uring works"),
+        Ok(()) => ok("a ring can be made: --relay-engine=io-uring works"),
         Err((reason, remedy)) => degraded(
-            NAME,
             format!("{reason}: the relay uses epoll, which is as fast"),
             remedy.clone(),
         ),
@@ -222,44 +202,36 @@ pub(super) fn relay_engine(wanted: Preference) -> Option<Capability> {
 }
 
 fn relay_engine_of(found: Result<Choice, ProbeError>) -> Capability {
-    const NAME: &str = "relay-engine";
-    match found {
-        Ok(choice) => ok(NAME, format!("{} can be had", choice.engine.name())),
+    let line = match found {
+        Ok(choice) => ok(format!("{} can be had", choice.engine.name())),
         Err(error) => missing(
-            NAME,
             format!("it would not start with --relay-engine: {}", error.reason),
             format!("{}, or give --relay-engine=auto", error.remedy),
         ),
-    }
+    };
+    line.named("relay-engine")
 }
 
 fn splice(facts: &Facts) -> Capability {
-    const NAME: &str = "splice";
-    let batched = facts
-        .release()
-        .is_some_and(|release| release >= SPLICE_BATCHED);
+    let batched = facts.release().is_some_and(|it| it >= SPLICE_BATCHED);
     match (facts.pipe_bytes_max, facts.pipe_pages_soft) {
         (Some(bytes), _) if bytes < PIPE_BYTES => degraded(
-            NAME,
             format!("a pipe holds at most {bytes} bytes: bulk on lanes in clear text is slower"),
             format!("sysctl fs.pipe-max-size={PIPE_BYTES}"),
         ),
         (Some(_), Some(pages)) if pages != 0 && pages <= 16_384 && !privileged(facts) => degraded(
-            NAME,
             format!(
                 "the pipes of this user hold {pages} pages together: some sixty splice at once in full size, \
                  further ones with small pipes or by copying"
             ),
             "sysctl fs.pipe-user-pages-soft=0, or a larger number",
         ),
-        (Some(bytes), Some(_)) if batched => ok(NAME, format!("pipes of up to {bytes} bytes")),
+        (Some(bytes), Some(_)) if batched => ok(format!("pipes of up to {bytes} bytes")),
         (Some(_), Some(_)) => degraded(
-            NAME,
             format!("works; below {SPLICE_BATCHED} the kernel moves one page at a time"),
             format!("use a kernel from {SPLICE_BATCHED} on for more"),
         ),
         _ => degraded(
-            NAME,
             "the limits of pipes are not known: /proc/sys/fs says nothing",
             "mount /proc",
         ),
@@ -268,15 +240,15 @@ fn splice(facts: &Facts) -> Capability {
 
 /// Whether this process is exempt from the pipe limits of a user.
 fn privileged(facts: &Facts) -> bool {
-    facts.has(CapabilitySet::SYS_RESOURCE) || facts.has(CapabilitySet::SYS_ADMIN)
+    facts
+        .capabilities
+        .is_some_and(|set| set.intersects(CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN))
 }
 
 fn kernel_tls(facts: &Facts) -> Capability {
-    const NAME: &str = "kernel-tls";
     match &facts.kernel_tls {
-        Ok(()) => ok(NAME, "available"),
+        Ok(()) => ok("available"),
         Err(error) => degraded(
-            NAME,
             format!("not available ({error}): lanes use user-space TLS, which is the default"),
             "modprobe tls, if your kernel has that module",
         ),
@@ -284,13 +256,11 @@ fn kernel_tls(facts: &Facts) -> Capability {
 }
 
 fn descriptors(facts: &Facts) -> Capability {
-    const NAME: &str = "descriptors";
     // A start raises the soft limit to the hard limit.
-    match facts.descriptors.1 {
-        None => ok(NAME, "any number of open files"),
-        Some(hard) if hard >= DESCRIPTORS => ok(NAME, format!("up to {hard} open files")),
+    match facts.descriptors {
+        None => ok("any number of open files"),
+        Some(hard) if hard >= DESCRIPTORS => ok(format!("up to {hard} open files")),
         Some(hard) => degraded(
-            NAME,
             format!(
                 "up to {hard} open files: enough for about {} tunnels",
                 hard.saturating_sub(512) / 3
@@ -301,12 +271,10 @@ fn descriptors(facts: &Facts) -> Capability {
 }
 
 fn memory_line(facts: &Facts) -> Capability {
-    const NAME: &str = "memory";
     let MemoryLimit { bytes, file } = &facts.memory;
     let size = format!("{} MiB", bytes >> 20);
     let Some(file) = file else {
         return degraded(
-            NAME,
             format!("{size} are assumed: no limit and no size of this machine can be read"),
             "mount /proc and the cgroup file systems",
         );
@@ -320,10 +288,9 @@ fn memory_line(facts: &Facts) -> Capability {
         file.display()
     );
     if *bytes >= MEMORY {
-        return ok(NAME, text);
+        return ok(text);
     }
     degraded(
-        NAME,
         format!(
             "{text}: low; a few stalled readers fill the buffers, and the largest stalled tunnels are then ended"
         ),
@@ -354,7 +321,7 @@ mod tests {
             pipe_bytes_max: Some(1 << 20),
             pipe_pages_soft: Some(16_384),
             kernel_tls: Ok(()),
-            descriptors: (Some(1024), Some(1 << 20)),
+            descriptors: Some(1 << 20),
             memory: MemoryLimit {
                 bytes: 1 << 30,
                 file: Some("/proc/meminfo".into()),
@@ -447,7 +414,7 @@ mod tests {
                 f.kernel_tls = Err("ENOENT".into())
             }),
             ("descriptors", Verdict::Degraded, |f| {
-                f.descriptors = (None, Some(1024))
+                f.descriptors = Some(1024)
             }),
             ("memory", Verdict::Degraded, |f| f.memory.bytes = 64 << 20),
             ("memory", Verdict::Degraded, |f| f.memory.file = None),
@@ -495,7 +462,7 @@ mod tests {
         let mut facts = best();
         (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
         facts.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
-        facts.descriptors = (None, None);
+        facts.descriptors = None;
         for name in ["seccomp", "splice", "capabilities", "descriptors"] {
             assert_eq!(verdict(&facts, name), Verdict::Ok, "{name}");
         }

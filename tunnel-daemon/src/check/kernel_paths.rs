@@ -35,11 +35,11 @@ pub(crate) fn of_agent(plan: &AgentPlan, host: &Host) -> Vec<Capability> {
 /// Without CAP_NET_ADMIN the packet filter's listener takes REDIRECT rules only; `None`: TPROXY rules, too.
 fn tproxy(may: CapabilitySet) -> Option<Capability> {
     (!may.contains(CapabilitySet::NET_ADMIN)).then(|| {
-        degraded(
-            "transparent",
+        let line = degraded(
             "TPROXY rules cannot lead to it without CAP_NET_ADMIN; REDIRECT rules can",
             "give it CAP_NET_ADMIN at the start, or use REDIRECT rules",
-        )
+        );
+        line.named("transparent")
     })
 }
 

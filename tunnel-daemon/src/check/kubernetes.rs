@@ -22,10 +22,11 @@ pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
         lines.push(api(source)?);
     }
     if let Some(path) = &plan.agents.deny {
-        lines.push(match check_deny_list(path) {
-            Ok(()) => ok("agent-deny", format!("{} can be used", path.display())),
-            Err(error) => missing("agent-deny", error.to_string(), "correct the file"),
-        });
+        let line = match check_deny_list(path) {
+            Ok(()) => ok(format!("{} can be used", path.display())),
+            Err(error) => missing(error.to_string(), "correct the file"),
+        };
+        lines.push(line.named("agent-deny"));
     }
     Ok(lines)
 }
@@ -43,28 +44,23 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
 
 /// Whether a usable configuration exists. The API server itself may start later.
 fn api(source: &Source) -> anyhow::Result<Capability> {
-    const NAME: &str = "kubernetes-api";
     let runtime = start_runtime(&mut Builder::new_current_thread(), 0, |_error| ())?;
     let opened = runtime.block_on(async {
         let api = Api::open(source.clone()).await?;
         Ok::<_, AccessError>(api.risk().await)
     });
-    Ok(match opened {
-        Ok(None) => ok(
-            NAME,
-            "its configuration can be used; whether it answers shows later",
-        ),
+    let line = match opened {
+        Ok(None) => ok("its configuration can be used; whether it answers shows later"),
         Ok(Some(risk)) => degraded(
-            NAME,
             risk,
             "give a kubeconfig with an https:// server and its certificate-authority",
         ),
         Err(error) => missing(
-            NAME,
             error.to_string(),
             "give a kubeconfig that names a cluster, a user, and files that this user may read",
         ),
-    })
+    };
+    Ok(line.named("kubernetes-api"))
 }
 
 #[cfg(test)]

@@ -1,51 +1,45 @@
-//! A line of `adit check`: subject, verdict and remedy.
+//! A line of `adit check`: verdict, text and remedy; the check gives it its name.
 
 use crate::status::model::{Capability, Verdict};
 
-fn line(
-    name: &str,
-    verdict: Verdict,
-    text: impl Into<String>,
-    remedy: Option<String>,
-) -> Capability {
+fn line(verdict: Verdict, text: impl Into<String>, remedy: Option<String>) -> Capability {
     Capability {
-        name: name.to_owned(),
+        name: String::new(),
         verdict,
         text: text.into(),
         remedy,
     }
 }
 
-pub(crate) fn ok(name: &str, text: impl Into<String>) -> Capability {
-    line(name, Verdict::Ok, text, None)
+pub(crate) fn ok(text: impl Into<String>) -> Capability {
+    line(Verdict::Ok, text, None)
 }
 
-/// The line of a feature, judged only if it is needed.
-pub(super) fn judged(needed: bool, line: Capability) -> Capability {
-    if needed { line } else { info(line) }
+pub(crate) fn degraded(text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(Verdict::Degraded, text, Some(remedy.into()))
 }
 
-/// The same line without a verdict and remedy: no action is needed.
-pub(super) fn info(line: Capability) -> Capability {
-    Capability {
-        verdict: Verdict::Info,
-        remedy: None,
-        ..line
+pub(crate) fn missing(text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(Verdict::Missing, text, Some(remedy.into()))
+}
+
+impl Capability {
+    pub(crate) fn named(self, name: &str) -> Self {
+        let name = name.to_owned();
+        Self { name, ..self }
     }
-}
 
-pub(crate) fn degraded(
-    name: &str,
-    text: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Capability {
-    line(name, Verdict::Degraded, text, Some(remedy.into()))
-}
+    /// The line of a feature, judged only if it is needed.
+    pub(super) fn judged(self, needed: bool) -> Self {
+        if needed { self } else { self.info() }
+    }
 
-pub(crate) fn missing(
-    name: &str,
-    text: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Capability {
-    line(name, Verdict::Missing, text, Some(remedy.into()))
+    /// The same line without a verdict and remedy: no action is needed.
+    pub(super) fn info(self) -> Self {
+        Self {
+            verdict: Verdict::Info,
+            remedy: None,
+            ..self
+        }
+    }
 }

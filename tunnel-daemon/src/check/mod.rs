@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use adit_relay::Preference;
 
-use self::line::{degraded, judged, missing, ok};
+use self::line::{degraded, missing, ok};
 use self::report::Report;
 use crate::ebpf::check::Host;
 use crate::ebpf_flags;
@@ -51,11 +51,13 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     lines.push(clock(now));
     match &options.given {
         CheckGiven::Nothing => (),
-        CheckGiven::Refused(error) => lines.push(missing(
-            "configuration",
-            error.message(),
-            "correct the command line: it would not start like this",
-        )),
+        CheckGiven::Refused(error) => lines.push(
+            missing(
+                error.message(),
+                "correct the command line: it would not start like this",
+            )
+            .named(CONFIGURATION),
+        ),
         CheckGiven::Server(plan, warnings) => {
             lines.extend(configuration(warnings));
             lines.extend(logging(&plan.log));
@@ -79,11 +81,11 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
         }
     }
     if options.connect && !matches!(options.given, CheckGiven::Agent(..)) {
-        lines.push(degraded(
-            "server",
+        let line = degraded(
             "--connect has no effect without the flags of an agent",
             "add agent and its flags behind it",
-        ));
+        );
+        lines.push(line.named("server"));
     }
     let report = Report::new(lines);
     if options.json {
@@ -105,27 +107,22 @@ pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
 
 fn lines_of(host: &Host, facts: &host::Facts, needs: Needs) -> Vec<Capability> {
     let mut lines = host::lines(facts, needs);
-    lines.push(judged(needs.ebpf, host.loading()));
+    lines.push(host.loading().judged(needs.ebpf));
     lines.extend(fips());
     lines
 }
 
 /// A line about certified cryptography, in builds that allow no other.
 fn fips() -> Option<Capability> {
-    const NAME: &str = "fips";
     cfg!(feature = "fips").then(|| {
-        if adit_tls::cipher::is_fips() {
-            ok(
-                NAME,
-                "TLS, digests and keys are of the FIPS build of aws-lc",
-            )
-        } else {
-            missing(
-                NAME,
+        let line = match adit_tls::cipher::is_fips() {
+            true => ok("TLS, digests and keys are of the FIPS build of aws-lc"),
+            false => missing(
                 "TLS would use cryptography outside the FIPS build of aws-lc",
                 "build with the feature fips and without other features of rustls",
-            )
-        }
+            ),
+        };
+        line.named("fips")
     })
 }
 
@@ -163,14 +160,15 @@ impl Needs {
     }
 }
 
+const CONFIGURATION: &str = "configuration";
+
 fn configuration(warnings: &[String]) -> Vec<Capability> {
-    const NAME: &str = "configuration";
     if warnings.is_empty() {
-        return vec![ok(NAME, "the flags fit together")];
+        return vec![ok("the flags fit together").named(CONFIGURATION)];
     }
     let lines = warnings
         .iter()
-        .map(|warning| degraded(NAME, warning, "change or drop the flag it names"));
+        .map(|warning| degraded(warning, "change or drop the flag it names").named(CONFIGURATION));
     lines.collect()
 }
 
@@ -178,25 +176,20 @@ fn configuration(warnings: &[String]) -> Vec<Capability> {
 fn logging(plan: &LogPlan) -> Option<Capability> {
     let text = log::check(&log_options(plan)).err()?.to_string();
     let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, "correct it"));
-    Some(missing("log", what, remedy))
+    Some(missing(what, remedy).named("log"))
 }
 
 fn clock(now: SystemTime) -> Capability {
-    const NAME: &str = "clock";
-    let since = now
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    if since < CLOCK_MIN {
-        return missing(
-            NAME,
+    let line = match now.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) if since >= CLOCK_MIN => {
+            ok("later than this program; certificates are judged by it")
+        }
+        _ => missing(
             "this host's clock is before 2025: no certificate of today is valid for it",
             "set the clock; run a time service",
-        );
-    }
-    ok(
-        NAME,
-        "later than this program; certificates are judged by it",
-    )
+        ),
+    };
+    line.named("clock")
 }
 
 #[cfg(test)]

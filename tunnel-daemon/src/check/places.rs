@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::line::{degraded, info, missing, ok};
+use super::line::{degraded, missing, ok};
 use crate::status::model::{Capability, Verdict};
 use adit_config::address::{BindAddress, BindHost};
 use adit_config::plan::{AdminSocketPlan, AgentPlan, FrontendListen, ServerPlan};
@@ -20,12 +20,6 @@ enum Without {
     Fails,
     /// Logs the failure and goes on, as upstream's programs do.
     GoesOn,
-}
-
-impl Without {
-    fn probes(compat: bool) -> Self {
-        if compat { Self::GoesOn } else { Self::Fails }
-    }
 }
 
 /// The TCP addresses taken so far in the order of a start, each with the name of its line.
@@ -83,7 +77,7 @@ fn admin_socket(plan: &AdminSocketPlan) -> Option<Capability> {
                 path.parent().is_some_and(|folder| !folder.exists()) && above.is_some_and(may_make)
             };
             if let Some(path) = places.iter().find(can_be_made) {
-                return Some(ok(NAME, format!("{} can be made", path.display())));
+                return Some(ok(format!("{} can be made", path.display())).named(NAME));
             }
             let lines: Vec<Capability> = places.iter().map(judged).collect();
             let usable = lines.iter().find(|line| line.verdict == Verdict::Ok);
@@ -93,7 +87,7 @@ fn admin_socket(plan: &AdminSocketPlan) -> Option<Capability> {
             // No flag asks for it.
             let line = lines.into_iter().next()?;
             let text = format!("{}; a start goes on without it", line.text);
-            Some(info(Capability { text, ..line }))
+            Some(Capability { text, ..line }.info())
         }
     }
 }
@@ -108,7 +102,10 @@ impl Ports {
     ) -> Vec<Capability> {
         let health = health.iter().map(|bind| ("health-port", bind));
         let admin = admin.iter().map(|bind| ("admin-port", bind));
-        let without = Without::probes(compat);
+        let without = match compat {
+            true => Without::GoesOn,
+            false => Without::Fails,
+        };
         health
             .chain(admin)
             .map(|(name, bind)| self.line(name, bind, without))
@@ -116,20 +113,20 @@ impl Ports {
     }
 
     fn line(&mut self, name: &'static str, bind: &BindAddress, without: Without) -> Capability {
-        if bind.port == 0 {
-            return ok(name, format!("{bind}: the kernel chooses a port"));
-        }
-        let (why, remedy) = match self.take(name, bind) {
-            Ok(()) => return ok(name, format!("{bind} is free")),
-            Err(flaw) => flaw,
-        };
-        let text = format!("cannot listen on {bind}: {why}");
-        match without {
-            Without::Fails => missing(name, text, remedy),
-            Without::GoesOn => {
-                degraded(name, format!("{text}; a start goes on without it"), remedy)
+        let line = match self.take(name, bind) {
+            Ok(()) if bind.port == 0 => ok(format!("{bind}: the kernel chooses a port")),
+            Ok(()) => ok(format!("{bind} is free")),
+            Err((why, remedy)) => {
+                let text = format!("cannot listen on {bind}: {why}");
+                match without {
+                    Without::Fails => missing(text, remedy),
+                    Without::GoesOn => {
+                        degraded(format!("{text}; a start goes on without it"), remedy)
+                    }
+                }
             }
-        }
+        };
+        line.named(name)
     }
 
     /// # Errors
@@ -139,6 +136,9 @@ impl Ports {
         name: &'static str,
         bind: &BindAddress,
     ) -> Result<(), (String, &'static str)> {
+        if bind.port == 0 {
+            return Ok(());
+        }
         let address = bound(bind).map_err(|error| {
             let remedy = match error.kind() {
                 io::ErrorKind::AddrInUse => {
@@ -197,49 +197,50 @@ fn listened(address: SocketAddr) -> io::Result<SocketAddr> {
 
 /// Creates and removes nothing: a running process may use that path.
 fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
+    socket_line(path, stale).named(name)
+}
+
+fn socket_line(path: &Path, stale: StaleFile) -> Capability {
+    const FIRST: &str = "stop that process first, or give another path";
     let shown = path.display();
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
     if let Err(error) = access(dir, Access::WRITE_OK | Access::EXEC_OK) {
-        let remedy = if dir.exists() {
-            "make the directory writable for this user"
-        } else {
-            "create the directory"
+        let remedy = match dir.exists() {
+            true => "make the directory writable for this user",
+            false => "create the directory",
         };
-        return missing(name, format!("{shown}: {}: {error}", dir.display()), remedy);
+        return missing(format!("{shown}: {}: {error}", dir.display()), remedy);
     }
-    match std::fs::symlink_metadata(path) {
-        Err(_nothing) => ok(name, format!("{shown} can be made")),
-        Ok(there) if !there.file_type().is_socket() => missing(
-            name,
+    let Ok(there) = std::fs::symlink_metadata(path) else {
+        return ok(format!("{shown} can be made"));
+    };
+    if !there.file_type().is_socket() {
+        return missing(
             format!("{shown} is there and is no socket"),
             "remove the file, or give another path",
-        ),
-        Ok(_socket) if stale == StaleFile::Keep => missing(
-            name,
+        );
+    }
+    match (stale, UnixStream::connect(path).is_ok()) {
+        (StaleFile::Keep, _) => missing(
             format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
             "stop the process that uses the socket and remove the file, or drop the flag",
         ),
-        Ok(_socket) if stale == StaleFile::RemoveDead && UnixStream::connect(path).is_ok() => {
-            missing(
-                name,
-                format!("{shown}: another process listens on this socket, and keeps it"),
-                "stop that process first, or give another path",
-            )
-        }
-        Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
-            name,
+        (StaleFile::RemoveDead, true) => missing(
+            format!("{shown}: another process listens on this socket, and keeps it"),
+            FIRST,
+        ),
+        (StaleFile::Remove, true) => degraded(
             format!(
                 "{shown}: another process listens on this socket; starting would replace the socket file"
             ),
-            "stop that process first, or give another path",
+            FIRST,
         ),
-        Ok(_stale) => ok(
-            name,
-            format!("{shown} was left behind by another process, and is replaced"),
-        ),
+        (_, false) => ok(format!(
+            "{shown} was left behind by another process, and is replaced"
+        )),
     }
 }
 

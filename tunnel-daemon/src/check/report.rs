@@ -5,13 +5,11 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::status::model::{API, Capability, Verdict};
-use crate::status::text::{clean, wrapped};
+use crate::status::text::labelled;
 
 /// Exit code if something is missing or nothing could be checked, so that no script takes the host for suitable.
 pub(crate) const MISSING: u8 = 2;
 
-/// Columns of a line.
-const WIDTH: usize = 80;
 /// Columns before the text.
 const INDENT: usize = 29;
 
@@ -55,20 +53,10 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         for line in &self.lines {
-            let text = clean(&line.text, usize::MAX);
-            for (number, part) in wrapped(&text, WIDTH - INDENT).iter().enumerate() {
-                let (verdict, name) = if number == 0 {
-                    (line.verdict.name(), line.name.as_str())
-                } else {
-                    ("", "")
-                };
-                out.push_str(&format!("{verdict:<9} {name:<18} {part}\n"));
-            }
+            let name = format!("{:<9} {}", line.verdict.name(), line.name);
+            out += &labelled(&name, INDENT, &line.text);
             if let Some(remedy) = &line.remedy {
-                let remedy = format!("remedy: {}", clean(remedy, usize::MAX));
-                for part in wrapped(&remedy, WIDTH - INDENT - 2) {
-                    out.push_str(&format!("{:INDENT$}  {part}\n", ""));
-                }
+                out += &labelled("", INDENT + 2, &format!("remedy: {remedy}"));
             }
         }
         out
@@ -77,21 +65,19 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::line::{degraded, info, missing, ok};
+    use super::super::line::{degraded, missing, ok};
     use super::*;
+    use crate::status::text::WIDTH;
 
     #[test]
     fn the_worst_line_sets_the_exit_code() {
         for (lines, code) in [
             (vec![], 0),
-            (vec![ok("a", "b")], 0),
-            (vec![info(degraded("a", "b", "c"))], 0),
-            (
-                vec![info(degraded("a", "b", "c")), degraded("a", "b", "c")],
-                1,
-            ),
-            (vec![degraded("a", "b", "c"), ok("a", "b")], 1),
-            (vec![missing("a", "b", "c"), degraded("a", "b", "c")], 2),
+            (vec![ok("b")], 0),
+            (vec![degraded("b", "c").info()], 0),
+            (vec![degraded("b", "c").info(), degraded("b", "c")], 1),
+            (vec![degraded("b", "c"), ok("b")], 1),
+            (vec![missing("b", "c"), degraded("b", "c")], 2),
         ] {
             let report = Report::new(lines);
             assert_eq!(
@@ -104,12 +90,12 @@ mod tests {
     #[test]
     fn report_lines_show_verdict_text_and_remedy() {
         let report = Report::new(vec![
-            ok("kernel", "6.12.104"),
+            ok("6.12.104").named("kernel"),
             missing(
-                "frontend",
                 "a text that is long enough to be broken in two lines \x1b[2J of them",
                 "mend it",
-            ),
+            )
+            .named("frontend"),
         ]);
         let text = report.text();
         assert!(

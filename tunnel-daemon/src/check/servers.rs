@@ -6,19 +6,17 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Builder;
 
+use super::certificates::agent_tls;
 use super::line::{missing, ok};
 use crate::status::model::Capability;
 use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::AgentPlan;
-use adit_config::tls_policy::TlsPolicy;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
 use adit_tls::blocking::start_runtime;
-use adit_tls::reload::Reloadable;
-use adit_tls::tls::{Alpn, ClientTls};
 
 const NAME: &str = "server";
 /// Time for a refusal to arrive: with TLS 1.3 a server refuses a client certificate after the handshake.
@@ -29,24 +27,11 @@ const REFUSAL: Duration = Duration::from_secs(3);
 /// # Errors
 /// The runtime or the resolver could not be created.
 pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
-    let tls = Reloadable::load(ClientTls {
-        ca: plan.tls.ca_cert.clone(),
-        identity: plan
-            .tls
-            .identity
-            .as_ref()
-            .map(|identity| (identity.cert.clone(), identity.key.clone())),
-        policy: TlsPolicy::default(),
-        alpn: Alpn::grpc(&plan.tls.alpn),
-    });
     // Broken files already have a line.
-    let Ok(tls) = tls else {
+    let Ok(tls) = agent_tls(plan) else {
         let untried = "not tried: the certificates above cannot be used";
-        return Ok(vec![missing(
-            NAME,
-            untried,
-            "correct the certificates of the lines above",
-        )]);
+        let line = missing(untried, "correct the certificates of the lines above");
+        return Ok(vec![line.named(NAME)]);
     };
     let runtime = start_runtime(&mut Builder::new_current_thread(), 0, |_error| ())?;
     runtime.block_on(async {
@@ -61,7 +46,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
         };
         let mut lines = Vec::new();
         for address in &plan.servers {
-            lines.push(server(&connector, address).await);
+            lines.push(server(&connector, address).await.named(NAME));
         }
         Ok(lines)
     })
@@ -73,32 +58,25 @@ async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capabil
     let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, connector.connect(address));
     let mut stream = match connecting.await {
         Ok(Ok(Connected { stream, .. })) => stream,
-        Ok(Err(error)) => return missing(NAME, format!("{address}: {error}"), REMEDY),
+        Ok(Err(error)) => return missing(format!("{address}: {error}"), REMEDY),
         Err(_elapsed) => {
             let seconds = limits::LINK_CONNECT_TIMEOUT.as_secs();
-            return missing(
-                NAME,
-                format!("{address}: no answer within {seconds} s"),
-                REMEDY,
-            );
+            return missing(format!("{address}: no answer within {seconds} s"), REMEDY);
         }
     };
     let mut first = [0];
     match tokio::time::timeout(REFUSAL, stream.read(&mut first)).await {
         Ok(Ok(0)) => missing(
-            NAME,
             format!("{address}: the server closed the connection behind the handshake"),
             REMEDY,
         ),
         Ok(Err(error)) => missing(
-            NAME,
             format!("{address}: the server refused this agent: {error}"),
             "give a certificate that the CA of the server's --cluster-ca-cert has signed",
         ),
         // The server sends first, or waits for the client to.
-        Ok(Ok(_)) | Err(_) => ok(
-            NAME,
-            format!("{address} can be reached, and both ends accept each other"),
-        ),
+        Ok(Ok(_)) | Err(_) => ok(format!(
+            "{address} can be reached, and both ends accept each other"
+        )),
     }
 }

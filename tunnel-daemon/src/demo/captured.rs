@@ -1,27 +1,60 @@
 //! `adit demo --redirect`: a plain `curl` in a cgroup of its own, whose connections the kernel sends through the tunnel.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::process::Command;
 
-use super::captured_cgroup::CapturedCgroup;
-use super::counters::Counters;
+use super::checks::no_tunnel_open;
+use super::paths::Paths;
 use super::targets::GREETING;
-use super::world::{OPEN_TUNNELS, World};
+use super::world::World;
 use crate::ebpf::lacks;
-use crate::wait::wait_until;
+use crate::ebpf_flags;
+use adit_net::cgroup;
 
-/// Time for the tunnel to end after its client has.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+/// A cgroup below this process's own, removed on drop. Connections of the processes in it are captured.
+pub(super) struct CapturedCgroup(PathBuf);
+
+impl CapturedCgroup {
+    /// Creates the cgroup.
+    ///
+    /// # Errors
+    /// cgroup2 is not mounted or not writable, or this binary has no redirect.
+    pub(super) fn make() -> anyhow::Result<Self> {
+        ebpf_flags::check("--redirect")?;
+        let own = cgroup::own().map_err(anyhow::Error::msg)?;
+        let path = own.join(format!("adit-demo-{}", std::process::id()));
+        fs::create_dir(&path)
+            .with_context(|| format!("a cgroup for captured processes, {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// File to which a process writes its id to be captured.
+    pub(super) fn processes(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+}
+
+impl Drop for CapturedCgroup {
+    fn drop(&mut self) {
+        // A process that is still in it keeps it.
+        let _left = fs::remove_dir(&self.0);
+    }
+}
 
 /// Checks that a captured `curl` without any proxy setting gets the web page, and that the kernel counts a redirect.
 pub(super) async fn page(world: &World, captured: &CapturedCgroup) -> anyhow::Result<String> {
     if world.series("adit_redirect_state{state=\"active\"}") != 1 {
         bail!("this host does not allow the redirect: {}", lacks());
     }
-    let (redirected, before) = (world.server.redirected(), Counters::of(world));
+    let (redirected, before) = (world.server.redirected(), Paths::of(world));
     let output = Command::new("sh")
         .args([
             "-c",
@@ -38,24 +71,22 @@ pub(super) async fn page(world: &World, captured: &CapturedCgroup) -> anyhow::Re
         .await
         .context("starting sh")?;
     let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim();
     ensure!(
         output.status.code() != Some(127),
-        "curl is not installed: {}",
-        said.trim()
+        "curl is not installed: {said}"
     );
-    ensure!(output.status.success(), "curl: {}", said.trim());
+    ensure!(output.status.success(), "curl: {said}");
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(text == GREETING, "answer {text:?} instead of {GREETING:?}");
     ensure!(
         world.server.redirected() == redirected + 1,
         "curl went past the tunnel: the kernel has redirected nothing"
     );
-    // Uses counters: the demo cannot tell when another process's tunnel has moved bytes and is still open.
-    wait_until(END_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
-    let ways = Counters::of(world).since(before);
+    no_tunnel_open(world).await;
+    let (web, text) = (world.web, text.trim_end());
+    let (_on_lanes, paths) = Paths::of(world).since(before);
     Ok(format!(
-        "curl http://{}/ without a proxy, {:?}; {ways}",
-        world.web,
-        text.trim_end()
+        "curl http://{web}/ without a proxy, {text:?}; {paths}"
     ))
 }

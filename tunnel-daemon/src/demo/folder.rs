@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 
@@ -14,22 +14,16 @@ const FOLDER_MODE: u32 = 0o700;
 
 /// A folder only this user can enter.
 pub(super) struct Folder {
-    path: PathBuf,
-    place: Place,
-}
-
-enum Place {
-    /// Removed when dropped.
-    Temporary { _dir: tempfile::TempDir },
-    /// The user's folder: files of the demo are removed, and the folder itself if the demo created it.
-    Given { made: bool },
+    path: String,
+    /// The demo created the folder; else only the demo's files are removed.
+    made: bool,
 }
 
 impl Folder {
     /// A new temporary folder, or `dir`, which must be empty or not there yet.
     ///
     /// # Errors
-    /// The folder cannot be created, or is not empty.
+    /// The folder cannot be created, is not empty, or its path is too long for sockets.
     pub(super) fn make(dir: Option<&Path>) -> anyhow::Result<Self> {
         let Some(dir) = dir else {
             let temporary = tempfile::Builder::new()
@@ -37,88 +31,73 @@ impl Folder {
                 .permissions(fs::Permissions::from_mode(FOLDER_MODE))
                 .tempdir()
                 .with_context(|| format!("no folder in {}", std::env::temp_dir().display()))?;
-            return Ok(Self {
-                path: temporary.path().to_owned(),
-                place: Place::Temporary { _dir: temporary },
-            });
+            return Self::at(&temporary.keep(), true);
         };
-        let shown = dir.display();
-        let made = match fs::DirBuilder::new().mode(FOLDER_MODE).create(dir) {
-            Ok(()) => true,
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(error).with_context(|| format!("--dir {shown}")),
+        let given = || {
+            let made = match fs::DirBuilder::new().mode(FOLDER_MODE).create(dir) {
+                Ok(()) => true,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
+                Err(error) => return Err(error.into()),
+            };
+            ensure!(
+                made || fs::read_dir(dir)?.next().is_none(),
+                "not empty: give a new or empty folder, whatever is in it goes away at the end"
+            );
+            // The printed commands must work from any working directory.
+            Self::at(&fs::canonicalize(dir)?, made)
         };
-        // The printed commands must work from any working directory.
-        let path = fs::canonicalize(dir).with_context(|| format!("--dir {shown}"))?;
+        given().with_context(|| format!("--dir {}", dir.display()))
+    }
+
+    fn at(path: &Path, made: bool) -> anyhow::Result<Self> {
+        let text = path.to_str().context("its name is not UTF-8")?;
         let folder = Self {
-            path,
-            place: Place::Given { made },
+            path: text.to_owned(),
+            made,
         };
-        if !made && let Err(error) = folder.check_empty() {
-            // The folder holds no file of the demo: nothing to clean up.
-            std::mem::forget(folder);
-            return Err(error.context(format!("--dir {shown}")));
-        }
+        let longest = folder.file("http-connect.sock");
+        ensure!(
+            longest.len() <= SOCKET_NAME_BYTES_MAX,
+            "{longest} has {} bytes, a unix socket at most {SOCKET_NAME_BYTES_MAX}: give a shorter --dir",
+            longest.len()
+        );
         Ok(folder)
     }
 
-    fn check_empty(&self) -> anyhow::Result<()> {
-        let mut entries = fs::read_dir(&self.path)?;
-        ensure!(
-            entries.next().is_none(),
-            "not empty: give a new or empty folder, whatever is in it goes away at the end"
-        );
-        Ok(())
+    /// The folder's path.
+    pub(super) fn path(&self) -> &str {
+        &self.path
     }
 
     /// The path of `name` in the folder.
-    #[must_use]
-    pub(super) fn file(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    /// The path for a unix socket.
-    ///
-    /// # Errors
-    /// The path is longer than the system allows.
-    pub(super) fn socket(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let path = self.file(name);
-        let length = path.as_os_str().len();
-        ensure!(
-            length <= SOCKET_NAME_BYTES_MAX,
-            "{} has {length} bytes, a unix socket at most {SOCKET_NAME_BYTES_MAX}: give a shorter --dir",
-            path.display()
-        );
-        Ok(path)
+    pub(super) fn file(&self, name: &str) -> String {
+        format!("{}/{name}", self.path)
     }
 
     /// Writes a file that only this user can read.
     ///
     /// # Errors
     /// The system's error, with the path.
-    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<String> {
         let path = self.file(name);
         let mut options = fs::OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         options
             .open(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+            .with_context(|| format!("cannot write {path}"))?;
         Ok(path)
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let Place::Given { made } = self.place else {
-            return;
-        };
         // The folder was empty at the start. Subfolders are not the demo's and stay, as do files that cannot be removed.
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         for entry in entries {
             let _left = fs::remove_file(entry.path());
         }
-        if made {
+        if self.made {
             let _left = fs::remove_dir(&self.path);
         }
     }
@@ -163,8 +142,10 @@ mod tests {
 
     #[test]
     fn overlong_socket_name_error_names_the_remedy() {
-        let folder = Folder::make(None).unwrap();
-        let error = folder.socket(&"x".repeat(108)).unwrap_err();
-        assert!(error.to_string().contains("shorter --dir"), "{error}");
+        let outer = tempfile::tempdir().unwrap();
+        let long = outer.path().join("x".repeat(90));
+        let error = Folder::make(Some(&long)).err().unwrap();
+        assert!(format!("{error:#}").contains("shorter --dir"), "{error:#}");
+        assert!(!long.exists());
     }
 }

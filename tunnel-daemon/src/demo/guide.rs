@@ -1,110 +1,91 @@
 //! Commands to try in a second terminal, and the files they use.
 
-use std::path::Path;
-
-use anyhow::Context as _;
-
-use super::screen::{Screen, Tone};
-use super::world::{SERVER_ADMIN, World};
+use super::screen::{COMMAND, FAINT, HEADING, Screen, WIDTH};
+use super::world::World;
 
 /// Writes `egress.yaml` and `curl.conf`, and prints commands that use them.
 ///
 /// # Errors
 /// A file cannot be written.
 pub(super) fn print(world: &World, screen: &Screen) -> anyhow::Result<()> {
-    let mut frontends = world.frontends.iter();
-    let socket = frontends.find_map(|frontend| frontend.grpc_socket());
-    let socket = socket.context("no gRPC frontend")?;
-    let egress = world.folder.write("egress.yaml", &egress(socket)?)?;
-    let mut frontends = world.frontends.iter();
-    let proxy = frontends.find_map(|frontend| frontend.tls_address());
-    let proxy = format!("https://{}", proxy.context("no TCP frontend")?);
-
-    let file = |name: &str| world.folder.file(name).display().to_string();
+    let file = |name: &str| world.folder.file(name);
+    let egress = world
+        .folder
+        .write("egress.yaml", &egress(&file("grpc.sock"))?)?;
+    let [.., tls] = &world.frontends;
     let options = [
-        ("proxy", proxy),
+        ("proxy", tls.place.clone()),
         ("proxy-cacert", file("ca.crt")),
         ("proxy-cert", file("client.crt")),
         ("proxy-key", file("client.key")),
     ];
-    let short = world.folder.write("curl.conf", &curl_conf(&options))?;
-    let short = format!("curl --config {}", shell(&short.display().to_string()));
-    let mut full = vec!["curl --proxytunnel".to_owned()];
-    full.extend(
-        options
-            .iter()
-            .map(|(name, value)| format!("    --{name} {}", shell(value))),
-    );
-    full.push(format!("    http://{}/", world.web));
-
-    let heading = |text: &str| screen.line(screen.paint(Tone::Strong, text));
-    let command = |about: &str, text: &str| {
-        screen.line(format_args!(
-            "  {}",
-            screen.paint(Tone::Faint, format_args!("# {about}"))
-        ));
-        for line in text.lines() {
-            screen.line(format_args!("  {}", screen.paint(Tone::Command, line)));
+    let conf = world.folder.write("curl.conf", &curl_conf(&options))?;
+    let command = |about: &str, parts: &[&str]| {
+        let about = screen.paint(FAINT, format_args!("# {about}"));
+        screen.line(format_args!("  {about}"));
+        for line in folded(parts).lines() {
+            screen.line(format_args!("  {}", screen.paint(COMMAND, line)));
         }
     };
-    heading("Try in a second terminal");
+    let curl = format!("curl --config {}", shell(&conf));
+    let [page, refused] = [world.web, world.closed].map(|target| format!("http://{target}/"));
+    let bulk = format!("http://{}/bulk/1000000000", world.bulk);
+    screen.line(screen.paint(HEADING, "Try in a second terminal"));
     command(
-        "a page through the tunnel: curl -> mTLS frontend -> agent north -> web target",
-        &full.join(" \\\n"),
+        "a page: curl -> server -> agent north -> target",
+        &[&curl, &page],
     );
     command(
-        "a GB, through agent south; the same options from a file",
-        &format!(
-            "{short} --output /dev/null http://{}/bulk/1000000000",
-            world.bulk
-        ),
-    );
-    command(
-        "10 MB down one tunnel and up another; the target compares every byte",
-        &format!(
-            "{short} --silent http://{bulk}/bulk/10000000 \\\n    | {short} --data-binary @- http://{bulk}/upload",
-            bulk = world.bulk
-        ),
+        "a GB, through agent south",
+        &[&curl, "--output /dev/null", &bulk],
     );
     command(
         "nothing listens there: 502 instead of a tunnel",
-        &format!("{short} http://{}/", world.closed),
+        &[&curl, &refused],
     );
     if let Some(captured) = &world.captured {
-        command(
-            "a shell whose connections to the web target are captured, without any setting of a proxy",
-            &format!(
-                "sh -c 'echo $$ > \"$0\" && exec curl http://{}/' {}",
-                world.web,
-                shell(&captured.processes().display().to_string())
-            ),
-        );
+        let script = format!("sh -c 'echo $$ > \"$0\" && exec curl {page}'");
+        let processes = shell(&captured.processes().display().to_string());
+        let about = "curl without any setting of a proxy, captured by the kernel";
+        command(about, &[&script, &processes]);
     }
     if let Some(health) = world.server.health {
-        command(
-            "what the server counts",
-            &format!("curl --silent http://{health}/metrics | grep -E '^(adit|konnectivity)_'"),
-        );
+        let metrics = format!("curl --silent http://{health}/metrics | grep ^adit_");
+        command("what the server counts", &[&metrics]);
     }
+    let top = format!("adit top --admin-socket {}", shell(&file("admin.sock")));
     command(
         "its open tunnels, live; `adit status` shows the rest",
-        &format!("adit top --admin-socket {}", shell(&file(SERVER_ADMIN))),
+        &[&top],
     );
-    heading("For a kube-apiserver on this machine");
+    let flag = format!("--egress-selector-config-file={}", shell(&egress));
     command(
-        "EgressSelectorConfiguration with the gRPC socket",
-        &format!(
-            "kube-apiserver --egress-selector-config-file={} ...",
-            shell(&egress.display().to_string())
-        ),
+        "a kube-apiserver on this machine",
+        &["kube-apiserver", &flag],
     );
     Ok(())
 }
 
+/// A command on lines that fit the terminal, broken between its parts alone. A shell joins the lines again.
+fn folded(parts: &[&str]) -> String {
+    let (mut text, mut used) = (String::new(), 0);
+    for part in parts {
+        // Before the command are two blanks, and behind it may follow a blank and a backslash.
+        if used > 0 && used + part.len() + 5 > WIDTH {
+            text.push_str(" \\\n   ");
+            used = 3;
+        }
+        let blank = if text.is_empty() { "" } else { " " };
+        text.push_str(&format!("{blank}{part}"));
+        used += blank.len() + part.len();
+    }
+    text
+}
+
 /// The file that kube-apiserver reads.
-fn egress(socket: &Path) -> anyhow::Result<String> {
+fn egress(socket: &str) -> anyhow::Result<String> {
     // A JSON string is valid YAML, whatever it contains.
-    let socket = serde_json::to_string(&socket.to_string_lossy())?;
+    let socket = serde_json::to_string(socket)?;
     Ok(format!(
         "apiVersion: apiserver.k8s.io/v1beta1\n\
          kind: EgressSelectorConfiguration\n\
@@ -144,7 +125,7 @@ mod tests {
     /// kube-apiserver decodes the file strictly: group, version and names must match its documentation.
     #[test]
     fn egress_file_is_what_kube_apiserver_reads() {
-        let written = egress(Path::new("/run/adit/kas.sock")).unwrap();
+        let written = egress("/run/adit/kas.sock").unwrap();
         let expected = r#"apiVersion: apiserver.k8s.io/v1beta1
 kind: EgressSelectorConfiguration
 egressSelections:
@@ -170,7 +151,7 @@ egressSelections:
             let bare = text.lines().map(|line| line.trim().replace('"', ""));
             bare.collect()
         };
-        let written = egress(Path::new("/run/adit/kas.sock")).unwrap();
+        let written = egress("/run/adit/kas.sock").unwrap();
         assert_eq!(
             lines(&format!("apiVersion: apiserver.k8s.io{file}")),
             lines(&written)
@@ -190,5 +171,15 @@ egressSelections:
             text,
             "proxytunnel\nproxy-cacert = \"/a \\\"b\\\"/ca.crt\"\n"
         );
+    }
+
+    #[test]
+    fn commands_are_broken_between_their_parts_alone() {
+        let long = format!("curl {}", "x".repeat(60));
+        let parts = [long.as_str(), "--output /dev/null"];
+        let text = folded(&parts);
+        assert!(text.lines().all(|line| line.len() <= WIDTH - 2), "{text}");
+        assert_eq!(text, parts.join(" \\\n    "));
+        assert_eq!(folded(&parts[1..]), parts[1]);
     }
 }

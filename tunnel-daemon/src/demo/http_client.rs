@@ -1,48 +1,34 @@
 //! HTTP/1.1 through a tunnel, and HTTP CONNECT to open one, by hyper's client: this project's code must not check itself.
 
-use std::convert::Infallible;
-
-use anyhow::{Context as _, ensure};
-use bytes::Bytes;
+use anyhow::ensure;
 use http::{Method, Request, Response, StatusCode, header};
-use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
-use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::targets::{Bulk, first_wrong, receipt};
+use super::targets::{Body, GREETING, bulk, compared, receipt};
 use adit_net::tasks::Tasks;
 
 /// Longest body that is read whole as text: pages, refusals, receipts.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
 /// Any connected stream of bytes.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-type RequestBody = BoxBody<Bytes, Infallible>;
-
 /// One HTTP/1.1 connection to a target. Dropping it closes the connection.
-pub struct HttpClient {
-    sender: SendRequest<RequestBody>,
+pub(super) struct HttpClient {
+    sender: SendRequest<Body>,
     host: String,
 }
 
-/// A download that is not read. Dropping it closes the connection.
-pub struct Stalled {
-    _client: HttpClient,
-    _unread: Response<Incoming>,
-}
-
-/// A proxy's response to CONNECT.
-pub enum Connected {
-    /// The tunnel.
-    Open(TokioIo<Upgraded>),
-    /// A refusal: status and text.
-    Refused(StatusCode, String),
+/// The answer to a request for a tunnel.
+pub(super) enum Opened {
+    Tunnel(Box<dyn Io>),
+    /// The server refuses: its HTTP status, if the frontend speaks HTTP, and its text.
+    Refused(Option<StatusCode>, String),
 }
 
 impl HttpClient {
@@ -50,7 +36,7 @@ impl HttpClient {
     ///
     /// # Errors
     /// The task cannot be started.
-    pub async fn over(io: impl Io, host: &str, tasks: &Tasks) -> anyhow::Result<Self> {
+    pub(super) async fn over(io: impl Io, host: &str, tasks: &Tasks) -> anyhow::Result<Self> {
         let (sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         tasks.spawn("demo-http", async move {
             // The next request reports the connection's error.
@@ -64,7 +50,7 @@ impl HttpClient {
         &mut self,
         method: Method,
         uri: &str,
-        body: RequestBody,
+        body: Body,
     ) -> anyhow::Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)
@@ -75,66 +61,46 @@ impl HttpClient {
         Ok(self.sender.send_request(request).await?)
     }
 
-    /// Fetches the text at `path`.
+    /// Fetches the target's page and compares it.
     ///
     /// # Errors
-    /// A status other than 200, a long body, or a broken connection.
-    pub async fn page(&mut self, path: &str) -> anyhow::Result<String> {
-        let response = self.request(Method::GET, path, empty()).await?;
+    /// Another page, a status other than 200, or a broken connection.
+    pub(super) async fn page(&mut self) -> anyhow::Result<()> {
+        let response = self.request(Method::GET, "/", empty()).await?;
         let (status, text) = (response.status(), text_of(response).await?);
         ensure!(status == StatusCode::OK, "answer {status}: {text:?}");
-        Ok(text)
+        ensure!(text == GREETING, "answer {text:?} instead of {GREETING:?}");
+        Ok(())
     }
 
-    /// Downloads `length` patterned bytes and compares each. `seen` gets the length of every chunk.
+    /// Downloads `length` patterned bytes and compares each.
     ///
     /// # Errors
     /// The first wrong byte, a short or long body, or a broken connection.
-    pub async fn download(&mut self, length: u64, seen: impl Fn(u64)) -> anyhow::Result<()> {
-        let path = format!("/bulk/{length}");
-        let mut response = self.request(Method::GET, &path, empty()).await?;
-        ensure!(
-            response.status() == StatusCode::OK,
-            "answer {}",
-            response.status()
-        );
-        let mut at = 0_u64;
-        while let Some(frame) = response.frame().await {
-            let frame = frame.with_context(|| format!("broken off at byte {at}"))?;
-            let Ok(data) = frame.into_data() else {
-                continue;
-            };
-            if let Some(wrong) = first_wrong(at, &data) {
-                anyhow::bail!("byte {wrong} of {length} is wrong");
-            }
-            at += data.len() as u64;
-            seen(data.len() as u64);
-        }
+    pub(super) async fn download(&mut self, length: u64) -> anyhow::Result<()> {
+        let at = compared(self.bulk(length).await?.into_body()).await?;
         ensure!(at == length, "{at} bytes instead of {length}");
         Ok(())
     }
 
-    /// Requests a download of `length` bytes and reads none of it.
+    /// Requests a download of `length` bytes, and leaves the reading to the caller.
     ///
     /// # Errors
     /// A status other than 200, or a broken connection.
-    pub async fn stall(mut self, length: u64) -> anyhow::Result<Stalled> {
+    pub(super) async fn bulk(&mut self, length: u64) -> anyhow::Result<Response<Incoming>> {
         let path = format!("/bulk/{length}");
         let response = self.request(Method::GET, &path, empty()).await?;
         let status = response.status();
         ensure!(status == StatusCode::OK, "answer {status}");
-        Ok(Stalled {
-            _client: self,
-            _unread: response,
-        })
+        Ok(response)
     }
 
     /// Uploads `length` patterned bytes; the target compares them.
     ///
     /// # Errors
     /// The target's finding, or a broken connection.
-    pub async fn upload(&mut self, length: u64) -> anyhow::Result<()> {
-        let body = Bulk::new(length).boxed();
+    pub(super) async fn upload(&mut self, length: u64) -> anyhow::Result<()> {
+        let body = bulk(length);
         let response = self.request(Method::POST, "/upload", body).await?;
         let (status, text) = (response.status(), text_of(response).await?);
         let right = status == StatusCode::OK && text == receipt(length);
@@ -147,18 +113,18 @@ impl HttpClient {
 ///
 /// # Errors
 /// A broken connection; a refusal is not an error.
-pub async fn connect(io: impl Io, authority: &str, tasks: &Tasks) -> anyhow::Result<Connected> {
+pub(super) async fn connect(io: impl Io, authority: &str, tasks: &Tasks) -> anyhow::Result<Opened> {
     let mut client = HttpClient::over(io, authority, tasks).await?;
     let response = client.request(Method::CONNECT, authority, empty()).await?;
     let status = response.status();
     if status != StatusCode::OK {
-        return Ok(Connected::Refused(status, text_of(response).await?));
+        return Ok(Opened::Refused(Some(status), text_of(response).await?));
     }
     let upgraded = hyper::upgrade::on(response).await?;
-    Ok(Connected::Open(TokioIo::new(upgraded)))
+    Ok(Opened::Tunnel(Box::new(TokioIo::new(upgraded))))
 }
 
-fn empty() -> RequestBody {
+fn empty() -> Body {
     Empty::new().boxed()
 }
 

@@ -1,37 +1,36 @@
-//! `adit demo`: a whole installation in one process, driven and checked, with commands to try by hand.
+//! `adit demo`: a whole installation in one process, which tells its story in three acts, with commands to try by hand.
 
+mod acts;
 mod captured;
-mod captured_cgroup;
 mod checks;
-mod counters;
+mod driver;
 mod folder;
 mod frontend;
 pub mod grpc_client;
-pub mod grpc_io;
 mod guide;
-pub mod http_client;
-mod isolation;
+mod http_client;
 mod live;
+mod paths;
 mod screen;
 mod stats;
-pub mod targets;
-mod tunnel_table;
+mod steps;
+mod targets;
 mod world;
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use anyhow::Context as _;
 
-use self::checks::Verdict;
-use self::live::Wrong;
-use self::screen::{Screen, Tone};
-use self::stats::{Stats, bytes};
-use self::world::{CREDIT_LINKS, TUNNELS, World};
+use self::driver::Driver;
+use self::screen::{BAD, GOOD, HEADING, Screen};
+use self::steps::Steps;
+use self::world::World;
 use crate::signals::Signals;
 use adit_config::DemoOptions;
 
-/// Runs the demo: with `once` until every frontend was checked, else until a signal.
+/// Runs the demo: with `once` until the acts are played and every frontend was checked, else until a signal.
 ///
 /// The exit code is 0 only if every byte and answer was right.
 ///
@@ -40,122 +39,75 @@ use adit_config::DemoOptions;
 pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::of_terminal().context("signals")?;
     let screen = Screen::new(options.plain);
+    let title = "Adit demo: a server, two agents and two targets in this process";
+    screen.line(screen.paint(HEADING, title));
     screen.working("certificates, server, agents, targets");
     let started = tokio::select! {
         started = World::start(&options) => started,
         () = signals.next() => return Ok(ExitCode::FAILURE),
     };
-    let world = match started {
-        Ok(world) => world,
-        Err(error) => {
-            screen.finish();
-            return Err(error.context("demo"));
-        }
-    };
-    let outcome = drive(&world, &screen, options.once, &mut signals).await;
-    screen.finish();
+    screen.working("");
+    let world = started.context("demo")?;
+    let outcome = drive(&world, &screen, &options, &mut signals).await;
     world.stop().await;
-    let all_right = outcome.context("demo")?;
-    Ok(if all_right {
+    Ok(if outcome.context("demo")? {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
 }
 
-/// Runs the checks and the load; returns whether every byte and answer was right.
+/// Plays the acts, and runs checks and load as asked; returns whether every byte and answer was right.
 async fn drive(
     world: &World,
     screen: &Screen,
-    once: bool,
+    options: &DemoOptions,
     signals: &mut Signals,
 ) -> anyhow::Result<bool> {
-    introduce(world, screen);
-    let stats = Stats::default();
     let started = Instant::now();
-    let verdict = tokio::select! {
-        verdict = checks::all(world, &stats, screen) => verdict,
+    let mut steps = Steps::new(screen, options.verbose);
+    let [_grpc, frontend, _tls] = &world.frontends;
+    let driver = Driver { world, frontend };
+    let played = async {
+        acts::all(&driver, &mut steps).await;
+        if options.once || options.verbose {
+            checks::all(world, &mut steps).await;
+        }
+    };
+    tokio::select! {
+        () = played => (),
         () = signals.next() => {
             screen.line("stopped before every check was made");
             return Ok(false);
         }
-    };
-    summarize(world, screen, &stats, &verdict, started);
-    if once {
-        return Ok(verdict.wrong.is_empty());
+    }
+    screen.line("Measured beside Konnectivity: docs/performance.md");
+    if options.once || options.verbose {
+        summarize(world, screen, &steps, started);
+    }
+    if options.once {
+        return Ok(steps.wrong.is_empty());
     }
     guide::print(world, screen)?;
-    screen.line("");
-    let wrong = Wrong::default();
     tokio::select! {
-        never = live::drive(world, &stats, screen, &wrong) => match never {},
-        () = live::show(world, &stats, screen, &wrong) => (),
+        never = live::drive(world, screen) => match never {},
+        () = live::show(world, screen) => (),
         () = signals.next() => (),
     }
-    screen.finish();
-    let tunnels = world.series(TUNNELS);
-    let (down, up) = stats.moved();
-    screen.line(format_args!(
-        "stopped: {tunnels} tunnels, {} down, {} up, {} wrong",
-        bytes(down),
-        bytes(up),
-        verdict.wrong.len() + wrong.count()
-    ));
-    Ok(verdict.wrong.is_empty() && wrong.count() == 0)
+    let summary = live::summary(world);
+    screen.line(format_args!("stopped: {summary}"));
+    Ok(steps.wrong.is_empty() && world.stats.wrong.load(Relaxed) == 0)
 }
 
-fn introduce(world: &World, screen: &Screen) {
-    let faint = |text: String| screen.paint(Tone::Faint, text);
-    screen.line(screen.paint(Tone::Strong, "Adit demo"));
-    screen.line(format_args!(
-        "  server    {} links from agents on {}",
-        world.server.links(),
-        faint(world.server.agents.to_string())
-    ));
-    for agent in &world.agents {
-        screen.line(format_args!(
-            "  agent     {} reaches {}",
-            agent.name, agent.reaches
-        ));
-    }
-    screen.line(format_args!(
-        "  targets   web {}, bulk {}",
-        world.web, world.bulk
-    ));
-}
-
-fn summarize(world: &World, screen: &Screen, stats: &Stats, verdict: &Verdict, started: Instant) {
-    let (down, up) = stats.moved();
-    screen.line(screen.paint(Tone::Strong, "Summary"));
-    screen.line(format_args!(
-        "  tunnels   {} over {} links, {} with credit",
-        world.series(TUNNELS),
-        world.server.links(),
-        world.series(CREDIT_LINKS)
-    ));
-    screen.line(format_args!(
-        "  bytes     {} down, {} up",
-        bytes(down),
-        bytes(up)
-    ));
-    screen.line(format_args!("  dial      {}", stats.dials.percentiles()));
-    screen.line(format_args!("  answer    {}", stats.answers.percentiles()));
-    let (right, wrong) = (verdict.right, &verdict.wrong);
+fn summarize(world: &World, screen: &Screen, steps: &Steps<'_>, started: Instant) {
+    screen.line(screen.paint(HEADING, "Summary"));
+    screen.line(format_args!("  bytes     {}", world.stats.moved()));
+    let wrong = steps.wrong.len();
+    let all = steps.right + wrong;
+    let result = match wrong {
+        0 => screen.paint(GOOD, format_args!("all {all} checks right")),
+        _ => screen.paint(BAD, format_args!("{wrong} of {all} checks wrong")),
+    };
     let seconds = started.elapsed().as_secs_f64();
-    if wrong.is_empty() {
-        let text = format!("all {right} checks right");
-        screen.line(format_args!(
-            "  result    {} in {seconds:.1} s",
-            screen.paint(Tone::Good, text)
-        ));
-        return;
-    }
-    let text = format!("{} of {} checks wrong", wrong.len(), right + wrong.len());
-    screen.line(format_args!(
-        "  result    {} in {seconds:.1} s",
-        screen.paint(Tone::Bad, text)
-    ));
-    for what in wrong {
-        screen.line(format_args!("            {what}"));
-    }
+    screen.line(format_args!("  result    {result} in {seconds:.1} s"));
 }

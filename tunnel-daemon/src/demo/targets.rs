@@ -1,16 +1,16 @@
 //! Sample targets: a web page, as many patterned bytes as a request asks for, and an upload that is verified.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::LazyLock;
-use std::task::{Context, Poll};
 
+use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use futures_util::stream;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
@@ -19,12 +19,10 @@ use adit_net::tasks::Tasks;
 
 /// Bytes of one chunk of a bulk body.
 const BLOCK_BYTES: usize = 64 * 1024;
-/// Most bytes one request may ask for.
-const BULK_BYTES_MAX: u64 = 16 << 30;
 /// The pattern repeats after this many bytes. It is prime: no block size hides a shift.
 const PERIOD: usize = 251;
 /// Body of `/`.
-pub const GREETING: &str = "Hello from the far end of the tunnel.\n";
+pub(super) const GREETING: &str = "Hello from the far end of the tunnel.\n";
 
 /// A block at every phase of the pattern: chunks are slices of it, and checks compare slices.
 static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
@@ -35,8 +33,7 @@ static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
 });
 
 /// The byte at `offset` of every bulk body; lets a reader check any chunk.
-#[must_use]
-pub fn pattern_byte(offset: u64) -> u8 {
+fn pattern_byte(offset: u64) -> u8 {
     u8::try_from(offset % PERIOD as u64).unwrap_or(0)
 }
 
@@ -48,8 +45,7 @@ fn pattern(offset: u64, length: u64) -> Bytes {
 }
 
 /// Offset of the first wrong byte in `piece`, which was read at `offset` of a bulk body.
-#[must_use]
-pub fn first_wrong(offset: u64, piece: &[u8]) -> Option<u64> {
+fn first_wrong(offset: u64, piece: &[u8]) -> Option<u64> {
     let mut at = offset;
     for block in piece.chunks(BLOCK_BYTES) {
         let expected = pattern(at, block.len() as u64);
@@ -67,7 +63,7 @@ pub fn first_wrong(offset: u64, piece: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// When no port can be bound.
-pub async fn serve(tasks: &Tasks, ip: IpAddr) -> std::io::Result<SocketAddr> {
+pub(super) async fn serve(tasks: &Tasks, ip: Ipv4Addr) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind((ip, 0)).await?;
     let address = listener.local_addr()?;
     let connections = tasks.clone();
@@ -88,27 +84,29 @@ pub async fn serve(tasks: &Tasks, ip: IpAddr) -> std::io::Result<SocketAddr> {
     Ok(address)
 }
 
-type Answer = Response<BoxBody<Bytes, Infallible>>;
+/// The body of a request or an answer.
+pub(super) type Body = BoxBody<Bytes, Infallible>;
+type Answer = Response<Body>;
 
 async fn answer(request: Request<Incoming>) -> Result<Answer, Infallible> {
     let path = request.uri().path();
-    let bulk = path
+    let length = path
         .strip_prefix("/bulk/")
         .and_then(|length| length.parse::<u64>().ok());
-    let mut response = match (request.method(), path, bulk) {
+    Ok(match (request.method(), path, length) {
         (&Method::POST, "/upload", _) => upload(request.into_body()).await,
         (&Method::GET, "/", _) => text(StatusCode::OK, GREETING),
         (&Method::GET, _, Some(length)) => {
-            Response::new(Bulk::new(length.min(BULK_BYTES_MAX)).boxed())
+            let mut response = Response::new(bulk(length));
+            let headers = response.headers_mut();
+            headers.insert(header::CONTENT_LENGTH, length.into());
+            response
         }
         _ => text(
             StatusCode::NOT_FOUND,
             "try GET / or GET /bulk/1000000 or POST /upload\n",
         ),
-    };
-    let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, plain);
-    Ok(response)
+    })
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
@@ -118,72 +116,41 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
 }
 
 /// Response to an upload whose `length` bytes were all right.
-#[must_use]
-pub fn receipt(length: u64) -> String {
+pub(super) fn receipt(length: u64) -> String {
     format!("{length} bytes, all right\n")
 }
 
-async fn upload(mut body: Incoming) -> Answer {
+async fn upload(body: Incoming) -> Answer {
+    match compared(body).await {
+        Ok(length) => text(StatusCode::OK, receipt(length)),
+        Err(error) => text(StatusCode::BAD_REQUEST, format!("{error:#}\n")),
+    }
+}
+
+/// Reads a body and compares every byte with the pattern; returns the length.
+///
+/// # Errors
+/// The first wrong byte, or a broken connection.
+pub(super) async fn compared(mut body: Incoming) -> anyhow::Result<u64> {
     let mut at = 0_u64;
     while let Some(frame) = body.frame().await {
-        let data = match frame.map(Frame::into_data) {
-            Ok(Ok(data)) => data,
-            Ok(Err(_trailers)) => continue,
-            Err(error) => return text(StatusCode::BAD_REQUEST, format!("at byte {at}: {error}\n")),
+        let frame = frame.with_context(|| format!("broken off at byte {at}"))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
         };
         if let Some(wrong) = first_wrong(at, &data) {
-            return text(
-                StatusCode::BAD_REQUEST,
-                format!("byte {wrong} is not the pattern's\n"),
-            );
+            bail!("byte {wrong} is not the pattern's");
         }
         at += data.len() as u64;
     }
-    text(StatusCode::OK, receipt(at))
+    Ok(at)
 }
 
-/// A body of patterned bytes.
-#[derive(Debug)]
-pub struct Bulk {
-    at: u64,
-    left: u64,
-}
-
-impl Bulk {
-    /// The first `length` bytes of the pattern.
-    #[must_use]
-    pub fn new(length: u64) -> Self {
-        Self {
-            at: 0,
-            left: length,
-        }
-    }
-}
-
-impl Body for Bulk {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        let block = pattern(self.at, self.left);
-        self.at += block.len() as u64;
-        self.left -= block.len() as u64;
-        Poll::Ready(Some(Ok(Frame::data(block))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
-    }
+/// The first `length` bytes of the pattern.
+pub(super) fn bulk(length: u64) -> Body {
+    let blocks = (0..length).step_by(BLOCK_BYTES);
+    let frames = blocks.map(move |at| Ok(Frame::data(pattern(at, length - at))));
+    StreamBody::new(stream::iter(frames)).boxed()
 }
 
 #[cfg(test)]

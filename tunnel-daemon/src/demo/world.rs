@@ -1,30 +1,22 @@
 //! Everything that the demo runs in this process: certificates, one server, two agents and two targets, over real sockets.
 
-use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpSocket;
 
-use super::captured_cgroup::CapturedCgroup;
+use super::captured::CapturedCgroup;
 use super::folder::Folder;
 use super::frontend::Frontend;
+use super::stats::Stats;
 use super::targets;
 use crate::wait::wait_until;
 use crate::{agent, server};
-use adit_config::plan::{AgentPlan, LaneSecurity, ServerPlan};
+use adit_config::plan::LaneSecurity;
 use adit_config::{Command, DemoOptions};
 use adit_net::tasks::Tasks;
 use adit_tls::selfsigned::{ThrowawayCa, Usage};
-
-/// Metric of open tunnels.
-pub(super) const OPEN_TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// Metric of all tunnels so far.
-pub(super) const TUNNELS: &str = "konnectivity_network_proxy_server_dial_duration_seconds_count";
-/// Metric of links whose tunnels have credit.
-pub(super) const CREDIT_LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Concurrent connections of targets and of the driver.
 const TASKS_MAX: usize = 4096;
@@ -33,12 +25,10 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// Tunnels still open at the end of the demo are cut after this time.
 const STOP_GRACE: Duration = Duration::from_millis(300);
 
-/// An agent, and the only address that the server sends through it.
+/// An agent.
 pub(super) struct DemoAgent {
     /// Its id.
     pub(super) name: &'static str,
-    /// The address it claims to reach.
-    pub(super) reaches: Ipv4Addr,
     pub(super) running: agent::RunningAgent,
 }
 
@@ -47,11 +37,12 @@ pub(super) struct World {
     /// Holds files and sockets.
     pub(super) folder: Folder,
     pub(super) server: server::RunningServer,
+    /// The agents of `web` and `bulk`, in this order.
     pub(super) agents: Vec<DemoAgent>,
-    pub(super) frontends: Vec<Frontend>,
-    /// The target behind the first agent.
+    /// In the gRPC dialect, in HTTP CONNECT, and in HTTP CONNECT over TLS.
+    pub(super) frontends: [Frontend; 3],
+    /// Targets, each at the only address that the server sends through its agent.
     pub(super) web: SocketAddr,
-    /// The target behind the second agent.
     pub(super) bulk: SocketAddr,
     /// An address of the first agent that refuses connections.
     pub(super) closed: SocketAddr,
@@ -61,14 +52,23 @@ pub(super) struct World {
     _closed: TcpSocket,
     /// With --redirect: connections of processes in this cgroup are captured.
     pub(super) captured: Option<CapturedCgroup>,
+    lanes: LaneSecurity,
+    pub(super) stats: Stats,
 }
-
-/// The server's admin socket.
-pub(super) const SERVER_ADMIN: &str = "admin.sock";
 
 const NORTH: (&str, Ipv4Addr) = ("north", Ipv4Addr::LOCALHOST);
 /// All of 127/8 is loopback on Linux.
 const SOUTH: (&str, Ipv4Addr) = ("south", Ipv4Addr::new(127, 0, 0, 2));
+/// A second agent for the `bulk` target, for a while.
+pub(super) const SPARE: (&str, Ipv4Addr) = ("spare", SOUTH.1);
+
+/// The server's flags.
+const SERVER: &str = "--frontend=grpc=unix:DIR/grpc.sock --frontend=http-connect=unix:DIR/http-connect.sock \
+    --frontend=http-connect=tcp:127.0.0.1:0 --admin-socket=DIR/admin.sock --admin-port=off \
+    --agent-bind-address=127.0.0.1 --agent-port=0 --proxy-strategies=destHost,default \
+    --health-bind-address=127.0.0.1 --health-port=0 \
+    --server-cert=DIR/server.crt --server-key=DIR/server.key --server-ca-cert=DIR/ca.crt \
+    --cluster-cert=DIR/server.crt --cluster-key=DIR/server.key --cluster-ca-cert=DIR/ca.crt";
 
 impl World {
     /// Starts all parts and waits until both agents are linked.
@@ -76,101 +76,95 @@ impl World {
     /// # Errors
     /// The error names the step.
     pub(super) async fn start(options: &DemoOptions) -> anyhow::Result<Self> {
-        let lanes = options.lane_security;
         let folder = Folder::make(options.dir.as_deref())?;
         certificates(&folder).context("certificates")?;
         let tasks = Tasks::new(TASKS_MAX);
-        let web = targets::serve(&tasks, NORTH.1.into())
-            .await
-            .context("web target")?;
-        let bulk = targets::serve(&tasks, SOUTH.1.into())
-            .await
-            .context("bulk target")?;
-        let (closed_socket, closed) = closed_port(NORTH.1.into()).context("closed port")?;
-        let (grpc, connect) = (
-            folder.socket("grpc.sock")?,
-            folder.socket("http-connect.sock")?,
-        );
+        let serve =
+            async |name: &'static str, ip: Ipv4Addr| targets::serve(&tasks, ip).await.context(name);
+        let web = serve("web target", NORTH.1).await?;
+        let bulk = serve("bulk target", SOUTH.1).await?;
+        let closed_socket = TcpSocket::new_v4()?;
+        closed_socket.bind((NORTH.1, 0).into())?;
         let captured = options.redirect.then(CapturedCgroup::make).transpose()?;
-        let redirect = captured.as_ref().map(|captured| (web, captured));
-        let plan =
-            server_plan(&folder, &grpc, &connect, lanes, redirect).context("server flags")?;
-        let server = server::start(&plan).await.context("server")?;
-        let mut agents = Vec::new();
-        for (name, reaches) in [NORTH, SOUTH] {
-            let plan = agent_plan(&folder, name, reaches, server.agents, lanes)
-                .with_context(|| format!("flags of agent {name}"))?;
-            let running = agent::start(&plan)
-                .await
-                .with_context(|| format!("agent {name}"))?;
-            agents.push(DemoAgent {
-                name,
-                reaches,
-                running,
-            });
+        let mut flags = SERVER.to_owned();
+        if let Some(captured) = &captured {
+            let cgroup = captured.path().display();
+            flags += &format!(" --redirect={web} --redirect-cgroup={cgroup}");
         }
-        wait_until(CONNECT_PATIENCE, || server.links() == agents.len()).await;
-        ensure!(
-            server.links() == agents.len(),
-            "agents: {} of {} connected within {CONNECT_PATIENCE:?}",
-            server.links(),
-            agents.len()
-        );
+        let lanes = options.lane_security;
+        let server = match command("server", &flags, &folder, lanes).context("server flags")? {
+            Command::Server(plan) => server::start(&plan).await.context("server")?,
+            other => bail!("the flags mean {other:?}"),
+        };
         let [secure] = server.frontends[..] else {
             bail!(
                 "server: {} TCP frontends instead of one",
                 server.frontends.len()
             );
         };
-        let frontends = vec![
-            Frontend::grpc(grpc).await.context("gRPC frontend")?,
-            Frontend::connect(connect),
-            Frontend::connect_tls(secure, &folder).context("TLS of the client")?,
-        ];
-        Ok(Self {
+        let mut world = Self {
+            frontends: Frontend::all(&folder, secure).await?,
             folder,
             server,
-            agents,
-            frontends,
+            agents: Vec::new(),
             web,
             bulk,
-            closed,
+            closed: closed_socket.local_addr()?,
             tasks,
             _closed: closed_socket,
             captured,
-        })
+            lanes,
+            stats: Stats::default(),
+        };
+        for agent in [NORTH, SOUTH] {
+            let running = world.start_agent(agent).await?;
+            world.agents.push(running);
+        }
+        Ok(world)
     }
 
-    /// The agent that dials this target.
-    #[must_use]
-    pub(super) fn agent_of(&self, target: SocketAddr) -> Option<&DemoAgent> {
-        self.agents
-            .iter()
-            .find(|agent| IpAddr::V4(agent.reaches) == target.ip())
+    /// Starts an agent, and waits until it is linked.
+    ///
+    /// # Errors
+    /// It does not start or connect.
+    pub(super) async fn start_agent(
+        &self,
+        (name, reaches): (&'static str, Ipv4Addr),
+    ) -> anyhow::Result<DemoAgent> {
+        let links = self.server.links() + 1;
+        let server = self.server.agents;
+        let flags = format!(
+            "--proxy-server-host={server} --agent-id={name} --agent-identifiers=ipv4={reaches} \
+             --allow-target={reaches} --admin-socket=DIR/{name}-admin.sock --ca-cert=DIR/ca.crt \
+             --agent-cert=DIR/{name}.crt --agent-key=DIR/{name}.key \
+             --health-server-port=off --admin-server-port=off"
+        );
+        let running = match command("agent", &flags, &self.folder, self.lanes)? {
+            Command::Agent(plan) => agent::start(&plan).await,
+            other => bail!("the flags mean {other:?}"),
+        };
+        let running = running.with_context(|| format!("agent {name}"))?;
+        wait_until(CONNECT_PATIENCE, || self.server.links() == links).await;
+        ensure!(
+            self.server.links() == links,
+            "agent {name} has not connected within {CONNECT_PATIENCE:?}"
+        );
+        Ok(DemoAgent { name, running })
     }
 
     /// Value of one series of the server, as `/metrics` shows it.
-    #[must_use]
     pub(super) fn series(&self, name: &str) -> u64 {
         series(&self.server.metrics.scrape().text(), name)
     }
 
-    /// Whether the server exports this series, whatever its value.
-    #[must_use]
-    pub(super) fn has(&self, series: &str) -> bool {
-        let text = self.server.metrics.scrape().text();
-        text.lines().any(|line| line.starts_with(series))
+    /// Number of open tunnels.
+    pub(super) fn open_tunnels(&self) -> u64 {
+        self.series("konnectivity_network_proxy_server_established_connections")
     }
 
-    /// Whether the metrics of both ends report lanes in clear text.
-    #[must_use]
-    pub(super) fn lanes_are_in_clear(&self) -> bool {
-        const FLAG: &str = "adit_insecure_flags{flag=\"lane-security=plaintext\"}";
-        let agents_too = self
-            .agents
-            .iter()
-            .all(|agent| series(&agent.running.metrics.scrape().text(), FLAG) == 1);
-        agents_too && self.series(FLAG) == 1
+    /// Number of all tunnels so far.
+    pub(super) fn tunnels(&self) -> u64 {
+        self.series("konnectivity_network_proxy_server_dial_duration_seconds_count")
     }
 
     /// Stops all parts and removes files and sockets.
@@ -193,7 +187,6 @@ impl World {
 
 impl DemoAgent {
     /// Number of targets this agent has reached.
-    #[must_use]
     pub(super) fn dials(&self) -> u64 {
         series(
             &self.running.metrics.scrape().text(),
@@ -216,124 +209,30 @@ fn certificates(folder: &Folder) -> anyhow::Result<()> {
     let ca = ThrowawayCa::new("adit demo CA")?;
     folder.write("ca.crt", &ca.cert_pem())?;
     let server_names = [Ipv4Addr::LOCALHOST.to_string(), "localhost".to_owned()];
-    let pairs: [(&str, Usage, &[String]); 4] = [
-        ("server", Usage::Server, &server_names),
-        (NORTH.0, Usage::Client, &[]),
-        (SOUTH.0, Usage::Client, &[]),
-        ("client", Usage::Client, &[]),
-    ];
-    for (name, usage, names) in pairs {
+    let pair = |name: &str, usage, names: &[String]| {
         let pair = ca.issue(usage, name, names)?;
         folder.write(&format!("{name}.crt"), &pair.cert_pem)?;
-        folder.write(&format!("{name}.key"), &pair.key_pem)?;
+        folder.write(&format!("{name}.key"), &pair.key_pem)
+    };
+    pair("server", Usage::Server, &server_names)?;
+    for name in [NORTH.0, SOUTH.0, SPARE.0, "client"] {
+        pair(name, Usage::Client, &[])?;
     }
     Ok(())
 }
 
-fn closed_port(ip: IpAddr) -> std::io::Result<(TcpSocket, SocketAddr)> {
-    let socket = TcpSocket::new_v4()?;
-    socket.bind((ip, 0).into())?;
-    let address = socket.local_addr()?;
-    Ok((socket, address))
-}
-
-fn server_plan(
+/// What flags mean to a program, without the user's environment: its ids and proxies are for real agents. In `flags`, DIR is
+/// the folder's path.
+fn command(
+    program: &str,
+    flags: &str,
     folder: &Folder,
-    grpc: &Path,
-    connect: &Path,
     lanes: LaneSecurity,
-    redirect: Option<(SocketAddr, &CapturedCgroup)>,
-) -> anyhow::Result<ServerPlan> {
-    let frontend = |dialect: &str, path: &Path| {
-        let mut text = OsString::from(format!("{dialect}=unix:"));
-        text.push(path);
-        text
-    };
-    let mut argv: Vec<OsString> = vec!["adit".into(), "server".into()];
-    argv.extend(["--frontend".into(), frontend("grpc", grpc)]);
-    argv.extend(["--frontend".into(), frontend("http-connect", connect)]);
-    argv.extend(
-        [
-            "--frontend=http-connect=tcp:127.0.0.1:0",
-            "--agent-bind-address=127.0.0.1",
-            "--agent-port=0",
-            "--proxy-strategies=destHost,default",
-            "--health-bind-address=127.0.0.1",
-            "--health-port=0",
-            "--admin-port=off",
-        ]
-        .map(OsString::from),
-    );
-    argv.push(format!("--lane-security={}", lanes.name()).into());
-    if let Some((target, captured)) = redirect {
-        argv.push(format!("--redirect={target}").into());
-        argv.extend(["--redirect-cgroup".into(), captured.path().into()]);
-    }
-    argv.extend(["--admin-socket".into(), folder.socket(SERVER_ADMIN)?.into()]);
-    argv.extend(files(
-        folder,
-        &[
-            ("--server-cert", "server.crt"),
-            ("--server-key", "server.key"),
-            ("--server-ca-cert", "ca.crt"),
-            ("--cluster-cert", "server.crt"),
-            ("--cluster-key", "server.key"),
-            ("--cluster-ca-cert", "ca.crt"),
-        ],
-    ));
-    match adit_config::parse(argv, &no_environment)?.command {
-        Command::Server(plan) => Ok(*plan),
-        other => bail!("the flags mean {other:?}"),
-    }
-}
-
-fn agent_plan(
-    folder: &Folder,
-    name: &str,
-    reaches: Ipv4Addr,
-    server: SocketAddr,
-    lanes: LaneSecurity,
-) -> anyhow::Result<AgentPlan> {
-    let flags = [
-        format!("--proxy-server-host={server}"),
-        format!("--agent-id={name}"),
-        format!("--agent-identifiers=ipv4={reaches}"),
-        format!("--allow-target={reaches}"),
-        format!("--lane-security={}", lanes.name()),
-        "--health-server-port=off".to_owned(),
-        "--admin-server-port=off".to_owned(),
-    ];
-    let mut argv: Vec<OsString> = vec!["adit".into(), "agent".into()];
-    argv.extend(flags.map(OsString::from));
-    let admin = folder.socket(&format!("{name}-admin.sock"))?;
-    argv.extend(["--admin-socket".into(), admin.into()]);
-    argv.extend(files(
-        folder,
-        &[
-            ("--ca-cert", "ca.crt"),
-            ("--agent-cert", &format!("{name}.crt")),
-            ("--agent-key", &format!("{name}.key")),
-        ],
-    ));
-    match adit_config::parse(argv, &no_environment)?.command {
-        Command::Agent(plan) => Ok(*plan),
-        other => bail!("the flags mean {other:?}"),
-    }
-}
-
-fn files<'a>(
-    folder: &'a Folder,
-    flags: &'a [(&'a str, &'a str)],
-) -> impl Iterator<Item = OsString> + 'a {
-    flags.iter().flat_map(|(flag, name)| {
-        let path: PathBuf = folder.file(name);
-        [OsString::from(flag), path.into_os_string()]
-    })
-}
-
-/// Hides the user's environment: its ids and proxies are for real agents.
-fn no_environment(_name: &str) -> Option<String> {
-    None
+) -> anyhow::Result<Command> {
+    let argv = format!("adit {program} --lane-security={} {flags}", lanes.name());
+    let argv = argv.split_whitespace();
+    let argv = argv.map(|word| word.replace("DIR", folder.path()).into());
+    Ok(adit_config::parse(argv, &|_name| None)?.command)
 }
 
 #[cfg(test)]

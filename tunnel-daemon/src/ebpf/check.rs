@@ -39,24 +39,87 @@ impl Host {
         Self(HostCaps::probe().with_programs())
     }
 
-    /// Whether programs can be loaded.
+    /// Whether programs can be loaded: the first missing feature with its remedy.
     pub(crate) fn loading(&self) -> Capability {
-        loading(&self.0)
+        // This project's programs need no type information.
+        let needed = self.0.rows().into_iter().filter(|(what, _)| *what != "btf");
+        let needed = needed.chain([("bpf", &self.0.account_program)]);
+        let line = match first_missing(needed) {
+            Some(why) => degraded(
+                why,
+                "of use for --redirect and --account only; all else works without",
+            ),
+            None => ok(format!("{}: --redirect and --account", self.0.bpf.reason())),
+        };
+        line.named("ebpf")
     }
 
     /// Lines about a server's redirect.
     pub(crate) fn redirect(&self, plan: &RedirectPlan) -> Vec<Capability> {
-        of_redirect(plan, &self.0)
+        let count = |all: RedirectPlan| all.targets.len() + all.excluded.len();
+        let rules = match &plan.file {
+            None => Ok(count(plan.clone())),
+            Some(path) => of_file(path, RuleFileOf::Server, |file| plan.with(file).map(count)),
+        };
+        let mut lines = vec![self.programs(), cgroup(&plan.cgroup), rules_line(rules)];
+        if plan.on_failure == OnFailure::Closed {
+            lines.push(pinned(bpffs_mount().and_then(writable)));
+        }
+        lines.extend(plan.netns.iter().flat_map(namespaces));
+        lines
     }
 
     /// Lines about an agent's redirect.
     pub(crate) fn node_redirect(&self, plan: &NodeRedirectPlan) -> Vec<Capability> {
-        of_node_redirect(plan, &self.0)
+        let count = |all: NodeRedirectPlan| all.services.len();
+        let rules = match &plan.file {
+            None => Ok(count(plan.clone())),
+            Some(path) => of_file(path, RuleFileOf::Agent, |file| plan.with(file).map(count)),
+        };
+        let mut lines = vec![self.programs(), cgroup(&plan.cgroup), rules_line(rules)];
+        let here = local_addresses();
+        let at = plan.node_addresses.iter();
+        lines.extend(at.map(|ip| node_address(*ip, &here)));
+        lines.extend(plan.netns.iter().flat_map(namespaces));
+        lines
+    }
+
+    fn programs(&self) -> Capability {
+        let needed = [
+            ("capabilities", &self.0.capabilities),
+            ("bpf", &self.0.bpf),
+            ("cgroup2", &self.0.cgroup2),
+        ];
+        let line = match first_missing(needed) {
+            None => ok("the kernel takes its programs, and there are the rights to attach them"),
+            Some(why) => missing(
+                format!("nothing would be captured: {why}"),
+                "provide what this line names, or drop the --redirect flags",
+            ),
+        };
+        line.named("redirect")
     }
 
     /// The line about accounting; `None` if it is off.
     pub(crate) fn account(&self, plan: AccountPlan) -> Option<Capability> {
-        account(plan, &self.0)
+        const REMEDY: &str = "provide what this line names, or --account=off";
+        let needed = [
+            ("capabilities", &self.0.for_account),
+            ("bpf", &self.0.account_program),
+            ("cgroup2", &self.0.cgroup2),
+            ("ring-buffer", &self.0.ring_buffer),
+        ];
+        let line = match (plan.mode, first_missing(needed)) {
+            (AccountMode::Off, _) => return None,
+            (_, None) => ok("the kernel can account for connections"),
+            (AccountMode::Auto, Some(why)) => {
+                degraded(format!("--account=auto would be off: {why}"), REMEDY)
+            }
+            (AccountMode::On, Some(why)) => {
+                missing(format!("nothing would be accounted: {why}"), REMEDY)
+            }
+        };
+        Some(line.named("account"))
     }
 }
 
@@ -75,53 +138,6 @@ pub(crate) fn lacks() -> String {
     missing.join("; ")
 }
 
-/// Whether programs can be loaded: the first missing feature with its remedy.
-fn loading(host: &HostCaps) -> Capability {
-    const NAME: &str = "ebpf";
-    // This project's programs need no type information.
-    let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
-    let needed = needed.chain([("bpf", &host.account_program)]);
-    for (what, capability) in needed {
-        if let caps::Capability::Missing(why) = capability {
-            return degraded(
-                NAME,
-                format!("{what}: {why}"),
-                "of use for --redirect and --account only; all else works without",
-            );
-        }
-    }
-    let how = host.bpf.reason();
-    ok(NAME, format!("{how}: --redirect and --account"))
-}
-
-fn of_redirect(plan: &RedirectPlan, host: &HostCaps) -> Vec<Capability> {
-    let count = |all: RedirectPlan| all.targets.len() + all.excluded.len();
-    let rules = match &plan.file {
-        None => Ok(count(plan.clone())),
-        Some(path) => of_file(path, RuleFileOf::Server, |file| plan.with(file).map(count)),
-    };
-    let mut lines = vec![programs(host), cgroup(&plan.cgroup), rules_line(rules)];
-    if plan.on_failure == OnFailure::Closed {
-        lines.push(pinned(bpffs_mount().and_then(writable)));
-    }
-    lines.extend(plan.netns.iter().flat_map(namespaces));
-    lines
-}
-
-fn of_node_redirect(plan: &NodeRedirectPlan, host: &HostCaps) -> Vec<Capability> {
-    let count = |all: NodeRedirectPlan| all.services.len();
-    let rules = match &plan.file {
-        None => Ok(count(plan.clone())),
-        Some(path) => of_file(path, RuleFileOf::Agent, |file| plan.with(file).map(count)),
-    };
-    let mut lines = vec![programs(host), cgroup(&plan.cgroup), rules_line(rules)];
-    let here = local_addresses();
-    let at = plan.node_addresses.iter();
-    lines.extend(at.map(|ip| node_address(*ip, &here)));
-    lines.extend(plan.netns.iter().flat_map(namespaces));
-    lines
-}
-
 /// The first needed feature that the host lacks.
 fn first_missing<'a>(
     needed: impl IntoIterator<Item = (&'static str, &'a caps::Capability)>,
@@ -130,53 +146,30 @@ fn first_missing<'a>(
     Some(format!("{what}: {}", why.reason()))
 }
 
-fn programs(host: &HostCaps) -> Capability {
-    const NAME: &str = "redirect";
-    let needed = [
-        ("capabilities", &host.capabilities),
-        ("bpf", &host.bpf),
-        ("cgroup2", &host.cgroup2),
-    ];
-    match first_missing(needed) {
-        None => ok(
-            NAME,
-            "the kernel takes its programs, and there are the rights to attach them",
-        ),
-        Some(why) => missing(
-            NAME,
-            format!("nothing would be captured: {why}"),
-            "provide what this line names, or drop the --redirect flags",
-        ),
-    }
-}
-
-const CGROUP: &str = "redirect-cgroup";
-
 /// Tests for a file that every cgroup of version 2 has, and none of version 1.
 fn cgroup(path: &Path) -> Capability {
     let shown = path.display();
     match fs::metadata(path.join("cgroup.controllers")) {
         Ok(_) => there(path, is_part_of_host(path)),
         Err(error) if path.is_dir() => missing(
-            CGROUP,
             format!("{shown} is no cgroup of version 2: {error}"),
             "give a folder below the mount point that the line cgroup2 names",
         ),
         Err(error) => missing(
-            CGROUP,
             format!("nothing would be captured: {shown}: {error}"),
             "create the cgroup before the start, or correct --redirect-cgroup",
         ),
     }
+    .named("redirect-cgroup")
 }
 
 /// The line of an attachable cgroup, which may look like the host's root and be only a part of the host.
 fn there(path: &Path, is_part: bool) -> Capability {
     let shown = path.display();
-    if is_part {
-        return degraded(CGROUP, format!("{shown} is {PART_OF_HOST}"), WHOLE_HOST);
+    match is_part {
+        true => degraded(format!("{shown} is {PART_OF_HOST}"), WHOLE_HOST),
+        false => ok(format!("{shown} is a cgroup")),
     }
-    ok(CGROUP, format!("{shown} is a cgroup"))
 }
 
 fn of_file(
@@ -189,16 +182,15 @@ fn of_file(
 }
 
 fn rules_line(rules: Result<usize, String>) -> Capability {
-    const NAME: &str = "redirect-rules";
-    match rules {
+    let line = match rules {
         Ok(0) => degraded(
-            NAME,
             "no rule yet: nothing is captured until the file has one",
             "add rules to the file",
         ),
-        Ok(count) => ok(NAME, format!("{count} of flags and file fit together")),
-        Err(why) => missing(NAME, why, "correct the file: it would not start like this"),
-    }
+        Ok(count) => ok(format!("{count} of flags and file fit together")),
+        Err(why) => missing(why, "correct the file: it would not start like this"),
+    };
+    line.named("redirect-rules")
 }
 
 /// Whether this user can create folders in the mount: one that belongs to root refuses, whatever the user's capabilities.
@@ -218,39 +210,33 @@ fn is_shared(mount: &Path) -> bool {
     fs::metadata(mount).is_ok_and(|mount| mount.mode() & 0o022 != 0)
 }
 
-fn pinned(mount: Result<impl AsRef<Path>, String>) -> Capability {
-    const NAME: &str = "redirect-closed";
-    match mount {
-        Ok(mount) if !geteuid().is_root() && is_shared(mount.as_ref()) => degraded(
-            NAME,
+fn pinned(mount: Result<PathBuf, String>) -> Capability {
+    let line = match mount {
+        Ok(mount) if !geteuid().is_root() && is_shared(&mount) => degraded(
             format!(
                 "other users may make folders in {}, too, and keep this program from pinning there: then nothing is denied",
-                mount.as_ref().display()
+                mount.display()
             ),
             "mount bpffs for this user alone (mode=0700)",
         ),
-        Ok(mount) => ok(
-            NAME,
-            format!("links can be kept in {}", mount.as_ref().display()),
-        ),
+        Ok(mount) => ok(format!("links can be kept in {}", mount.display())),
         Err(why) => missing(
-            NAME,
             format!("nothing would be captured, or denied: {why}"),
             "mount bpffs where this user may write, or give --redirect-on-failure=open",
         ),
-    }
+    };
+    line.named("redirect-closed")
 }
 
 fn node_address(ip: IpAddr, here: &[IpAddr]) -> Capability {
-    const NAME: &str = "redirect-node";
-    if here.contains(&ip) {
-        return ok(NAME, format!("{ip} is an address of this host"));
-    }
-    missing(
-        NAME,
-        format!("nothing would be captured: {ip} is no address of this host"),
-        "correct --redirect-node-address",
-    )
+    let line = match here.contains(&ip) {
+        true => ok(format!("{ip} is an address of this host")),
+        false => missing(
+            format!("nothing would be captured: {ip} is no address of this host"),
+            "correct --redirect-node-address",
+        ),
+    };
+    line.named("redirect-node")
 }
 
 fn namespaces(plan: &NetnsPlan) -> Vec<Capability> {
@@ -258,51 +244,21 @@ fn namespaces(plan: &NetnsPlan) -> Vec<Capability> {
     let absent = plan.paths.iter().filter(|path| !path.exists());
     lines.extend(absent.map(|path| {
         degraded(
-            NETNS,
             format!("{} is not there; captured once it is", path.display()),
             "create it, or correct --redirect-netns",
         )
     }));
-    lines
+    let lines = lines.into_iter();
+    lines.map(|line| line.named("redirect-netns")).collect()
 }
-
-const NETNS: &str = "redirect-netns";
 
 fn helper(may: bool) -> Capability {
-    if may {
-        return ok(
-            NETNS,
-            "listeners can be opened in other network namespaces, by a helper",
-        );
-    }
-    missing(
-        NETNS,
-        "without CAP_SYS_ADMIN other network namespaces would not be captured, only our own",
-        "give it CAP_SYS_ADMIN at the start: only its small helper keeps it",
-    )
-}
-
-/// `None` if accounting is off.
-fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
-    const NAME: &str = "account";
-    const REMEDY: &str = "provide what this line names, or --account=off";
-    let needed = [
-        ("capabilities", &host.for_account),
-        ("bpf", &host.account_program),
-        ("cgroup2", &host.cgroup2),
-        ("ring-buffer", &host.ring_buffer),
-    ];
-    match (plan.mode, first_missing(needed)) {
-        (AccountMode::Off, _) => None,
-        (_, None) => Some(ok(NAME, "the kernel can account for connections")),
-        (AccountMode::Auto, Some(why)) => {
-            let text = format!("--account=auto would be off: {why}");
-            Some(degraded(NAME, text, REMEDY))
-        }
-        (AccountMode::On, Some(why)) => {
-            let text = format!("nothing would be accounted: {why}");
-            Some(missing(NAME, text, REMEDY))
-        }
+    match may {
+        true => ok("listeners can be opened in other network namespaces, by a helper"),
+        false => missing(
+            "without CAP_SYS_ADMIN other network namespaces would not be captured, only our own",
+            "give it CAP_SYS_ADMIN at the start: only its small helper keeps it",
+        ),
     }
 }
 
@@ -314,9 +270,9 @@ mod tests {
     use crate::status::model::Verdict;
     use adit_config::plan::{AgentCalls, RedirectTarget};
 
-    fn host() -> HostCaps {
+    fn host() -> Host {
         let ready = || caps::Capability::Ready("yes".to_owned());
-        HostCaps {
+        Host(HostCaps {
             capabilities: ready(),
             for_account: ready(),
             bpf: ready(),
@@ -324,7 +280,7 @@ mod tests {
             btf: ready(),
             cgroup2: ready(),
             ring_buffer: ready(),
-        }
+        })
     }
 
     fn no() -> caps::Capability {
@@ -372,33 +328,33 @@ mod tests {
         };
         for (name, change, is_for_redirect) in changes {
             let mut host = host();
-            change(&mut host);
-            let redirect = programs(&host);
+            change(&mut host.0);
+            let redirect = host.programs();
             assert_eq!(redirect.verdict == Verdict::Missing, is_for_redirect);
-            let on = account(plan_of(AccountMode::On), &host).unwrap();
+            let on = host.account(plan_of(AccountMode::On)).unwrap();
             assert_eq!(on.verdict, Verdict::Missing, "{on:?}");
             assert!(on.text.contains(&format!("{name}: not today")), "{on:?}");
-            let auto = account(plan_of(AccountMode::Auto), &host).unwrap();
+            let auto = host.account(plan_of(AccountMode::Auto)).unwrap();
             assert_eq!(auto.verdict, Verdict::Degraded, "{auto:?}");
-            assert_eq!(account(plan_of(AccountMode::Off), &host), None);
+            assert_eq!(host.account(plan_of(AccountMode::Off)), None);
         }
-        assert_eq!(programs(&host()).verdict, Verdict::Ok);
+        assert_eq!(host().programs().verdict, Verdict::Ok);
         // A kernel that refuses a program of the redirect.
-        let host_of_some = HostCaps {
+        let host_of_some = Host(HostCaps {
             bpf: no(),
-            ..host()
-        };
-        assert_eq!(programs(&host_of_some).verdict, Verdict::Missing);
-        let on = account(plan_of(AccountMode::On), &host_of_some).unwrap();
+            ..host().0
+        });
+        assert_eq!(host_of_some.programs().verdict, Verdict::Missing);
+        let on = host_of_some.account(plan_of(AccountMode::On)).unwrap();
         assert_eq!(on.verdict, Verdict::Ok);
         // As without CAP_PERFMON before Linux 6.8.
-        let host_of_old = HostCaps {
+        let host_of_old = Host(HostCaps {
             capabilities: no(),
-            ..host()
-        };
-        let on = account(plan_of(AccountMode::On), &host_of_old).unwrap();
+            ..host().0
+        });
+        let on = host_of_old.account(plan_of(AccountMode::On)).unwrap();
         assert_eq!(on.verdict, Verdict::Ok);
-        let on = account(plan_of(AccountMode::On), &host()).unwrap();
+        let on = host().account(plan_of(AccountMode::On)).unwrap();
         assert_eq!(on.verdict, Verdict::Ok);
     }
 
@@ -442,7 +398,7 @@ mod tests {
             file: Some(path.clone()),
             ..plan()
         };
-        let line = || of(&of_redirect(&plan, &host()), "redirect-rules").clone();
+        let line = || of(&host().redirect(&plan), "redirect-rules").clone();
         assert_eq!(line().verdict, Verdict::Missing, "no file");
         for (text, verdict, said) in [
             ("", Verdict::Ok, "1 of flags"),
@@ -460,14 +416,14 @@ mod tests {
             ..plan
         };
         fs::write(&path, "# none yet").unwrap();
-        let lines = of_redirect(&plan, &host());
+        let lines = host().redirect(&plan);
         assert_eq!(of(&lines, "redirect-rules").verdict, Verdict::Degraded);
     }
 
     #[test]
     fn fail_closed_needs_a_place_for_pinned_links() {
         let names = |plan: &RedirectPlan| -> Vec<String> {
-            let lines = of_redirect(plan, &host());
+            let lines = host().redirect(plan);
             lines.into_iter().map(|line| line.name).collect()
         };
         assert!(!names(&plan()).iter().any(|name| name == "redirect-closed"));
@@ -477,11 +433,11 @@ mod tests {
         };
         assert!(names(&closed).iter().any(|name| name == "redirect-closed"));
         let own = tempfile::tempdir().unwrap();
-        assert_eq!(pinned(Ok(own.path())).verdict, Verdict::Ok);
+        assert_eq!(pinned(Ok(own.path().to_owned())).verdict, Verdict::Ok);
         let open_to_all = fs::Permissions::from_mode(0o1777);
         fs::set_permissions(own.path(), open_to_all).unwrap();
         assert!(is_shared(own.path()));
-        let none: Result<&str, String> = Err("mounted nowhere".to_owned());
+        let none = Err("mounted nowhere".to_owned());
         assert_eq!(pinned(none).verdict, Verdict::Missing);
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(writable(dir.path().to_owned()), Ok(dir.path().to_owned()));

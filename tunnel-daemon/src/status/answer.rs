@@ -4,16 +4,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
+
+use super::collect::Common;
 use super::model::{
-    API, AgentStatus, CertificateStatus, LinkStatus, Links, Log, LogStatus, Role, Status,
-    TunnelStatus, Tunnels,
+    API, AgentStatus, LinkStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels,
 };
 use crate::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
 use adit_telemetry::labels::Label as _;
 use adit_telemetry::tunnels::TunnelView;
-use adit_telemetry::{DebugLog, LiveTunnel, OpenTunnels, TENANT, TunnelSide};
+use adit_telemetry::{LiveTunnel, TENANT, TunnelSide};
 
 /// Most links in a status answer.
 pub const LINKS_MAX: usize = 1000;
@@ -31,16 +33,13 @@ pub const WORST_AGENTS_MAX: usize = 10;
 pub(crate) trait Source: Send + Sync + 'static {
     /// Server or agent.
     fn role(&self) -> Role;
-    fn id(&self) -> &str;
+    fn common(&self) -> &Common;
     /// Everything but readiness, which the data runtime is asked for.
     fn status(&self) -> Status;
-    fn debug_log(&self) -> &DebugLog;
-    fn tunnels(&self) -> &Arc<OpenTunnels>;
     /// Agents whose dials failed or were slow, in any order.
     fn unsound_agents(&self) -> Vec<AgentStatus>;
-    fn certificates(&self) -> Vec<CertificateStatus>;
     /// The links that match `of`.
-    fn links(&self, of: &LinkQuery) -> LinksFuture<'_>;
+    fn links(&self, of: &LinkQuery) -> LinkRows;
     /// Changes links that match `of`, and returns them.
     fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_>;
 }
@@ -102,142 +101,129 @@ impl LinkQuery {
 
 /// Builds the service of an admin socket.
 pub(crate) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) -> HttpService {
-    let status = StatusAnswer {
-        source: Arc::clone(&source),
-        asker,
+    let asker = Arc::new(asker);
+    let answer = |subject| {
+        Arc::new(Answer {
+            source: Arc::clone(&source),
+            asker: Arc::clone(&asker),
+            subject,
+        })
     };
     HttpService::default()
-        .json("/v1/status", Arc::new(status))
-        .json("/v1/links", Arc::new(LinksAnswer(Arc::clone(&source))))
-        .change(
-            "/v1/drain",
-            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Drain)),
-        )
-        .change(
-            "/v1/unlink",
-            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Unlink)),
-        )
-        .change("/v1/log", Arc::new(LogAnswer(Arc::clone(&source))))
-        .json("/v1/tunnels", Arc::new(TunnelsAnswer { source }))
+        .json("/v1/status", answer(Subject::Status))
+        .json("/v1/links", answer(Subject::Links))
+        .change("/v1/drain", answer(Subject::Change(LinkChange::Drain)))
+        .change("/v1/unlink", answer(Subject::Change(LinkChange::Unlink)))
+        .change("/v1/log", answer(Subject::Log))
+        .json("/v1/tunnels", answer(Subject::Tunnels))
 }
 
-struct LinksAnswer(Arc<dyn Source>);
+/// What a path of the admin socket is about.
+#[derive(Clone, Copy)]
+enum Subject {
+    Status,
+    Links,
+    Change(LinkChange),
+    Log,
+    Tunnels,
+}
 
-impl JsonSource for LinksAnswer {
+struct Answer {
+    source: Arc<dyn Source>,
+    asker: Arc<ReadinessAsker>,
+    subject: Subject,
+}
+
+impl JsonSource for Answer {
     fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
         Box::pin(async move {
-            let asked = LinkQuery::parse(query)?;
-            links(&*self.0, self.0.links(&asked).await?)
+            let source = &*self.source;
+            match self.subject {
+                Subject::Status => json(&self.status(query).await?),
+                Subject::Links => {
+                    let asked = LinkQuery::parse(query)?;
+                    json(&links(source, source.links(&asked)))
+                }
+                Subject::Change(change) => {
+                    let asked = LinkQuery::parse(query)?;
+                    // An empty query must not change all links by accident.
+                    if asked == LinkQuery::default() {
+                        return Err("name links by agent=ID or link=N".to_owned());
+                    }
+                    json(&links(source, source.change(&asked, change).await?))
+                }
+                Subject::Log => json(&log(source, query)?),
+                Subject::Tunnels => json(&tunnels(source, Question::parse(query)?)),
+            }
         })
+    }
+}
+
+fn json(answer: &impl Serialize) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(answer).map_err(|error| error.to_string())
+}
+
+impl Answer {
+    async fn status(&self, query: &str) -> Result<Status, String> {
+        if !query.is_empty() {
+            return Err(format!("/v1/status takes no query, and {query:?} is one"));
+        }
+        let mut status = self.source.status();
+        let (ready, draining, reason) = match self.asker.check().await {
+            Readiness::Ready => (true, false, None),
+            Readiness::Draining => (true, true, None),
+            Readiness::NotReady(reason) => (false, false, Some(reason.into_owned())),
+        };
+        status.readiness = super::model::Readiness {
+            ready,
+            draining,
+            reason,
+        };
+        Ok(status)
+    }
+}
+
+fn links(source: &dyn Source, found: LinkRows) -> Links {
+    let common = source.common();
+    Links {
+        api: API,
+        role: source.role(),
+        id: common.id.clone(),
+        links: found.rows,
+        links_total: found.total,
     }
 }
 
 /// Answers `debug=on` and `debug=off`.
-struct LogAnswer(Arc<dyn Source>);
-
-impl JsonSource for LogAnswer {
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
-        Box::pin(async move {
-            let on = match query {
-                "debug=on" => true,
-                "debug=off" => false,
-                _ => return Err(format!("{query:?}: write debug=on or debug=off")),
-            };
-            let log = self.0.debug_log();
-            log.set(on, "the admin socket")
-                .map_err(|error| error.to_string())?;
-            let answer = Log {
-                api: API,
-                role: self.0.role(),
-                id: self.0.id().to_owned(),
-                log: LogStatus::of(&log.view()),
-            };
-            serde_json::to_vec(&answer).map_err(|error| error.to_string())
-        })
-    }
-}
-
-struct ChangeAnswer(Arc<dyn Source>, LinkChange);
-
-impl JsonSource for ChangeAnswer {
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
-        Box::pin(async move {
-            let asked = LinkQuery::parse(query)?;
-            // An empty query must not change all links by accident.
-            if asked == LinkQuery::default() {
-                return Err("name links by agent=ID or link=N".to_owned());
-            }
-            links(&*self.0, self.0.change(&asked, self.1).await?)
-        })
-    }
-}
-
-fn links(source: &dyn Source, found: LinkRows) -> Result<Vec<u8>, String> {
-    let answer = Links {
+fn log(source: &dyn Source, query: &str) -> Result<Log, String> {
+    let on = match query {
+        "debug=on" => true,
+        "debug=off" => false,
+        _ => return Err(format!("{query:?}: write debug=on or debug=off")),
+    };
+    let common = source.common();
+    let changed = common.debug.set(on, "the admin socket");
+    changed.map_err(|error| error.to_string())?;
+    Ok(Log {
         api: API,
         role: source.role(),
-        id: source.id().to_owned(),
-        links: found.rows,
-        links_total: found.total,
-    };
-    serde_json::to_vec(&answer).map_err(|error| error.to_string())
+        id: common.id.clone(),
+        log: LogStatus::of(&common.debug.view()),
+    })
 }
 
-struct StatusAnswer {
-    source: Arc<dyn Source>,
-    asker: ReadinessAsker,
-}
-
-impl JsonSource for StatusAnswer {
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
-        Box::pin(async move {
-            if !query.is_empty() {
-                return Err(format!("/v1/status takes no query, and {query:?} is one"));
-            }
-            let mut status = self.source.status();
-            status.readiness = match self.asker.check().await {
-                Readiness::Ready => super::model::Readiness {
-                    ready: true,
-                    draining: false,
-                    reason: None,
-                },
-                Readiness::Draining => super::model::Readiness {
-                    ready: true,
-                    draining: true,
-                    reason: None,
-                },
-                Readiness::NotReady(reason) => super::model::Readiness {
-                    ready: false,
-                    draining: false,
-                    reason: Some(reason.into_owned()),
-                },
-            };
-            serde_json::to_vec(&status).map_err(|error| error.to_string())
-        })
-    }
-}
-
-struct TunnelsAnswer {
-    source: Arc<dyn Source>,
-}
-
-impl JsonSource for TunnelsAnswer {
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
-        Box::pin(async move {
-            let question = Question::parse(query)?;
-            let all = self.source.tunnels().all();
-            let tunnels = Tunnels {
-                api: API,
-                role: self.source.role(),
-                id: self.source.id().to_owned(),
-                pid: std::process::id(),
-                open: all.len() as u64,
-                tunnels: question.answer(all),
-                worst_agents: worst(self.source.unsound_agents()),
-                certificates: self.source.certificates(),
-            };
-            serde_json::to_vec(&tunnels).map_err(|error| error.to_string())
-        })
+fn tunnels(source: &dyn Source, question: Question) -> Tunnels {
+    let common = source.common();
+    let all = common.tunnels.all();
+    Tunnels {
+        api: API,
+        role: source.role(),
+        id: common.id.clone(),
+        pid: std::process::id(),
+        open: all.len() as u64,
+        tunnels: question.answer(all),
+        worst_agents: worst(source.unsound_agents()),
+        certificates: common.certificates.rows(),
     }
 }
 
@@ -371,8 +357,8 @@ fn row(view: TunnelView) -> TunnelStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use adit_telemetry::TunnelFacts;
     use adit_telemetry::labels::{ClientDialect, Path};
+    use adit_telemetry::{OpenTunnels, TunnelFacts};
 
     fn enter(
         table: &Arc<OpenTunnels>,
@@ -434,9 +420,8 @@ mod tests {
     /// Limit (operations): Agents in `adit top` with most failed and slow dials | 10
     #[test]
     fn the_ten_agents_with_most_failed_and_slow_dials_are_listed() {
-        let agent = |number: u64| {
-            crate::status::tables::tests::agent(&format!("{number:02}"), None, number)
-        };
+        let agent =
+            |number: u64| crate::status::tests::agent(&format!("{number:02}"), None, number);
         let mut all: Vec<AgentStatus> = (0..30).map(agent).collect();
         all[29].dials.failed = 0;
         all[29].dials.slow = 0;

@@ -46,29 +46,16 @@ pub enum AskError {
     #[error("{}: no answer within {} s; the process that listens there hangs, or is stopped", .0.display(), PATIENCE.as_secs())]
     Silent(PathBuf),
     /// The listener is not Adit, or another version.
-    #[error("{}: {what}; use the `adit` of the process that listens there", .path.display())]
-    Other {
-        /// The socket.
-        path: PathBuf,
-        /// The unexpected answer.
-        what: String,
-    },
+    #[error("{path}: {1}; use the `adit` of the process that listens there", path = .0.display())]
+    Other(PathBuf, String),
     /// Anything else.
-    #[error("{}: {cause}", .path.display())]
-    Failed {
-        /// The socket.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
+    #[error("{path}: {1}", path = .0.display())]
+    Failed(PathBuf, io::Error),
 }
 
 fn listed(places: &[PathBuf]) -> String {
-    let places: Vec<String> = places
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
-    places.join(", ")
+    let places = places.iter().map(|path| path.display().to_string());
+    places.collect::<Vec<_>>().join(", ")
 }
 
 impl Socket {
@@ -189,10 +176,7 @@ impl Socket {
     }
 
     fn other(&self, what: String) -> AskError {
-        AskError::Other {
-            path: self.path.clone(),
-            what,
-        }
+        AskError::Other(self.path.clone(), what)
     }
 
     fn failed(&self, cause: io::Error) -> AskError {
@@ -205,7 +189,7 @@ impl Socket {
             | io::ErrorKind::BrokenPipe => AskError::Forbidden(path),
             // A socket's timeout is one of these errors.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Silent(path),
-            _ => AskError::Failed { path, cause },
+            _ => AskError::Failed(path, cause),
         }
     }
 }

@@ -13,9 +13,9 @@ use super::answer::{
     LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
 };
 use super::model::{
-    API, AccountStatus, AgentStatus, Capability, CertificateStatus, Descriptors, DialStatus,
-    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role,
-    SearchStatus, Status, StrategyStatus, TunnelCounts,
+    API, AccountStatus, AgentStatus, Capability, Descriptors, DialStatus, LaneStatus, LinkLanes,
+    LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
+    StrategyStatus, TunnelCounts,
 };
 use crate::certificates::CertificateTable;
 use crate::check;
@@ -201,13 +201,12 @@ impl Source for ServerSource {
         Role::Server
     }
 
-    fn id(&self) -> &str {
-        &self.common.id
+    fn common(&self) -> &Common {
+        &self.common
     }
 
-    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
-        let (rows, _handles) = self.chosen(of);
-        Box::pin(std::future::ready(Ok(rows)))
+    fn links(&self, of: &LinkQuery) -> LinkRows {
+        self.chosen(of).0
     }
 
     fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_> {
@@ -265,10 +264,6 @@ impl Source for ServerSource {
         status
     }
 
-    fn tunnels(&self) -> &Arc<OpenTunnels> {
-        &self.common.tunnels
-    }
-
     fn unsound_agents(&self) -> Vec<AgentStatus> {
         let mut links = self.router.links();
         // The first link of an agent id is that of its holder.
@@ -288,14 +283,6 @@ impl Source for ServerSource {
             dials: dials(&link.info.dials),
         });
         agents.collect()
-    }
-
-    fn certificates(&self) -> Vec<CertificateStatus> {
-        self.common.certificates.rows()
-    }
-
-    fn debug_log(&self) -> &DebugLog {
-        &self.common.debug
     }
 }
 
@@ -369,8 +356,8 @@ impl Source for AgentSource {
         Role::Agent
     }
 
-    fn id(&self) -> &str {
-        &self.common.id
+    fn common(&self) -> &Common {
+        &self.common
     }
 
     fn status(&self) -> Status {
@@ -383,12 +370,12 @@ impl Source for AgentSource {
         status
     }
 
-    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
+    fn links(&self, of: &LinkQuery) -> LinkRows {
         let mut rows = self.rows(&Tally::of(&self.common.tunnels, true));
         rows.retain(|link| of.is_about(None, &link.peer));
         let total = rows.len() as u64;
         rows.truncate(LINKS_LISTED_MAX);
-        Box::pin(std::future::ready(Ok(LinkRows { rows, total })))
+        LinkRows { rows, total }
     }
 
     fn change(&self, _of: &LinkQuery, _change: LinkChange) -> LinksFuture<'_> {
@@ -396,20 +383,8 @@ impl Source for AgentSource {
         Box::pin(std::future::ready(Err(why)))
     }
 
-    fn tunnels(&self) -> &Arc<OpenTunnels> {
-        &self.common.tunnels
-    }
-
     fn unsound_agents(&self) -> Vec<AgentStatus> {
         Vec::new()
-    }
-
-    fn certificates(&self) -> Vec<CertificateStatus> {
-        self.common.certificates.rows()
-    }
-
-    fn debug_log(&self) -> &DebugLog {
-        &self.common.debug
     }
 }
 

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{LinkStatus, Links, Role};
-use super::text::{age, clean, show, wrapped};
+use super::text::{age, clean, labelled, show};
 use adit_config::{LinksAction, LinksOptions};
 
-/// Columns of a line.
-const WIDTH: usize = 80;
-const NAME_WIDTH: usize = 12;
+/// Columns before a text.
+const INDENT: usize = 13;
 
 /// Lists links, or has the server change them, and prints the affected links.
 ///
@@ -27,20 +26,20 @@ pub fn run(options: &LinksOptions) -> anyhow::Result<ExitCode> {
         question.append_pair("link", &link.to_string());
     }
     let question = question.finish();
-    let changed = match options.action {
+    let change = match options.action {
         LinksAction::Show => {
             let path = format!("/v1/links?{question}");
-            if options.json {
-                show(&format!("{}\n", socket.text(&path)?))?;
-            } else {
-                show(&table(&socket.ask(&path)?))?;
-            }
+            let text = match options.json {
+                true => format!("{}\n", socket.text(&path)?),
+                false => table(&socket.ask(&path)?),
+            };
+            show(&text)?;
             return Ok(ExitCode::SUCCESS);
         }
-        LinksAction::Drain => socket.change(&format!("/v1/drain?{question}")),
-        LinksAction::Unlink => socket.change(&format!("/v1/unlink?{question}")),
+        LinksAction::Drain => "drain",
+        LinksAction::Unlink => "unlink",
     };
-    let changed: Links = changed?;
+    let changed: Links = socket.change(&format!("/v1/{change}?{question}"))?;
     anyhow::ensure!(
         !changed.links.is_empty(),
         "no such link; `adit links` shows those that there are"
@@ -50,23 +49,23 @@ pub fn run(options: &LinksOptions) -> anyhow::Result<ExitCode> {
 }
 
 fn outcome(changed: &Links, action: LinksAction) -> String {
-    let does = if action == LinksAction::Unlink {
-        "ends"
-    } else {
-        "drains"
+    let (does, then) = match action {
+        LinksAction::Unlink => (
+            "ends",
+            "the agent reconnects unless --agent-deny lists it\n",
+        ),
+        LinksAction::Drain | LinksAction::Show => (
+            "drains",
+            "new tunnels go to other agents that serve the same destinations, if any;\n\
+             `adit unlink` ends the drain: the agent links again, and takes tunnels\n",
+        ),
     };
     let mut out = String::new();
     for link in &changed.links {
         let number = link.link.unwrap_or_default();
         let _infallible = writeln!(out, "link {number} of {} {does}", clean(&link.peer, 40));
     }
-    out += if action == LinksAction::Unlink {
-        "the agent reconnects unless --agent-deny lists it\n"
-    } else {
-        "new tunnels go to other agents that serve the same destinations, if any;\n\
-         `adit unlink` ends the drain: the agent links again, and takes tunnels\n"
-    };
-    out
+    out + then
 }
 
 fn table(links: &Links) -> String {
@@ -76,11 +75,7 @@ fn table(links: &Links) -> String {
     let mut out = String::new();
     for link in &links.links {
         for (name, text) in rows(link, links.role) {
-            let text = clean(&text, usize::MAX);
-            for (number, part) in wrapped(&text, WIDTH - NAME_WIDTH - 1).iter().enumerate() {
-                let name = if number == 0 { name } else { "" };
-                let _infallible = writeln!(out, "{name:<NAME_WIDTH$} {part}");
-            }
+            out += &labelled(name, INDENT, &text);
         }
         out.push('\n');
     }
@@ -140,7 +135,8 @@ fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::print::tests::status;
+    use super::super::tests::status;
+    use super::super::text::WIDTH;
     use super::*;
 
     fn links() -> Links {

@@ -7,6 +7,8 @@ pub mod links;
 pub mod model;
 pub mod print;
 pub(super) mod tables;
+#[cfg(test)]
+pub(crate) mod tests;
 pub(super) mod text;
 
 pub(super) use answer::service;

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{
-    Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, SearchStatus, Status,
-    Verdict,
+    Descriptors, LaneStatus, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, RelayStatus,
+    Role, SearchStatus, Status, TunnelCounts, Verdict,
 };
-use super::tables::{certificates, name};
-use super::text::{age, bytes, clean, clean_middle, has_colours, show, wrapped};
+use super::tables::{self, Column, certificates, name};
+use super::text::{age, bytes, clean, clean_middle, has_colours, labelled, show};
 use crate::probes::DRAINING;
 use adit_config::StatusOptions;
 
-/// Columns of a line.
-const WIDTH: usize = 80;
+/// Columns before a text.
+const INDENT: usize = 13;
 /// Most links shown; `--json` has more.
 const LINKS_SHOWN: usize = 40;
 /// Longest uptime shown: no process is up for longer.
@@ -28,11 +28,11 @@ const UPTIME_MAX_SECONDS: f64 = 1e10;
 /// No answer, or standard output is closed.
 pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::of(&options.socket)?;
-    if options.json {
-        show(&format!("{}\n", socket.text("/v1/status")?))?;
-    } else {
-        show(&table(&socket.ask("/v1/status")?, has_colours()))?;
-    }
+    let text = match options.json {
+        true => format!("{}\n", socket.text("/v1/status")?),
+        false => table(&socket.ask("/v1/status")?, has_colours()),
+    };
+    show(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -40,25 +40,17 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
 #[must_use]
 pub fn table(status: &Status, colours: bool) -> String {
     let mut out = String::new();
-    let mut line = |name: &str, text: &str| {
-        // Clean all text: the process at that path may not be Adit.
-        let text = clean(text, usize::MAX);
-        for (number, part) in wrapped(&text, WIDTH - 13).iter().enumerate() {
-            let name = if number == 0 { name } else { "" };
-            let _infallible = writeln!(out, "{name:<12} {part}");
-        }
-    };
+    // Cleans all text: the process at that path may not be Adit.
+    let mut line = |name: &str, text: &str| out += &labelled(name, INDENT, text);
     let uptime = status.uptime_seconds.clamp(0.0, UPTIME_MAX_SECONDS);
     let uptime = age(Duration::from_secs_f64(uptime));
-    line(
-        status.role.name(),
-        &format!(
-            "{} version {}, process {}, up {uptime}",
-            clean(&status.id, 40),
-            clean(&status.version, 20),
-            status.pid
-        ),
+    let (id, version, pid) = (
+        clean(&status.id, 40),
+        clean(&status.version, 20),
+        status.pid,
     );
+    let text = format!("{id} version {version}, process {pid}, up {uptime}");
+    line(status.role.name(), &text);
     line(
         "ready",
         &match &status.readiness.reason {
@@ -76,8 +68,16 @@ pub fn table(status: &Status, colours: bool) -> String {
     if let Some(search) = &status.search {
         line("servers", &search_text(search));
     }
-    let tunnels = &status.tunnels;
-    let encrypted = match tunnels.ktls_lane {
+    let TunnelCounts {
+        open,
+        link,
+        lane,
+        raw_lane,
+        ktls_lane,
+        bytes_to_target,
+        bytes_to_client,
+    } = status.tunnels;
+    let encrypted = match ktls_lane {
         0 => String::new(),
         count => format!(" ({count} encrypted by the kernel)"),
     };
@@ -85,56 +85,40 @@ pub fn table(status: &Status, colours: bool) -> String {
         .pending_dials
         .map(|count| format!("; {count} dials pending"))
         .unwrap_or_default();
-    line(
-        "tunnels",
-        &format!(
-            "{} open: {} on lanes, {} on raw lanes{encrypted}, {} on links{pending}",
-            tunnels.open, tunnels.lane, tunnels.raw_lane, tunnels.link
-        ),
+    let text = format!(
+        "{open} open: {lane} on lanes, {raw_lane} on raw lanes{encrypted}, {link} on links{pending}"
     );
-    line(
-        "moved",
-        &format!(
-            "{} to targets, {} to clients, by the tunnels open now",
-            bytes(tunnels.bytes_to_target),
-            bytes(tunnels.bytes_to_client)
-        ),
-    );
-    let lanes = &status.lanes;
+    line("tunnels", &text);
+    let (target, client) = (bytes(bytes_to_target), bytes(bytes_to_client));
+    let text = format!("{target} to targets, {client} to clients, by the tunnels open now");
+    line("moved", &text);
+    let LaneStatus {
+        idle,
+        busy,
+        limit_per_link,
+        limit,
+        security,
+    } = &status.lanes;
     line(
         "lanes",
-        &if lanes.limit_per_link == 0 {
-            "none: they are switched off by a flag".to_owned()
-        } else {
-            format!(
-                "{} idle, {} busy, {}; at most {} a link, {} in all",
-                lanes.idle, lanes.busy, lanes.security, lanes.limit_per_link, lanes.limit
-            )
+        &match limit_per_link {
+            0 => "none: they are switched off by a flag".to_owned(),
+            most => format!(
+                "{idle} idle, {busy} busy, {security}; at most {most} a link, {limit} in all"
+            ),
         },
     );
     if status.relay.used {
-        line(
-            "relay",
-            &format!("{}: {}", status.relay.engine, status.relay.reason),
-        );
+        let RelayStatus { engine, reason, .. } = &status.relay;
+        line("relay", &format!("{engine}: {reason}"));
     }
-    let limit = status.descriptors.limit;
-    line(
-        "descriptors",
-        &format!(
-            "{} of {} in use",
-            status.descriptors.in_use,
-            limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string())
-        ),
-    );
-    line(
-        "memory",
-        &format!(
-            "{} of {} held for readers that pause",
-            bytes(status.memory.held_bytes),
-            bytes(status.memory.budget_bytes)
-        ),
-    );
+    let Descriptors { in_use, limit } = status.descriptors;
+    let limit = limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string());
+    line("descriptors", &format!("{in_use} of {limit} in use"));
+    let held = bytes(status.memory.held_bytes);
+    let budget = bytes(status.memory.budget_bytes);
+    let text = format!("{held} of {budget} held for readers that pause");
+    line("memory", &text);
     if let Some(held) = &status.privileges {
         line("privileges", &privileges(held));
     }
@@ -150,11 +134,10 @@ pub fn table(status: &Status, colours: bool) -> String {
     if let Some(text) = log_text(&status.log) {
         line("log", &text);
     }
-    for capability in lacking(&status.capabilities) {
-        line(
-            capability.verdict.name(),
-            &format!("{}: {}", capability.name, capability.text),
-        );
+    let capabilities = status.capabilities.iter();
+    for capability in capabilities.filter(|one| one.verdict > Verdict::Ok) {
+        let text = format!("{}: {}", capability.name, capability.text);
+        line(capability.verdict.name(), &text);
     }
     out.push_str(&links(status));
     let certificates = certificates(&status.certificates, true);
@@ -244,25 +227,36 @@ fn redirect_text(redirect: &RedirectStatus) -> String {
     text
 }
 
-fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
-    capabilities
-        .iter()
-        .filter(|capability| capability.verdict > Verdict::Ok)
-}
-
 fn links(status: &Status) -> String {
     if status.links.is_empty() {
         return "\nno links\n".to_owned();
     }
-    let head = match status.role {
-        Role::Server => ["PROVED", "AGENT", "ADDRESS"],
-        Role::Agent => ["", "SERVER", "ADDRESS"],
+    // Only servers know what a peer has proved.
+    let (proved, peer, address) = match status.role {
+        Role::Server => (
+            Column::text("PROVED", Some(13)),
+            Column::text("AGENT", Some(11)),
+            Column::text("ADDRESS", Some(15)),
+        ),
+        Role::Agent => (
+            Column::text("", Some(0)),
+            Column::text("SERVER", Some(18)),
+            Column::text("ADDRESS", Some(22)),
+        ),
     };
-    let rest = ["KIND", "STATE", "AGE", "TUNNELS", "LANES"];
-    let mut out = format!("\n{}\n", row(status.role, head, rest));
-    for link in status.links.iter().take(LINKS_SHOWN) {
-        let _infallible = writeln!(out, "{}", link_row(status.role, link));
-    }
+    let columns = [
+        proved,
+        peer,
+        address,
+        Column::text("KIND", Some(4)),
+        Column::text("STATE", Some(8)),
+        Column::number("AGE", 6),
+        Column::number("TUNNELS", 7),
+        Column::number("LANES", 9),
+    ];
+    let listed = status.links.iter().take(LINKS_SHOWN);
+    let rows = listed.map(|link| link_cells(status.role, link)).collect();
+    let mut out = format!("\n{}\n", tables::table(columns, rows).join("\n"));
     let shown = status.links.len().min(LINKS_SHOWN) as u64;
     if status.links_total > shown {
         let _infallible = writeln!(out, "and {} more", status.links_total - shown);
@@ -270,181 +264,34 @@ fn links(status: &Status) -> String {
     out
 }
 
-fn link_row(role: Role, link: &LinkStatus) -> String {
+fn link_cells(role: Role, link: &LinkStatus) -> [String; 8] {
     let lanes = link.lanes.map_or_else(
         || "-".to_owned(),
         |lanes| format!("{}+{}", lanes.busy, lanes.idle),
     );
-    let proved = name(link.principal.as_deref());
     // The ports of agents say little; `adit links` shows them.
     let address = match (role, link.address.parse::<SocketAddr>()) {
         (Role::Server, Ok(address)) => address.ip().to_string(),
         _ => link.address.clone(),
     };
-    let rest = [
-        &clean(&link.dialect, 4),
-        &clean(&link.condition, 8),
-        &age(Duration::from_secs(link.age_seconds)),
-        &link.tunnels.to_string(),
-        &lanes,
-    ];
-    row(
-        role,
-        [&proved, &link.peer, &address],
-        rest.map(String::as_str),
-    )
-}
-
-/// A line of the table of links. Only servers know what a peer has proved.
-fn row(role: Role, [proved, peer, address]: [&str; 3], rest: [&str; 5]) -> String {
-    let [kind, state, age, tunnels, lanes] = rest;
-    let first = match role {
-        Role::Server => format!(
-            "{:<13} {:<11} {:<15}",
-            clean_middle(proved, 13),
-            clean_middle(peer, 11),
-            clean_middle(address, 15)
-        ),
-        Role::Agent => format!(
-            "{:<18} {:<22}",
-            clean_middle(peer, 18),
-            clean_middle(address, 22)
-        ),
-    };
-    format!("{first} {kind:<4} {state:<8} {age:>6} {tunnels:>7} {lanes:>9}")
+    [
+        name(link.principal.as_deref()),
+        link.peer.clone(),
+        address,
+        link.dialect.clone(),
+        link.condition.clone(),
+        age(Duration::from_secs(link.age_seconds)),
+        link.tunnels.to_string(),
+        lanes,
+    ]
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::super::model::{
-        API, AccountStatus, Descriptors, DialStatus, LaneStatus, LinkLanes, Memory, Readiness,
-        RedirectFile, RedirectNamespaces, RelayStatus, StrategyStatus, TunnelCounts,
-    };
-    use super::super::tables::tests::certificate;
+mod tests {
+    use super::super::model::AccountStatus;
+    use super::super::tests::status;
+    use super::super::text::WIDTH;
     use super::*;
-
-    /// A status with the longest values.
-    pub(crate) fn status() -> Status {
-        let link = LinkStatus {
-            link: Some(7),
-            identifiers: Some("host=a".to_owned()),
-            peer: "agent-\x1b[31m-with-a-very-long-name.example.org".to_owned(),
-            address: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned(),
-            principal: Some("CN=agent".to_owned()),
-            dialect: "adit".to_owned(),
-            version: Some("0.1.0".to_owned()),
-            age_seconds: 1_051_200,
-            condition: "draining".to_owned(),
-            tunnels: 9_999_999,
-            held_bytes: 0,
-            budget_bytes: 64 << 20,
-            lanes: Some(LinkLanes {
-                idle: 9999,
-                busy: 9999,
-                wanted: None,
-                limit: 9999,
-            }),
-            dials: Some(DialStatus {
-                answered: u64::MAX,
-                slow: 1,
-                failed: 2,
-            }),
-        };
-        Status {
-            api: API,
-            role: Role::Server,
-            version: "0.1.0".to_owned(),
-            id: "s".repeat(100),
-            pid: 4_194_304,
-            uptime_seconds: 1e9,
-            readiness: Readiness {
-                ready: false,
-                draining: false,
-                reason: Some("no connection to any proxy agent".to_owned()),
-            },
-            strategies: ["destHost", "destCIDR", "defaultRoute", "\x1b[2Jdefault"]
-                .map(|name| StrategyStatus {
-                    name: name.to_owned(),
-                    state: "no agent".to_owned(),
-                })
-                .into(),
-            tunnels: TunnelCounts {
-                open: u64::MAX,
-                raw_lane: 17,
-                ktls_lane: 9,
-                ..TunnelCounts::default()
-            },
-            pending_dials: Some(16_384),
-            links: vec![link; 50],
-            links_total: 2000,
-            search: Some(SearchStatus {
-                linked: 3,
-                known: 64,
-                state: "slow".to_owned(),
-                reason: Some("\x1b[2Ja announces 64".repeat(99)),
-            }),
-            lanes: LaneStatus {
-                idle: 99_999,
-                busy: 99_999,
-                limit_per_link: 1024,
-                limit: 349_000,
-                security: "plaintext".to_owned(),
-            },
-            relay: RelayStatus {
-                engine: "io-uring".to_owned(),
-                reason: "as fast as io_uring in our measurements, with less of the kernel in reach"
-                    .to_owned(),
-                used: true,
-                ..RelayStatus::default()
-            },
-            capabilities: vec![Capability {
-                name: "kernel-tls".to_owned(),
-                verdict: Verdict::Missing,
-                text: "the kernel was built without it, or its module is not there".to_owned(),
-                remedy: None,
-            }],
-            privileges: Some(vec!["CAP_\x1b[31mDAC_READ_SEARCH".to_owned(); 8]),
-            descriptors: Descriptors {
-                in_use: 1_048_576,
-                limit: None,
-            },
-            memory: Memory {
-                held_bytes: u64::MAX,
-                budget_bytes: u64::MAX,
-            },
-            redirect: Some(RedirectStatus {
-                state: "active".to_owned(),
-                cgroup: "/sys/fs/cgroup/\x1b[2J".repeat(9),
-                part_of_host: true,
-                others: Some(RedirectOthers {
-                    count: 2,
-                    programs: Vec::new(),
-                    unknown: Some("names \x1b[2Junknown".repeat(9)),
-                }),
-                file: Some(RedirectFile {
-                    path: "/rules".to_owned(),
-                    error: Some("line 1:\n".repeat(99)),
-                }),
-                namespaces: Some(RedirectNamespaces {
-                    reason: Some("it ended".to_owned()),
-                    ..RedirectNamespaces::default()
-                }),
-                ..RedirectStatus::default()
-            }),
-            account: AccountStatus {
-                state: "unavailable".to_owned(),
-                reason: Some("it needs \x1b[2JCAP_BPF".repeat(9)),
-            },
-            log: LogStatus {
-                level: "info,\x1b[2Jadit=debug".repeat(9),
-                debug_seconds_left: Some(899),
-            },
-            certificates: vec![
-                certificate("/etc/adit/pki/server-cluster.crt", Some(13)),
-                certificate("/etc/adit/pki/agents-ca.crt", Some(365)),
-            ],
-        }
-    }
 
     #[test]
     fn control_characters_of_a_hostile_answer_are_removed() {

@@ -1,12 +1,10 @@
-//! Tables of `adit status` and `adit top`: certificates, and agents whose dials fail or are slow.
+//! Tables for people, and those of `adit status` and `adit top`: certificates, and agents whose dials fail or are slow.
 
 use super::model::{AgentStatus, CertificateStatus};
-use super::text::{clean_middle, proved};
+use super::text::{WIDTH, clean_middle, proved};
 
 /// A certificate with less than this number of days left is shown in red: the log warns from then on, too.
 const RENEW_DAYS: u64 = 14;
-/// Columns of a terminal.
-const WIDTH: usize = 80;
 
 /// A line of a table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,19 +14,54 @@ pub(crate) struct TableLine {
     pub(crate) is_alarming: bool,
 }
 
-impl TableLine {
-    fn new(text: String, is_alarming: bool) -> Self {
+/// A column of a table.
+pub(crate) struct Column {
+    head: String,
+    /// Longer texts are shortened in the middle; without a width the longest text fits.
+    width: Option<usize>,
+    is_number: bool,
+}
+
+impl Column {
+    pub(crate) fn text(head: impl Into<String>, width: Option<usize>) -> Self {
         Self {
-            text: text.trim_end().to_owned(),
-            is_alarming,
+            head: head.into(),
+            width,
+            is_number: false,
+        }
+    }
+
+    /// A column of texts at its right side.
+    pub(crate) fn number(head: impl Into<String>, width: usize) -> Self {
+        Self {
+            is_number: true,
+            ..Self::text(head, Some(width))
         }
     }
 }
 
-/// A width that fits the texts, if they are not to be shortened.
-fn width<'a>(limit: Option<usize>, head: &str, texts: impl Iterator<Item = &'a str>) -> usize {
-    let longest = texts.map(|text| text.chars().count()).max();
-    limit.unwrap_or_else(|| longest.unwrap_or(0).max(head.len()))
+/// The heads of the columns, and below them the rows. No text controls a terminal.
+pub(crate) fn table<const N: usize>(columns: [Column; N], rows: Vec<[String; N]>) -> Vec<String> {
+    let heads = columns.each_ref().map(|column| column.head.clone());
+    let lines = std::iter::once(heads).chain(rows).collect::<Vec<_>>();
+    let widths: [usize; N] = std::array::from_fn(|at| {
+        let longest = lines.iter().map(|cells| cells[at].chars().count()).max();
+        columns[at].width.or(longest).unwrap_or(0)
+    });
+    let line = |cells: &[String; N]| {
+        let cells = std::iter::zip(cells, std::iter::zip(&columns, widths));
+        let cells = cells.map(|(cell, (column, width))| {
+            let cell = clean_middle(cell, width);
+            match column.is_number {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:<width$}"),
+            }
+        });
+        // A column without a width and without texts is none.
+        let cells = cells.filter(|cell| !cell.is_empty()).collect::<Vec<_>>();
+        cells.join(" ").trim_end().to_owned()
+    };
+    lines.iter().map(line).collect()
 }
 
 /// Certificates in use, the head first; empty without certificates. `is_short`: for a terminal of 80 columns.
@@ -38,31 +71,26 @@ pub(crate) fn certificates(all: &[CertificateStatus], is_short: bool) -> Vec<Tab
     if all.is_empty() {
         return Vec::new();
     }
-    let limit = is_short.then_some(WIDTH - KIND - LEFT - 2);
-    let file_width = width(
-        limit,
-        "CERTIFICATE",
-        all.iter().map(|one| one.file.as_str()),
-    );
-    let head = format!(
-        "{:<file_width$} {:<KIND$} {:<LEFT$}",
-        "CERTIFICATE", "KIND", "VALID FOR"
-    );
     let rows = all.iter().map(|one| {
         let left = match one.days_left {
             None => "EXPIRED".to_owned(),
             Some(days) if days < RENEW_DAYS => format!("{days} days, renew it"),
             Some(days) => format!("{days} days"),
         };
-        let file = clean_middle(&one.file, file_width);
-        let kind = clean_middle(&one.kind, KIND);
-        let is_alarming = one.days_left.is_none_or(|days| days < RENEW_DAYS);
-        let text = format!("{file:<file_width$} {kind:<KIND$} {left:<LEFT$}");
-        TableLine::new(text, is_alarming)
+        [one.file.clone(), one.kind.clone(), left]
     });
-    let mut lines = vec![TableLine::new(head, false)];
-    lines.extend(rows);
-    lines
+    let columns = [
+        Column::text("CERTIFICATE", is_short.then_some(WIDTH - KIND - LEFT - 2)),
+        Column::text("KIND", Some(KIND)),
+        Column::text("VALID FOR", Some(LEFT)),
+    ];
+    let alarms = all
+        .iter()
+        .map(|one| one.days_left.is_none_or(|days| days < RENEW_DAYS));
+    let alarms = std::iter::once(false).chain(alarms);
+    std::iter::zip(table(columns, rows.collect()), alarms)
+        .map(|(text, is_alarming)| TableLine { text, is_alarming })
+        .collect()
 }
 
 /// Agents whose dials fail or are slow, the head first; empty without such agents. `is_short`: for a terminal of 80 columns.
@@ -71,29 +99,27 @@ pub(crate) fn agents(all: &[AgentStatus], is_short: bool) -> Vec<TableLine> {
     if all.is_empty() {
         return Vec::new();
     }
-    let limit = is_short.then_some((WIDTH - 3 * (COUNT + 1) - 1) / 2);
-    let names: Vec<String> = all
-        .iter()
-        .map(|one| name(one.principal.as_deref()))
-        .collect();
-    let name_width = width(limit, "PROVED", names.iter().map(String::as_str));
-    let id_width = width(limit, "AGENT", all.iter().map(|one| one.agent.as_str()));
-    let line = |name: &str, id: &str, counts: [&str; 3]| {
-        let [failed, slow, answered] = counts;
-        let (name, id) = (clean_middle(name, name_width), clean_middle(id, id_width));
-        format!(
-            "{name:<name_width$} {id:<id_width$} {failed:>COUNT$} {slow:>COUNT$} {answered:>COUNT$}"
-        )
-    };
-    let head = line("PROVED", "AGENT", ["FAILED", "SLOW", "IN TIME"]);
-    let mut lines = vec![TableLine::new(head, false)];
-    for (one, name) in all.iter().zip(&names) {
+    let width = is_short.then_some((WIDTH - 3 * (COUNT + 1) - 1) / 2);
+    let rows = all.iter().map(|one| {
         let counts = [one.dials.failed, one.dials.slow, one.dials.answered];
-        let counts = counts.map(|count| count.to_string());
-        let text = line(name, &one.agent, counts.each_ref().map(String::as_str));
-        lines.push(TableLine::new(text, false));
-    }
+        let [failed, slow, answered] = counts.map(|count| count.to_string());
+        let proved = name(one.principal.as_deref());
+        [proved, one.agent.clone(), failed, slow, answered]
+    });
+    let columns = [
+        Column::text("PROVED", width),
+        Column::text("AGENT", width),
+        Column::number("FAILED", COUNT),
+        Column::number("SLOW", COUNT),
+        Column::number("IN TIME", COUNT),
+    ];
+    let lines = table(columns, rows.collect()).into_iter();
     lines
+        .map(|text| TableLine {
+            text,
+            is_alarming: false,
+        })
+        .collect()
 }
 
 /// What an agent has proved, in short; `-` is nothing.
@@ -102,30 +128,9 @@ pub(crate) fn name(principal: Option<&str>) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::super::model::DialStatus;
+mod tests {
+    use super::super::tests::{agent, certificate};
     use super::*;
-
-    pub(crate) fn certificate(file: &str, days_left: Option<u64>) -> CertificateStatus {
-        CertificateStatus {
-            file: file.to_owned(),
-            kind: "certificate".to_owned(),
-            expires: 4_102_444_800,
-            days_left,
-        }
-    }
-
-    pub(crate) fn agent(agent: &str, principal: Option<&str>, failed: u64) -> AgentStatus {
-        AgentStatus {
-            agent: agent.to_owned(),
-            principal: principal.map(str::to_owned),
-            dials: DialStatus {
-                answered: u64::from(u32::MAX),
-                slow: 2,
-                failed,
-            },
-        }
-    }
 
     #[test]
     fn certificates_alarm_below_fourteen_days() {

@@ -3,6 +3,9 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
+/// Columns of a line.
+pub(crate) const WIDTH: usize = 80;
+
 /// Prints to standard output. A closed pipe, as with `head`, is not an error.
 ///
 /// # Errors
@@ -156,6 +159,16 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// `text` from column `indent` on, in lines that fit a terminal; `name` is before the first line.
+pub(crate) fn labelled(name: &str, indent: usize, text: &str) -> String {
+    let (mut out, mut name) = (String::new(), name);
+    for part in wrapped(&clean(text, usize::MAX), WIDTH - indent) {
+        out.push_str(&format!("{name:<width$} {part}\n", width = indent - 1));
+        name = "";
+    }
+    out
 }
 
 #[cfg(test)]

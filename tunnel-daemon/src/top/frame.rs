@@ -4,21 +4,17 @@ use std::time::Duration;
 
 use super::model::{Row, Sample, sort};
 use crate::status::model::Role;
-use crate::status::tables::name;
+use crate::status::tables::{Column, name, table};
 use crate::status::text::{age, bytes, clean, clean_middle, micros};
 use adit_config::TopSort;
 
 /// Least width of a terminal.
 pub(super) const WIDTH_MIN: usize = 80;
-/// Columns taken by all fields except tenant, peer and destination, including the spaces between.
+/// Columns taken by all fields except peer and destination, including the spaces between.
 const FIXED: usize = 48;
 /// Divisor of the remaining columns that gives the peer's width, and the one with what the peer has proved beside its id.
 const PEER_SHARE: usize = 3;
 const PROVED_SHARE: usize = 2;
-/// Width of the tenant column.
-const TENANT: usize = 8;
-/// Terminals of this width show the tenant column; narrower ones only if it decides the order.
-const WIDTH_TENANT: usize = 100;
 
 /// A sample in display order.
 pub(super) struct Picture {
@@ -50,42 +46,15 @@ impl Picture {
         self.sample.rows.len()
     }
 
-    /// Title, column heads and all rows.
-    pub(super) fn all(&self, width: usize) -> Vec<String> {
-        let mut lines = vec![self.title(width), self.columns(width)];
-        lines.extend(self.body(width, 0, usize::MAX));
-        lines
-    }
-
-    /// Title, column heads and all rows, unshortened at any width: for pipes.
-    pub(super) fn whole(&self) -> Vec<String> {
-        let longest = |head: &str, text: fn(&Row) -> String| {
-            let rows = self.sample.rows.iter();
-            let longest = rows.map(|row| text(row).chars().count()).max();
-            // A head may be followed by the mark of the sort order.
-            longest.unwrap_or(0).max(head.len() + 1)
+    /// Title, column heads and all rows. Without a width, as for pipes, nothing is shortened.
+    pub(super) fn all(&self, width: Option<usize>) -> Vec<String> {
+        let title = match width {
+            Some(width) => self.title(width),
+            None => self.title_of(usize::MAX, usize::MAX),
         };
-        let widths = Widths {
-            tenant: Some(longest("TENANT", |row| row.tunnel.tenant.clone())),
-            proved: match self.has_proofs() {
-                true => Proved::Column(longest("PROVED", proved)),
-                false => Proved::Nothing,
-            },
-            peer: longest("SERVER", |row| row.tunnel.peer.clone()),
-            destination: longest("DESTINATION", |row| row.tunnel.destination.clone()),
-        };
-        let mut lines = vec![
-            self.title_of(usize::MAX, usize::MAX),
-            self.columns_of(&widths),
-        ];
-        lines.extend(self.sample.rows.iter().map(|row| line(row, &widths)));
+        let mut lines = vec![title];
+        lines.extend(self.table(width, 0, usize::MAX));
         lines
-    }
-
-    /// Whether a peer has proved something.
-    fn has_proofs(&self) -> bool {
-        let mut rows = self.sample.rows.iter();
-        rows.any(|row| row.tunnel.principal.is_some())
     }
 
     /// The observed process, and the sums.
@@ -118,138 +87,74 @@ impl Picture {
         clean(&text, width)
     }
 
-    /// The column heads; a mark shows the one that decides the order.
-    pub(super) fn columns(&self, width: usize) -> String {
-        self.columns_of(&self.widths(width))
-    }
-
-    fn columns_of(&self, widths: &Widths) -> String {
-        let peer = match self.sample.role {
+    /// The column heads, of which a mark shows the one that decides the order, and `count` rows from `from` on.
+    pub(super) fn table(&self, width: Option<usize>, from: usize, count: usize) -> Vec<String> {
+        let rows = &self.sample.rows;
+        let has_proofs = rows.iter().any(|row| row.tunnel.principal.is_some());
+        let rest = width.map(|width| width.max(WIDTH_MIN) - FIXED - 2);
+        let share = if has_proofs { PROVED_SHARE } else { PEER_SHARE };
+        let peer = rest.map(|rest| rest / share);
+        let mark = |name: &str, order: TopSort| match (order == self.order, self.reverse) {
+            (false, _) => name.to_owned(),
+            (true, false) => format!("{name}*"),
+            (true, true) => format!("{name}^"),
+        };
+        let role = match self.sample.role {
             Role::Server => "AGENT",
             Role::Agent => "SERVER",
         };
-        let mark = |name: &str, order: TopSort| {
-            let sign = if self.reverse { '^' } else { '*' };
-            if order == self.order {
-                format!("{name}{sign}")
-            } else {
-                name.to_owned()
-            }
-        };
-        let rate = |name: &str| mark(name, TopSort::Rate);
-        let (peer_width, destination_width) = (widths.peer, widths.destination);
-        format!(
-            "{}{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
-            widths.tenant(&mark("TENANT", TopSort::Tenant)),
-            widths.proved("PROVED"),
-            mark(peer, TopSort::Agent),
-            mark("DESTINATION", TopSort::Destination),
-            "PATH",
-            mark("AGE", TopSort::Age),
+        let rate = |name: &str| Column::number(mark(name, TopSort::Rate), 7);
+        let columns = [
+            // A terminal has it beside the peer's id.
+            match has_proofs && width.is_none() {
+                true => Column::text("PROVED", None),
+                false => Column::text("", Some(0)),
+            },
+            Column::text(mark(role, TopSort::Agent), peer),
+            Column::text(
+                mark("DESTINATION", TopSort::Destination),
+                rest.zip(peer).map(|(rest, peer)| rest - peer),
+            ),
+            Column::text("PATH", Some(8)),
+            Column::number(mark("AGE", TopSort::Age), 6),
             rate("TGT/s"),
             rate("CLI/s"),
-            mark("BYTES", TopSort::Bytes),
-            mark("RTT", TopSort::Rtt),
-            mark("RE", TopSort::Retransmits),
-        )
-    }
-
-    /// `count` rows, starting at `from`.
-    pub(super) fn body(&self, width: usize, from: usize, count: usize) -> Vec<String> {
-        let widths = self.widths(width);
-        let rows = self.sample.rows.iter().skip(from).take(count);
-        rows.map(|row| line(row, &widths)).collect()
-    }
-
-    fn widths(&self, width: usize) -> Widths {
-        let width = width.max(WIDTH_MIN);
-        let has_tenant = width >= WIDTH_TENANT || self.order == TopSort::Tenant;
-        let taken = if has_tenant { TENANT + 1 } else { 0 };
-        let rest = width - FIXED - 2 - taken;
-        let (proved, share) = match self.has_proofs() {
-            true => (Proved::BesideId, PROVED_SHARE),
-            false => (Proved::Nothing, PEER_SHARE),
-        };
-        let peer = rest / share;
-        Widths {
-            tenant: has_tenant.then_some(TENANT),
-            proved,
-            peer,
-            destination: rest - peer,
-        }
+            Column::number(mark("BYTES", TopSort::Bytes), 6),
+            Column::number(mark("RTT", TopSort::Rtt), 5),
+            Column::number(mark("RE", TopSort::Retransmits), 3),
+        ];
+        let beside = peer.filter(|_| has_proofs);
+        let rows = rows.iter().skip(from).take(count);
+        table(columns, rows.map(|row| cells(row, beside)).collect())
     }
 }
 
-/// Widths of the columns that depend on the terminal.
-struct Widths {
-    /// Width of the tenant column, if it is shown.
-    tenant: Option<usize>,
-    proved: Proved,
-    peer: usize,
-    destination: usize,
-}
-
-/// Where a line shows what a peer has proved.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Proved {
-    Nothing,
-    /// Before the peer's id, in the same column.
-    BesideId,
-    /// In a column of this width.
-    Column(usize),
-}
-
-fn proved(row: &Row) -> String {
-    name(row.tunnel.principal.as_deref())
-}
-
-impl Widths {
-    /// The column of what peers have proved, and the space after it; empty if there is none.
-    fn proved(&self, text: &str) -> String {
-        match self.proved {
-            Proved::Column(width) => format!("{:<width$} ", clean_middle(text, width)),
-            Proved::Nothing | Proved::BesideId => String::new(),
-        }
-    }
-
-    /// A peer in its column.
-    fn peer(&self, row: &Row) -> String {
-        let id = &row.tunnel.peer;
-        if self.proved != Proved::BesideId {
-            return clean_middle(id, self.peer);
-        }
-        // An id is often random: the name gets up to half of the column.
-        let proved = clean_middle(&proved(row), self.peer / 2);
-        let rest = self.peer.saturating_sub(proved.chars().count() + 1);
-        format!("{proved} {}", clean_middle(id, rest))
-    }
-
-    /// The tenant column and the space after it; empty if it is not shown.
-    fn tenant(&self, text: &str) -> String {
-        self.tenant.map_or_else(String::new, |width| {
-            format!("{:<width$} ", clean_middle(text, width))
-        })
-    }
-}
-
-fn line(row: &Row, widths: &Widths) -> String {
-    let (peer_width, destination_width) = (widths.peer, widths.destination);
+/// `beside`: width of a column for what the peer has proved and the peer's id.
+fn cells(row: &Row, beside: Option<usize>) -> [String; 10] {
     let tunnel = &row.tunnel;
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    format!(
-        "{}{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
-        widths.tenant(&tunnel.tenant),
-        widths.proved(&proved(row)),
-        widths.peer(row),
-        clean_middle(&tunnel.destination, destination_width),
-        clean(&tunnel.path, 8),
+    let proved = name(tunnel.principal.as_deref());
+    let peer = match beside {
+        None => tunnel.peer.clone(),
+        Some(width) => {
+            // An id is often random: the name gets up to half of the column.
+            let proved = clean_middle(&proved, width / 2);
+            let rest = width.saturating_sub(proved.chars().count() + 1);
+            format!("{proved} {}", clean_middle(&tunnel.peer, rest))
+        }
+    };
+    [
+        proved,
+        peer,
+        tunnel.destination.clone(),
+        tunnel.path.clone(),
         age(Duration::from_secs_f64(tunnel.age_seconds.clamp(0.0, 1e9))),
         bytes(row.to_target),
         bytes(row.to_client),
         bytes(row.bytes()),
         known(tunnel.rtt_micros.map(micros)),
         known(tunnel.retransmits.map(|count| count.min(999).to_string())),
-    )
+    ]
 }
 
 #[cfg(test)]
@@ -257,12 +162,11 @@ mod tests {
     use std::time::Instant;
 
     use super::super::model::Sampler;
-    use super::super::model::tests::{tunnel, tunnels};
+    use super::super::tests::{tunnel, tunnels};
     use super::*;
 
     fn picture(order: TopSort) -> Picture {
         let mut widest = tunnel(1, u64::MAX / 4);
-        widest.tenant = "\x1b[2Ja-tenant-with-a-long-name".to_owned();
         widest.peer = "agent-with-a-long-name.example.org".to_owned();
         widest.destination = "\x1b[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned();
         widest.principal = Some("CN=a-proved-name-that-is-long".to_owned());
@@ -278,7 +182,7 @@ mod tests {
     fn lines_fit_the_width_and_have_no_control_characters() {
         for (_, order) in TopSort::ALL {
             for width in [80, 100, 200] {
-                let lines = picture(order).all(width);
+                let lines = picture(order).all(Some(width));
                 assert_eq!(lines.len(), 5);
                 for line in &lines {
                     assert!(line.chars().count() <= width, "{width}: {line:?}");
@@ -291,9 +195,8 @@ mod tests {
 
     #[test]
     fn output_to_a_pipe_is_not_shortened() {
-        let lines = picture(TopSort::Rate).whole();
+        let lines = picture(TopSort::Rate).all(None);
         for part in [
-            "a-tenant-with-a-long-name ",
             "agent-with-a-long-name.example.org ",
             "a-proved-name-that-is-long ",
             "[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535 ",
@@ -315,28 +218,12 @@ mod tests {
         let seen = tunnels(1, vec![row, nothing]);
         let sample = Sampler::default().take(seen, Instant::now());
         let picture = Picture::new(sample, TopSort::Age, false);
-        let lines = picture.all(WIDTH_MIN);
+        let lines = picture.all(Some(WIDTH_MIN));
         assert!(lines[2].starts_with("edge-1 de9~36c4 "), "{lines:?}");
         assert!(lines[3].starts_with("- agent-1 "), "{lines:?}");
-        let whole = picture.whole();
-        let both = [" edge-1 ", " de9b433a-4d9c-4f1c-9a0a-2e6a2679b36c4 "];
+        let whole = picture.all(None);
+        let both = ["edge-1 ", " de9b433a-4d9c-4f1c-9a0a-2e6a2679b36c4 "];
         assert!(both.iter().all(|text| whole[2].contains(text)), "{whole:?}");
-    }
-
-    #[test]
-    fn the_tenant_column_is_shown_when_it_fits_or_is_the_sort_order() {
-        for (order, width, rows) in [
-            (TopSort::Rate, 80, 0),
-            (TopSort::Rate, 99, 0),
-            (TopSort::Rate, 100, 2),
-            (TopSort::Tenant, 80, 2),
-        ] {
-            let lines = picture(order).all(width);
-            assert_eq!(lines[1].contains("TENANT"), rows > 0, "{}", lines[1]);
-            // The third row's tenant has a long name.
-            let told = lines.iter().filter(|line| line.starts_with("tenant-"));
-            assert_eq!(told.count(), rows, "{order:?} at {width}: {lines:?}");
-        }
     }
 
     #[test]
@@ -347,11 +234,10 @@ mod tests {
             (TopSort::Age, "AGE*"),
             (TopSort::Agent, "AGENT*"),
             (TopSort::Destination, "DESTINATION*"),
-            (TopSort::Tenant, "TENANT*"),
             (TopSort::Rtt, "RTT*"),
             (TopSort::Retransmits, "RE*"),
         ] {
-            let columns = picture(order).columns(WIDTH_MIN);
+            let columns = picture(order).table(Some(WIDTH_MIN), 0, 0).remove(0);
             assert!(columns.contains(mark), "{columns}");
         }
     }

@@ -1,6 +1,7 @@
 //! The live view. Restores the terminal on every exit.
 
 use std::io::IsTerminal as _;
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
@@ -15,11 +16,11 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::ask;
 use super::frame::Picture;
 use super::model::{Sample, Sampler};
+use crate::signals::Signals;
 use crate::status::tables::{TableLine, agents, certificates};
 use crate::status::text::clean;
 use crate::status::{AskError, Socket};
@@ -54,13 +55,6 @@ struct View {
     sample: Option<Sample>,
     /// Why the last query failed.
     trouble: Option<String>,
-}
-
-/// What a key requests.
-#[derive(PartialEq, Eq, Debug)]
-enum Next {
-    GoOn,
-    Leave,
 }
 
 /// Runs until the user presses `q`, or a signal comes.
@@ -109,7 +103,7 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
             let page = usize::from(terminal.size()?.height).saturating_sub(FRAME_LINES);
             match event::read()? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
-                    if view.key(key, page) == Next::Leave {
+                    if view.key(key, page).is_break() {
                         return Ok(ExitCode::SUCCESS);
                     }
                     break;
@@ -132,15 +126,12 @@ impl<T: Send + 'static> Asker<T> {
     fn start(ask: impl Fn() -> T + Send + 'static) -> anyhow::Result<Self> {
         let (questions, asked) = mpsc::sync_channel(1);
         let (answered, answers) = mpsc::sync_channel(1);
-        // Ends with the process, or when the asker is dropped.
-        std::thread::Builder::new()
-            .name("adit-asks".to_owned())
-            .spawn(move || {
-                while let Ok(()) = asked.recv()
-                    && answered.send(ask()).is_ok()
-                {}
-            })
-            .context("cannot ask in the background")?;
+        // Ends when the asker is dropped, too.
+        in_background("adit-asks", move || {
+            while let Ok(()) = asked.recv()
+                && answered.send(ask()).is_ok()
+            {}
+        })?;
         Ok(Self {
             questions,
             answers,
@@ -173,52 +164,37 @@ impl Drop for Restored {
     }
 }
 
+/// Starts a thread that ends with the process.
+fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(work).context("cannot start a thread")?;
+    Ok(())
+}
+
 /// Ends the view after SIGTERM, SIGINT or SIGHUP.
 fn watch_signals(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot watch for signals")?;
-    let mut signals = {
-        let _entered = runtime.enter();
-        [
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::hangup())?,
-        ]
-    };
+    let entered = runtime.enter();
+    let mut signals = Signals::of_terminal().context("cannot watch for signals")?;
+    drop(entered);
     let tell = Arc::clone(told);
-    // Ends with the process.
-    std::thread::Builder::new()
-        .name("adit-signals".to_owned())
-        .spawn(move || {
-            runtime.block_on(async {
-                let [term, int, hup] = &mut signals;
-                tokio::select! {
-                    _told = term.recv() => (),
-                    _told = int.recv() => (),
-                    _told = hup.recv() => (),
-                }
-            });
-            leave(&tell);
-        })
-        .context("cannot watch for signals")?;
-    Ok(())
+    in_background("adit-signals", move || {
+        runtime.block_on(signals.next());
+        leave(&tell);
+    })
 }
 
 /// Ends the view once the terminal is gone: SIGHUP goes to the session leader, which may be another process.
 fn watch_terminal(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let tell = Arc::clone(told);
-    // Ends with the process.
-    std::thread::Builder::new()
-        .name("adit-terminal".to_owned())
-        .spawn(move || {
-            if has_hung_up() {
-                leave(&tell);
-            }
-        })
-        .context("cannot watch the terminal")?;
-    Ok(())
+    in_background("adit-terminal", move || {
+        if has_hung_up() {
+            leave(&tell);
+        }
+    })
 }
 
 /// Waits until the terminal is gone; false if polling fails.
@@ -274,7 +250,7 @@ impl View {
         }
     }
 
-    fn key(&mut self, key: KeyEvent, page: usize) -> Next {
+    fn key(&mut self, key: KeyEvent, page: usize) -> ControlFlow<()> {
         let rows = self.sample.as_ref().map_or(0, |sample| match self.page {
             Page::Tunnels => sample.rows.len(),
             Page::Agents => sample.agents.len(),
@@ -282,9 +258,9 @@ impl View {
         });
         let last = rows.saturating_sub(page);
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Next::Leave,
+            KeyCode::Char('q') | KeyCode::Esc => return ControlFlow::Break(()),
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                return Next::Leave;
+                return ControlFlow::Break(());
             }
             KeyCode::Char('s') => {
                 let names = TopSort::ALL;
@@ -301,7 +277,7 @@ impl View {
                     Page::Certificates => Page::Tunnels,
                 };
                 self.from = 0;
-                return Next::GoOn;
+                return ControlFlow::Continue(());
             }
             KeyCode::Down => self.from += 1,
             KeyCode::Up => self.from = self.from.saturating_sub(1),
@@ -312,7 +288,7 @@ impl View {
             _ => (),
         }
         self.from = self.from.min(last);
-        Next::GoOn
+        ControlFlow::Continue(())
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>) {
@@ -327,8 +303,9 @@ impl View {
         let strong = Style::new().add_modifier(Modifier::BOLD);
         let (head, mut rows) = match self.page {
             Page::Tunnels => {
-                let rows = picture.body(width, from, space).into_iter().map(Line::raw);
-                (picture.columns(width), rows.collect())
+                let mut lines = picture.table(Some(width), from, space).into_iter();
+                let head = lines.next().unwrap_or_default();
+                (head, lines.map(Line::raw).collect())
             }
             Page::Agents => {
                 let lines = agents(&picture.sample().agents, true);
@@ -386,7 +363,7 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::model::tests::{tunnel, tunnels};
+    use super::super::tests::{tunnel, tunnels};
     use super::*;
 
     fn view(count: u64) -> View {
@@ -403,8 +380,9 @@ mod tests {
         symbols.chunks(80).map(|line| line.concat()).collect()
     }
 
-    fn press(view: &mut View, code: KeyCode) -> Next {
+    fn press(view: &mut View, code: KeyCode) -> bool {
         view.key(KeyEvent::new(code, KeyModifiers::NONE), 21)
+            .is_break()
     }
 
     #[test]
@@ -446,16 +424,15 @@ mod tests {
         }
         assert_eq!(view.order, TopSort::Agent);
         press(&mut view, KeyCode::Char('s'));
-        press(&mut view, KeyCode::Char('s'));
-        assert_eq!(view.order, TopSort::Tenant);
+        assert_eq!(view.order, TopSort::Destination);
         let lines = drawn(&mut view);
-        assert!(lines[1].starts_with("TENANT^"), "{}", lines[1]);
-        assert!(lines[2].starts_with("tenant-1"), "{}", lines[2]);
+        assert!(lines[1].contains("DESTINATION^"), "{}", lines[1]);
+        assert!(lines[2].contains("10.0.0.9:443"), "{}", lines[2]);
         press(&mut view, KeyCode::Char('p'));
         assert!(drawn(&mut view)[23].starts_with("PAUSED"));
-        assert_eq!(press(&mut view, KeyCode::Char('q')), Next::Leave);
+        assert!(press(&mut view, KeyCode::Char('q')));
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(view.key(interrupt, 21), Next::Leave);
+        assert!(view.key(interrupt, 21).is_break());
     }
 
     #[test]

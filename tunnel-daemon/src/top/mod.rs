@@ -3,6 +3,8 @@
 mod frame;
 mod live;
 mod model;
+#[cfg(test)]
+mod tests;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -35,22 +37,13 @@ pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let is_short = std::io::stdout().is_terminal();
-    let mut lines = if is_short {
-        picture.all(WIDTH_MIN)
-    } else {
-        picture.whole()
-    };
+    let mut lines = picture.all(is_short.then_some(WIDTH_MIN));
     let agents = agents(&picture.sample().agents, is_short);
     if !agents.is_empty() {
         lines.push(String::new());
         lines.extend(agents.into_iter().map(|line| line.text));
     }
-    let mut text = String::new();
-    for line in lines {
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    show(&text)?;
+    show(&format!("{}\n", lines.join("\n")))?;
     Ok(ExitCode::SUCCESS)
 }
 

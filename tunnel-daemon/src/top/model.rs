@@ -133,51 +133,17 @@ fn compare(one: &Row, other: &Row, order: TopSort) -> Ordering {
         TopSort::Age => b.age_seconds.total_cmp(&a.age_seconds),
         TopSort::Agent => a.peer.cmp(&b.peer).then_with(by_rate),
         TopSort::Destination => a.destination.cmp(&b.destination).then_with(by_rate),
-        TopSort::Tenant => a.tenant.cmp(&b.tenant).then_with(by_rate),
         TopSort::Rtt => b.rtt_micros.cmp(&a.rtt_micros),
         TopSort::Retransmits => b.retransmits.cmp(&a.retransmits),
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::time::Duration;
 
+    use super::super::tests::{tunnel, tunnels};
     use super::*;
-    use crate::status::model::API;
-    use crate::status::tables::tests::{agent, certificate};
-
-    pub(in crate::top) fn tunnel(id: u64, bytes: u64) -> TunnelStatus {
-        TunnelStatus {
-            id,
-            client: Some("grpc".to_owned()),
-            tenant: format!("tenant-{}", (id + 1) % 2),
-            peer: format!("agent-{}", id % 2),
-            principal: Some(format!("CN=edge-{}", id % 2)),
-            destination: format!("10.0.0.{id}:443"),
-            path: "lane".to_owned(),
-            engine: "copy".to_owned(),
-            driver: "task".to_owned(),
-            age_seconds: 100.0 - id as f64,
-            bytes_to_target: bytes,
-            bytes_to_client: 2 * bytes,
-            rtt_micros: (id > 1).then_some(id * 1000),
-            retransmits: (id > 1).then_some(100 - id),
-        }
-    }
-
-    pub(in crate::top) fn tunnels(pid: u32, tunnels: Vec<TunnelStatus>) -> Tunnels {
-        Tunnels {
-            api: API,
-            role: Role::Server,
-            id: "server-1".to_owned(),
-            pid,
-            open: tunnels.len() as u64,
-            tunnels,
-            worst_agents: vec![agent("agent-0", Some("CN=edge-0"), 3)],
-            certificates: vec![certificate("/tls.crt", Some(3))],
-        }
-    }
 
     fn rates(sample: &Sample) -> Vec<(u64, u64)> {
         let rows = sample.rows.iter();
@@ -232,7 +198,6 @@ pub(super) mod tests {
             (TopSort::Age, [1, 2, 3]),
             (TopSort::Agent, [2, 1, 3]),
             (TopSort::Destination, [1, 2, 3]),
-            (TopSort::Tenant, [1, 3, 2]),
             (TopSort::Rtt, [3, 2, 1]),
             (TopSort::Retransmits, [2, 3, 1]),
         ] {

@@ -53,7 +53,7 @@ pub(super) struct TopFlags {
     /// Print the rows once as one JSON object
     #[arg(long)]
     json: bool,
-    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
+    /// rate, bytes, age, agent, destination, rtt or retransmits
     #[arg(long, value_name = "ORDER", default_value = "rate")]
     sort: TopSort,
     /// Time between two refreshes

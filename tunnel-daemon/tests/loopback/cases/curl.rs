@@ -158,7 +158,7 @@ impl Demo {
         };
         until_blocking("the guide", Duration::from_secs(120), || {
             demo.printed()
-                .contains("kube-apiserver --egress")
+                .contains("--egress-selector-config-file=")
                 .then_some(())
         });
         demo
@@ -221,15 +221,12 @@ fn commands_that_the_demo_prints_work_as_printed() {
         } else {
             assert_eq!(output.status.code(), Some(0), "{about}: {errors}");
         }
-        if about.contains("compares every byte") {
-            assert!(out.contains("10000000 bytes, all right"), "{about}: {out}");
-        }
         if about.contains("counts") {
             assert!(out.contains("adit_tunnels_opened_total"), "{about}: {out}");
         }
         tried += 1;
     }
-    assert_eq!(tried, 5, "{commands:?}");
+    assert_eq!(tried, 4, "{commands:?}");
     assert!(!demo.printed().contains("WRONG"), "{}", demo.printed());
     assert_shows_tunnels(&commands);
 }

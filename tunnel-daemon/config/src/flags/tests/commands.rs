@@ -39,12 +39,19 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
     }
     let demo = Command::Demo(DemoOptions {
         once: true,
+        verbose: true,
         dir: None,
         plain: false,
         lane_security: LaneSecurity::Plaintext,
         redirect: true,
     });
-    let args = ["demo", "--once", "--lane-security=plaintext", "--redirect"];
+    let args = [
+        "demo",
+        "--once",
+        "--verbose",
+        "--lane-security=plaintext",
+        "--redirect",
+    ];
     assert_eq!(run(&args).unwrap().command, demo);
 }
 
@@ -132,12 +139,12 @@ fn status_top_and_check_have_defaults_and_refuse_bad_values() {
         panic!("status");
     };
     assert!(status.json && status.socket.places[0] == Path::new("/run/adit/server.sock"));
-    let Command::Top(top) = command(&["top", "--sort=tenant", "--interval=250ms"]).unwrap() else {
+    let Command::Top(top) = command(&["top", "--sort=rtt", "--interval=250ms"]).unwrap() else {
         panic!("top");
     };
     assert_eq!(
         (top.sort, top.interval, top.once),
-        (TopSort::Tenant, Duration::from_millis(250), false)
+        (TopSort::Rtt, Duration::from_millis(250), false)
     );
     for (args, part) in [
         (&["top", "--interval=99ms"][..], "from 100ms"),
