@@ -12,7 +12,7 @@ use std::time::Duration;
 use adit_core::ids::ServerId;
 use adit_core::session::LinkFailure;
 use adit_core::wire::metadata::AgentHello;
-use adit_files::{Reader, STUCK_AFTER};
+use adit_host::files::{Reader, STUCK_AFTER};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -640,7 +640,8 @@ impl Shared {
     /// Reads the token again for each link: Kubernetes renews it.
     async fn read_token(&self, path: &Path) -> Result<String, AttemptError> {
         let reading = path.to_owned();
-        let read = move || io::read_to_string(adit_files::open(&reading)?.take(TOKEN_BYTES_MAX));
+        let read =
+            move || io::read_to_string(adit_host::files::open(&reading)?.take(TOKEN_BYTES_MAX));
         let read = self.token.lock().await.read(STUCK_AFTER, read).await;
         let read = read.unwrap_or_else(|error| Err(io::Error::other(error)));
         read.map_err(|source| AttemptError::Token {

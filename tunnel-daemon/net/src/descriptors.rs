@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-use adit_tls::blocking;
+use adit_host::blocking;
 
 /// Where the kernel lists them.
 const LIST: &str = "/proc/self/fd";

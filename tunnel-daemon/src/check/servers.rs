@@ -13,10 +13,10 @@ use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::AgentPlan;
 use adit_config::tls_policy::TlsPolicy;
+use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
-use adit_tls::blocking::start_runtime;
 use adit_tls::reload::Reloadable;
 use adit_tls::tls::{Alpn, ClientTls};
 

@@ -11,7 +11,7 @@ use super::counters::Counters;
 use super::targets::GREETING;
 use super::world::{OPEN_TUNNELS, World};
 use crate::ebpf::lacks;
-use crate::wait::wait_until;
+use adit_host::wait::wait_until;
 
 /// Time for the tunnel to end after its client has.
 const END_PATIENCE: Duration = Duration::from_secs(5);

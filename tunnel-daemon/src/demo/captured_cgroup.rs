@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::ebpf_flags;
-use adit_net::cgroup;
+use adit_host::cgroup;
 
 /// A cgroup below this process's own, removed on drop.
 pub(super) struct CapturedCgroup(PathBuf);

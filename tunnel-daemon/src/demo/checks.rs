@@ -16,7 +16,7 @@ use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
 use super::tunnel_table::{TunnelTable, Used};
 use super::world::{CREDIT_LINKS, OPEN_TUNNELS, TUNNELS, World};
-use crate::wait::wait_until;
+use adit_host::wait::wait_until;
 use adit_telemetry::labels::ClientDialect;
 
 /// Time limit of one step: an idle machine needs far less than a second, an emulated one half a minute.

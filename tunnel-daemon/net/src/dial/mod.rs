@@ -20,9 +20,9 @@ pub use error::{AttemptError, DialError, Network};
 
 use crate::accounts::Accounts;
 use crate::happy_eyeballs::Race;
-use crate::interfaces;
 use crate::resolve::{Resolve, ResolveError, interleave};
 use crate::self_sockets::OwnSockets;
+use adit_host::interfaces;
 
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use adit_files::{ReadError, Reader};
+use adit_host::files::{ReadError, Reader};
 use arc_swap::ArcSwap;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;

@@ -13,8 +13,8 @@ use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntime
 use tokio::net::{TcpSocket, UdpSocket};
 
 use crate::direct;
-use crate::interfaces::index_of;
 use crate::self_sockets::OwnSockets;
+use adit_host::interfaces::index_of;
 
 /// Connect timeout where the library gives none; its own value.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
