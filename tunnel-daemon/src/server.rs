@@ -40,9 +40,9 @@ use crate::start_files;
 use crate::status::{self, ServerSource};
 use adit_config::limits;
 use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use adit_host::descriptors::Descriptors;
 use adit_host::wait::wait_until;
 use adit_net::accounts::Accounts;
-use adit_net::descriptors::Descriptors;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{

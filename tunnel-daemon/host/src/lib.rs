@@ -6,6 +6,7 @@
 pub mod blocking;
 pub mod capabilities;
 pub mod cgroup;
+pub mod descriptors;
 pub mod files;
 pub mod interfaces;
 pub mod memory;

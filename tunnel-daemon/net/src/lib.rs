@@ -10,7 +10,6 @@ pub mod accounts;
 pub mod authority;
 pub mod buffer_growth;
 mod call_pace;
-pub mod descriptors;
 pub mod dial;
 pub mod direct;
 pub mod grpc;

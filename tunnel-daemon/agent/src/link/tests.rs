@@ -18,7 +18,7 @@ use tokio::io::duplex;
 use tokio::time::{Instant, timeout};
 
 use super::*;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;

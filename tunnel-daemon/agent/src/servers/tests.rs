@@ -15,7 +15,7 @@ use crate::connector::RecentServers;
 use adit_config::plan::CountSource;
 use adit_config::plan::ForwardProxy;
 use adit_config::tls_policy::TlsPolicy;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::{Answer, Resolve, SrvRecord};
 use adit_telemetry::AgentMetrics;

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::quota::{Quota, Quotas};
 use adit_config::limits;
-use adit_net::descriptors::{Descriptors, Use};
+use adit_host::descriptors::{Descriptors, Use};
 use adit_net::dial::{DialError, Dialer, Permit};
 use adit_net::resolve::ResolveError;
 use adit_net::self_listeners::OwnListeners;

@@ -111,8 +111,8 @@ mod tests {
 
     use super::*;
     use crate::router::{DialLimits, LinkInfo, RegisteredLink};
+    use adit_host::descriptors::Descriptors;
     use adit_net::accounts::Accounts;
-    use adit_net::descriptors::Descriptors;
     use adit_telemetry::{AccessLog, ServerMetrics};
     use adit_tls::agent_identity::AgentIdentity;
 
