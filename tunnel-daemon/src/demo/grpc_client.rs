@@ -12,10 +12,12 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::IntoStreamingRequest as _;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
 
 use super::grpc_io::GrpcIo;
-use adit_net::services::proxy_service_client::ProxyServiceClient;
 
 /// Packets queued towards the server.
 const QUEUE_PACKETS: usize = 16;
@@ -101,8 +103,16 @@ impl GrpcTunnel {
             .send(dial)
             .await
             .map_err(|_closed| ClientError::Protocol("the queue is closed"))?;
-        let mut client = ProxyServiceClient::new(channel);
-        let call = client.proxy(ReceiverStream::new(queue));
+        let mut client = tonic::client::Grpc::new(channel);
+        let call = async {
+            let unready = |error: tonic::transport::Error| {
+                tonic::Status::unknown(format!("Service was not ready: {error}"))
+            };
+            client.ready().await.map_err(unready)?;
+            let path = PathAndQuery::from_static("/ProxyService/Proxy");
+            let packets = ReceiverStream::new(queue).into_streaming_request();
+            client.streaming(packets, path, ProstCodec::default()).await
+        };
         let mut answers = tokio::time::timeout(PATIENCE, call)
             .await
             .map_err(|_elapsed| ClientError::Silent)??

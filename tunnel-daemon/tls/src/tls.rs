@@ -285,7 +285,7 @@ impl TlsSpec for ClientTls {
     }
 }
 
-fn refused(error: impl std::fmt::Display) -> TlsError {
+pub(super) fn refused(error: impl std::fmt::Display) -> TlsError {
     TlsError::Refused {
         reason: error.to_string(),
     }
