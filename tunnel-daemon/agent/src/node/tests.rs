@@ -91,7 +91,10 @@ async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, accepted) = tokio::join!(client, listener.accept());
     let (socket, peer) = accepted.unwrap();
-    (client.unwrap(), ByteStream::Tcp(socket, peer))
+    (
+        client.unwrap(),
+        ByteStream::Plain(Socket::Tcp(socket), PeerAddr::Tcp(peer)),
+    )
 }
 
 /// A connection that holds a slot while the returned values live, and waits for a server.
