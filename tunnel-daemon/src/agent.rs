@@ -245,7 +245,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
             .leases
             .as_ref()
             .map_or_else(CountSource::default, |leases| leases.source),
-        keepalive: plan.keepalive.time,
+        keepalive: plan.keepalive,
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: data_path.lane_security,
         serves_node: plan.redirect.is_some() || !plan.target_listeners.is_empty(),

@@ -270,7 +270,6 @@ impl Listening<'_> {
             FrontendListen::Unix {
                 path,
                 delete_existing,
-                ..
             } => {
                 let stale = StaleFile::of(*delete_existing);
                 (ListenAddr::Unix(path.clone(), stale), None)
@@ -296,7 +295,7 @@ impl Listening<'_> {
         let local = listener.tcp_addr();
         let (router, context, streams) = (Arc::clone(router), context.clone(), clients.clone());
         let leaving = self.stop.clone();
-        let keepalive = self.plan.frontend_keepalive.time;
+        let keepalive = self.plan.frontend_keepalive;
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream: ByteStream| {

@@ -336,7 +336,7 @@ fn backend_settings(
     );
     Ok(BackendSettings {
         server,
-        keepalive: plan.agents.keepalive.time,
+        keepalive: plan.agents.keepalive,
         admission,
         authorizer: AgentAuthorizer::default(),
         leases: watch::channel(0).1,

@@ -17,8 +17,8 @@ use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentListenerPlan, AgentProof, ConnectPlan, DataPathPlan, DestinationsPlan,
-    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, Program,
-    PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
+    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, Program, PublishPlan, ServerPlan,
+    ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::process_id::id;
 use crate::tls_policy::TlsPolicy;
@@ -245,7 +245,7 @@ impl ServerFlags {
             client_rules: ClientRules::parse(&frontends.client_allow_targets)
                 .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
             transparent: self.transparent.plan(),
-            frontend_keepalive: KeepAlive::every(frontends.frontend_keepalive_time),
+            frontend_keepalive: frontends.frontend_keepalive_time,
             connect: ConnectPlan::default(),
             tls: TlsPolicy::parse(&self.tls.tls_min_version, &self.tls.cipher_suites, warnings)?,
             health: self
@@ -253,7 +253,6 @@ impl ServerFlags {
                 .bind("--health-bind-address", &self.health_bind_address)?,
             admin: self.operation.admin(self.admin_port)?,
             admin_socket: self.operation.admin_socket(Program::Server, env),
-            profiling: Profiling::default(),
             strategies: self
                 .proxy_strategies
                 .parse()
@@ -305,7 +304,7 @@ impl AgentFlags {
                 self.agent_proof,
             )?,
             insecure_unauthenticated: self.insecure_allow_unauthenticated_agents,
-            keepalive: KeepAlive::every(self.keepalive_time),
+            keepalive: self.keepalive_time,
             grants: Grants::parse(&self.agent_grants)
                 .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
             zone: self.zone.map(String::into_boxed_str),
@@ -324,7 +323,6 @@ impl FrontendFlags {
                 Place::Unix(path) => FrontendListen::Unix {
                     path: path.clone(),
                     delete_existing: self.delete_existing_uds_file,
-                    mode: limits::UNIX_SOCKET_MODE,
                 },
                 Place::Tcp(bind) => self.tcp(bind, warnings)?,
             };
