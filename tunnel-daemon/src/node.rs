@@ -23,7 +23,7 @@ use adit_net::resolve::SystemResolver;
 use adit_net::self_listeners::OwnListeners;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_server::backend::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
+use adit_server::backend::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_telemetry::{AccessLog, AditMetrics};
 use adit_tls::reread::Reread;
@@ -70,7 +70,7 @@ pub(super) fn proxy(
         resolver,
         permit,
         allowed,
-        DIAL_TIMEOUT,
+        DESTINATION_DIAL_TIMEOUT,
         parts.accounts,
         parts.own_sockets,
         // Empty: each agent has a prefix of its own, with its id.

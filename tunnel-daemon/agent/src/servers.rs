@@ -20,9 +20,9 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Mutex as AsyncMutex, Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-mod concurrency_limit;
+mod slots_per_server;
 
-use self::concurrency_limit::{ConcurrencyLimit, Share};
+use self::slots_per_server::{SlotsPerServer, Share};
 use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{Cause, LaneKeeper, OpenError};
@@ -83,7 +83,7 @@ struct Shared {
     /// Changes with the state of the search.
     searched: watch::Sender<()>,
     /// Limits concurrent opening of lanes, over all links.
-    opening: ConcurrencyLimit,
+    opening: SlotsPerServer,
     /// Reads the token.
     token: AsyncMutex<Reader<io::Result<String>>>,
 }
@@ -179,7 +179,7 @@ impl Servers {
             heard: Arc::default(),
             changed: Notify::new(),
             searched: watch::Sender::new(()),
-            opening: ConcurrencyLimit::default(),
+            opening: SlotsPerServer::default(),
             token: AsyncMutex::new(token),
         });
         shared.publish();

@@ -90,7 +90,7 @@ pub const ACCOUNT_SERIES: u32 = 100;
 pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
 
 /// Dial deadline of the native server: below the Go client's own, so that the client learns the cause.
-pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
+pub const DIAL_ANSWER_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time for a target to accept, over all addresses.
 pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle time before an HTTP/2 ping, both programs.
@@ -221,8 +221,8 @@ const _: () = assert!(SPEAKS_WITHIN.as_millis() < ANSWERS_WITHIN.as_millis());
 const _: () = assert!(ANSWERS_WITHIN.as_secs() < TLS_HANDSHAKE_TIMEOUT.as_secs());
 const _: () = assert!(TLS_HANDSHAKE_TIMEOUT.as_secs() <= TLS_HANDSHAKE_TIMEOUT_COMPAT.as_secs());
 const _: () = assert!(HANDSHAKES_MAX <= SILENT_MAX && SILENT_MAX <= WAITING_MAX);
-const _: () = assert!(DIAL_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
-const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
+const _: () = assert!(DIAL_ANSWER_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
+const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_ANSWER_TIMEOUT.as_secs());
 const _: () = assert!(SOCKET_BUFFER_KIB_MIN < SOCKET_BUFFER_BOUND_KIB_MAX);
 const _: () =
     assert!(SOCKET_BUFFER_BOUND_KIB_MAX as u64 * KIB * SOCKET_BUFFER_DIVISOR == 512 * MIB);

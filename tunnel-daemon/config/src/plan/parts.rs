@@ -106,7 +106,7 @@ impl Default for DialPlan {
             NonZeroU32::new(limits::PENDING_DIALS_PER_AGENT).expect("not zero");
         const ALL: NonZeroU32 = NonZeroU32::new(limits::PENDING_DIALS).expect("not zero");
         Self {
-            timeout: Some(limits::DIAL_TIMEOUT),
+            timeout: Some(limits::DIAL_ANSWER_TIMEOUT),
             pending_per_agent_max: PER_AGENT,
             pending_max: ALL,
             link_dead_after: limits::LINK_DEAD_AFTER,

@@ -24,9 +24,6 @@ use crate::resolve::{Resolve, ResolveError, interleave};
 use crate::self_sockets::OwnSockets;
 use adit_host::interfaces;
 
-/// Upstream's limit on a dial, resolution and every address included.
-pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Addresses tried for one name. With 300 ms between starts, at most 17 silent addresses are tried in 5 s. Addresses that
 /// refuse at once make room for others.
 const ADDRESSES_MAX: usize = 32;
@@ -76,7 +73,7 @@ pub struct Dialer<C = TcpConnect> {
 }
 
 impl Dialer {
-    /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
+    /// A dialler of real sockets. `timeout` bounds a whole dial, resolution and every address included.
     #[must_use]
     pub fn new(resolver: Arc<dyn Resolve>, allowed: impl Permit, timeout: Duration) -> Self {
         Self::with_connect(resolver, allowed, timeout, TcpConnect::uncounted())

@@ -1,7 +1,7 @@
 //! Name lookup: the resolver trait, the system's resolver, and servers by name.
 
 mod cache;
-mod concurrency_limit;
+mod yielding_slots;
 mod dns;
 mod files;
 mod search;
