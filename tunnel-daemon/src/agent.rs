@@ -181,7 +181,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         agent: plan.agent_id.clone(),
         dialer: Arc::new(Dialer::accounted(
             resolver,
-            Arc::clone(&allowed),
+            Arc::<DestinationList>::clone(&allowed),
             allowed,
             plan.dial_timeout,
             accounts.clone(),

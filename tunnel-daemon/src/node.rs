@@ -58,10 +58,10 @@ pub(super) fn proxy(
         "agents may open tunnels to these destinations"
     );
     let allowed = Arc::new(DestinationList::allowed_destinations(&plan.allowed)?);
-    let permit = Destinations {
+    let permit = Arc::new(Destinations {
         allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
-    };
+    });
     let resolver = Arc::new(SystemResolver::past_redirect(
         parts.own_sockets.clone(),
         parts.reread,

@@ -99,13 +99,18 @@ impl Agents {
             alpn: Alpn::grpc::<&str>(&[]),
         })?;
         let descriptors = Arc::new(Descriptors::of_process());
+        let open = Arc::new(DestinationList::open());
         let context = LinkContext {
             // All agents share this context.
             agent: AgentId::new("agents"),
-            dialer: Arc::new(Dialer::new(
+            dialer: Arc::new(Dialer::accounted(
                 Arc::clone(&resolver),
-                DestinationList::open(),
+                Arc::<DestinationList>::clone(&open),
+                open,
                 limits::TARGET_DIAL_TIMEOUT,
+                Accounts::off(),
+                OwnSockets::off(),
+                "",
             )),
             isolation: Isolation::default(),
             budget: Arc::new(ProcessBudget::new(limits::AGENT_BUDGET_BYTES)),

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 mod slots_per_server;
 
-use self::slots_per_server::{SlotsPerServer, Share};
+use self::slots_per_server::{Share, SlotsPerServer};
 use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{Cause, LaneKeeper, OpenError};

@@ -45,16 +45,6 @@ pub struct TcpConnect {
 }
 
 impl TcpConnect {
-    /// Sockets without accounting in the kernel.
-    pub(super) fn uncounted() -> Self {
-        Self {
-            accounts: Accounts::off(),
-            own_sockets: OwnSockets::off(),
-            agent: "".into(),
-            allowed: Arc::new(DestinationList::open()),
-        }
-    }
-
     /// Names the socket to the kernel. After connect(2) the kernel would not account for the socket.
     fn account(&self, socket: &TcpSocket, addr: SocketAddr, name: Option<&str>) -> Option<u64> {
         if !self.accounts.is_on() {

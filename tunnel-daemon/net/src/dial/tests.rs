@@ -137,10 +137,15 @@ fn on_paper(book: Book, allowed: &[&str], paper: &Arc<Paper>) -> Dialer<Arc<Pape
 }
 
 fn real(book: Book, allowed: &[&str]) -> Dialer {
-    Dialer::new(
+    let allowed = Arc::new(DestinationList::allow_targets(allowed).unwrap());
+    Dialer::accounted(
         Arc::new(book),
-        DestinationList::allow_targets(allowed).unwrap(),
+        Arc::<DestinationList>::clone(&allowed),
+        allowed,
         TIMEOUT,
+        Accounts::off(),
+        OwnSockets::off(),
+        "",
     )
 }
 

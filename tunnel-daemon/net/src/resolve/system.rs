@@ -16,10 +16,10 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::cache::AddressCache;
-use super::yielding_slots::YieldingSlots;
 use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
+use super::yielding_slots::YieldingSlots;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
 use adit_tls::reread::Reread;

@@ -253,7 +253,8 @@ impl Asked {
         if settings.proxy_header {
             let origin = request.origin.map(|o| (o.source, o.destination));
             let header = header_v2(origin, self.agent.as_str());
-            let written = tokio::time::timeout(DESTINATION_DIAL_TIMEOUT, socket.write_all(&header)).await;
+            let written =
+                tokio::time::timeout(DESTINATION_DIAL_TIMEOUT, socket.write_all(&header)).await;
             written
                 .map_err(|_elapsed| Refused::from(NodeRefusal::TimedOut))?
                 .map_err(|_reset| Refused::from(NodeRefusal::Refused))?;
