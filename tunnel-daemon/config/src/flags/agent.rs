@@ -7,7 +7,7 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::redirect::NamespaceFlags;
-use super::values::{OperationFlags, PortSetting, port_setting};
+use super::values::{OperationFlags, PortSetting, bind_if_on, port_setting};
 use crate::address::ServerAddress;
 use crate::error::ConfigError;
 use crate::limits;
@@ -217,9 +217,11 @@ impl AgentFlags {
             sync_forever: servers.sync_forever,
             keepalive: servers.keepalive_time,
             warn_on_channel_limit: self.warn_on_channel_limit,
-            health: self
-                .health_server_port
-                .bind("--health-server-host", &self.health_server_host)?,
+            health: bind_if_on(
+                "--health-server-host",
+                &self.health_server_host,
+                self.health_server_port,
+            )?,
             admin: self.operation.admin(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(Program::Agent, env),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),

@@ -10,7 +10,7 @@ use adit_kube::reviewer::Rate;
 
 use super::redirect::TransparentFlags;
 use super::values::{
-    FrontendSpec, OperationFlags, Place, PortSetting, bind, frontend, port_setting,
+    FrontendSpec, OperationFlags, Place, PortSetting, bind, bind_if_on, frontend, port_setting,
 };
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
@@ -248,9 +248,11 @@ impl ServerFlags {
             frontend_keepalive: frontends.frontend_keepalive_time,
             connect: ConnectPlan::default(),
             tls: TlsPolicy::parse(&self.tls.tls_min_version, &self.tls.cipher_suites, warnings)?,
-            health: self
-                .health_port
-                .bind("--health-bind-address", &self.health_bind_address)?,
+            health: bind_if_on(
+                "--health-bind-address",
+                &self.health_bind_address,
+                self.health_port,
+            )?,
             admin: self.operation.admin(self.admin_port)?,
             admin_socket: self.operation.admin_socket(Program::Server, env),
             strategies: self
