@@ -16,6 +16,7 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
+use crate::capabilities::set_of;
 use crate::wait::wait_until;
 
 /// Time for newly created threads to give up their capabilities.
@@ -130,12 +131,9 @@ pub fn held_by_any_thread() -> io::Result<CapabilitySet> {
 
 /// The permitted capabilities of a thread, from its `/proc` status text.
 fn permitted(status: &str) -> CapabilitySet {
-    let set = |name: &str| {
-        let text = status.lines().find_map(|line| line.strip_prefix(name));
-        text.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-            .unwrap_or(u64::MAX)
-    };
-    CapabilitySet::from_bits_retain(set("CapPrm:") | set("CapEff:") | set("CapInh:"))
+    let all = CapabilitySet::from_bits_retain(u64::MAX);
+    let set = |name| set_of(status, name).unwrap_or(all);
+    set("CapPrm:") | set("CapEff:") | set("CapInh:")
 }
 
 /// A list for a line of the log.

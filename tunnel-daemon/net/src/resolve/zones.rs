@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
 use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntimeProvider};
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::net::UdpSocket;
 
 use crate::direct;
 use crate::self_sockets::OwnSockets;
@@ -78,11 +78,7 @@ impl RuntimeProvider for ZonedRuntime {
         let (target, own_sockets) = (self.with_scope(server_addr), self.own_sockets.clone());
         Box::pin(async move {
             let target = target?;
-            let socket = if target.is_ipv4() {
-                TcpSocket::new_v4()
-            } else {
-                TcpSocket::new_v6()
-            }?;
+            let socket = direct::socket_for(target)?;
             if let Some(bind_addr) = bind_addr {
                 socket.bind(bind_addr)?;
             }
