@@ -22,9 +22,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::answer_deadline::AnswerDeadline;
-use crate::privileges::give_up_here;
 use crate::probes::HttpService;
 use adit_config::plan::AdminSocketPlan;
+use adit_host::privileges::give_up_here;
 use adit_net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening, listen};
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;

@@ -34,7 +34,6 @@ use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::start_files;
 use crate::status::{self, AgentSource};
-use crate::wait::wait_until;
 use adit_agent::connector::{RecentServers, ServerConnector};
 use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
@@ -43,7 +42,8 @@ use adit_agent::targets::Dials;
 use adit_config::limits;
 use adit_config::plan::{AgentPlan, CountPlan, CountSource};
 use adit_config::tls_policy::TlsPolicy;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
+use adit_host::wait::wait_until;
 use adit_net::dial::Dialer;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
@@ -181,7 +181,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         agent: plan.agent_id.clone(),
         dialer: Arc::new(Dialer::accounted(
             resolver,
-            Arc::clone(&allowed),
+            Arc::<DestinationList>::clone(&allowed),
             allowed,
             plan.dial_timeout,
             accounts.clone(),
@@ -245,7 +245,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
             .leases
             .as_ref()
             .map_or_else(CountSource::default, |leases| leases.source),
-        keepalive: plan.keepalive.time,
+        keepalive: plan.keepalive,
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: data_path.lane_security,
         serves_node: plan.redirect.is_some() || !plan.target_listeners.is_empty(),

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use adit_core::session::{Isolation, MemoryBounds, ProcessBudget, TunnelKind};
 
-use crate::memory;
 use adit_config::limits;
 use adit_config::plan::IsolationPlan;
+use adit_host::memory;
 use adit_telemetry::AditMetrics;
 
 /// The core's view of the isolation flags.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_net::tasks::Tasks;
 use adit_server::router::Router;
 use adit_tunnel::LanePool;

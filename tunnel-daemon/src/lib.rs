@@ -18,13 +18,11 @@ mod ebpf_flags;
 mod kubernetes;
 mod listeners;
 mod log_options;
-mod memory;
 mod memory_pressure;
 #[cfg(test)]
 mod messages;
 mod node;
 mod pki;
-mod privileges;
 pub mod probes;
 #[cfg_attr(
     not(any(feature = "ebpf", test)),
@@ -40,4 +38,3 @@ mod start_files;
 pub mod status;
 mod top;
 mod transparent;
-mod wait;

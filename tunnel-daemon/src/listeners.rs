@@ -22,10 +22,10 @@ use adit_config::address::{BindAddress, BindHost};
 use adit_config::limits;
 use adit_config::plan::{AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
 use adit_config::tls_policy::TlsPolicy;
+use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use adit_net::accounts::Accounts;
 use adit_net::authority::AuthorityIo;
-use adit_net::descriptors::{Descriptors, Use};
 use adit_net::handshakes::{HandshakeLimits, SlotError};
 use adit_net::inherited::InheritedSockets;
 use adit_net::listen::{ListenAddr, ListenError, Listener};
@@ -270,7 +270,6 @@ impl Listening<'_> {
             FrontendListen::Unix {
                 path,
                 delete_existing,
-                ..
             } => {
                 let stale = StaleFile::of(*delete_existing);
                 (ListenAddr::Unix(path.clone(), stale), None)
@@ -296,7 +295,7 @@ impl Listening<'_> {
         let local = listener.tcp_addr();
         let (router, context, streams) = (Arc::clone(router), context.clone(), clients.clone());
         let leaving = self.stop.clone();
-        let keepalive = self.plan.frontend_keepalive.time;
+        let keepalive = self.plan.frontend_keepalive;
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream: ByteStream| {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use adit_core::session::{MemoryPressure, ProcessBudget};
 
-use crate::memory;
+use adit_host::memory;
 use adit_tunnel::RawLaneRelay;
 
 /// Interval between two reads: thousands of tunnels need longer to fill their sockets.

@@ -14,16 +14,16 @@ use crate::redirect_view::RedirectView;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};
+use adit_host::descriptors::Descriptors;
 use adit_net::accept::accept_loop;
 use adit_net::accounts::Accounts;
-use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::listen::Listener;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_listeners::OwnListeners;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
-use adit_server::backend::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
+use adit_server::backend::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_telemetry::{AccessLog, AditMetrics};
 use adit_tls::reread::Reread;
@@ -58,10 +58,10 @@ pub(super) fn proxy(
         "agents may open tunnels to these destinations"
     );
     let allowed = Arc::new(DestinationList::allowed_destinations(&plan.allowed)?);
-    let permit = Destinations {
+    let permit = Arc::new(Destinations {
         allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
-    };
+    });
     let resolver = Arc::new(SystemResolver::past_redirect(
         parts.own_sockets.clone(),
         parts.reread,
@@ -70,7 +70,7 @@ pub(super) fn proxy(
         resolver,
         permit,
         allowed,
-        DIAL_TIMEOUT,
+        DESTINATION_DIAL_TIMEOUT,
         parts.accounts,
         parts.own_sockets,
         // Empty: each agent has a prefix of its own, with its id.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::status::model::{RedirectFile, RedirectNamespaces, RedirectOthers, RedirectStatus};
-use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST};
+use adit_host::cgroup::{PART_OF_HOST, WHOLE_HOST};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{
     Label as _, NetnsHelperState, NetnsState, RedirectState, ReloadResult,

@@ -8,8 +8,8 @@ use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, probe, probe_kernel_tls};
 use anyhow::Context as _;
 
-use crate::privileges::give_up_here;
 use adit_config::plan::{DataPathPlan, LaneSecurity};
+use adit_host::privileges::give_up_here;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
 use adit_tunnel::RawLaneRelay;

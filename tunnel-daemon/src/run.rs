@@ -18,9 +18,7 @@ use crate::listeners::spelling::list;
 use crate::log_options::log_options;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{
-    agent, check, ebpf, ebpf_flags, memory, pki, privileges, server, service_manager, status, top,
-};
+use crate::{agent, check, ebpf, ebpf_flags, pki, server, service_manager, status, top};
 use adit_config::limits;
 #[cfg(feature = "demo")]
 use adit_config::plan::LogPlan;
@@ -28,12 +26,13 @@ use adit_config::plan::{
     AgentPlan, Drain, FrontendListen, FrontendPlan, LogFormat, ServerPlan, ShutdownPlan,
 };
 use adit_config::{Command, ConfigError, Parsed};
+use adit_host::blocking::{NoThreads, start_runtime};
+use adit_host::{memory, privileges};
 use adit_net::inherited::InheritedSockets;
 #[cfg(feature = "demo")]
 use adit_telemetry::LogOptions;
 use adit_telemetry::log;
 use adit_telemetry::{COMMIT, VERSION};
-use adit_tls::blocking::{NoThreads, start_runtime};
 use adit_tls::blocks;
 
 #[cfg(feature = "demo")]

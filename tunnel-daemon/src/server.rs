@@ -38,11 +38,11 @@ use crate::redirect_view::RedirectView;
 use crate::relay;
 use crate::start_files;
 use crate::status::{self, ServerSource};
-use crate::wait::wait_until;
 use adit_config::limits;
 use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use adit_host::descriptors::Descriptors;
+use adit_host::wait::wait_until;
 use adit_net::accounts::Accounts;
-use adit_net::descriptors::Descriptors;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{
@@ -336,7 +336,7 @@ fn backend_settings(
     );
     Ok(BackendSettings {
         server,
-        keepalive: plan.agents.keepalive.time,
+        keepalive: plan.agents.keepalive,
         admission,
         authorizer: AgentAuthorizer::default(),
         leases: watch::channel(0).1,

@@ -15,10 +15,10 @@ pub(super) async fn wait_for(paths: Vec<PathBuf>) {
         let name = path.display().to_string();
         let read = move || {
             // Some mounts answer a call to open and no call to read.
-            let read = adit_files::open(&path).and_then(|mut file| file.read(&mut [0]));
+            let read = adit_host::files::open(&path).and_then(|mut file| file.read(&mut [0]));
             drop(read);
         };
-        let _stopping = adit_files::read_once(&name, read).await;
+        let _stopping = adit_host::files::read_once(&name, read).await;
     }
 }
 

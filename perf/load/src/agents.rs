@@ -23,8 +23,8 @@ use adit_core::ids::AgentId;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
+use adit_host::descriptors::Descriptors;
 use adit_net::accounts::Accounts;
-use adit_net::descriptors::Descriptors;
 use adit_net::dial::Dialer;
 use adit_net::resolve::{Resolve, SystemResolver};
 use adit_net::self_sockets::OwnSockets;
@@ -104,13 +104,18 @@ impl Agents {
             alpn: Alpn::grpc::<&str>(&[]),
         })?;
         let descriptors = Arc::new(Descriptors::of_process());
+        let open = Arc::new(DestinationList::open());
         let context = LinkContext {
             // All agents share this context.
             agent: AgentId::new("agents"),
-            dialer: Arc::new(Dialer::new(
+            dialer: Arc::new(Dialer::accounted(
                 Arc::clone(&resolver),
-                DestinationList::open(),
+                Arc::<DestinationList>::clone(&open),
+                open,
                 limits::TARGET_DIAL_TIMEOUT,
+                Accounts::off(),
+                OwnSockets::off(),
+                "",
             )),
             isolation: Isolation::default(),
             budget: Arc::new(ProcessBudget::new(limits::AGENT_BUDGET_BYTES)),

@@ -11,7 +11,7 @@ use aya::{Ebpf, EbpfLoader};
 use super::classes::Classes;
 use super::reader::Reader;
 use super::sockets::{Shared, SocketMap, SocketTable};
-use adit_net::cgroup;
+use adit_host::cgroup;
 use adit_redirect::attach::{Attached, open_cgroup};
 use adit_redirect::object::{ACCOUNT_PROGRAM, KernelError, OBJECT};
 use adit_telemetry::AccountMetrics;

@@ -12,7 +12,7 @@ use adit_core::lane;
 use adit_core::text::Excerpt;
 use adit_kube::no_proxy::is_excepted;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 pub use error::ConnectorError;
@@ -246,11 +246,7 @@ impl ServerConnector {
 
     /// Opens one TCP connection, counted in kernel accounting.
     async fn dial(&self, addr: SocketAddr, purpose: Purpose) -> io::Result<TcpStream> {
-        let socket = if addr.is_ipv4() {
-            TcpSocket::new_v4()
-        } else {
-            TcpSocket::new_v6()
-        }?;
+        let socket = direct::socket_for(addr)?;
         let labels = Labels {
             role: match purpose {
                 Purpose::Link => AccountRole::Link,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use adit_core::ids::ServerId;
 use adit_core::session::LinkFailure;
 use adit_core::wire::metadata::AgentHello;
-use adit_files::{Reader, STUCK_AFTER};
+use adit_host::files::{Reader, STUCK_AFTER};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -20,9 +20,9 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Mutex as AsyncMutex, Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-mod concurrency_limit;
+mod slots_per_server;
 
-use self::concurrency_limit::{ConcurrencyLimit, Share};
+use self::slots_per_server::{Share, SlotsPerServer};
 use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{Cause, LaneKeeper, OpenError};
@@ -83,7 +83,7 @@ struct Shared {
     /// Changes with the state of the search.
     searched: watch::Sender<()>,
     /// Limits concurrent opening of lanes, over all links.
-    opening: ConcurrencyLimit,
+    opening: SlotsPerServer,
     /// Reads the token.
     token: AsyncMutex<Reader<io::Result<String>>>,
 }
@@ -179,7 +179,7 @@ impl Servers {
             heard: Arc::default(),
             changed: Notify::new(),
             searched: watch::Sender::new(()),
-            opening: ConcurrencyLimit::default(),
+            opening: SlotsPerServer::default(),
             token: AsyncMutex::new(token),
         });
         shared.publish();
@@ -640,7 +640,8 @@ impl Shared {
     /// Reads the token again for each link: Kubernetes renews it.
     async fn read_token(&self, path: &Path) -> Result<String, AttemptError> {
         let reading = path.to_owned();
-        let read = move || io::read_to_string(adit_files::open(&reading)?.take(TOKEN_BYTES_MAX));
+        let read =
+            move || io::read_to_string(adit_host::files::open(&reading)?.take(TOKEN_BYTES_MAX));
         let read = self.token.lock().await.read(STUCK_AFTER, read).await;
         let read = read.unwrap_or_else(|error| Err(io::Error::other(error)));
         read.map_err(|source| AttemptError::Token {

@@ -12,7 +12,7 @@ use adit_tls::stream::Socket;
 
 use crate::context::LinkContext;
 use adit_config::limits;
-use adit_net::descriptors::Use;
+use adit_host::descriptors::Use;
 use adit_telemetry::FailedDial;
 use adit_telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
 

@@ -9,6 +9,7 @@ use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
 use crate::plan::{AdminSocketChoice, AgentPlan, ServerPlan};
+use crate::units::duration;
 
 /// The command to execute.
 #[derive(Clone, PartialEq, Debug)]
@@ -94,33 +95,41 @@ fn path(text: &str) -> Result<OptionalPath, String> {
 }
 
 /// Options of `adit status`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct StatusOptions {
     /// Admin socket of the process.
+    #[command(flatten)]
     pub socket: AdminSocketChoice,
-    /// Print the answer as JSON.
+    /// Print the answer as JSON
+    #[arg(long)]
     pub json: bool,
 }
 
 /// Options of `adit links`, `adit drain` and `adit unlink`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct LinksOptions {
     /// Admin socket of the process.
+    #[command(flatten)]
     pub socket: AdminSocketChoice,
     /// What to do with the links.
+    #[arg(skip)]
     pub action: LinksAction,
-    /// Only links of this peer.
+    /// Only links of this agent (of this server, where an agent is asked)
+    #[arg(long, value_name = "ID")]
     pub agent: Option<String>,
     /// Only the link with this number.
+    #[arg(skip)]
     pub link: Option<u64>,
-    /// Print the answer as JSON.
+    /// Print the answer as JSON
+    #[arg(long)]
     pub json: bool,
 }
 
 /// What to do with links.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum LinksAction {
     /// Show the links.
+    #[default]
     Show,
     /// Route new tunnels to other agents.
     Drain,
@@ -129,17 +138,22 @@ pub enum LinksAction {
 }
 
 /// Options of `adit top`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct TopOptions {
     /// Admin socket of the process.
+    #[command(flatten)]
     pub socket: AdminSocketChoice,
-    /// Print the rows once and exit.
+    /// Print the rows once after one interval, and exit: for scripts and pipes
+    #[arg(long)]
     pub once: bool,
-    /// Print the rows once as JSON.
+    /// Print the rows once as one JSON object
+    #[arg(long)]
     pub json: bool,
-    /// The order of the rows.
+    /// rate, bytes, age, agent, destination, rtt or retransmits
+    #[arg(long, value_name = "ORDER", default_value = "rate")]
     pub sort: TopSort,
-    /// Time between two refreshes.
+    /// Time between two refreshes
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub interval: Duration,
 }
 
@@ -197,21 +211,41 @@ impl FromStr for TopSort {
     }
 }
 
+const CHECK_HELP: &str = "\
+Exit codes: 0 all is ok; 1 something is degraded; 2 something is missing or broken.
+
+Examples:
+  adit check
+  adit check server --frontend grpc=unix:/run/adit/kas.sock --cluster-cert tls.crt ...
+  adit check --connect agent --proxy-server-host server.example --ca-cert ca.crt ...";
+
 /// Options of `adit check`.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Debug)]
+#[command(after_help = CHECK_HELP)]
 pub struct CheckOptions {
-    /// Print the result as JSON.
+    /// One JSON object instead of lines
+    #[arg(long)]
     pub json: bool,
-    /// Connect to servers, too.
+    /// Connect to the servers of the agent's flags, as the agent would
+    #[arg(long)]
     pub connect: bool,
-    /// The command line to be checked.
+    /// server or agent, and its flags, to be checked on this host
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub command: Vec<String>,
+    /// What [`Self::command`] says.
+    #[arg(skip)]
     pub given: CheckGiven,
 }
 
 /// The command line to be checked.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub enum CheckGiven {
     /// No command line: checks only the host.
+    #[default]
     Nothing,
     /// A server's, with the warnings of its start.
     Server(Box<ServerPlan>, Vec<String>),

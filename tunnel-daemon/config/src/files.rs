@@ -11,6 +11,6 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 /// readable when it is used, and its reader reports the real cause.
 pub(crate) fn is_missing(path: &Path) -> bool {
     let path = path.to_owned();
-    let found = adit_files::within(ANSWERS_WITHIN, || std::fs::metadata(path));
+    let found = adit_host::files::within(ANSWERS_WITHIN, || std::fs::metadata(path));
     matches!(found, Ok(Err(error)) if error.kind() == ErrorKind::NotFound)
 }

@@ -2,18 +2,21 @@
 
 use adit_core::wire::identifiers::Identifiers;
 
+use crate::error::ConfigError;
+
 /// Checks the text as upstream's agent does.
 ///
 /// # Errors
-/// A sentence for the flag's error, without the flag's name.
-pub(crate) fn check(text: &str) -> Result<(), String> {
-    Identifiers::parse_flag(text)
-        .map(|_identifiers| ())
-        .map_err(|error| {
-            // The caller adds upstream's prefix, which the core's text has, too.
-            let text = error.to_string();
-            text.strip_prefix("agent address is invalid: ")
-                .unwrap_or(&text)
-                .to_owned()
-        })
+/// The text is refused, in upstream's words.
+pub(crate) fn check(text: &str) -> Result<(), ConfigError> {
+    const PREFIX: &str = "agent address is invalid: ";
+    let parsed = Identifiers::parse_flag(text);
+    parsed.map(|_identifiers| ()).map_err(|error| {
+        // Some texts of the core begin with it.
+        let text = error.to_string();
+        ConfigError::new(format!(
+            "{PREFIX}{}",
+            text.strip_prefix(PREFIX).unwrap_or(&text)
+        ))
+    })
 }

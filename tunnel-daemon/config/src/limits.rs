@@ -15,10 +15,6 @@ pub const MIB: u64 = 1024 * KIB;
 
 /// Largest gRPC message sent or accepted, bytes: gRPC-Go's default receive limit (compat W3).
 pub const MESSAGE_BYTES_MAX: u64 = 4 * MIB;
-/// Largest DATA payload towards Go agents and servers, bytes: the size of upstream's reads.
-pub const DATA_BYTES_TO_GO: u64 = 32 * KIB;
-/// Largest DATA payload towards a gRPC client that keeps up, bytes.
-pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
 /// Limit on a dial's protocol and address together: four times the longest name with its port. No budget counts the memory of
 /// pending dials. A longer dial could exceed the message limit of an agent's link, whose loss would end all its tunnels.
 pub const DIAL_BYTES_MAX: usize = 1024;
@@ -94,11 +90,9 @@ pub const ACCOUNT_SERIES: u32 = 100;
 pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
 
 /// Dial deadline of the native server: below the Go client's own, so that the client learns the cause.
-pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
+pub const DIAL_ANSWER_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time for a target to accept, over all addresses.
 pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Grace period of the native programs: below Kubernetes' 30 s between SIGTERM and SIGKILL.
-pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 /// Idle time before an HTTP/2 ping, both programs.
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
 /// A link whose agent has been silent for this long gets no dials.
@@ -201,10 +195,6 @@ pub const SERVER_ADMIN_PORT: u16 = 8095;
 pub const AGENT_HEALTH_PORT: u16 = 8093;
 /// Admin port of an agent.
 pub const AGENT_ADMIN_PORT: u16 = 8094;
-/// umask around the creation of a frontend's unix socket.
-pub const UNIX_SOCKET_UMASK: u32 = 0o007;
-/// The mode that results from this umask.
-pub const UNIX_SOCKET_MODE: u32 = 0o770;
 /// Longest unix socket path, bytes: sun_path has 108, including the terminating zero.
 pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Values of --redirect and --redirect-exclude together; the kernel's table also holds the built-in exclusions.
@@ -227,19 +217,15 @@ pub const METRICS_AGENTS_MAX: u16 = 1000;
 /// A dial that an agent answered after more than this time counts as slow: webhooks of kube-apiserver wait 1 s at least.
 pub const SLOW_DIAL: Duration = Duration::from_secs(1);
 
-const _: () =
-    assert!(DATA_BYTES_TO_GO < MESSAGE_BYTES_MAX && DATA_BYTES_TO_CLIENT_MAX < MESSAGE_BYTES_MAX);
-const _: () = assert!((DIAL_BYTES_MAX as u64) < DATA_BYTES_TO_GO);
 const _: () = assert!(SPEAKS_WITHIN.as_millis() < ANSWERS_WITHIN.as_millis());
 const _: () = assert!(ANSWERS_WITHIN.as_secs() < TLS_HANDSHAKE_TIMEOUT.as_secs());
 const _: () = assert!(TLS_HANDSHAKE_TIMEOUT.as_secs() <= TLS_HANDSHAKE_TIMEOUT_COMPAT.as_secs());
 const _: () = assert!(HANDSHAKES_MAX <= SILENT_MAX && SILENT_MAX <= WAITING_MAX);
-const _: () = assert!(DIAL_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
-const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
+const _: () = assert!(DIAL_ANSWER_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
+const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_ANSWER_TIMEOUT.as_secs());
 const _: () = assert!(SOCKET_BUFFER_KIB_MIN < SOCKET_BUFFER_BOUND_KIB_MAX);
 const _: () =
     assert!(SOCKET_BUFFER_BOUND_KIB_MAX as u64 * KIB * SOCKET_BUFFER_DIVISOR == 512 * MIB);
-const _: () = assert!(TUNNEL_SHARE_BYTES_MIN >= 2 * DATA_BYTES_TO_GO);
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN <= TUNNEL_SHARE_BYTES);
 const _: () = assert!(TUNNEL_SHARE_BYTES <= AGENT_BUDGET_BYTES);
 const _: () = assert!(CONNECT_HEAD_BYTES == adit_core::connect::HEAD_LEN_MAX as u64);
@@ -248,5 +234,3 @@ const _: () = assert!(CONNECT_HEAD_BYTES < UNANSWERED_BYTES_MAX as u64);
 const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
 const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());
 const _: () = assert!(AGENT_KEEPALIVE_TIME_MIN.as_secs() <= KEEPALIVE_TIME.as_secs());
-const _: () = assert!(UNIX_SOCKET_MODE == 0o777 & !UNIX_SOCKET_UMASK);
-const _: () = assert!(SHUTDOWN_FLUSH.as_secs() + DRAIN_QUIET.as_secs() < SHUTDOWN_GRACE.as_secs());

@@ -14,36 +14,20 @@ pub enum TlsVersion {
     Tls13,
 }
 
-/// A TLS 1.2 cipher suite that rustls supports. TLS 1.3 suites are not configurable, as in Go.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum CipherSuite {
-    /// `TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256`
-    EcdsaAes128Gcm,
-    /// `TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384`
-    EcdsaAes256Gcm,
-    /// `TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256`
-    EcdsaChaCha20,
-    /// `TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256`
-    RsaAes128Gcm,
-    /// `TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384`
-    RsaAes256Gcm,
-    /// `TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256`
-    RsaChaCha20,
-}
-
 /// TLS versions and cipher suites of both TLS listeners of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TlsPolicy {
     /// Lowest accepted version.
     pub min_version: TlsVersion,
-    /// TLS 1.2 suites in the given order; `None`: rustls' default list.
-    pub tls12_suites: Option<Vec<CipherSuite>>,
+    /// Names of TLS 1.2 suites that rustls supports, which are those of IANA; `None`: all of them. TLS 1.3 suites are not
+    /// configurable, as in Go.
+    pub tls12_suites: Option<Vec<&'static str>>,
 }
 
 /// The meaning of a name in [`SUITES`].
 #[derive(Clone, Copy)]
 enum Known {
-    Tls12(CipherSuite),
+    Tls12,
     /// Always enabled with TLS 1.3, whatever the list contains.
     Tls13,
     /// Accepted by upstream, not implemented by rustls.
@@ -58,30 +42,15 @@ const SUITES: &[(&str, Known)] = &[
     ("TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA", Known::Cbc),
     ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", Known::Cbc),
     ("TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA", Known::Cbc),
-    (
-        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
-        Known::Tls12(CipherSuite::EcdsaAes128Gcm),
-    ),
-    (
-        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
-        Known::Tls12(CipherSuite::EcdsaAes256Gcm),
-    ),
+    ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", Known::Tls12),
+    ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", Known::Tls12),
     (
         "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
-        Known::Tls12(CipherSuite::EcdsaChaCha20),
+        Known::Tls12,
     ),
-    (
-        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
-        Known::Tls12(CipherSuite::RsaAes128Gcm),
-    ),
-    (
-        "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
-        Known::Tls12(CipherSuite::RsaAes256Gcm),
-    ),
-    (
-        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
-        Known::Tls12(CipherSuite::RsaChaCha20),
-    ),
+    ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", Known::Tls12),
+    ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", Known::Tls12),
+    ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", Known::Tls12),
 ];
 
 impl TlsPolicy {
@@ -131,18 +100,18 @@ fn parse_version(name: &str, warnings: &mut Vec<String>) -> Result<TlsVersion, C
 fn parse_suites(
     names: &[String],
     warnings: &mut Vec<String>,
-) -> Result<Option<Vec<CipherSuite>>, ConfigError> {
+) -> Result<Option<Vec<&'static str>>, ConfigError> {
     if names.is_empty() {
         return Ok(None);
     }
     let mut suites = Vec::new();
     for name in names {
-        let Some((_, known)) = SUITES.iter().find(|(known, _)| known == name) else {
+        let Some((name, known)) = SUITES.iter().find(|(known, _)| known == name) else {
             bail!("cipher suite {name} not supported, doesn't exist or considered as insecure");
         };
         match known {
-            Known::Tls12(suite) if suites.contains(suite) => (),
-            Known::Tls12(suite) => suites.push(*suite),
+            Known::Tls12 if suites.contains(name) => (),
+            Known::Tls12 => suites.push(*name),
             Known::Tls13 => (),
             Known::Cbc => warnings.push(format!(
                 "--cipher-suites: {name} is a CBC suite and not implemented: ignored"
@@ -202,7 +171,7 @@ mod tests {
         );
         assert_eq!(
             policy.unwrap().tls12_suites,
-            Some(vec![CipherSuite::RsaAes128Gcm])
+            Some(vec!["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"])
         );
         assert_eq!(warnings.len(), 1);
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::sha256::Sha256;
-use adit_files::{ReadError, Reader, STUCK_AFTER, open, read_once};
+use adit_host::files::{ReadError, Reader, STUCK_AFTER, open, read_once};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Keys of `status.user.extra` (Kubernetes 1.32 has them all, 1.20 the pod's).
-const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
@@ -15,9 +14,7 @@ pub struct ServiceAccount {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Name of the pod, if the token is bound to one.
-    pub pod_name: Option<String>,
-    /// Unique id of the pod.
+    /// Unique id of the pod, if the token is bound to one.
     pub pod_uid: Option<String>,
     /// Name of the pod's node, or of the node that the token is bound to.
     pub node_name: Option<String>,
@@ -63,7 +60,6 @@ impl ServiceAccount {
         Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            pod_name: first(POD_NAME),
             pod_uid: first(POD_UID),
             node_name: first(NODE_NAME),
         }

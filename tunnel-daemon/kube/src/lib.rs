@@ -4,7 +4,7 @@
 
 pub mod access;
 pub mod account;
-mod concurrency_limit;
+mod fair_slots;
 pub mod leases;
 pub mod no_proxy;
 pub mod request;

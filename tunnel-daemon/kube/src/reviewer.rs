@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::access::Api;
 use crate::account::ServiceAccount;
-pub use crate::concurrency_limit::Caller;
-use crate::concurrency_limit::{ConcurrencyLimit, Full, Slot};
+pub use crate::fair_slots::Caller;
+use crate::fair_slots::{FairSlots, Full, Slot};
 use crate::request::{self, RequestError};
 use crate::review::{PATH, ReviewError, ReviewPolicy};
 use crate::token::{self, Claims, Token};
@@ -76,7 +76,7 @@ pub struct Reviewer(Arc<Inner>);
 struct Inner {
     api: Arc<Api>,
     policy: ReviewPolicy,
-    limit: Arc<ConcurrencyLimit>,
+    limit: Arc<FairSlots>,
     pace: Pace,
     events: Arc<dyn ReviewEvents>,
     tables: Mutex<Tables>,
@@ -112,7 +112,7 @@ impl Reviewer {
         Self(Arc::new(Inner {
             api,
             policy,
-            limit: ConcurrencyLimit::new(IN_FLIGHT_MAX, WAITING_MAX),
+            limit: FairSlots::new(IN_FLIGHT_MAX, WAITING_MAX),
             pace: Pace::new(rate),
             events,
             tables: Mutex::default(),

@@ -124,7 +124,7 @@ async fn greet(
     events: Arc<dyn AcceptEvents>,
 ) -> Option<ByteStream> {
     let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
-        return Some(ByteStream::plain(socket, peer));
+        return Some(ByteStream::Plain(socket, peer));
     };
     let reject = |why: SlotError| {
         tracing::debug!(%peer, %why, "no TLS handshake");

@@ -10,6 +10,18 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::self_sockets::OwnSockets;
 
+/// A socket of the family of `address`.
+///
+/// # Errors
+/// The host lacks the family, or has no descriptor left.
+pub fn socket_for(address: SocketAddr) -> io::Result<TcpSocket> {
+    if address.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }
+}
+
 /// Connects, past a redirect of this process if there is one. Has no deadline of its own; a dropped call leaves no socket.
 ///
 /// # Errors

@@ -75,14 +75,7 @@ pub enum SlotError {
 }
 
 /// The unit among which slots are shared out, see [`host_of`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(Option<IpAddr>);
-
-impl Source {
-    fn of(peer: PeerAddr) -> Self {
-        Self(host_of(peer))
-    }
-}
+type Source = Option<IpAddr>;
 
 /// The slots of one listener, and the connections without one.
 #[derive(Debug)]
@@ -183,7 +176,7 @@ impl Handshakes {
         Place {
             handshakes: Arc::clone(self),
             number,
-            source: Source::of(peer),
+            source: host_of(peer),
             called,
         }
     }

@@ -1,12 +1,12 @@
 //! Happy eyeballs (RFC 8305): attempts at several places, the next of which starts while earlier ones have not answered.
 //! Connects race over the addresses of a name, DNS queries over name servers.
 
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 use std::vec;
 
+use futures_util::StreamExt as _;
+use futures_util::future::{Join, Ready, join, ready};
+use futures_util::stream::FuturesUnordered;
 use tokio::time::sleep;
 
 /// Time that one attempt has before the next one starts beside it; Go's value.
@@ -14,10 +14,10 @@ const STAGGER: Duration = Duration::from_millis(300);
 
 /// Attempts at several places, in order: the next one starts 300 ms after the last or as soon as one is done.
 /// Dropping it drops the attempts that are under way.
-pub struct Race<P, A, F> {
+pub struct Race<P, A, F: Future> {
     waiting: vec::IntoIter<P>,
     attempt: A,
-    running: Running<P, F>,
+    running: FuturesUnordered<Join<Ready<P>, F>>,
 }
 
 impl<P, A, F> Race<P, A, F>
@@ -32,9 +32,7 @@ where
         Self {
             waiting: places.into_iter(),
             attempt,
-            running: Running {
-                attempts: Vec::new(),
-            },
+            running: FuturesUnordered::new(),
         }
     }
 
@@ -44,41 +42,18 @@ where
         loop {
             match self.waiting.next() {
                 Some(place) => {
-                    let attempt = Box::pin((self.attempt)(place.clone()));
-                    self.running.attempts.push((place, attempt));
+                    let attempt = (self.attempt)(place.clone());
+                    self.running.push(join(ready(place), attempt));
                 }
-                None if self.running.attempts.is_empty() => return None,
+                None if self.running.is_empty() => return None,
                 None => (),
             }
             let more = self.waiting.len() > 0;
-            let running = &mut self.running;
             tokio::select! {
                 biased;
-                done = poll_fn(|cx| running.poll_done(cx)) => return Some(done),
+                done = self.running.next() => return done,
                 () = sleep(STAGGER), if more => (),
             }
-        }
-    }
-}
-
-struct Running<P, F> {
-    attempts: Vec<(P, Pin<Box<F>>)>,
-}
-
-impl<P, F: Future> Running<P, F> {
-    /// Ready with the first attempt that is done, which is then removed.
-    fn poll_done(&mut self, cx: &mut Context<'_>) -> Poll<(P, F::Output)> {
-        let done =
-            self.attempts
-                .iter_mut()
-                .enumerate()
-                .find_map(|(at, (_, attempt))| match attempt.as_mut().poll(cx) {
-                    Poll::Ready(output) => Some((at, output)),
-                    Poll::Pending => None,
-                });
-        match done {
-            Some((at, output)) => Poll::Ready((self.attempts.remove(at).0, output)),
-            None => Poll::Pending,
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Sockets outside TLS: listening, accepting, dialling, name lookup, HTTP/2 glue and bounded tasks.
 //!
-//! Owns listeners, dials of names and their order, descriptors and slots. Knows which socket options links and lanes need.
-//! Reads facts of the host: kernel, mounts, cgroups, capabilities. Refuses to know tunnels, agents and eBPF programs: the
-//! packages above pass it bytes and hooks.
+//! Owns listeners, dials of names and their order, and slots. Knows which socket options links and lanes need.
+//! Refuses to know tunnels, agents and eBPF programs: the packages above pass it bytes and hooks.
 #![deny(unsafe_code)]
 
 pub mod accept;
@@ -10,26 +9,19 @@ pub mod accounts;
 pub mod authority;
 pub mod buffer_growth;
 mod call_pace;
-pub mod capabilities;
-pub mod cgroup;
-pub mod descriptors;
 pub mod dial;
 pub mod direct;
 pub mod grpc;
 pub mod handshakes;
 pub mod happy_eyeballs;
 pub mod inherited;
-pub mod interfaces;
 pub mod listen;
-pub mod mounts;
 pub mod original_dst;
 pub mod peer;
 pub mod poll_set;
-pub mod release;
 pub mod resolve;
 pub mod self_listeners;
 pub mod self_sockets;
-pub mod services;
 pub mod socket;
 pub mod source_quota;
 pub mod tasks;

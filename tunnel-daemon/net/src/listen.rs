@@ -108,18 +108,10 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds and listens. Needs a tokio runtime.
+    /// Binds and listens. `before` gets a TCP socket that is bound and does not listen yet. Needs a tokio runtime.
     ///
     /// # Errors
     /// The address is in use, not local, or not allowed; the text names it.
-    pub fn bind(address: &ListenAddr) -> Result<Self, ListenError> {
-        Self::bind_with(address, |_socket| ())
-    }
-
-    /// As [`Self::bind`]; `before` gets a TCP socket that is bound and does not listen yet.
-    ///
-    /// # Errors
-    /// As [`Self::bind`].
     pub fn bind_with(
         address: &ListenAddr,
         before: impl Fn(BorrowedFd<'_>),
@@ -231,7 +223,7 @@ mod tests {
 
     #[tokio::test]
     async fn accepted_sockets_are_tuned_and_know_their_peer() {
-        let listener = Listener::bind(&loopback(0)).unwrap();
+        let listener = Listener::bind_with(&loopback(0), |_socket| ()).unwrap();
         let client = TcpStream::connect(listener.tcp_addr().unwrap())
             .await
             .unwrap();
@@ -243,22 +235,23 @@ mod tests {
 
     #[tokio::test]
     async fn port_in_use_is_an_error_naming_the_address() {
-        let first = Listener::bind(&loopback(0)).unwrap();
+        let first = Listener::bind_with(&loopback(0), |_socket| ()).unwrap();
         let address = first.tcp_addr().unwrap();
-        let error = Listener::bind(&ListenAddr::Tcp(address)).unwrap_err();
+        let error = Listener::bind_with(&ListenAddr::Tcp(address), |_socket| ()).unwrap_err();
         assert_eq!(error.cause().kind(), io::ErrorKind::AddrInUse);
         assert!(error.to_string().contains(&address.to_string()), "{error}");
     }
 
     #[tokio::test]
     async fn foreign_address_is_an_error_naming_it() {
-        let error = Listener::bind(&ListenAddr::Tcp(([192, 0, 2, 1], 0).into())).unwrap_err();
+        let error = Listener::bind_with(&ListenAddr::Tcp(([192, 0, 2, 1], 0).into()), |_socket| ())
+            .unwrap_err();
         assert!(error.to_string().contains("192.0.2.1"), "{error}");
     }
 
     #[tokio::test]
     async fn port_without_address_serves_ipv4_peers_by_their_ipv4_address() {
-        let listener = Listener::bind(&ListenAddr::AnyTcp(0)).unwrap();
+        let listener = Listener::bind_with(&ListenAddr::AnyTcp(0), |_socket| ()).unwrap();
         let port = listener.tcp_addr().unwrap().port();
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
             .await

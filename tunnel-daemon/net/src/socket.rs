@@ -75,15 +75,6 @@ pub fn set_nodelay(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_nodelay(true)
 }
 
-/// The socket counts as writable only while fewer than `bytes` are unsent. More data stays in our queues, where control
-/// packets can overtake it.
-///
-/// # Errors
-/// As [`tune_stream`].
-pub fn set_notsent_lowat(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
-    SockRef::from(socket).set_tcp_notsent_lowat(bytes)
-}
-
 /// Closing the socket will send RST instead of FIN and discard what is unsent.
 ///
 /// # Errors
@@ -115,7 +106,6 @@ mod tests {
     fn options_reach_the_kernel() {
         let stream = stream();
         tune_stream(&stream).unwrap();
-        set_notsent_lowat(&stream, 65_536).unwrap();
         set_reset_on_close(&stream).unwrap();
         let socket = SockRef::from(&stream);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
@@ -123,7 +113,6 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE_PERIOD);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_PROBES);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
-        assert_eq!(socket.tcp_notsent_lowat().unwrap(), 65_536);
         assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
         set_end_on_close(&stream).unwrap();
         assert_eq!(socket.linger().unwrap(), None);

@@ -56,20 +56,26 @@ impl StaleFile {
     }
 }
 
-/// A unix socket that listens and is not served yet. Dropping it removes its file.
+/// A unix socket and its file, which is removed when this is dropped.
 #[derive(Debug)]
-pub struct UnixBound {
-    file: SocketFile,
-    listener: StdListener,
-}
-
-/// A listening unix socket. Dropping it removes its file.
-#[derive(Debug)]
-pub struct UnixListening {
+pub struct UnixSocket<L> {
     /// Before the listener, for the order of drops: while the socket is open its inode number cannot be taken by
     /// another file, so the guard can tell its own file.
     file: SocketFile,
-    listener: UnixListener,
+    listener: L,
+}
+
+/// A unix socket that listens and is not served yet.
+pub type UnixBound = UnixSocket<StdListener>;
+/// A listening unix socket.
+pub type UnixListening = UnixSocket<UnixListener>;
+
+impl<L> UnixSocket<L> {
+    /// The socket's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
 }
 
 impl UnixBound {
@@ -101,12 +107,6 @@ impl UnixBound {
             file,
             listener: socket.into(),
         })
-    }
-
-    /// The socket's file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.file.path
     }
 
     /// Serves the socket in the caller's tokio runtime.
@@ -144,12 +144,6 @@ impl UnixListening {
             file: SocketFile { path, own: None },
             listener: UnixListener::from_std(socket)?,
         })
-    }
-
-    /// The socket's file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.file.path
     }
 
     /// Waits for a connection. Cancelling loses no connection.

@@ -11,9 +11,9 @@ use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
-use adit_net::capabilities::{effective, lacking};
-use adit_net::cgroup::cgroup2_mount;
-use adit_net::release::Release;
+use adit_host::capabilities::{effective, lacking};
+use adit_host::cgroup::cgroup2_mount;
+use adit_host::release::Release;
 
 /// A feature that a host has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]

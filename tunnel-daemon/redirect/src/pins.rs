@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::{FdLink, PinnedLink};
 
 use crate::command;
-use adit_net::mounts;
+use adit_host::mounts;
 
 /// Prefix of folder names; the inode of the cgroup follows.
 const PREFIX: &str = "adit-redirect-";

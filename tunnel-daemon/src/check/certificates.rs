@@ -9,7 +9,7 @@ use crate::listeners::server_tls;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
 use adit_config::tls_policy::TlsPolicy;
-use adit_files::{OthersMay, others_may};
+use adit_host::files::{OthersMay, others_may};
 use adit_tls::inspect::{self, Inspected, Role};
 use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, ClientTls, TlsError};
@@ -166,7 +166,7 @@ fn key_access(name: &str, key: &Path) -> Option<Capability> {
 
 fn token(path: &Path) -> Capability {
     let shown = path.display();
-    let line = match adit_files::open(path).and_then(std::io::read_to_string) {
+    let line = match adit_host::files::open(path).and_then(std::io::read_to_string) {
         Ok(text) if text.trim().is_empty() => missing(
             format!("{shown} is empty"),
             "mount a projected service account token there",

@@ -10,11 +10,11 @@ use rustix::thread::CapabilitySet;
 use super::Needs;
 use super::line::{degraded, missing, ok};
 use crate::budgets::{socket_buffer_kib_max, tunnels_max};
-use crate::memory::{self, MemoryLimit};
 use crate::status::model::Capability;
-use adit_net::capabilities;
-use adit_net::cgroup::cgroup2_mount;
-use adit_net::release::Release;
+use adit_host::capabilities;
+use adit_host::cgroup::cgroup2_mount;
+use adit_host::memory::{self, MemoryLimit};
+use adit_host::release::Release;
 
 /// The minimum kernel for io_uring relays, and the oldest kernel measured.
 const FLOOR: Release = Release::new(6, 1, 0);

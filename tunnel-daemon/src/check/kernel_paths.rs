@@ -8,7 +8,7 @@ use super::line::degraded;
 use crate::ebpf::check::Host;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
-use adit_net::capabilities::of_this_process;
+use adit_host::capabilities::of_this_process;
 
 /// Lines about a server's kernel features.
 pub(crate) fn of_server(plan: &ServerPlan, host: &Host) -> Vec<Capability> {

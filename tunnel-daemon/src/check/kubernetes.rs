@@ -7,8 +7,8 @@ use tokio::runtime::Builder;
 use super::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_host::blocking::start_runtime;
 use adit_server::backend::check_deny_list;
-use adit_tls::blocking::start_runtime;
 
 /// Lines about the access of a server to the Kubernetes API, and its deny list.
 ///

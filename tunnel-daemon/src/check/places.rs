@@ -34,7 +34,6 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
             FrontendListen::Unix {
                 path,
                 delete_existing,
-                ..
             } => {
                 let stale = StaleFile::of(*delete_existing);
                 lines.push(socket("frontend", path, stale));

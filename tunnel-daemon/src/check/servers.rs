@@ -13,10 +13,10 @@ use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::AgentPlan;
+use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
-use adit_tls::blocking::start_runtime;
 
 const NAME: &str = "server";
 /// Time for a refusal to arrive: with TLS 1.3 a server refuses a client certificate after the handshake.

@@ -13,7 +13,7 @@ use super::targets::GREETING;
 use super::world::World;
 use crate::ebpf::lacks;
 use crate::ebpf_flags;
-use adit_net::cgroup;
+use adit_host::cgroup;
 
 /// A cgroup below this process's own, removed on drop. Connections of the processes in it are captured.
 pub(super) struct CapturedCgroup(PathBuf);

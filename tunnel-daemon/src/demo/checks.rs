@@ -11,7 +11,7 @@ use super::paths::Paths;
 use super::steps::Steps;
 use super::targets::GREETING;
 use super::world::World;
-use crate::wait::wait_until;
+use adit_host::wait::wait_until;
 
 /// Time for connections to close after the last tunnel.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(5);

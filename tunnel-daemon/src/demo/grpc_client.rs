@@ -20,9 +20,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::io::StreamReader;
 use tokio_util::sync::PollSender;
+use tonic::IntoStreamingRequest as _;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_prost::ProstCodec;
 
-use adit_net::services::proxy_service_client::ProxyServiceClient;
 
 /// Packets queued towards the server.
 const QUEUE_PACKETS: usize = 16;
@@ -80,8 +82,16 @@ impl GrpcTunnel {
         // Queue the dial before the call: the server answers the call together with the dial.
         let dial = packet(raw::PacketType::DialReq, Payload::DialRequest(request));
         packets.send(dial).await.context("the queue is closed")?;
-        let mut client = ProxyServiceClient::new(channel);
-        let call = client.proxy(ReceiverStream::new(queue));
+        let mut client = tonic::client::Grpc::new(channel);
+        let call = async {
+            let unready = |error: tonic::transport::Error| {
+                tonic::Status::unknown(format!("Service was not ready: {error}"))
+            };
+            client.ready().await.map_err(unready)?;
+            let path = PathAndQuery::from_static("/ProxyService/Proxy");
+            let packets = ReceiverStream::new(queue).into_streaming_request();
+            client.streaming(packets, path, ProstCodec::default()).await
+        };
         let mut answers = patient(call).await?.into_inner();
         let answer = patient(answers.message()).await?;
         let Some(Payload::DialResponse(answer)) = answer.and_then(|packet| packet.payload) else {

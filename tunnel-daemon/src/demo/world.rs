@@ -11,10 +11,10 @@ use super::folder::Folder;
 use super::frontend::Frontend;
 use super::stats::Stats;
 use super::targets;
-use crate::wait::wait_until;
 use crate::{agent, server};
 use adit_config::plan::LaneSecurity;
 use adit_config::{Command, DemoOptions};
+use adit_host::wait::wait_until;
 use adit_net::tasks::Tasks;
 use adit_tls::selfsigned::{ThrowawayCa, Usage};
 

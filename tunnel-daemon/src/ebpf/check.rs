@@ -19,9 +19,9 @@ use adit_config::plan::{
     AccountMode, AccountPlan, NetnsPlan, NodeRedirectPlan, OnFailure, RedirectPlan, RuleFile,
     RuleFileOf,
 };
-use adit_net::capabilities::of_this_process;
-use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
-use adit_net::interfaces::local_addresses;
+use adit_host::capabilities::of_this_process;
+use adit_host::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
+use adit_host::interfaces::local_addresses;
 use adit_redirect::caps::{self, HostCaps};
 use adit_redirect::pins::bpffs_mount;
 

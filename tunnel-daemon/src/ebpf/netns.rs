@@ -21,6 +21,7 @@ use crate::status::model::RedirectNamespaces;
 use adit_config::NetnsHelperOptions;
 use adit_config::limits;
 use adit_config::plan::NetnsPlan;
+use adit_host::blocking::{self, BlockingError};
 use adit_net::accounts::Accounts;
 use adit_net::listen::Listener;
 use adit_redirect::namespaces::{
@@ -29,7 +30,6 @@ use adit_redirect::namespaces::{
 use adit_redirect::netns;
 use adit_redirect::redirect::Redirect;
 use adit_telemetry::labels::NetnsHelperState;
-use adit_tls::blocking::{self, BlockingError};
 
 /// Interval of scans: a new namespace may lack a listener, and a listener may keep an ended one alive, for this long.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

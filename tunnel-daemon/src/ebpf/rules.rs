@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use adit_files::{ReadError, Reader, STUCK_AFTER};
+use adit_host::files::{ReadError, Reader, STUCK_AFTER};
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
@@ -137,7 +137,7 @@ fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     // One byte more than the limit, so that the parser sees an oversized file.
     let most = limits::REDIRECT_FILE_BYTES_MAX as u64 + 1;
-    adit_files::open(path)?
+    adit_host::files::open(path)?
         .take(most)
         .read_to_string(&mut text)?;
     Ok(text)

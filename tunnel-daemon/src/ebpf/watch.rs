@@ -9,11 +9,11 @@ use tokio_util::sync::CancellationToken;
 use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
-use adit_net::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
+use adit_host::blocking;
+use adit_host::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use adit_redirect::object::KernelError;
 use adit_redirect::redirect::Redirect;
 use adit_telemetry::AditMetrics;
-use adit_tls::blocking;
 
 /// Interval between two rounds of maintenance: kernel counters, ended processes, the cgroup.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

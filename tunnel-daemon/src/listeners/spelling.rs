@@ -101,7 +101,6 @@ mod tests {
             listen: FrontendListen::Unix {
                 path: "/run/adit/kas.sock".into(),
                 delete_existing: false,
-                mode: 0o600,
             },
         };
         assert_eq!(frontend(&unix, None), "grpc=unix:/run/adit/kas.sock");

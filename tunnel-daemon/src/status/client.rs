@@ -268,6 +268,7 @@ mod tests {
             .collect();
         let choice = AdminSocketChoice {
             places: places.clone(),
+            ..AdminSocketChoice::default()
         };
         let none = Socket::of(&choice).unwrap_err().to_string();
         for path in &places {

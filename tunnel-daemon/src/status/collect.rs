@@ -19,13 +19,13 @@ use super::model::{
 };
 use crate::certificates::CertificateTable;
 use crate::check;
-use crate::privileges::{held_by_any_thread, names};
 use crate::redirect_view::RedirectView;
 use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
 use adit_agent::sync::{CountOrigin, Progress, SearchView};
 use adit_config::plan::DataPathPlan;
-use adit_net::descriptors::Descriptors as OpenDescriptors;
+use adit_host::descriptors::Descriptors as OpenDescriptors;
+use adit_host::privileges::{held_by_any_thread, names};
 use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::labels::{LinkEnding, Path};
 use adit_telemetry::{AditMetrics, AgentDialCounts, AgentDials, DebugLog, OpenTunnels};

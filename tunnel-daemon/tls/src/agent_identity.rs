@@ -154,7 +154,6 @@ mod tests {
         let principal = Principal {
             subject: format!("CN={name}"),
             common_name: Some(name.to_owned()),
-            organizations: Vec::new(),
             names: Vec::new(),
             rest_sha256: None,
             certificate_sha256: [0; 32],
@@ -166,7 +165,6 @@ mod tests {
         Arc::new(ServiceAccount {
             namespace: "n".to_owned(),
             name: "s".to_owned(),
-            pod_name: None,
             pod_uid: Some("uid".to_owned()),
             node_name: Some(node.to_owned()),
         })

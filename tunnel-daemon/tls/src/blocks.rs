@@ -97,11 +97,7 @@ fn is_bulk(read: usize) -> bool {
 
 /// One direction's reads.
 #[derive(Debug, Default)]
-pub struct BlockReader {
-    /// Kept only while the direction is bulk.
-    block: BytesMut,
-    bulk: bool,
-}
+pub struct BlockReader(Fill);
 
 impl BlockReader {
     /// The next bytes; empty at EOF. `most` bounds them where it is less than a usual read. A direction with little room is
@@ -115,54 +111,17 @@ impl BlockReader {
         stream: &mut S,
         most: usize,
     ) -> Poll<io::Result<Bytes>> {
-        let polled = if most <= BULK_BYTES {
-            self.rest();
-            return with_scratch(cx, stream, most.max(1), Bytes::copy_from_slice);
-        } else if self.bulk {
-            self.read_block(cx, stream)
+        let filled = if most <= BULK_BYTES {
+            self.0 = Fill::default();
+            self.0.poll_fill_at_most(cx, stream, most.max(1))
         } else {
-            with_scratch(cx, stream, READ_BYTES, Bytes::copy_from_slice)
+            self.0.poll_fill(cx, stream)
         };
-        match polled {
-            Poll::Ready(Ok(bytes)) if is_bulk(bytes.len()) => {
-                self.bulk = true;
-                Poll::Ready(Ok(bytes))
-            }
-            // The read that ends bulk is small and may wait for long: it must not keep a block, which no budget counts.
-            Poll::Ready(Ok(bytes)) if self.bulk => {
-                self.rest();
-                Poll::Ready(Ok(Bytes::copy_from_slice(&bytes)))
-            }
-            // Little or nothing to read: a direction that is not bulk gives its block back.
-            other => {
-                self.rest();
-                other
-            }
-        }
-    }
-
-    fn rest(&mut self) {
-        self.bulk = false;
-        self.block = BytesMut::new();
-    }
-
-    fn read_block<S: AsyncRead + Unpin>(
-        &mut self,
-        cx: &mut Context<'_>,
-        stream: &mut S,
-    ) -> Poll<io::Result<Bytes>> {
-        if self.block.capacity() < READ_BYTES / 2 {
-            self.block = take_block();
-        }
-        match tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.block) {
-            Poll::Ready(Ok(_count)) => Poll::Ready(Ok(self.block.split().freeze())),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+        filled.map_ok(|_count| self.0.take_all())
     }
 }
 
-/// As [`BlockReader`], for callers that cut what was read into pieces and change it in place.
+/// Bytes of one direction that were read and not taken, for callers that cut them into pieces and change these in place.
 #[derive(Debug, Default)]
 pub(super) struct Fill {
     bytes: BytesMut,
@@ -205,6 +164,20 @@ impl Fill {
         Some(taken)
     }
 
+    /// Takes all bytes. Their block stays only if there is room for another read in it.
+    fn take_all(&mut self) -> Bytes {
+        let taken = if self.has_room() {
+            self.bytes.split()
+        } else {
+            std::mem::take(&mut self.bytes)
+        };
+        taken.freeze()
+    }
+
+    fn has_room(&self) -> bool {
+        self.bytes.capacity() - self.bytes.len() >= READ_BYTES / 2
+    }
+
     /// As [`Self::poll_fill`], but no more than `most` bytes, which is at least one.
     pub(super) fn poll_fill_at_most<S: AsyncRead + Unpin>(
         &mut self,
@@ -234,7 +207,7 @@ impl Fill {
     ) -> Poll<io::Result<usize>> {
         let was_bulk = self.bulk;
         let polled = if was_bulk {
-            if self.bytes.capacity() - self.bytes.len() < READ_BYTES / 2 {
+            if !self.has_room() {
                 let mut block = take_block();
                 block.extend_from_slice(&self.bytes);
                 self.bytes = block;
@@ -250,9 +223,9 @@ impl Fill {
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
         } else if !self.bulk && was_bulk {
-            // The read that ends bulk is copied out of its block, as in [`BlockReader`]. So is the beginning of a record:
-            // it is less than a record, the rest may never come, and each of many lanes would keep a block that no budget
-            // counts.
+            // The read that ends bulk is small and may wait for long, so it is copied out of its block. So is the beginning
+            // of a record: it is less than a record, the rest may never come, and each of many lanes would keep a block that
+            // no budget counts.
             self.bytes = BytesMut::from(&self.bytes[..]);
         }
         polled

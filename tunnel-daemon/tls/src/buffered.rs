@@ -26,18 +26,40 @@ thread_local! {
 #[derive(Debug)]
 pub struct ReadBuffered<S> {
     inner: S,
-    /// `None` whenever no byte is held.
-    held: Option<Held>,
+    /// Bytes read and not yet taken; `None` whenever there are none.
+    held: Option<Borrowed>,
     /// Where TLS records end, while no read may go beyond a record.
     records: Option<Records>,
 }
 
-/// Bytes read and not yet taken: `from..to` of `buffer`, never empty.
+/// Bytes `from..to` of a buffer of the pool, which gets the buffer back when this is dropped.
 #[derive(Debug)]
-struct Held {
-    buffer: Box<[u8]>,
-    from: usize,
-    to: usize,
+pub(super) struct Borrowed {
+    pub(super) buffer: Box<[u8]>,
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+impl Borrowed {
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.buffer.get(self.from..self.to).unwrap_or_default()
+    }
+
+    /// Moves what is left into a buffer of its own size: it may wait for long, and many lanes may wait.
+    pub(super) fn shrink(&mut self) {
+        let rest = self.bytes();
+        if rest.len() <= self.buffer.len() / 2 {
+            let rest: Box<[u8]> = rest.into();
+            (self.from, self.to) = (0, rest.len());
+            give_back(std::mem::replace(&mut self.buffer, rest));
+        }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        give_back(std::mem::take(&mut self.buffer));
+    }
 }
 
 /// How far the reader is into a TLS record: type 1, version 2, length 2, then the payload.
@@ -118,26 +140,21 @@ impl<S> ReadBuffered<S> {
 
     /// Bytes held for the next reads.
     pub fn held_bytes(&self) -> usize {
-        self.held.as_ref().map_or(0, |held| held.to - held.from)
+        self.held.as_ref().map_or(0, |held| held.bytes().len())
     }
 
     /// The stream below and the bytes already read from it, for callers that go on without TLS.
     pub fn into_parts(self) -> (S, Vec<u8>) {
-        let left = self.held.map_or_else(Vec::new, |held| {
-            held.buffer
-                .get(held.from..held.to)
-                .unwrap_or_default()
-                .to_vec()
-        });
-        (self.inner, left)
+        let left = self.held.map(|held| held.bytes().to_vec());
+        (self.inner, left.unwrap_or_default())
     }
 
     /// Hands out held bytes; false when there were none.
     fn take_held(&mut self, out: &mut ReadBuf<'_>) -> bool {
-        let Some(mut held) = self.held.take() else {
+        let Some(held) = &mut self.held else {
             return false;
         };
-        let available = held.buffer.get(held.from..held.to).unwrap_or_default();
+        let available = held.bytes();
         let allowed = self.records.as_ref().map_or(usize::MAX, Records::allowed);
         let taken = available.len().min(out.remaining()).min(allowed);
         let taken_bytes = available.get(..taken).unwrap_or_default();
@@ -146,10 +163,8 @@ impl<S> ReadBuffered<S> {
             records.note(taken_bytes);
         }
         held.from += taken;
-        if held.from < held.to {
-            self.held = Some(held);
-        } else {
-            give_back(held.buffer);
+        if held.from == held.to {
+            self.held = None;
         }
         true
     }
@@ -189,7 +204,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadBuffered<S> {
             give_back(buffer);
             return polled;
         }
-        self.held = Some(Held {
+        self.held = Some(Borrowed {
             buffer,
             from: 0,
             to,

@@ -10,7 +10,7 @@ use rustls::crypto::aws_lc_rs::{self, cipher_suite as suite};
 use rustls::version::{TLS12, TLS13};
 use rustls::{SupportedCipherSuite, SupportedProtocolVersion};
 
-use adit_config::tls_policy::{CipherSuite, TlsPolicy, TlsVersion};
+use adit_config::tls_policy::{TlsPolicy, TlsVersion};
 
 /// The suites of TLS 1.3 in our order of preference: AES-GCM runs at three times the speed of ChaCha20 where
 /// the processor has AES instructions, and 128 bits is what Go prefers.
@@ -21,31 +21,13 @@ const TLS13_SUITES: &[SupportedCipherSuite] = &[
 ];
 
 /// The suites of TLS 1.2 in our order of preference: the operator chooses suites, not their order, as in Go.
-const TLS12_SUITES: &[(CipherSuite, SupportedCipherSuite)] = &[
-    (
-        CipherSuite::EcdsaAes128Gcm,
-        suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-    ),
-    (
-        CipherSuite::RsaAes128Gcm,
-        suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
-    ),
-    (
-        CipherSuite::EcdsaAes256Gcm,
-        suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
-    ),
-    (
-        CipherSuite::RsaAes256Gcm,
-        suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
-    ),
-    (
-        CipherSuite::EcdsaChaCha20,
-        suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
-    ),
-    (
-        CipherSuite::RsaChaCha20,
-        suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
-    ),
+const TLS12_SUITES: &[SupportedCipherSuite] = &[
+    suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+    suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+    suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+    suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+    suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+    suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 ];
 
 /// FIPS has no ChaCha20.
@@ -55,16 +37,12 @@ fn is_allowed(suite: &SupportedCipherSuite) -> bool {
 
 /// aws-lc-rs with the suites of `policy`, preferred first.
 pub(super) fn provider(policy: &TlsPolicy) -> Arc<CryptoProvider> {
-    let wanted = |suite: &CipherSuite| {
-        policy
-            .tls12_suites
-            .as_ref()
-            .is_none_or(|list| list.contains(suite))
+    let wanted = |suite: &&SupportedCipherSuite| {
+        let list = policy.tls12_suites.as_ref();
+        let name = suite.suite().as_str().unwrap_or_default();
+        list.is_none_or(|list| list.contains(&name))
     };
-    let tls12 = TLS12_SUITES
-        .iter()
-        .filter(|(name, _)| wanted(name))
-        .map(|(_, suite)| *suite);
+    let tls12 = TLS12_SUITES.iter().filter(wanted).copied();
     let suites = TLS13_SUITES.iter().copied().chain(tls12);
     let cipher_suites = suites.filter(is_allowed).collect();
     Arc::new(CryptoProvider {
@@ -132,19 +110,19 @@ mod tests {
     #[cfg(not(feature = "fips"))]
     #[test]
     fn list_restricts_tls12_and_leaves_tls13_alone() {
-        let tls12_suites = Some(vec![CipherSuite::RsaChaCha20]);
-        let policy = TlsPolicy {
-            tls12_suites,
-            ..TlsPolicy::default()
-        };
-        let expected = [
-            "TLS13_AES_128_GCM_SHA256",
-            "TLS13_AES_256_GCM_SHA384",
-            "TLS13_CHACHA20_POLY1305_SHA256",
-            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
-        ];
-        assert_eq!(names(&policy), expected);
-        assert_eq!(versions(&policy).len(), 2);
+        for suite in TLS12_SUITES {
+            let name = format!("{:?}", suite.suite());
+            let parsed = TlsPolicy::parse("", std::slice::from_ref(&name), &mut Vec::new());
+            let policy = parsed.unwrap();
+            let expected = [
+                "TLS13_AES_128_GCM_SHA256",
+                "TLS13_AES_256_GCM_SHA384",
+                "TLS13_CHACHA20_POLY1305_SHA256",
+                &name,
+            ];
+            assert_eq!(names(&policy), expected);
+            assert_eq!(versions(&policy).len(), 2);
+        }
     }
 
     #[test]

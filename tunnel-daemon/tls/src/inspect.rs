@@ -169,7 +169,7 @@ impl Expiry {
 /// The file cannot be read.
 pub fn certificates(path: &Path) -> std::io::Result<Vec<Inspected>> {
     let mut bytes = Vec::new();
-    adit_files::open(path)?
+    adit_host::files::open(path)?
         .take(FILE_BYTES_MAX)
         .read_to_end(&mut bytes)?;
     let all = ca::certificates(&bytes).filter_map(|der| inspect(&der));

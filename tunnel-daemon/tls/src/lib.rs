@@ -5,7 +5,6 @@
 #![deny(unsafe_code)]
 
 pub mod agent_identity;
-pub mod blocking;
 pub mod blocks;
 pub mod buffered;
 mod ca;

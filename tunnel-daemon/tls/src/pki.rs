@@ -12,15 +12,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rcgen::{
-    BasicConstraints, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
+use rcgen::{BasicConstraints, Issuer, KeyPair};
 
 use adit_kube::sha256::Sha256;
 
 use crate::inspect;
-use crate::selfsigned::{CLOCK_SKEW, Issued, Usage, parameters};
+use crate::selfsigned::{self, CLOCK_SKEW, Dates, Issued, Usage, end_entity};
 
 /// Seconds of a day.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -155,19 +152,15 @@ pub fn init(folder: &Path, days: u32) -> Result<Vec<Written>, PkiError> {
             name: authority.common_name().to_owned(),
             cause,
         };
-        let (not_before, not_after) = validity(days, None);
+        let dates = validity(days, None);
         let key = KeyPair::generate().map_err(failed)?;
-        let name = named_by_key(authority, &key);
-        let mut params = parameters(&name, &[], not_before, not_after).map_err(failed)?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key_pem = key.serialize_pem();
-        let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
+        let (name, key_pem) = (named_by_key(authority, &key), key.serialize_pem());
+        let issuer = selfsigned::authority(&name, BasicConstraints::Constrained(0), key, dates);
         let pair = Issued {
-            cert_pem: issuer.pem(),
+            cert_pem: issuer.map_err(failed)?.pem(),
             key_pem,
         };
-        files.extend(pair_files(folder, authority.stem(), pair, not_after));
+        files.extend(pair_files(folder, authority.stem(), pair, dates.1));
     }
     let made = DirBuilder::new().mode(0o700).recursive(true).create(folder);
     made.map_err(|cause| PkiError::Write {
@@ -197,27 +190,14 @@ pub fn issue(folder: &Path, days: u32, wanted: &[Wanted]) -> Result<Vec<Written>
         check_stem(&one.stem)?;
         one.names.iter().try_for_each(|name| check_name(name))?;
         let signer = Signer::open(folder, one.authority)?;
-        let (not_before, not_after) = validity(days, Some(signer.not_after));
-        let failed = |cause| PkiError::Generate {
-            name: one.common_name.clone(),
+        let dates = validity(days, Some(signer.not_after));
+        let (name, names) = (&one.common_name, &one.names);
+        let pair = end_entity(one.usage, name, names, dates, &signer.issuer);
+        let pair = pair.map_err(|cause| PkiError::Generate {
+            name: name.clone(),
             cause,
-        };
-        let mut params =
-            parameters(&one.common_name, &one.names, not_before, not_after).map_err(failed)?;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![match one.usage {
-            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
-            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
-        }];
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().map_err(failed)?;
-        let certificate = params.signed_by(&key, &signer.issuer).map_err(failed)?;
-        let pair = Issued {
-            cert_pem: certificate.pem(),
-            key_pem: key.serialize_pem(),
-        };
-        files.extend(pair_files(folder, &one.stem, pair, not_after));
+        })?;
+        files.extend(pair_files(folder, &one.stem, pair, dates.1));
     }
     write_new(files)
 }
@@ -271,7 +251,7 @@ impl Signer {
 
 /// Start and end of a validity, at most up to `end`.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-fn validity(days: u32, end: Option<SystemTime>) -> (SystemTime, SystemTime) {
+fn validity(days: u32, end: Option<SystemTime>) -> Dates {
     let now = SystemTime::now();
     let not_after = now + DAY * days;
     let not_after = end.map_or(not_after, |end| not_after.min(end));

@@ -23,8 +23,6 @@ pub struct Principal {
     pub subject: String,
     /// The first common name of the subject.
     pub common_name: Option<String>,
-    /// Organisations of the subject: the groups of a Kubernetes user.
-    pub organizations: Vec<String>,
     /// Subject alternative names, prefixed by their kind and sorted: `dns:`, `ip:`, `uri:`, `email:`.
     pub names: Vec<String>,
     /// SHA-256 of what distinguishes this holder where names alone do not: of all alternative names as encoded in the
@@ -47,11 +45,6 @@ impl Principal {
         Some(Self {
             subject: distinguished_name(subject),
             common_name: subject.iter_common_name().find_map(text),
-            organizations: subject
-                .iter_organization()
-                .filter_map(text)
-                .take(NAMES_MAX)
-                .collect(),
             rest_sha256: rest_sha256(&certificate, &names),
             names,
             certificate_sha256: Sha256::digest(der),

@@ -26,10 +26,10 @@ use tokio::net::TcpStream;
 pub(super) use self::keys::TrafficSecrets;
 use self::keys::{Half, broken, violated};
 use crate::blocks::Fill;
-use crate::buffered::{borrow, give_back};
+use crate::buffered::{Borrowed, borrow};
 use crate::clear::ClearStream;
 use crate::outbox::Outbox;
-use crate::stream::Socket;
+use crate::stream::{Connection as _, Socket};
 
 /// What a record adds to its plain text: header, type, tag.
 const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
@@ -49,13 +49,6 @@ pub enum TakeOverError {
     Rustls(#[from] rustls::Error),
 }
 
-/// Sealed records to be written: `from..to` of a borrowed buffer.
-struct Sealed {
-    buffer: Box<[u8]>,
-    from: usize,
-    to: usize,
-}
-
 /// One end of a TLS connection after its handshake.
 pub struct RecordStream {
     socket: Socket,
@@ -64,8 +57,8 @@ pub struct RecordStream {
     read: Fill,
     /// Since the last call of `take_read_bytes`.
     read_bytes: usize,
-    /// `None` whenever nothing waits.
-    sealed: Option<Sealed>,
+    /// Sealed records to be written; `None` whenever nothing waits.
+    sealed: Option<Borrowed>,
     contents: ContentReader,
     /// Kernel TLS is attached and would take keys.
     attached: bool,
@@ -117,10 +110,7 @@ impl RecordStream {
     /// The TCP socket below, for its options and state; `None` on a unix socket.
     #[must_use]
     pub fn tcp(&self) -> Option<&TcpStream> {
-        match &self.socket {
-            Socket::Tcp(tcp) => Some(tcp),
-            Socket::Unix(_) => None,
-        }
+        self.socket.tcp()
     }
 
     /// The payload of the next record; empty after the peer's close_notify. A read of the socket takes at most `most` bytes.
@@ -222,7 +212,7 @@ impl RecordStream {
     pub fn waiting_bytes(&self) -> usize {
         self.sealed
             .as_ref()
-            .map_or(0, |sealed| sealed.to - sealed.from)
+            .map_or(0, |sealed| sealed.bytes().len())
     }
 
     /// Seals the bytes of `out` and writes them. Ready when all are written.
@@ -232,11 +222,7 @@ impl RecordStream {
     pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
         loop {
             if let Some(sealed) = &mut self.sealed {
-                let rest = sealed
-                    .buffer
-                    .get(sealed.from..sealed.to)
-                    .unwrap_or_default();
-                match Pin::new(&mut self.socket).poll_write(cx, rest)? {
+                match Pin::new(&mut self.socket).poll_write(cx, sealed.bytes())? {
                     Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                     Poll::Ready(written) => sealed.from += written,
                     Poll::Pending => {
@@ -269,7 +255,7 @@ impl RecordStream {
             room.copy_from_slice(&good_bye);
             good_bye.len()
         })?;
-        self.sealed = Some(Sealed {
+        self.sealed = Some(Borrowed {
             buffer,
             from: 0,
             to,
@@ -281,14 +267,13 @@ impl RecordStream {
         {
             return Err(broken("payload where the session was to end"));
         }
-        let Socket::Tcp(socket) = self.socket else {
-            return Err(broken("not a TCP connection"));
-        };
+        let socket = self.socket.into_tcp();
+        let socket = socket.ok_or_else(|| broken("not a TCP connection"))?;
         Ok(ClearStream::new(socket, self.read.into_bytes()))
     }
 
     /// Seals as many records as fit into a buffer.
-    fn seal(&mut self, out: &mut Outbox) -> io::Result<Sealed> {
+    fn seal(&mut self, out: &mut Outbox) -> io::Result<Borrowed> {
         let mut buffer = borrow();
         let mut to = 0;
         if self.update_due || self.tx.records >= RECORDS_PER_KEY {
@@ -308,7 +293,7 @@ impl RecordStream {
             }
             to += self.seal_one(room, APPLICATION_DATA, |plain| out.copy_to(plain))?;
         }
-        Ok(Sealed {
+        Ok(Borrowed {
             buffer,
             from: 0,
             to,
@@ -337,24 +322,6 @@ impl RecordStream {
 impl std::fmt::Debug for RecordStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RecordStream").finish_non_exhaustive()
-    }
-}
-
-impl Sealed {
-    /// Moves what waits into a buffer of its own size: it may wait for long, and many lanes may wait.
-    fn shrink(&mut self) {
-        let rest = self.buffer.get(self.from..self.to).unwrap_or_default();
-        if rest.len() <= self.buffer.len() / 2 {
-            let rest: Box<[u8]> = rest.into();
-            (self.from, self.to) = (0, rest.len());
-            give_back(std::mem::replace(&mut self.buffer, rest));
-        }
-    }
-}
-
-impl Drop for Sealed {
-    fn drop(&mut self) {
-        give_back(std::mem::take(&mut self.buffer));
     }
 }
 

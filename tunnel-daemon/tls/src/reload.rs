@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use adit_files::{OthersMay, ReadError, Reader, STUCK_AFTER, others_may};
+use adit_host::files::{OthersMay, ReadError, Reader, STUCK_AFTER, others_may};
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
 use rustls_pki_types::{CertificateDer, UnixTime};

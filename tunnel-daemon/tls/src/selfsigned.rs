@@ -10,7 +10,7 @@ use std::{
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
-    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair,
+    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair,
     KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
@@ -73,11 +73,9 @@ impl ThrowawayCa {
             names: common_name.to_owned(),
             cause,
         };
-        let mut params = throwaway(common_name, &[]).map_err(failed)?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().map_err(failed)?;
-        let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
+        let limits = BasicConstraints::Unconstrained;
+        let issuer = authority(common_name, limits, key, throwaway_dates()).map_err(failed)?;
         Ok(Self { issuer })
     }
 
@@ -101,19 +99,8 @@ impl ThrowawayCa {
             names: names.join(", "),
             cause,
         };
-        let mut params = throwaway(common_name, names).map_err(failed)?;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![match usage {
-            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
-            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
-        }];
-        params.use_authority_key_identifier_extension = true;
-        let key = KeyPair::generate().map_err(failed)?;
-        let cert = params.signed_by(&key, &self.issuer).map_err(failed)?;
-        Ok(Issued {
-            cert_pem: cert.pem(),
-            key_pem: key.serialize_pem(),
-        })
+        let dates = throwaway_dates();
+        end_entity(usage, common_name, names, dates, &self.issuer).map_err(failed)
     }
 
     /// A revocation list of this CA that names these certificates; all PEM.
@@ -159,21 +146,20 @@ impl ThrowawayCa {
     }
 }
 
+/// Start and end of a validity.
+pub(crate) type Dates = (SystemTime, SystemTime);
+
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
-fn throwaway(common_name: &str, names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+fn throwaway_dates() -> Dates {
     let now = SystemTime::now();
-    parameters(common_name, names, now - CLOCK_SKEW, now + LIFETIME)
+    (now - CLOCK_SKEW, now + LIFETIME)
 }
 
 /// Parameters of a certificate with this subject and these alternative names: host names and IP addresses.
-///
-/// # Errors
-/// A name is neither a host name nor an IP address.
-pub(crate) fn parameters(
+fn parameters(
     common_name: &str,
     names: &[String],
-    not_before: SystemTime,
-    not_after: SystemTime,
+    (not_before, not_after): Dates,
 ) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = DistinguishedName::new();
@@ -183,6 +169,48 @@ pub(crate) fn parameters(
     params.not_before = not_before.into();
     params.not_after = not_after.into();
     Ok(params)
+}
+
+/// The certificate of an authority, signed by itself.
+///
+/// # Errors
+/// The generator failed.
+pub(crate) fn authority(
+    common_name: &str,
+    limits: BasicConstraints,
+    key: KeyPair,
+    dates: Dates,
+) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
+    let mut params = parameters(common_name, &[], dates)?;
+    params.is_ca = IsCa::Ca(limits);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    CertifiedIssuer::self_signed(params, key)
+}
+
+/// A new pair signed by `issuer`.
+///
+/// # Errors
+/// A name is neither a host name nor an IP address, or the generator failed.
+pub(crate) fn end_entity(
+    usage: Usage,
+    common_name: &str,
+    names: &[String],
+    dates: Dates,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<Issued, rcgen::Error> {
+    let mut params = parameters(common_name, names, dates)?;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![match usage {
+        Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
+        Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
+    }];
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate()?;
+    Ok(Issued {
+        cert_pem: params.signed_by(&key, issuer)?.pem(),
+        key_pem: key.serialize_pem(),
+    })
 }
 
 /// A CA file and pairs for a server, an agent and a client. Dropping this removes the files.

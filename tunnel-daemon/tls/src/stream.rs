@@ -61,10 +61,8 @@ pub enum Socket {
 /// A connection as frontends, links and lanes see it.
 #[derive(Debug)]
 pub enum ByteStream {
-    /// TCP in clear text, with the address it had when accepted: a reset socket no longer knows.
-    Tcp(TcpStream, SocketAddr),
-    /// A unix socket in clear text.
-    Unix(UnixStream),
+    /// Clear text, with the address the peer had when accepted: a reset socket no longer knows.
+    Plain(Socket, PeerAddr),
     /// TLS over either. Boxed: the session is a kilobyte, and the other variants are moved around.
     Tls(Box<TlsConnection>),
 }
@@ -88,25 +86,17 @@ impl Socket {
             Self::Unix(socket) => socket.readable().await.is_ok(),
         }
     }
+
+    /// The TCP socket; `None` on a unix socket.
+    pub(super) fn into_tcp(self) -> Option<TcpStream> {
+        match self {
+            Self::Tcp(socket) => Some(socket),
+            Self::Unix(_) => None,
+        }
+    }
 }
 
 impl ByteStream {
-    /// A clear-text stream.
-    #[must_use]
-    pub fn plain(socket: Socket, peer: PeerAddr) -> Self {
-        match (socket, peer) {
-            (Socket::Tcp(socket), PeerAddr::Tcp(address)) => Self::Tcp(socket, address),
-            (Socket::Tcp(socket), PeerAddr::Unix) => {
-                let address = socket.peer_addr();
-                Self::Tcp(
-                    socket,
-                    address.unwrap_or_else(|_reset| SocketAddr::from(([0, 0, 0, 0], 0))),
-                )
-            }
-            (Socket::Unix(socket), _) => Self::Unix(socket),
-        }
-    }
-
     /// A finished handshake.
     pub(super) fn tls(
         io: TlsStream<ReadBuffered<Socket>>,
@@ -133,14 +123,10 @@ impl ByteStream {
     /// most twice `net.core.wmem_max`). The kernel books twice `bytes`, for its own structures. Where
     /// `net.core.wmem_default` gives as much or more, the buffer stays. TCP sizes its buffers itself.
     pub fn widen(&self, bytes: usize) {
-        let socket = match self {
-            Self::Unix(socket) => SockRef::from(socket),
-            Self::Tls(tls) => match &tls.io.get_ref().0.inner() {
-                Socket::Unix(socket) => SockRef::from(socket),
-                Socket::Tcp(_) => return,
-            },
-            Self::Tcp(..) => return,
+        let Socket::Unix(socket) = self.socket() else {
+            return;
         };
+        let socket = SockRef::from(socket);
         let wanted = bytes.saturating_mul(2);
         if socket.send_buffer_size().is_ok_and(|has| has >= wanted) {
             return;
@@ -154,8 +140,7 @@ impl ByteStream {
     #[must_use]
     pub fn peer(&self) -> PeerAddr {
         match self {
-            Self::Tcp(_, address) => PeerAddr::Tcp(*address),
-            Self::Unix(_) => PeerAddr::Unix,
+            Self::Plain(_, peer) => *peer,
             Self::Tls(tls) => tls.peer,
         }
     }
@@ -163,10 +148,7 @@ impl ByteStream {
     /// The peer's identity by its verified certificate. On a server: `None` without TLS or without a client CA.
     #[must_use]
     pub fn principal(&self) -> Option<&Arc<Principal>> {
-        match self {
-            Self::Tcp(..) | Self::Unix(_) => None,
-            Self::Tls(tls) => tls.principal.as_ref(),
-        }
+        self.as_tls()?.principal.as_ref()
     }
 
     /// The certificates that the peer has shown, its own first; empty without TLS.
@@ -194,7 +176,7 @@ impl ByteStream {
     #[must_use]
     pub fn as_tls(&self) -> Option<&TlsConnection> {
         match self {
-            Self::Tcp(..) | Self::Unix(_) => None,
+            Self::Plain(..) => None,
             Self::Tls(tls) => Some(tls),
         }
     }
@@ -202,13 +184,14 @@ impl ByteStream {
     /// The TCP socket at the bottom, for socket options; `None` on unix sockets.
     #[must_use]
     pub fn tcp(&self) -> Option<&TcpStream> {
+        self.socket().tcp()
+    }
+
+    /// The socket at the bottom.
+    fn socket(&self) -> &Socket {
         match self {
-            Self::Tcp(socket, _) => Some(socket),
-            Self::Unix(_) => None,
-            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
-                Socket::Tcp(socket) => Some(socket),
-                Socket::Unix(_) => None,
-            },
+            Self::Plain(socket, _) => socket,
+            Self::Tls(tls) => tls.io.get_ref().0.inner(),
         }
     }
 }
@@ -232,9 +215,19 @@ impl TlsConnection {
     /// The session of the TLS library, without its connection.
     #[cfg(test)]
     pub(super) fn into_session(self) -> rustls::Connection {
+        self.split().1
+    }
+
+    fn split(self) -> (ReadBuffered<Socket>, rustls::Connection) {
         match self.io {
-            TlsStream::Client(io) => rustls::Connection::Client(io.into_inner().1),
-            TlsStream::Server(io) => rustls::Connection::Server(io.into_inner().1),
+            TlsStream::Client(io) => {
+                let (io, session) = io.into_inner();
+                (io, session.into())
+            }
+            TlsStream::Server(io) => {
+                let (io, session) = io.into_inner();
+                (io, session.into())
+            }
         }
     }
 
@@ -274,19 +267,9 @@ impl TlsConnection {
     /// # Errors
     /// See [`TakeOverError`]; the connection is closed then.
     pub fn into_records(self) -> Result<RecordStream, TakeOverError> {
-        let secrets = self
-            .secrets
-            .ok_or(TakeOverError::Session("its secrets were not kept"))?;
-        let (io, session) = match self.io {
-            TlsStream::Client(io) => {
-                let (io, session) = io.into_inner();
-                (io, rustls::Connection::Client(session))
-            }
-            TlsStream::Server(io) => {
-                let (io, session) = io.into_inner();
-                (io, rustls::Connection::Server(session))
-            }
-        };
+        let secrets = self.secrets.clone();
+        let secrets = secrets.ok_or(TakeOverError::Session("its secrets were not kept"))?;
+        let (io, session) = self.split();
         if !io.at_record_end() {
             return Err(TakeOverError::Session("it holds part of a record"));
         }
@@ -382,25 +365,16 @@ impl Connection for ByteStream {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(match self {
-            Self::Tcp(socket, _) => socket.as_fd(),
-            Self::Unix(socket) => socket.as_fd(),
-            Self::Tls(tls) => return tls.io.get_ref().0.inner().descriptor(),
-        })
+        self.socket().descriptor()
     }
 
     fn refuse_input(&self) -> bool {
-        match self {
-            Self::Tcp(..) => false,
-            Self::Unix(socket) => SockRef::from(socket).shutdown(Shutdown::Read).is_ok(),
-            Self::Tls(tls) => tls.io.get_ref().0.inner().refuse_input(),
-        }
+        self.socket().refuse_input()
     }
 
     fn into_descriptor(self) -> Option<OwnedFd> {
         match self {
-            Self::Tcp(socket, _) => socket.into_std().ok().map(OwnedFd::from),
-            Self::Unix(socket) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Plain(socket, _) => socket.into_descriptor(),
             Self::Tls(_) => None,
         }
     }
@@ -437,10 +411,7 @@ impl Connection for Socket {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(match self {
-            Self::Tcp(socket) => socket.as_fd(),
-            Self::Unix(socket) => socket.as_fd(),
-        })
+        Some(self.as_fd())
     }
 
     fn refuse_input(&self) -> bool {
@@ -518,7 +489,7 @@ macro_rules! delegate_io {
 }
 
 delegate_io!(Socket, { Self::Tcp(io) => io, Self::Unix(io) => io });
-delegate_io!(ByteStream, { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
+delegate_io!(ByteStream, { Self::Plain(io, _) => io, Self::Tls(tls) => tls });
 
 /// TLS 1.3 lets a client write before the server has judged its certificate. The write then fails while the server's alert,
 /// which says why, waits in the socket. RST never overtakes the alert, so that nothing is waited for.
@@ -617,10 +588,10 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let small = SockRef::from(&near).set_send_buffer_size(32 * 1024);
         small.unwrap();
-        let stream = ByteStream::plain(Socket::Unix(near), PeerAddr::Unix);
-        let booked = || match &stream {
-            ByteStream::Unix(socket) => SockRef::from(socket).send_buffer_size().unwrap(),
-            other => panic!("{other:?}"),
+        let stream = ByteStream::Plain(Socket::Unix(near), PeerAddr::Unix);
+        let booked = || {
+            let socket = SockRef::from(stream.socket());
+            socket.send_buffer_size().unwrap()
         };
         for (bytes, expected) in [(64, 128), (16, 128), (96, 192)] {
             stream.widen(bytes * 1024);

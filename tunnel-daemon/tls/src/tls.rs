@@ -285,7 +285,7 @@ impl TlsSpec for ClientTls {
     }
 }
 
-fn refused(error: impl std::fmt::Display) -> TlsError {
+pub(super) fn refused(error: impl std::fmt::Display) -> TlsError {
     TlsError::Refused {
         reason: error.to_string(),
     }
@@ -347,7 +347,7 @@ fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
         path: path.to_owned(),
         cause,
     };
-    let file = adit_files::open(path).map_err(unreadable)?;
+    let file = adit_host::files::open(path).map_err(unreadable)?;
     let length = file.metadata().map_or(0, |about| about.len());
     let capacity = usize::try_from(length.min(FILE_BYTES_MAX)).unwrap_or_default();
     // Read at once, with room for one more byte to detect EOF: a buffer that grows leaves copies of a key behind.

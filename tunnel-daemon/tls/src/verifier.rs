@@ -26,7 +26,7 @@ use webpki::{
 };
 
 use crate::principal::Principal;
-use crate::tls_error::TlsError;
+use crate::tls::{TlsError, refused};
 
 /// `anyExtendedKeyUsage`, 2.5.29.37.0, as it stands in a certificate: tag, length, content.
 const ANY_DER: [u8; 6] = [6, 4, 0x55, 0x1d, 0x25, 0];
@@ -55,7 +55,7 @@ pub(super) fn of_servers(
         roots,
         lists: Vec::new(),
     };
-    Ok(Arc::new(Servers { strict, any }))
+    Ok(Arc::new(WithAnyUsage { strict, any }))
 }
 
 /// Verifier of clients, by the CAs of `roots`. With revocation `lists`, every certificate of a chain needs a list of its
@@ -88,13 +88,7 @@ pub(super) fn of_clients(
         lists: parsed,
     };
     let strict = strict.build().map_err(refused)?;
-    Ok(Arc::new(Clients { strict, any }))
-}
-
-fn refused(error: impl fmt::Display) -> TlsError {
-    TlsError::Refused {
-        reason: error.to_string(),
-    }
+    Ok(Arc::new(WithAnyUsage { strict, any }))
 }
 
 /// The second verification, of chains that rustls has refused for their usage.
@@ -206,18 +200,48 @@ impl ExtendedKeyUsageValidator for AnyUsage {
     }
 }
 
-struct Servers {
-    strict: Arc<WebPkiServerVerifier>,
+/// A verifier of rustls, and what it refuses verified a second time.
+struct WithAnyUsage<V: ?Sized> {
+    strict: Arc<V>,
     any: AnyUsage,
 }
 
-impl fmt::Debug for Servers {
+impl<V: ?Sized> fmt::Debug for WithAnyUsage<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Servers").finish_non_exhaustive()
+        f.debug_struct("WithAnyUsage").finish_non_exhaustive()
     }
 }
 
-impl ServerCertVerifier for Servers {
+/// What both traits have: signatures of handshakes, which no usage concerns, as rustls verifies them.
+macro_rules! verify_signatures_strictly {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.strict
+                .verify_tls12_signature(message, certificate, signed)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.strict
+                .verify_tls13_signature(message, certificate, signed)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.strict.supported_verify_schemes()
+        }
+    };
+}
+
+impl ServerCertVerifier for WithAnyUsage<WebPkiServerVerifier> {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
@@ -240,43 +264,10 @@ impl ServerCertVerifier for Servers {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict
-            .verify_tls12_signature(message, certificate, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict
-            .verify_tls13_signature(message, certificate, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.strict.supported_verify_schemes()
-    }
+    verify_signatures_strictly!();
 }
 
-struct Clients {
-    strict: Arc<dyn ClientCertVerifier>,
-    any: AnyUsage,
-}
-
-impl fmt::Debug for Clients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clients").finish_non_exhaustive()
-    }
-}
-
-impl ClientCertVerifier for Clients {
+impl ClientCertVerifier for WithAnyUsage<dyn ClientCertVerifier> {
     fn offer_client_auth(&self) -> bool {
         self.strict.offer_client_auth()
     }
@@ -303,29 +294,7 @@ impl ClientCertVerifier for Clients {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict
-            .verify_tls12_signature(message, certificate, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict
-            .verify_tls13_signature(message, certificate, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.strict.supported_verify_schemes()
-    }
+    verify_signatures_strictly!();
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Generates the protobuf messages (into `adit-core`) and the tonic client glue (into `adit-net`), without protoc. `cargo xtask codegen`
-//! runs it in the root folder of the repository; a package of its own, since nothing else needs what it is built of.
+//! Generates the protobuf messages (into `adit-core`), without protoc. `cargo xtask codegen` runs it in the root folder of the
+//! repository; a package of its own, since nothing else needs what it is built of.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -7,31 +7,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Messages of the protocol; prost has no wildcard for the empty package, so each is mapped by name.
-const MESSAGES: &[&str] = &[
-    "Packet",
-    "PacketType",
-    "DialRequest",
-    "DialResponse",
-    "CloseRequest",
-    "CloseResponse",
-    "CloseDial",
-    "Drain",
-    "Data",
-    "Window",
-    "Fin",
-    "Reset",
-    "Side",
-];
-
-/// First line of each generated file; `cargo xtask tidy` knows them by it.
+/// First line of the generated file; `cargo xtask tidy` knows them by it.
 const MARK: &str = "//! Made by `cargo xtask codegen` from konnectivity.proto; do not edit.";
 
 /// Lints that generated code need not follow.
 const LINTS: &str = "#![allow(clippy::all, clippy::pedantic, unreachable_pub, unused_qualifications, \
      elided_lifetimes_in_paths, reason = \"generated code\")]";
 
-/// Regenerates the files, or with `--check` fails when a committed one differs.
+/// Regenerates the file, or with `--check` fails when the committed one differs.
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let check = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -49,51 +32,15 @@ fn main() -> anyhow::Result<()> {
         .bytes(["."])
         .default_package_filename("packets")
         .out_dir(&messages)
-        .compile_fds(descriptors.clone())?;
+        .compile_fds(descriptors)?;
 
-    let service = out.join("service");
-    std::fs::create_dir_all(&service)?;
-    let mut builder = tonic_prost_build::configure()
-        .build_server(false)
-        .build_transport(false)
-        .out_dir(&service);
-    for name in MESSAGES {
-        builder = builder.extern_path(
-            format!(".{name}"),
-            format!("::adit_core::wire::packets::{name}"),
-        );
-    }
-    let mut config = prost_build::Config::new();
-    config.default_package_filename("services");
-    builder.compile_fds_with_config(descriptors, config)?;
-
-    let pairs = [
-        (
-            messages.join("packets.rs"),
-            "tunnel-daemon/core/src/wire/packets.rs",
-        ),
-        (
-            service.join("services.rs"),
-            "tunnel-daemon/net/src/services.rs",
-        ),
-    ];
-    for (fresh, committed) in pairs {
-        let text =
-            std::fs::read_to_string(&fresh).with_context(|| format!("read {}", fresh.display()))?;
-        let text = with_reasons(&text);
-        let text = formatted(&format!("{MARK}\n{LINTS}\n{text}"))?;
-        settle(Path::new(committed), &text, check)
-            .with_context(|| format!("generated file {committed}"))?;
-    }
-    Ok(())
-}
-
-/// The generator's own `allow` attributes give no reason, which our lints ask for.
-fn with_reasons(text: &str) -> String {
-    text.replace(
-        "clippy::let_unit_value,\n    )]",
-        "clippy::let_unit_value,\n        reason = \"generated code\",\n    )]",
-    )
+    let fresh = messages.join("packets.rs");
+    let committed = Path::new("tunnel-daemon/core/src/wire/packets.rs");
+    let text =
+        std::fs::read_to_string(&fresh).with_context(|| format!("read {}", fresh.display()))?;
+    let text = formatted(&format!("{MARK}\n{LINTS}\n{text}"))?;
+    settle(committed, &text, check)
+        .with_context(|| format!("generated file {}", committed.display()))
 }
 
 /// Writes the text, or with `check` compares it.

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::link::tests::context;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_tunnel::lane::LaneRoom;
 
 fn keeper(name: &str, context: &LinkContext) -> LaneKeeper {

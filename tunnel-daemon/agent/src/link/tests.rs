@@ -18,9 +18,11 @@ use tokio::io::duplex;
 use tokio::time::{Instant, timeout};
 
 use super::*;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
+use adit_net::accounts::Accounts;
 use adit_net::dial::Dialer;
-use adit_net::resolve::SystemResolver;
+use adit_net::resolve::{Resolve, SystemResolver};
+use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AgentMetrics;
 use adit_tunnel::lane::LaneRoom;
@@ -70,13 +72,26 @@ async fn response_headers_time_out_after_ten_seconds() {
     assert_eq!(started.elapsed(), Duration::from_secs(10));
 }
 
+/// A dialler of any target.
+pub(crate) fn open_dialer(resolver: Arc<dyn Resolve>) -> Dialer {
+    let open = Arc::new(DestinationList::open());
+    Dialer::accounted(
+        resolver,
+        Arc::<DestinationList>::clone(&open),
+        open,
+        Duration::from_secs(5),
+        Accounts::off(),
+        OwnSockets::off(),
+        "",
+    )
+}
+
 /// The context of an agent with room for this many targets.
 pub(crate) fn context(targets: usize) -> LinkContext {
     let resolver = Arc::new(SystemResolver::new().unwrap());
-    let five_seconds = Duration::from_secs(5);
     LinkContext {
         agent: AgentId::new("a"),
-        dialer: Arc::new(Dialer::new(resolver, DestinationList::open(), five_seconds)),
+        dialer: Arc::new(open_dialer(resolver)),
         isolation: Isolation::default(),
         budget: Arc::new(ProcessBudget::new(1 << 30)),
         warn_on_channel_limit: false,

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 pub use proxy::NodeProxy;
 
 use adit_telemetry::labels::NodeRefusal;
-use adit_tls::stream::ByteStream;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 
 /// Limit on connections of one listener.
 pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
@@ -84,7 +84,7 @@ impl NodeListener {
 
     /// Serves one accepted connection to its end. A cancelled call resets its tunnel.
     pub async fn serve(self, stream: ByteStream) {
-        let ByteStream::Tcp(socket, peer) = stream else {
+        let ByteStream::Plain(Socket::Tcp(socket), PeerAddr::Tcp(peer)) = stream else {
             return;
         };
         let places = (

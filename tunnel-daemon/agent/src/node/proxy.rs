@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use super::{CONNECTIONS_MAX, Wanted};
 use crate::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::servers::ServerLanes;
+use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accounts::{Accounts, Labels};
-use adit_net::descriptors::{Descriptors, Use};
 use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,
 };

@@ -18,8 +18,8 @@ use crate::sync::{SearchRules, SyncPolicy};
 use adit_config::plan::CountSource;
 use adit_config::plan::{ForwardProxy, LaneSecurity};
 use adit_config::tls_policy::TlsPolicy;
+use adit_host::descriptors::Descriptors;
 use adit_net::accounts::Accounts;
-use adit_net::descriptors::Descriptors;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
@@ -91,7 +91,10 @@ async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, accepted) = tokio::join!(client, listener.accept());
     let (socket, peer) = accepted.unwrap();
-    (client.unwrap(), ByteStream::Tcp(socket, peer))
+    (
+        client.unwrap(),
+        ByteStream::Plain(Socket::Tcp(socket), PeerAddr::Tcp(peer)),
+    )
 }
 
 /// A connection that holds a slot while the returned values live, and waits for a server.

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
@@ -12,11 +11,11 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::connector::RecentServers;
+use crate::link::tests::open_dialer;
 use adit_config::plan::CountSource;
 use adit_config::plan::ForwardProxy;
 use adit_config::tls_policy::TlsPolicy;
-use adit_net::descriptors::Descriptors;
-use adit_net::dial::Dialer;
+use adit_host::descriptors::Descriptors;
 use adit_net::resolve::{Answer, Resolve, SrvRecord};
 use adit_telemetry::AgentMetrics;
 use adit_tls::reload::Reloadable;
@@ -56,11 +55,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
     let (metrics, tasks) = (AgentMetrics::new(), Tasks::new(10));
     let context = LinkContext {
         agent: AgentId::new("a"),
-        dialer: Arc::new(Dialer::new(
-            Arc::clone(&resolver),
-            DestinationList::open(),
-            Duration::from_secs(5),
-        )),
+        dialer: Arc::new(open_dialer(Arc::clone(&resolver))),
         isolation: Isolation::default(),
         budget: Arc::new(ProcessBudget::new(1 << 30)),
         metrics: metrics.clone(),

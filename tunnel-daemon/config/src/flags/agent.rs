@@ -7,14 +7,13 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::redirect::NamespaceFlags;
-use super::values::{OperationFlags, PortSetting, port_setting};
+use super::values::{OperationFlags, PortSetting, bind_if_on, port_setting};
 use crate::address::ServerAddress;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
-    ForwardProxy, Identity, IsolationPlan, KeepAlive, NodeRedirectPlan, Profiling, Program,
-    TargetListener,
+    ForwardProxy, Identity, IsolationPlan, NodeRedirectPlan, Program, TargetListener,
 };
 use crate::process_id::id;
 use crate::units::{duration, ip, number, port};
@@ -216,14 +215,15 @@ impl AgentFlags {
             sync_interval: servers.sync_interval,
             sync_interval_cap: servers.sync_interval_cap,
             sync_forever: servers.sync_forever,
-            keepalive: KeepAlive::every(servers.keepalive_time),
+            keepalive: servers.keepalive_time,
             warn_on_channel_limit: self.warn_on_channel_limit,
-            health: self
-                .health_server_port
-                .bind("--health-server-host", &self.health_server_host)?,
+            health: bind_if_on(
+                "--health-server-host",
+                &self.health_server_host,
+                self.health_server_port,
+            )?,
             admin: self.operation.admin(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(Program::Agent, env),
-            profiling: Profiling::default(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,
             redirect: self.node.redirect()?,

@@ -285,8 +285,8 @@ fn read(path: &str) -> Result<String, String> {
     let most = limits::CONFIG_FILE_BYTES_MAX;
     let path = path.to_owned();
     // No signal handler stands yet, so that a process with id 1 could not be ended while it waits.
-    let read = adit_files::within(adit_files::STUCK_AFTER, move || {
-        std::io::read_to_string(adit_files::open(Path::new(&path))?.take(most + 1))
+    let read = adit_host::files::within(adit_host::files::STUCK_AFTER, move || {
+        std::io::read_to_string(adit_host::files::open(Path::new(&path))?.take(most + 1))
     });
     let text = read.flatten().map_err(|error| error.to_string())?;
     if text.len() as u64 > most {

@@ -20,10 +20,13 @@ use self::agent::AgentFlags;
 use self::given::Given;
 pub(super) use self::given::warn_compat;
 use self::server::ServerFlags;
-use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
+use self::view::LinkFlags;
 #[cfg(feature = "demo")]
 use crate::command::DemoOptions;
-use crate::command::{Command, LinksAction, ManOptions, NetnsHelperOptions, Parsed};
+use crate::command::{
+    CheckOptions, Command, LinksAction, LinksOptions, ManOptions, NetnsHelperOptions, Parsed,
+    StatusOptions, TopOptions,
+};
 use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 use crate::version;
@@ -46,17 +49,17 @@ enum Sub {
     #[cfg(feature = "demo")]
     Demo(DemoOptions),
     /// Show the state of a running server or agent
-    Status(StatusFlags),
+    Status(StatusOptions),
     /// Show the open tunnels of a running server or agent, live
-    Top(TopFlags),
+    Top(TopOptions),
     /// Show the links of a running server or agent, each with what its agent has proved and claims
-    Links(LinksFlags),
+    Links(LinksOptions),
     /// Have a running server send new tunnels to other agents of the same kind, while there are any
     Drain(LinkFlags),
     /// Have a running server end the links of an agent and its tunnels; the agent may link again
     Unlink(LinkFlags),
     /// Say what this host and these flags allow, and what is missing
-    Check(CheckFlags),
+    Check(CheckOptions),
     /// Make the certificates of an installation, or show what is in some
     #[command(subcommand)]
     Pki(PkiOptions),
@@ -175,12 +178,21 @@ fn read(
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
-        Sub::Status(flags) => Command::Status(flags.options(env)?),
-        Sub::Top(flags) => Command::Top(flags.options(env)?),
-        Sub::Links(flags) => Command::Links(flags.options(env)?),
+        Sub::Status(mut options) => {
+            options.socket.find(env)?;
+            Command::Status(options)
+        }
+        Sub::Top(mut options) => {
+            options.check(env)?;
+            Command::Top(options)
+        }
+        Sub::Links(mut options) => {
+            options.socket.find(env)?;
+            Command::Links(options)
+        }
         Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain, env)?),
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink, env)?),
-        Sub::Check(flags) => flags.command(env, variables)?,
+        Sub::Check(options) => options.command(env, variables)?,
         Sub::Pki(options) => Command::Pki(options),
         Sub::Version(flags) => Command::Print(flags.text()),
         Sub::Completion(flags) => Command::Print(flags.text()),

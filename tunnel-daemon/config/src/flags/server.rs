@@ -10,15 +10,15 @@ use adit_kube::reviewer::Rate;
 
 use super::redirect::TransparentFlags;
 use super::values::{
-    FrontendSpec, OperationFlags, Place, PortSetting, bind, frontend, port_setting,
+    FrontendSpec, OperationFlags, Place, PortSetting, bind, bind_if_on, frontend, port_setting,
 };
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentListenerPlan, AgentProof, ConnectPlan, DataPathPlan, DestinationsPlan,
-    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, Program,
-    PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
+    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, Program, PublishPlan, ServerPlan,
+    ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::process_id::id;
 use crate::tls_policy::TlsPolicy;
@@ -245,15 +245,16 @@ impl ServerFlags {
             client_rules: ClientRules::parse(&frontends.client_allow_targets)
                 .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
             transparent: self.transparent.plan(),
-            frontend_keepalive: KeepAlive::every(frontends.frontend_keepalive_time),
+            frontend_keepalive: frontends.frontend_keepalive_time,
             connect: ConnectPlan::default(),
             tls: TlsPolicy::parse(&self.tls.tls_min_version, &self.tls.cipher_suites, warnings)?,
-            health: self
-                .health_port
-                .bind("--health-bind-address", &self.health_bind_address)?,
+            health: bind_if_on(
+                "--health-bind-address",
+                &self.health_bind_address,
+                self.health_port,
+            )?,
             admin: self.operation.admin(self.admin_port)?,
             admin_socket: self.operation.admin_socket(Program::Server, env),
-            profiling: Profiling::default(),
             strategies: self
                 .proxy_strategies
                 .parse()
@@ -305,7 +306,7 @@ impl AgentFlags {
                 self.agent_proof,
             )?,
             insecure_unauthenticated: self.insecure_allow_unauthenticated_agents,
-            keepalive: KeepAlive::every(self.keepalive_time),
+            keepalive: self.keepalive_time,
             grants: Grants::parse(&self.agent_grants)
                 .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
             zone: self.zone.map(String::into_boxed_str),
@@ -324,7 +325,6 @@ impl FrontendFlags {
                 Place::Unix(path) => FrontendListen::Unix {
                     path: path.clone(),
                     delete_existing: self.delete_existing_uds_file,
-                    mode: limits::UNIX_SOCKET_MODE,
                 },
                 Place::Tcp(bind) => self.tcp(bind, warnings)?,
             };

@@ -137,7 +137,6 @@ fn several_frontends_are_served_at_once() {
         &plan.frontends[0].listen,
         FrontendListen::Unix {
             delete_existing: false,
-            mode: 0o770,
             ..
         }
     ));

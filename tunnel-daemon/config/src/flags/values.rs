@@ -12,31 +12,24 @@ use crate::plan::{
 };
 use crate::units::{duration, listener_port};
 
-/// A port, or no listener.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum PortSetting {
-    Off,
-    Port(u16),
-}
+/// A port; `None`: no listener. The alias keeps clap from treating the flag as optional.
+pub(super) type PortSetting = Option<u16>;
 
 /// `off`, or a port; 0 lets the kernel choose.
 pub(super) fn port_setting(text: &str) -> Result<PortSetting, String> {
-    match text {
-        "off" => Ok(PortSetting::Off),
-        text => match listener_port(text) {
-            Ok(port) => Ok(PortSetting::Port(port)),
-            Err(why) => Err(format!("{why}, or off for no listener")),
-        },
+    if text == "off" {
+        return Ok(None);
     }
+    let port = listener_port(text).map(Some);
+    port.map_err(|why| format!("{why}, or off for no listener"))
 }
 
-impl PortSetting {
-    pub(super) fn bind(self, flag: &str, host: &str) -> Result<Option<BindAddress>, ConfigError> {
-        match self {
-            Self::Off => Ok(None),
-            Self::Port(port) => bind(flag, host, port).map(Some),
-        }
-    }
+pub(super) fn bind_if_on(
+    flag: &str,
+    host: &str,
+    port: PortSetting,
+) -> Result<Option<BindAddress>, ConfigError> {
+    port.map(|port| bind(flag, host, port)).transpose()
 }
 
 pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, ConfigError> {
@@ -158,7 +151,7 @@ impl OperationFlags {
     }
 
     pub(super) fn admin(&self, port: PortSetting) -> Result<Option<BindAddress>, ConfigError> {
-        port.bind("--admin-bind-address", &self.admin_bind_address)
+        bind_if_on("--admin-bind-address", &self.admin_bind_address, port)
     }
 
     pub(super) fn admin_socket(

@@ -14,7 +14,7 @@ use crate::address::ServerAddress;
 use crate::error::{ConfigError, bail};
 use crate::plan::{
     AdminSocketPlan, AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity,
-    IsolationPlan, KeepAlive, ShutdownPlan, count_source,
+    IsolationPlan, ShutdownPlan, count_source,
 };
 use crate::{identifiers, limits};
 
@@ -106,12 +106,12 @@ impl AgentOptions {
                     )
                 })
                 .transpose()?,
-            keepalive: KeepAlive::every(raised(
+            keepalive: raised(
                 "keepalive-time",
                 self.keepalive_time,
                 limits::AGENT_KEEPALIVE_TIME_MIN,
                 warnings,
-            )),
+            ),
             warn_on_channel_limit: self.warn_on_channel_limit,
             health: port(
                 "health server",
@@ -124,7 +124,6 @@ impl AgentOptions {
                 &self.shared.admin_bind_address,
                 self.admin_server_port,
             )?,
-            profiling: self.shared.profiling(),
             allow_targets: Some(self.allow_targets.clone()).filter(|targets| !targets.is_empty()),
             target_listeners: Vec::new(),
             redirect: None,
@@ -164,8 +163,7 @@ impl AgentOptions {
             "service account token path",
             &self.service_account_token_path,
         )?;
-        identifiers::check(&self.agent_identifiers)
-            .map_err(|error| ConfigError::new(format!("agent address is invalid: {error}")))?;
+        identifiers::check(&self.agent_identifiers)?;
         let path = &self.shared.kubeconfig;
         check_stat(&format!("error checking KubeconfigPath {path:?}"), path)?;
         count_source(&self.server_count_source).map(|_source| ())

@@ -284,7 +284,7 @@ impl Parser<'_, '_, '_> {
         let Some(retired) = self.retired(name) else {
             return Err(format!("{message}{}", self.hint(name)));
         };
-        if value.is_none() && retired.takes_value {
+        if value.is_none() {
             self.rest.next();
         }
         let warning = format!("--{name} is ignored: {}", retired.why);

@@ -2,19 +2,16 @@
 //!
 //! They are skipped with a warning, so that manifests written for those releases work.
 
-/// One ignored flag.
+/// One ignored flag, which takes a value.
 #[derive(Debug)]
 pub(super) struct Retired {
     pub(super) name: &'static str,
-    /// `--name value` consumes the next argument.
-    pub(super) takes_value: bool,
     pub(super) why: &'static str,
 }
 
 /// Ignored flags of `proxy-server`.
 pub(super) const SERVER: &[Retired] = &[Retired {
     name: "frontend-write-channel-size",
-    takes_value: true,
     why: "added after v0.36.0; slow clients are bounded in bytes here, not in packets",
 }];
 
@@ -22,27 +19,22 @@ pub(super) const SERVER: &[Retired] = &[Retired {
 pub(super) const AGENT: &[Retired] = &[
     Retired {
         name: "reconnect-interval",
-        takes_value: true,
         why: "only early releases had it; --sync-interval and --sync-interval-cap pace reconnects",
     },
     Retired {
         name: "feature-gates",
-        takes_value: true,
         why: "the only gate was NodeToMasterTraffic, which never came to be",
     },
     Retired {
         name: "apiserver-mapping",
-        takes_value: true,
         why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
     },
     Retired {
         name: "apiserver-port-mapping",
-        takes_value: true,
         why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
     },
     Retired {
         name: "bind-address",
-        takes_value: true,
         why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
     },
 ];

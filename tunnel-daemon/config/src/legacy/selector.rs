@@ -8,16 +8,15 @@
 /// A sentence that names the expected token and its place.
 pub(super) fn check(text: &str) -> Result<(), String> {
     let tokens = tokens(text);
-    let mut parser = Parser { tokens: &tokens };
-    if parser.tokens.is_empty() {
+    let mut rest = tokens.as_slice();
+    if rest.is_empty() {
         return Ok(());
     }
     loop {
-        parser.requirement()?;
-        match parser.next() {
-            None => return Ok(()),
-            Some(",") => (),
-            Some(other) => {
+        match requirement(rest)? {
+            [] => return Ok(()),
+            [",", after @ ..] => rest = after,
+            [other, ..] => {
                 return Err(format!("found '{other}', expected: ',' or 'end of string'"));
             }
         }
@@ -46,95 +45,65 @@ fn tokens(text: &str) -> Vec<&str> {
     tokens
 }
 
-struct Parser<'a> {
-    tokens: &'a [&'a str],
+/// What follows a part of a selector.
+type Rest<'t> = Result<&'t [&'t str], String>;
+
+fn requirement<'t>(tokens: &'t [&'t str]) -> Rest<'t> {
+    if let ["!", after @ ..] = tokens {
+        return key(after);
+    }
+    let after = key(tokens)?;
+    match after {
+        [] | [",", ..] => Ok(after),
+        ["=" | "==" | "!=", value @ ..] => match value {
+            // A value may be empty: `key=` and `key=,other`.
+            [] | [",", ..] => Ok(value),
+            [word, after @ ..] if !word.starts_with(SYMBOLS) => check_value(word).map(|()| after),
+            [other, ..] => Err(format!("found '{other}', expected: identifier")),
+        },
+        [operator @ (">" | "<" | "gt" | "lt"), value @ ..] => match value {
+            [number, after @ ..] if number.parse::<i64>().is_ok() => Ok(after),
+            _ => Err(format!(
+                "for '{operator}' operator, the value must be an integer, got {:?}",
+                value.first()
+            )),
+        },
+        ["in" | "notin", set @ ..] => value_set(set),
+        [other, ..] => Err(format!(
+            "found '{other}', expected: in, notin, =, ==, !=, gt, lt"
+        )),
+    }
 }
 
-impl<'a> Parser<'a> {
-    fn next(&mut self) -> Option<&'a str> {
-        let (first, rest) = self.tokens.split_first()?;
-        self.tokens = rest;
-        Some(first)
+fn key<'t>(tokens: &'t [&'t str]) -> Rest<'t> {
+    match tokens {
+        [key, after @ ..] if !key.starts_with(SYMBOLS) => check_key(key).map(|()| after),
+        [other, ..] => Err(format!(
+            "found '{other}', expected: !, identifier, or 'end of string'"
+        )),
+        [] => Err("found '', expected: identifier".to_owned()),
     }
+}
 
-    fn peek(&self) -> Option<&'a str> {
-        self.tokens.first().copied()
-    }
-
-    fn requirement(&mut self) -> Result<(), String> {
-        if self.peek() == Some("!") {
-            self.next();
-            return self.key();
+fn value_set<'t>(tokens: &'t [&'t str]) -> Rest<'t> {
+    let ["(", set @ ..] = tokens else {
+        return Err("expected: '(' after 'in' or 'notin'".to_owned());
+    };
+    let mut rest = set;
+    loop {
+        // A value may be empty.
+        if let [value, after @ ..] = rest
+            && !value.starts_with(SYMBOLS)
+        {
+            check_value(value)?;
+            rest = after;
         }
-        self.key()?;
-        match self.peek() {
-            None | Some(",") => Ok(()),
-            Some("=" | "==" | "!=") => {
-                self.next();
-                self.exact_value()
-            }
-            Some(operator @ (">" | "<" | "gt" | "lt")) => {
-                self.next();
-                match self.next() {
-                    Some(number) if number.parse::<i64>().is_ok() => Ok(()),
-                    other => Err(format!(
-                        "for '{operator}' operator, the value must be an integer, got {other:?}"
-                    )),
-                }
-            }
-            Some("in" | "notin") => {
-                self.next();
-                self.value_set()
-            }
-            Some(other) => Err(format!(
-                "found '{other}', expected: in, notin, =, ==, !=, gt, lt"
-            )),
-        }
-    }
-
-    fn key(&mut self) -> Result<(), String> {
-        match self.next() {
-            Some(key) if !key.starts_with(SYMBOLS) => check_key(key),
-            Some(other) => Err(format!(
-                "found '{other}', expected: !, identifier, or 'end of string'"
-            )),
-            None => Err("found '', expected: identifier".to_owned()),
-        }
-    }
-
-    /// A value may be empty: `key=` and `key=,other`.
-    fn exact_value(&mut self) -> Result<(), String> {
-        match self.peek() {
-            None | Some(",") => Ok(()),
-            Some(value) if !value.starts_with(SYMBOLS) => {
-                self.next();
-                check_value(value)
-            }
-            Some(other) => Err(format!("found '{other}', expected: identifier")),
-        }
-    }
-
-    fn value_set(&mut self) -> Result<(), String> {
-        if self.next() != Some("(") {
-            return Err("expected: '(' after 'in' or 'notin'".to_owned());
-        }
-        loop {
-            match self.peek() {
-                Some(value) if !value.starts_with(SYMBOLS) => {
-                    self.next();
-                    check_value(value)?;
-                }
-                _ => (), // An empty value.
-            }
-            match self.next() {
-                Some(",") => (),
-                Some(")") => return Ok(()),
-                other => {
-                    return Err(format!(
-                        "found '{}', expected: ',', or ')'",
-                        other.unwrap_or_default()
-                    ));
-                }
+        match rest {
+            [",", after @ ..] => rest = after,
+            [")", after @ ..] => return Ok(after),
+            other => {
+                let other = other.first().copied().unwrap_or_default();
+                return Err(format!("found '{other}', expected: ',', or ')'"));
             }
         }
     }

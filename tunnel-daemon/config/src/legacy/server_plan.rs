@@ -1,6 +1,7 @@
 //! Maps validated `proxy-server` options to Adit's plan: one frontend, and upstream's timings.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
@@ -14,8 +15,8 @@ use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
     AdminSocketPlan, AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan,
-    Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, PublishPlan,
-    ServerPlan, ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
+    Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, PublishPlan, ServerPlan,
+    ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 
 /// Maps options that passed upstream's validation.
@@ -57,7 +58,6 @@ pub(super) fn map(
             options.admin_port,
         )?),
         transparent: TransparentPlan::default(),
-        profiling: options.shared.profiling(),
         strategies: checked.strategies,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
@@ -96,7 +96,6 @@ fn frontend(options: &ServerOptions, dialect: Dialect) -> Result<FrontendPlan, C
         FrontendListen::Unix {
             path: PathBuf::from(&options.uds_name),
             delete_existing: options.delete_existing_uds_file,
-            mode: limits::UNIX_SOCKET_MODE,
         }
     };
     Ok(FrontendPlan { dialect, listen })
@@ -164,9 +163,9 @@ fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
 }
 
 /// gRPC-Go treats a time that is not positive as unset.
-fn server_keepalive(time: GoDuration) -> KeepAlive {
+fn server_keepalive(time: GoDuration) -> Duration {
     match time.0 {
-        ..=0 => KeepAlive::every(limits::KEEPALIVE_TIME_UNSET),
-        _ => KeepAlive::every(time.to_std()),
+        ..=0 => limits::KEEPALIVE_TIME_UNSET,
+        _ => time.to_std(),
     }
 }

@@ -6,7 +6,7 @@ use super::klog::KlogOptions;
 use super::options::options;
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
-use crate::plan::{AccountPlan, DataPathPlan, Profiling};
+use crate::plan::{AccountPlan, DataPathPlan};
 use crate::{files, limits};
 
 options! {
@@ -31,13 +31,6 @@ impl SharedOptions {
             bail!("if --enable-contention-profiling is set, --enable-profiling must also be set");
         }
         Ok(())
-    }
-
-    pub(super) fn profiling(&self) -> Profiling {
-        Profiling {
-            enabled: self.enable_profiling,
-            contention: self.enable_contention_profiling,
-        }
     }
 
     /// `flag` names the flag for the number of lanes in errors.

@@ -93,37 +93,39 @@ impl AdminSocketPlan {
 }
 
 /// Where a command looks for the admin socket of a running process.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(clap::Args, Clone, PartialEq, Eq, Default, Debug)]
 pub struct AdminSocketChoice {
+    /// Admin socket of the server or agent; ADIT_ADMIN_SOCKET has the same meaning [default: that of a server, else of an agent,
+    /// with its default socket]
+    #[arg(long = "admin-socket", value_name = "PATH")]
+    pub given: Option<PathBuf>,
     /// The socket that was given, or the default sockets in the order of the search: servers first.
+    #[arg(skip)]
     pub places: Vec<PathBuf>,
 }
 
 impl AdminSocketChoice {
-    /// From the flag, else from the environment, else the default sockets.
+    /// Finds the places: from the flag, else from the environment, else the default sockets.
     ///
     /// # Errors
     /// The given value names no socket.
-    pub(crate) fn of_flag(
-        given: Option<PathBuf>,
-        env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, ConfigError> {
+    pub(crate) fn find(&mut self, env: &dyn Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
+        let given = self.given.clone();
         let variable = || {
             let path = env(VARIABLE).filter(|path| !path.is_empty())?;
             Some((VARIABLE, PathBuf::from(path)))
         };
         let Some((name, path)) = given.map(|path| (FLAG, path)).or_else(variable) else {
-            let programs = [Program::Server, Program::Agent];
-            let places = programs.into_iter().flat_map(|program| program.places(env));
-            return Ok(Self {
-                places: places.collect(),
-            });
+            let programs = [Program::Server, Program::Agent].into_iter();
+            self.places = programs.flat_map(|program| program.places(env)).collect();
+            return Ok(());
         };
         if path == Path::new(OFF) {
             bail!("{name} {OFF}: this command asks a running process: give the path of its socket");
         }
         check_socket_path(name, Some(&path))?;
-        Ok(Self { places: vec![path] })
+        self.places = vec![path];
+        Ok(())
     }
 }
 
@@ -139,6 +141,17 @@ mod tests {
         paths.iter().map(PathBuf::from).collect()
     }
 
+    fn looked(
+        given: Option<&str>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Vec<PathBuf>, ConfigError> {
+        let mut choice = AdminSocketChoice {
+            given: given.map(Into::into),
+            ..AdminSocketChoice::default()
+        };
+        choice.find(env).map(|()| choice.places)
+    }
+
     #[test]
     fn commands_look_where_servers_and_agents_listen_by_default() {
         let at = |program| match AdminSocketPlan::of_flag(None, program, &user) {
@@ -149,15 +162,14 @@ mod tests {
         let agent = paths(&["/run/adit/agent.sock", "/run/user/7/adit/agent.sock"]);
         assert_eq!(at(Program::Server), server);
         assert_eq!(at(Program::Agent), agent);
-        let looked = AdminSocketChoice::of_flag(None, &user).unwrap().places;
-        assert_eq!(looked, [server, agent].concat());
+        assert_eq!(looked(None, &user).unwrap(), [server, agent].concat());
     }
 
     #[test]
     fn a_session_folder_that_is_no_absolute_path_or_too_long_is_not_used() {
         for folder in ["", "run", &format!("/{}", "x".repeat(100))] {
             let env = |name: &str| (name == USER_FOLDER).then(|| folder.to_owned());
-            let places = AdminSocketChoice::of_flag(None, &env).unwrap().places;
+            let places = looked(None, &env).unwrap();
             let expected = paths(&["/run/adit/server.sock", "/run/adit/agent.sock"]);
             assert_eq!(places, expected, "{folder}");
         }
@@ -166,23 +178,20 @@ mod tests {
     #[test]
     fn the_flag_wins_over_the_variable_which_wins_over_the_default() {
         let env = |name: &str| (name == VARIABLE).then(|| "/v".to_owned());
-        let places = |given: Option<&str>, env: &dyn Fn(&str) -> Option<String>| {
-            AdminSocketChoice::of_flag(given.map(Into::into), env).map(|choice| choice.places)
-        };
-        assert_eq!(places(Some("/f"), &env).unwrap(), paths(&["/f"]));
-        assert_eq!(places(None, &env).unwrap(), paths(&["/v"]));
+        assert_eq!(looked(Some("/f"), &env).unwrap(), paths(&["/f"]));
+        assert_eq!(looked(None, &env).unwrap(), paths(&["/v"]));
         let empty = |name: &str| (name == VARIABLE).then(String::new);
-        assert_eq!(places(None, &empty).unwrap().len(), 2);
+        assert_eq!(looked(None, &empty).unwrap().len(), 2);
         let off = |name: &str| (name == VARIABLE).then(|| OFF.to_owned());
         for (given, env, flag) in [
             (Some(OFF), &empty as &dyn Fn(&str) -> _, FLAG),
             (None, &off, VARIABLE),
         ] {
-            let error = places(given, env).unwrap_err();
+            let error = looked(given, env).unwrap_err();
             let expected = format!("{flag} off: this command");
             assert!(error.message().starts_with(&expected), "{error}");
         }
-        let error = places(Some(""), &env).unwrap_err();
+        let error = looked(Some(""), &env).unwrap_err();
         assert!(error.message().contains("1 to 107 bytes"), "{error}");
     }
 }

@@ -13,8 +13,8 @@ use super::data_path::{DataPathPlan, LaneSecurity};
 use super::leases::CountPlan;
 use super::node::{NodeRedirectPlan, TargetListener, check_targets};
 use super::parts::{
-    ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
-    check_distinct, check_files, check_header_text,
+    ForwardProxy, Identity, IsolationPlan, LogPlan, ShutdownPlan, check_distinct, check_files,
+    check_header_text,
 };
 use crate::address::{BindAddress, ServerAddress};
 use crate::error::{ConfigError, bail};
@@ -54,8 +54,8 @@ pub struct AgentSettings {
     pub sync_forever: bool,
     /// Count servers by their leases.
     pub leases: Option<CountPlan>,
-    /// HTTP/2 keepalive of links.
-    pub keepalive: KeepAlive,
+    /// Time between HTTP/2 pings on a link.
+    pub keepalive: Duration,
     /// Log when a queue is full.
     pub warn_on_channel_limit: bool,
     /// Health and metrics listener; `None`: off.
@@ -64,8 +64,6 @@ pub struct AgentSettings {
     pub admin: Option<BindAddress>,
     /// Unix socket for `adit status` and `adit top`.
     pub admin_socket: AdminSocketPlan,
-    /// Profiling flags.
-    pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None`: every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
     /// Listeners for connections to the control plane.
@@ -114,8 +112,7 @@ impl AgentSettings {
             bail!("{count} servers in --proxy-server-host are too many: at most {max}");
         }
         check_header_text("--agent-id", self.agent_id.as_str())?;
-        identifiers::check(&self.identifiers)
-            .map_err(|error| ConfigError::new(format!("agent address is invalid: {error}")))?;
+        identifiers::check(&self.identifiers)?;
         for protocol in &self.tls.alpn {
             if protocol.is_empty() || protocol.len() > 255 {
                 bail!("--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes");
@@ -173,10 +170,10 @@ impl AgentSettings {
                 limits::INTERVAL_MIN
             );
         }
-        if self.keepalive.time < limits::AGENT_KEEPALIVE_TIME_MIN {
+        if self.keepalive < limits::AGENT_KEEPALIVE_TIME_MIN {
             bail!(
                 "--keepalive-time {:?} is below {:?}: servers end connections that ping more often",
-                self.keepalive.time,
+                self.keepalive,
                 limits::AGENT_KEEPALIVE_TIME_MIN
             );
         }

@@ -25,8 +25,8 @@ pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
 pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{
-    ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
-    LogFormat, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+    ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, LogDestination, LogFormat,
+    LogPlan, ShutdownPlan, TlsFiles,
 };
 pub use rule_file::{RuleFile, RuleFileOf};
 pub use server::{

@@ -53,26 +53,6 @@ pub(super) fn check_files<'a>(
     Ok(())
 }
 
-/// HTTP/2 keepalive of one kind of connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct KeepAlive {
-    /// Idle time before a ping.
-    pub time: Duration,
-    /// Time for the answer to a ping.
-    pub ack_timeout: Duration,
-}
-
-impl KeepAlive {
-    /// A keepalive with upstream's time for the answer.
-    #[must_use]
-    pub const fn every(time: Duration) -> Self {
-        Self {
-            time,
-            ack_timeout: limits::LINK_ACK_TIMEOUT,
-        }
-    }
-}
-
 /// A timeout; `None`: no limit. The alias keeps clap from treating the flag as optional.
 type TimeLimit = Option<Duration>;
 
@@ -126,7 +106,7 @@ impl Default for DialPlan {
             NonZeroU32::new(limits::PENDING_DIALS_PER_AGENT).expect("not zero");
         const ALL: NonZeroU32 = NonZeroU32::new(limits::PENDING_DIALS).expect("not zero");
         Self {
-            timeout: Some(limits::DIAL_TIMEOUT),
+            timeout: Some(limits::DIAL_ANSWER_TIMEOUT),
             pending_per_agent_max: PER_AGENT,
             pending_max: ALL,
             link_dead_after: limits::LINK_DEAD_AFTER,
@@ -277,15 +257,6 @@ impl Default for LogPlan {
             destination: LogDestination::default(),
         }
     }
-}
-
-/// The profiling flags. Adit has no Go profiles: the paths answer 404 with a hint.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Profiling {
-    /// `--enable-profiling`
-    pub enabled: bool,
-    /// `--enable-contention-profiling`
-    pub contention: bool,
 }
 
 /// HTTP proxy from agent to server, as raw text from the environment. `Debug` hides it, since it may contain a password.

@@ -12,58 +12,54 @@ use crate::limits;
 impl FromStr for RedirectTarget {
     type Err = String;
 
+    /// `10.0.0.0/8`, `10.1.2.3:443`, `10.0.0.0/8:9090`, `fd00::/64`, `[fd00::/64]:443`.
     fn from_str(text: &str) -> Result<Self, String> {
-        target(text)
-    }
-}
-
-/// `10.0.0.0/8`, `10.1.2.3:443`, `10.0.0.0/8:9090`, `fd00::/64`, `[fd00::/64]:443`.
-fn target(text: &str) -> Result<RedirectTarget, String> {
-    let bad = |what: &str| {
-        format!(
-            "{what} in {text:?}: write CIDR or ADDRESS, with :PORT or without, such as 10.0.0.0/8:9090 or [fd00::/64]:443"
-        )
-    };
-    let (network, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (network, tail) = rest.split_once(']').ok_or_else(|| bad("no ]"))?;
-            match tail {
-                "" => (network, None),
-                tail => (
-                    network,
-                    Some(tail.strip_prefix(':').ok_or_else(|| bad("no : behind ]"))?),
-                ),
+        let bad = |what: &str| {
+            format!(
+                "{what} in {text:?}: write CIDR or ADDRESS, with :PORT or without, such as 10.0.0.0/8:9090 or [fd00::/64]:443"
+            )
+        };
+        let (network, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (network, tail) = rest.split_once(']').ok_or_else(|| bad("no ]"))?;
+                match tail {
+                    "" => (network, None),
+                    tail => (
+                        network,
+                        Some(tail.strip_prefix(':').ok_or_else(|| bad("no : behind ]"))?),
+                    ),
+                }
             }
+            // Several colons: an IPv6 address without a port.
+            None if text.matches(':').count() > 1 => (text, None),
+            None => match text.split_once(':') {
+                Some((network, port)) => (network, Some(port)),
+                None => (text, None),
+            },
+        };
+        let port = match port {
+            None => None,
+            Some(port) => match port.parse() {
+                Ok(0) | Err(_) => return Err(bad(&format!("{port:?} is no port from 1 to 65535"))),
+                Ok(port) => Some(port),
+            },
+        };
+        let parsed: Result<IpNet, _> = match network.parse::<IpAddr>() {
+            Ok(address) => Ok(IpNet::from(address)),
+            Err(_not_an_address) => network.parse(),
+        };
+        let parsed = parsed.map_err(|_neither| bad(&format!("{network:?} is no network")))?;
+        let whole = parsed.trunc();
+        if whole != parsed {
+            return Err(bad(&format!(
+                "bits are set behind the prefix of {network}, which is {whole}"
+            )));
         }
-        // Several colons: an IPv6 address without a port.
-        None if text.matches(':').count() > 1 => (text, None),
-        None => match text.split_once(':') {
-            Some((network, port)) => (network, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = match port {
-        None => None,
-        Some(port) => match port.parse() {
-            Ok(0) | Err(_) => return Err(bad(&format!("{port:?} is no port from 1 to 65535"))),
-            Ok(port) => Some(port),
-        },
-    };
-    let parsed: Result<IpNet, _> = match network.parse::<IpAddr>() {
-        Ok(address) => Ok(IpNet::from(address)),
-        Err(_not_an_address) => network.parse(),
-    };
-    let parsed = parsed.map_err(|_neither| bad(&format!("{network:?} is no network")))?;
-    let whole = parsed.trunc();
-    if whole != parsed {
-        return Err(bad(&format!(
-            "bits are set behind the prefix of {network}, which is {whole}"
-        )));
+        Ok(Self {
+            network: unmapped(whole),
+            port,
+        })
     }
-    Ok(RedirectTarget {
-        network: unmapped(whole),
-        port,
-    })
 }
 
 /// Converts a network of IPv4-mapped addresses to the IPv4 network that the kernel compares, so that both spellings are the
@@ -125,8 +121,8 @@ impl RuleFile {
             .split_once(char::is_whitespace)
             .map_or((rule, ""), |(name, value)| (name, value.trim()));
         match (name, of) {
-            ("redirect", RuleFileOf::Server) => self.targets.push(target(value)?),
-            ("redirect-exclude", RuleFileOf::Server) => self.excluded.push(target(value)?),
+            ("redirect", RuleFileOf::Server) => self.targets.push(value.parse()?),
+            ("redirect-exclude", RuleFileOf::Server) => self.excluded.push(value.parse()?),
             ("redirect-apiserver", RuleFileOf::Agent) => {
                 let service = CapturedService::parse(value);
                 self.services
@@ -147,6 +143,10 @@ impl RuleFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn target(text: &str) -> Result<RedirectTarget, String> {
+        text.parse()
+    }
 
     #[test]
     fn networks_come_with_a_port_or_without() {

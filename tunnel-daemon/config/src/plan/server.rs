@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use adit_core::destination::DestinationList;
 use adit_core::grant::{ClientRules, Grants};
@@ -14,9 +15,7 @@ use super::admin_socket::AdminSocketPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
 use super::leases::PublishPlan;
 use super::node::DestinationsPlan;
-use super::parts::{
-    ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
-};
+use super::parts::{ConnectPlan, DialPlan, IsolationPlan, LogPlan, ShutdownPlan, TlsFiles};
 use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
@@ -61,8 +60,6 @@ pub enum FrontendListen {
         path: PathBuf,
         /// Remove a stale file before listening.
         delete_existing: bool,
-        /// Mode of the file, created with umask [`limits::UNIX_SOCKET_UMASK`].
-        mode: u32,
     },
     /// A TCP port.
     Tcp {
@@ -93,8 +90,8 @@ pub struct AgentListenerPlan {
     pub tokens: Option<TokenPlan>,
     /// Any TLS client may register as an agent: causes a warning and a metric.
     pub insecure_unauthenticated: bool,
-    /// HTTP/2 keepalive.
-    pub keepalive: KeepAlive,
+    /// Time between HTTP/2 pings.
+    pub keepalive: Duration,
     /// What an agent may claim; by default any id and identifiers, as upstream.
     pub grants: Grants,
     /// Zone of this server: among agents that match equally, dials go to those of the same zone.
@@ -120,8 +117,8 @@ pub struct ServerSettings {
     pub frontends: Vec<FrontendPlan>,
     /// Targets that clients may ask for; by default all, as upstream.
     pub client_rules: ClientRules,
-    /// HTTP/2 keepalive of gRPC frontends.
-    pub frontend_keepalive: KeepAlive,
+    /// Time between HTTP/2 pings on gRPC frontends.
+    pub frontend_keepalive: Duration,
     /// Limits on request heads of HTTP-CONNECT frontends.
     pub connect: ConnectPlan,
     /// Captured clients, which know of no proxy.
@@ -136,8 +133,6 @@ pub struct ServerSettings {
     pub admin: Option<BindAddress>,
     /// Unix socket for `adit status` and `adit top`.
     pub admin_socket: AdminSocketPlan,
-    /// Profiling flags.
-    pub profiling: Profiling,
     /// This server publishes a lease.
     pub leases: Option<PublishPlan>,
     /// How an agent is chosen, in order.

@@ -197,7 +197,11 @@ async fn without_room_no_connection_is_accepted_and_room_is_polled() {
 async fn connection_beyond_the_task_limit_is_closed_and_counted() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
-    let listener = Listener::bind(&ListenAddr::Unix(path.clone(), StaleFile::Keep)).unwrap();
+    let listener = Listener::bind_with(
+        &ListenAddr::Unix(path.clone(), StaleFile::Keep),
+        |_socket| (),
+    )
+    .unwrap();
     let (tasks, counts) = (Tasks::new(1), Arc::new(Counts::default()));
     let handle = |stream: ByteStream| async move {
         let _open = stream;
@@ -221,7 +225,11 @@ async fn connection_beyond_the_task_limit_is_closed_and_counted() {
 
 #[tokio::test]
 async fn stop_gives_the_listener_back_and_leaves_connections_alone() {
-    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let listener = Listener::bind_with(
+        &ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
+        |_socket| (),
+    )
+    .unwrap();
     let address = listener.tcp_addr().unwrap();
     let (tasks, stop) = (Tasks::new(4), CancellationToken::new());
     let handle = |mut stream: ByteStream| async move {

@@ -3,19 +3,15 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use adit_core::destination::DestinationList;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::accounts::{Accounts, Labels};
 use crate::direct;
 use crate::self_sockets::OwnSockets;
+use crate::socket::tune_stream;
 use adit_telemetry::labels::AccountRole;
-
-/// As Go's default: a target that vanished is noticed even on an idle tunnel.
-const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// One attempt to connect to one address.
 pub trait Connect: Send + Sync {
@@ -45,16 +41,6 @@ pub struct TcpConnect {
 }
 
 impl TcpConnect {
-    /// Sockets without accounting in the kernel.
-    pub(super) fn uncounted() -> Self {
-        Self {
-            accounts: Accounts::off(),
-            own_sockets: OwnSockets::off(),
-            agent: "".into(),
-            allowed: Arc::new(DestinationList::open()),
-        }
-    }
-
     /// Names the socket to the kernel. After connect(2) the kernel would not account for the socket.
     fn account(&self, socket: &TcpSocket, addr: SocketAddr, name: Option<&str>) -> Option<u64> {
         if !self.accounts.is_on() {
@@ -74,16 +60,8 @@ impl Connect for TcpConnect {
     type Stream = TcpStream;
 
     async fn connect(&self, addr: SocketAddr, name: Option<&str>) -> io::Result<TcpStream> {
-        let socket = if addr.is_ipv4() {
-            TcpSocket::new_v4()
-        } else {
-            TcpSocket::new_v6()
-        }?;
-        socket.set_nodelay(true)?;
-        let keepalive = TcpKeepalive::new()
-            .with_time(KEEPALIVE)
-            .with_interval(KEEPALIVE);
-        SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+        let socket = direct::socket_for(addr)?;
+        tune_stream(&socket)?;
         let accounted = self.account(&socket, addr, name);
         let stream = direct::connect(&self.own_sockets, socket, addr)
             .await

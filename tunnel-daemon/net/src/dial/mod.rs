@@ -20,12 +20,9 @@ pub use error::{AttemptError, DialError, Network};
 
 use crate::accounts::Accounts;
 use crate::happy_eyeballs::Race;
-use crate::interfaces;
 use crate::resolve::{Resolve, ResolveError, interleave};
 use crate::self_sockets::OwnSockets;
-
-/// Upstream's limit on a dial, resolution and every address included.
-pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+use adit_host::interfaces;
 
 /// Addresses tried for one name. With 300 ms between starts, at most 17 silent addresses are tried in 5 s. Addresses that
 /// refuse at once make room for others.
@@ -56,16 +53,6 @@ impl Permit for DestinationList {
     }
 }
 
-impl<P: Permit> Permit for Arc<P> {
-    fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
-        P::check_lookup(self, name, port)
-    }
-
-    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
-        P::check(self, addr, name)
-    }
-}
-
 /// Dials targets for tunnels. Cheap to clone; all dials share the resolver and the list.
 #[derive(Clone)]
 pub struct Dialer<C = TcpConnect> {
@@ -76,18 +63,13 @@ pub struct Dialer<C = TcpConnect> {
 }
 
 impl Dialer {
-    /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
-    #[must_use]
-    pub fn new(resolver: Arc<dyn Resolve>, allowed: impl Permit, timeout: Duration) -> Self {
-        Self::with_connect(resolver, allowed, timeout, TcpConnect::uncounted())
-    }
-
-    /// As [`Self::new`], with sockets that the kernel accounts for under `agent`, which is empty if unknown. Entries of
-    /// `classes` are the destination classes. A redirect of this process leaves the sockets alone.
+    /// A dialler of real sockets. `timeout` bounds a whole dial, resolution and every address included. The kernel accounts for
+    /// the sockets under `agent`, which is empty if unknown. Entries of `classes` are the destination classes. A redirect of
+    /// this process leaves the sockets alone.
     #[must_use]
     pub fn accounted(
         resolver: Arc<dyn Resolve>,
-        allowed: impl Permit,
+        allowed: Arc<dyn Permit>,
         classes: Arc<DestinationList>,
         timeout: Duration,
         accounts: Accounts,
@@ -117,13 +99,13 @@ impl<C: Connect> Dialer<C> {
     #[must_use]
     pub fn with_connect(
         resolver: Arc<dyn Resolve>,
-        allowed: impl Permit,
+        allowed: Arc<dyn Permit>,
         timeout: Duration,
         connect: C,
     ) -> Self {
         Self {
             resolver,
-            allowed: Arc::new(allowed),
+            allowed,
             timeout,
             connect,
         }

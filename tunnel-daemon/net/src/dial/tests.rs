@@ -13,6 +13,9 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::resolve::{Answer, SrvRecord};
 
+/// Upstream's limit on a dial.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A resolver that answers from a list; the name `slow` never answers.
 #[derive(Default)]
 struct Book(HashMap<&'static str, Result<Vec<IpAddr>, ResolveError>>);
@@ -128,16 +131,21 @@ fn on_paper(book: Book, allowed: &[&str], paper: &Arc<Paper>) -> Dialer<Arc<Pape
     Dialer::with_connect(
         Arc::new(book),
         Arc::new(allowed),
-        DIAL_TIMEOUT,
+        TIMEOUT,
         Arc::clone(paper),
     )
 }
 
 fn real(book: Book, allowed: &[&str]) -> Dialer {
-    Dialer::new(
+    let allowed = Arc::new(DestinationList::allow_targets(allowed).unwrap());
+    Dialer::accounted(
         Arc::new(book),
-        DestinationList::allow_targets(allowed).unwrap(),
-        DIAL_TIMEOUT,
+        Arc::<DestinationList>::clone(&allowed),
+        allowed,
+        TIMEOUT,
+        Accounts::off(),
+        OwnSockets::off(),
+        "",
     )
 }
 
@@ -307,7 +315,7 @@ async fn the_deadline_covers_all_addresses_together() {
     let start = Instant::now();
     let error = dialer.dial("tcp", "many:80").await.unwrap_err();
     assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
-    assert_eq!(start.elapsed().as_secs(), DIAL_TIMEOUT.as_secs());
+    assert_eq!(start.elapsed().as_secs(), TIMEOUT.as_secs());
     assert_eq!(paper.running.load(Ordering::Relaxed), 0);
 }
 

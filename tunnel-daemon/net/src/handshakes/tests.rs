@@ -306,7 +306,7 @@ async fn disconnected_waiters_release_their_places() {
 
 #[test]
 fn addresses_of_one_ipv6_network_are_one_source() {
-    let source = |ip: &str| Source::of(PeerAddr::Tcp((ip.parse::<IpAddr>().unwrap(), 1).into()));
+    let source = |ip: &str| host_of(PeerAddr::Tcp((ip.parse::<IpAddr>().unwrap(), 1).into()));
     assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:0:0:2"));
     assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
     assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));

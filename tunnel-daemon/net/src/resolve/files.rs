@@ -339,7 +339,9 @@ fn lines<'a>(
 fn read(path: &Path, bytes_max: usize, problems: &mut Problems) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let limit = bytes_max as u64 + 1;
-    adit_files::open(path)?.take(limit).read_to_end(&mut text)?;
+    adit_host::files::open(path)?
+        .take(limit)
+        .read_to_end(&mut text)?;
     if text.len() > bytes_max {
         let last = text.iter().rposition(|byte| *byte == b'\n');
         text.truncate(last.map_or(0, |at| at + 1));

@@ -1,12 +1,12 @@
 //! Name lookup: the resolver trait, the system's resolver, and servers by name.
 
 mod cache;
-mod concurrency_limit;
 mod dns;
 mod files;
 mod search;
 mod servers;
 mod system;
+mod yielding_slots;
 mod zones;
 
 use std::net::IpAddr;

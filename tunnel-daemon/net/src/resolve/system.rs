@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use adit_files::{ReadError, Reader};
+use adit_host::files::{ReadError, Reader};
 use arc_swap::ArcSwap;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use super::cache::AddressCache;
-use super::concurrency_limit::ConcurrencyLimit;
 use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
+use super::yielding_slots::YieldingSlots;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
 use adit_tls::reread::Reread;
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct SystemResolver {
     config: Arc<Config>,
     cache: AddressCache,
-    limit: Arc<ConcurrencyLimit>,
+    limit: Arc<YieldingSlots>,
 }
 
 /// The files and their last contents.
@@ -122,7 +122,7 @@ impl SystemResolver {
         Self {
             config,
             cache: AddressCache::default(),
-            limit: Arc::new(ConcurrencyLimit::new(LOOKUPS_MAX)),
+            limit: Arc::new(YieldingSlots::new(LOOKUPS_MAX)),
         }
     }
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
 use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntimeProvider};
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::net::UdpSocket;
 
 use crate::direct;
-use crate::interfaces::index_of;
 use crate::self_sockets::OwnSockets;
+use adit_host::interfaces::index_of;
 
 /// Connect timeout where the library gives none; its own value.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -78,11 +78,7 @@ impl RuntimeProvider for ZonedRuntime {
         let (target, own_sockets) = (self.with_scope(server_addr), self.own_sockets.clone());
         Box::pin(async move {
             let target = target?;
-            let socket = if target.is_ipv4() {
-                TcpSocket::new_v4()
-            } else {
-                TcpSocket::new_v6()
-            }?;
+            let socket = direct::socket_for(target)?;
             if let Some(bind_addr) = bind_addr {
                 socket.bind(bind_addr)?;
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use adit_core::grant::{DenyError, DenyList};
 use adit_core::ids::AgentId;
-use adit_files::{ReadError, Reader, STUCK_AFTER};
+use adit_host::files::{ReadError, Reader, STUCK_AFTER};
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -325,7 +325,7 @@ fn read(path: &Path) -> Result<DenyList, DenyFileError> {
         cause,
     };
     let mut text = String::new();
-    let file = adit_files::open(path).map_err(unreadable)?;
+    let file = adit_host::files::open(path).map_err(unreadable)?;
     file.take(BYTES_MAX + 1)
         .read_to_string(&mut text)
         .map_err(unreadable)?;

@@ -12,5 +12,5 @@ mod service;
 pub use admission::AgentAuthenticator;
 pub use authorizer::{AgentAuthorizer, DenyFileError, check_deny_list};
 pub use link::LinkSettings;
-pub use node::{DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
+pub use node::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 pub use service::{Backend, BackendSettings};

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::quota::{Quota, Quotas};
 use adit_config::limits;
-use adit_net::descriptors::{Descriptors, Use};
+use adit_host::descriptors::{Descriptors, Use};
 use adit_net::dial::{DialError, Dialer, Permit};
 use adit_net::resolve::ResolveError;
 use adit_net::self_listeners::OwnListeners;
@@ -36,7 +36,7 @@ use adit_telemetry::{
 use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
 /// Time for a destination to accept, over all addresses, and to take the PROXY header.
-pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+pub const DESTINATION_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a server needs to dial for agents.
 pub struct NodeSettings {
@@ -253,7 +253,8 @@ impl Asked {
         if settings.proxy_header {
             let origin = request.origin.map(|o| (o.source, o.destination));
             let header = header_v2(origin, self.agent.as_str());
-            let written = tokio::time::timeout(DIAL_TIMEOUT, socket.write_all(&header)).await;
+            let written =
+                tokio::time::timeout(DESTINATION_DIAL_TIMEOUT, socket.write_all(&header)).await;
             written
                 .map_err(|_elapsed| Refused::from(NodeRefusal::TimedOut))?
                 .map_err(|_reset| Refused::from(NodeRefusal::Refused))?;

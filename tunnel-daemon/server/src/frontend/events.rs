@@ -13,8 +13,8 @@ use crate::frontend::client_limits::ClientLimits;
 use crate::frontend::grpc::StreamEvents;
 use crate::router::{AskedAgents, OpenTunnel};
 use adit_config::limits;
+use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accounts::{Accounts, Labels};
-use adit_net::descriptors::{Descriptors, Use};
 use adit_net::grpc::code_of;
 use adit_telemetry::labels::{
     AccountRole, ClientDialect, Detail, DialCap, DialFailureReason, DialReason, Driver,

@@ -111,10 +111,11 @@ mod tests {
 
     use super::*;
     use crate::router::{DialLimits, LinkInfo, RegisteredLink};
+    use adit_host::descriptors::Descriptors;
     use adit_net::accounts::Accounts;
-    use adit_net::descriptors::Descriptors;
     use adit_telemetry::{AccessLog, ServerMetrics};
     use adit_tls::agent_identity::AgentIdentity;
+    use adit_tls::stream::Socket;
 
     /// The original destination of all connections.
     struct To(SocketAddr);
@@ -165,7 +166,7 @@ mod tests {
         let client = std::net::TcpStream::connect(address).unwrap();
         let (accepted, peer) = listener.accept().await.unwrap();
         let origins = Arc::new(To(([192, 0, 2, 1], 443).into()));
-        let stream = ByteStream::Tcp(accepted, peer);
+        let stream = ByteStream::Plain(Socket::Tcp(accepted), PeerAddr::Tcp(peer));
         let serving = serve(stream, Arc::clone(&router), context, origins);
         let mut waiting = Waiting {
             client,

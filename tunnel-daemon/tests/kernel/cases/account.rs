@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use adit_account::Options;
 use adit_ebpf_abi::ORIGIN_BYTES;
+use adit_host::cgroup;
 use adit_net::accounts::Labels;
-use adit_net::cgroup;
 use adit_redirect::attach::{Attached, open_cgroup};
 use adit_redirect::object::{OBJECT, load};
 use aya::maps::{HashMap, MapData};

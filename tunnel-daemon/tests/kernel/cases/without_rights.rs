@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 
-use adit_net::cgroup::cgroup2_mount;
+use adit_host::cgroup::cgroup2_mount;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

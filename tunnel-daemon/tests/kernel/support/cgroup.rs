@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use adit_net::cgroup::cgroup2_mount;
+use adit_host::cgroup::cgroup2_mount;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 

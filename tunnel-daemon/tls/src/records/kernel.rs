@@ -5,8 +5,8 @@ use std::io;
 use adit_relay::{KernelTls, KernelTlsError, TrafficKeys};
 use tokio::net::TcpStream;
 
+use super::RecordStream;
 use super::keys::{CHACHA, Half, broken, expand_label};
-use super::{RecordStream, Socket};
 
 impl Half {
     /// The keys as kernel TLS takes them; `None` for a cipher that is not handed over.
@@ -67,9 +67,6 @@ impl RecordStream {
     /// The TCP socket alone, once [`Self::start_kernel_tls`] has succeeded.
     #[must_use]
     pub fn into_tcp(self) -> Option<TcpStream> {
-        match self.socket {
-            Socket::Tcp(socket) => Some(socket),
-            Socket::Unix(_) => None,
-        }
+        self.socket.into_tcp()
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_files::{ReadError, Reader, STUCK_AFTER};
+use adit_host::files::{ReadError, Reader, STUCK_AFTER};
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio::sync::Notify;

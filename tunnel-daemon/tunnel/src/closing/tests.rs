@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::channel::ENDPOINT_FIN;
 use crate::{CopyEnd, DirtyList, Endpoint, copy_bidirectional};
-use adit_tls::stream::ByteStream;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 
 /// More than the peer's kernel takes while its program does not read, and less than both kernels take together.
 const BYTES: usize = 1_300_000;
@@ -101,7 +101,7 @@ async fn a_unix_peer_with_unread_bytes_sees_eof_after_an_orderly_close_else_a_re
         (Closing::Reset, reset),
     ] {
         let (ours, mut peer) = UnixStream::pair().unwrap();
-        let mut ours = ByteStream::Unix(ours);
+        let mut ours = ByteStream::Plain(Socket::Unix(ours), PeerAddr::Unix);
         ours.write_all(b"last").await.unwrap();
         peer.write_all(&[7; 100_000]).await.unwrap();
         timeout(PATIENCE, close_gracefully(&mut ours, closing))

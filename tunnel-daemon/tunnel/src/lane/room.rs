@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use adit_core::lane::WarmLanes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use adit_net::descriptors::{Descriptors, Use};
+use adit_host::descriptors::{Descriptors, Use};
 
 /// A slot for one lane, in its link and in the process.
 #[derive(Debug)]

@@ -216,7 +216,7 @@ mod tests {
     use super::super::{LanePlaces, PoolSettings};
     use super::*;
     use crate::lane::LaneRoom;
-    use adit_net::descriptors::Descriptors;
+    use adit_host::descriptors::Descriptors;
     use adit_net::tasks::Tasks;
     use adit_telemetry::ServerMetrics;
     use adit_tls::agent_identity::AgentIdentity;

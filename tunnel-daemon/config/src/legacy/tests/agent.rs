@@ -216,7 +216,7 @@ fn too_short_times_are_raised_with_a_warning() {
     let files = Files::new();
     let more = ["--keepalive-time=10s", "--sync-interval=-1s"];
     let (plan, warnings) = agent(&files, &more).unwrap();
-    assert_eq!(plan.keepalive.time, Duration::from_secs(30));
+    assert_eq!(plan.keepalive, Duration::from_secs(30));
     assert_eq!(plan.sync_interval, Duration::from_millis(10));
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }

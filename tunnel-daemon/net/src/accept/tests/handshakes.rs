@@ -88,7 +88,11 @@ impl Served {
     }
 
     fn start_with(limits: HandshakeLimits) -> Self {
-        let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+        let listener = Listener::bind_with(
+            &ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
+            |_socket| (),
+        )
+        .unwrap();
         let served = Self {
             address: listener.tcp_addr().unwrap(),
             tasks: Tasks::new(16),

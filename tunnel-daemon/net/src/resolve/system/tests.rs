@@ -380,7 +380,7 @@ async fn unanswered_names_do_not_block_other_names() {
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();
     let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
-    resolver.limit = Arc::new(ConcurrencyLimit::new(SLOTS));
+    resolver.limit = Arc::new(YieldingSlots::new(SLOTS));
     *resolver.config.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
     let resolver = Arc::new(resolver);
     assert_eq!(resolver.lookup_ip("known.").await, Ok(ips("10.0.0.1")));
@@ -407,7 +407,7 @@ async fn many_lookups_of_one_name_take_one_slot() {
     let server = NameServer::start(zone).await;
     let dir = TempDir::new().unwrap();
     let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
-    resolver.limit = Arc::new(ConcurrencyLimit::new(2));
+    resolver.limit = Arc::new(YieldingSlots::new(2));
     let resolver = Arc::new(resolver);
     let names = (0..100).map(|number| ["one.dead.", "ONE.dead."][number % 2].to_owned());
     let _dead = look_up(&resolver, names);

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::*;
 use crate::router::DialLimits;
 use adit_config::limits::CALL_IDLE_TIMEOUT;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_telemetry::{AccessLog, ServerMetrics};
 
 fn context() -> FrontendContext {

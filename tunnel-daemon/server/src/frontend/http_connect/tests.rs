@@ -12,7 +12,7 @@ use crate::frontend::events::ClientTunnel;
 use crate::router::OpenTunnel;
 
 use crate::router::DialLimits;
-use adit_net::descriptors::Descriptors;
+use adit_host::descriptors::Descriptors;
 use adit_telemetry::labels::Path;
 use adit_telemetry::{AccessLog, ServerMetrics};
 use adit_tunnel::{Channel, DirtyList, Endpoint};

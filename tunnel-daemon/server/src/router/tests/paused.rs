@@ -36,7 +36,7 @@ fn unix() -> (ByteStream, StdUnixStream) {
     near.set_nonblocking(true).unwrap();
     far.write_all(UNREAD).unwrap();
     let near = Socket::Unix(UnixStream::from_std(near).unwrap());
-    (ByteStream::plain(near, PeerAddr::Unix), far)
+    (ByteStream::Plain(near, PeerAddr::Unix), far)
 }
 
 /// An endpoint, and as many bytes as it takes before any is read.

@@ -12,7 +12,7 @@ const _: () = assert!(TURNS_OF_ONE > 0, "each server has a turn");
 
 /// The slots of one agent.
 #[derive(Debug)]
-pub(super) struct ConcurrencyLimit(Semaphore);
+pub(super) struct SlotsPerServer(Semaphore);
 
 /// One server's share of the slots: with several servers each permit takes more of it. Permits already held keep their weight.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Permit<'a> {
     _permits: Option<[SemaphorePermit<'a>; 2]>,
 }
 
-impl Default for ConcurrencyLimit {
+impl Default for SlotsPerServer {
     fn default() -> Self {
         Self(Semaphore::new(TURNS as usize))
     }
@@ -36,7 +36,7 @@ impl Default for Share {
     }
 }
 
-impl ConcurrencyLimit {
+impl SlotsPerServer {
     /// Waits for a slot for the server of `share`, one of `servers`. A cancelled call takes none.
     pub(super) async fn take<'a>(&'a self, share: &'a Share, servers: usize) -> Permit<'a> {
         let permits = if servers > 1 { TURNS / TURNS_OF_ONE } else { 1 };
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     /// All permits that are available now.
-    fn all<'a>(limit: &'a ConcurrencyLimit, share: &'a Share, servers: usize) -> Vec<Permit<'a>> {
+    fn all<'a>(limit: &'a SlotsPerServer, share: &'a Share, servers: usize) -> Vec<Permit<'a>> {
         std::iter::from_fn(|| limit.take(share, servers).now_or_never()).collect()
     }
 
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn an_unresponsive_server_gets_half_of_the_slots_beside_other_servers() {
         let (limit, silent, other) = (
-            ConcurrencyLimit::default(),
+            SlotsPerServer::default(),
             Share::default(),
             Share::default(),
         );
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn the_first_slot_freed_by_a_single_server_goes_to_the_next_server() {
         let (limit, first, second) = (
-            ConcurrencyLimit::default(),
+            SlotsPerServer::default(),
             Share::default(),
             Share::default(),
         );

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-use adit_tls::blocking;
+use crate::blocking;
 
 /// Where the kernel lists them.
 const LIST: &str = "/proc/self/fd";
@@ -130,7 +131,7 @@ impl Counter {
                 *next = Instant::now() + start.elapsed() * LISTING_SHARE;
                 match count {
                     Ok(count) => Some(count),
-                    Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Some(limit),
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::MFILE) => Some(limit),
                     Err(_other) => None,
                 }
             }

@@ -9,12 +9,14 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
     clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
     set_no_new_privs,
 };
 
+use crate::capabilities::set_of;
 use crate::wait::wait_until;
 
 /// Time for newly created threads to give up their capabilities.
@@ -32,7 +34,7 @@ static KEEP: OnceLock<CapabilitySet> = OnceLock::new();
 
 /// From now on each thread gives up capabilities at its start: CAP_BPF, too, unless eBPF maps need it. Call this before the
 /// process has other threads.
-pub(super) fn begin(maps_need_capability: bool) {
+pub fn begin(maps_need_capability: bool) {
     let _again = KEEP.set(kept(maps_need_capability));
 }
 
@@ -46,7 +48,7 @@ fn kept(maps_need_capability: bool) -> CapabilitySet {
 }
 
 /// Gives up this thread's capabilities; every thread calls this first.
-pub(super) fn give_up_here() {
+pub fn give_up_here() {
     if let Some(keep) = KEEP.get()
         && let Err(error) = give_up(*keep)
     {
@@ -89,7 +91,7 @@ fn bound(keep: CapabilitySet) -> io::Result<()> {
 }
 
 /// Gives up the starting thread's capabilities, waits until all other threads have, and logs what any thread still has.
-pub(super) async fn finish() {
+pub async fn finish() {
     let Some(keep) = KEEP.get() else { return };
     give_up_here();
     let done = || held_by_any_thread().is_ok_and(|held| keep.contains(held));
@@ -113,14 +115,14 @@ pub(super) async fn finish() {
 ///
 /// # Errors
 /// `/proc` is not mounted.
-pub(super) fn held_by_any_thread() -> io::Result<CapabilitySet> {
+pub fn held_by_any_thread() -> io::Result<CapabilitySet> {
     let mut held = CapabilitySet::empty();
     for thread in fs::read_dir("/proc/self/task")? {
         match fs::read_to_string(thread?.path().join("status")) {
             Ok(status) => held |= permitted(&status),
             // The thread has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => (),
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => (),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => (),
             Err(error) => return Err(error),
         }
     }
@@ -129,12 +131,9 @@ pub(super) fn held_by_any_thread() -> io::Result<CapabilitySet> {
 
 /// The permitted capabilities of a thread, from its `/proc` status text.
 fn permitted(status: &str) -> CapabilitySet {
-    let set = |name: &str| {
-        let text = status.lines().find_map(|line| line.strip_prefix(name));
-        text.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-            .unwrap_or(u64::MAX)
-    };
-    CapabilitySet::from_bits_retain(set("CapPrm:") | set("CapEff:") | set("CapInh:"))
+    let all = CapabilitySet::from_bits_retain(u64::MAX);
+    let set = |name| set_of(status, name).unwrap_or(all);
+    set("CapPrm:") | set("CapEff:") | set("CapInh:")
 }
 
 /// A list for a line of the log.
@@ -146,7 +145,7 @@ fn listed(set: CapabilitySet) -> String {
 }
 
 /// Names as in capabilities(7); a capability that this program does not know is a number.
-pub(super) fn names(set: CapabilitySet) -> Vec<String> {
+pub fn names(set: CapabilitySet) -> Vec<String> {
     let mut names: Vec<String> = set
         .iter_names()
         .map(|(name, _)| format!("CAP_{name}"))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Polls `done` until it holds or `limit` has passed.
-pub(crate) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
+pub async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
     const LOOK_EVERY: Duration = Duration::from_millis(50);
     let deadline = tokio::time::Instant::now() + limit;
     while !done() && tokio::time::Instant::now() < deadline {

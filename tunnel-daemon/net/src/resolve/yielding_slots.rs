@@ -18,7 +18,7 @@ const PATIENCE_FACTOR: u32 = 4;
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
 /// Slots for lookups. Where no name server answers, as many lookups as there are slots start in every [`PATIENCE`].
-pub(super) struct ConcurrencyLimit {
+pub(super) struct YieldingSlots {
     slots: Semaphore,
     /// Numbers of the waiting lookups for which no running one has yielded.
     waiters: Mutex<VecDeque<u64>>,
@@ -29,7 +29,7 @@ pub(super) struct ConcurrencyLimit {
     last_answer: AtomicU64,
 }
 
-impl ConcurrencyLimit {
+impl YieldingSlots {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             slots: Semaphore::new(slots),
@@ -88,10 +88,10 @@ impl ConcurrencyLimit {
 }
 
 /// A lookup without a slot.
-struct Waiter<'a>(&'a ConcurrencyLimit, u64);
+struct Waiter<'a>(&'a YieldingSlots, u64);
 
 impl<'a> Waiter<'a> {
-    fn new(limit: &'a ConcurrencyLimit) -> Self {
+    fn new(limit: &'a YieldingSlots) -> Self {
         let number = limit.serial.fetch_add(1, Relaxed);
         limit.waiters().push_back(number);
         limit.wanted.notify_one();
@@ -120,7 +120,7 @@ mod tests {
     /// Starts a lookup that takes that many seconds, or forever. It yields its name, its result and its end in
     /// milliseconds.
     fn start(
-        limit: &Arc<ConcurrencyLimit>,
+        limit: &Arc<YieldingSlots>,
         lookups: &mut JoinSet<(&'static str, Ended, u128)>,
         name: &'static str,
         seconds: Option<u64>,
@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lookup_without_an_answer_yields_when_another_waits() {
-        let limit = Arc::new(ConcurrencyLimit::new(1));
+        let limit = Arc::new(YieldingSlots::new(1));
         let mut lookups = JoinSet::new();
         start(&limit, &mut lookups, "dead", None);
         tokio::task::yield_now().await;
@@ -154,7 +154,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_lookup_goes_on_while_none_waits() {
-        let limit = Arc::new(ConcurrencyLimit::new(2));
+        let limit = Arc::new(YieldingSlots::new(2));
         let mut lookups = JoinSet::new();
         start(&limit, &mut lookups, "slow", Some(60));
         start(&limit, &mut lookups, "good", Some(1));
@@ -168,7 +168,7 @@ mod tests {
     /// most 2 s
     #[tokio::test(start_paused = true)]
     async fn a_waiter_ends_one_of_the_lookups_that_began_together() {
-        let limit = Arc::new(ConcurrencyLimit::new(3));
+        let limit = Arc::new(YieldingSlots::new(3));
         let mut lookups = JoinSet::new();
         for name in ["first", "second", "third"] {
             start(&limit, &mut lookups, name, None);
@@ -186,7 +186,7 @@ mod tests {
     /// Limit (times): An unanswered lookup while another one waits
     #[tokio::test(start_paused = true)]
     async fn slow_name_servers_have_more_time() {
-        let limit = Arc::new(ConcurrencyLimit::new(1));
+        let limit = Arc::new(YieldingSlots::new(1));
         let mut lookups = JoinSet::new();
         start(&limit, &mut lookups, "slow", Some(1));
         lookups.join_next().await.unwrap().unwrap().1.unwrap();
@@ -199,7 +199,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_waiter_ends_only_the_oldest_lookup() {
-        let limit = Arc::new(ConcurrencyLimit::new(3));
+        let limit = Arc::new(YieldingSlots::new(3));
         let mut lookups = JoinSet::new();
         for name in ["first", "second", "third"] {
             start(&limit, &mut lookups, name, None);

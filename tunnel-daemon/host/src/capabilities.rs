@@ -6,9 +6,12 @@ use crate::release::{Release, WITHOUT_PERFMON};
 
 /// The effective capabilities of `/proc/PID/status`; `None`: the text names none.
 pub fn effective(status: &str) -> Option<CapabilitySet> {
-    let bits = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    set_of(status, "CapEff:")
+}
+
+/// The set of this name in `/proc/PID/status`.
+pub(crate) fn set_of(status: &str, name: &str) -> Option<CapabilitySet> {
+    let bits = status.lines().find_map(|line| line.strip_prefix(name))?;
     let bits = u64::from_str_radix(bits.trim(), 16).ok()?;
     Some(CapabilitySet::from_bits_retain(bits))
 }

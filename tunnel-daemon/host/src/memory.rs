@@ -3,28 +3,29 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use adit_net::mounts::{self, Mount};
+use crate::mounts::{self, Mount};
 
 /// Assumed memory if no limit can be read, bytes.
 const FALLBACK_BYTES: u64 = 4 << 30;
 
 /// A memory limit and its source.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct MemoryLimit {
-    pub(super) bytes: u64,
+pub struct MemoryLimit {
+    /// The limit.
+    pub bytes: u64,
     /// The file that holds the limit; `None`: the limit is assumed.
-    pub(super) file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
 }
 
 /// The memory limit of this process, bytes.
 #[must_use]
-pub(super) fn limit() -> u64 {
+pub fn limit() -> u64 {
     found().bytes
 }
 
 /// The memory limit of this process and its source.
 #[must_use]
-pub(super) fn found() -> MemoryLimit {
+pub fn found() -> MemoryLimit {
     let of_cgroups = limits_of_cgroups()
         .into_iter()
         .map(|(limit, _folder)| limit);
@@ -46,7 +47,7 @@ pub(super) fn found() -> MemoryLimit {
 /// The tightest limit of a memory cgroup, bytes, and the folder of this process's own cgroup, which counts its usage.
 /// `None` without a limit.
 #[must_use]
-pub(super) fn of_cgroup() -> Option<(u64, PathBuf)> {
+pub fn of_cgroup() -> Option<(u64, PathBuf)> {
     let limits = limits_of_cgroups().into_iter();
     let ((bytes, _file), folder) = limits.min_by_key(|((bytes, _file), _folder)| *bytes)?;
     // Version 1 shows a huge number where there is no limit.
@@ -55,7 +56,7 @@ pub(super) fn of_cgroup() -> Option<(u64, PathBuf)> {
 
 /// Whether that limit covers the buffers of TCP sockets: in version 2 it does, in version 1 they have a limit of their own.
 #[must_use]
-pub(super) fn counts_tcp() -> bool {
+pub fn counts_tcp() -> bool {
     of_cgroup().is_some_and(|(_bytes, folder)| folder.join("memory.current").exists())
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::bounded;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
 
 /// Threads for blocking work without files. A helper process may hold one; the rest is for short work.
 pub const THREADS: usize = 4;
@@ -75,14 +76,10 @@ pub fn start_runtime(
 ///
 /// # Errors
 /// [`BlockingError`]: services log it and try again.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the one place that uses the blocking threads"
-)]
 pub async fn run<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, BlockingError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
+    begin(work).await.map_err(|error| {
         if error.is_panic() {
             BlockingError::Panicked
         } else {
@@ -92,12 +89,16 @@ pub async fn run<T: Send + 'static>(
 }
 
 /// As [`run`], for work whose end no caller waits for.
+pub fn start(work: impl FnOnce() + Send + 'static) {
+    drop(begin(work));
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the one place that uses the blocking threads"
 )]
-pub fn start(work: impl FnOnce() + Send + 'static) {
-    drop(tokio::task::spawn_blocking(work));
+pub(crate) fn begin<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    tokio::task::spawn_blocking(work)
 }
 
 /// Holds each thread until all have started, so that no two pieces of work share one.
@@ -125,12 +126,9 @@ fn start_threads(runtime: &Runtime, threads: usize) -> Result<(), NoThreads> {
     Ok(())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the handle of this work is not needed: it reports by a channel"
-)]
 fn spawn(runtime: &Runtime, work: impl FnOnce() + Send + 'static) -> Result<(), NoThreads> {
-    without_panic(|_error| (), || drop(runtime.spawn_blocking(work)))
+    let _entered = runtime.enter();
+    without_panic(|_error| (), || start(work))
 }
 
 /// Tests whether the host refuses one more thread.

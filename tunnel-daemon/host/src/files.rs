@@ -14,6 +14,8 @@ use rustix::fs::{OFlags, fstatfs};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::blocking;
+
 /// A file that has not been read after this time counts as stuck: a disk answers within milliseconds.
 pub const STUCK_AFTER: Duration = Duration::from_secs(5);
 
@@ -200,13 +202,9 @@ struct Running<T> {
 }
 
 impl<T: Send + 'static> Running<T> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this crate is below adit_tls::blocking, which has started the threads"
-    )]
     fn begin(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
-            work: tokio::task::spawn_blocking(work),
+            work: blocking::begin(work),
             began: Instant::now(),
             is_told: false,
         }

@@ -20,7 +20,7 @@ pub struct Caller {
 }
 
 #[derive(Debug)]
-pub(crate) struct ConcurrencyLimit {
+pub(crate) struct FairSlots {
     in_use_max: usize,
     waiting_max: usize,
     state: Mutex<State>,
@@ -41,7 +41,7 @@ pub(crate) struct Full;
 
 /// One use of the resource. Dropping it passes the use to the next caller.
 #[derive(Debug)]
-pub(crate) struct Slot(Option<Arc<ConcurrencyLimit>>);
+pub(crate) struct Slot(Option<Arc<FairSlots>>);
 
 impl Drop for Slot {
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ impl Drop for Slot {
 
 /// Removes a caller that stops waiting.
 struct Waiting<'a> {
-    limit: &'a ConcurrencyLimit,
+    limit: &'a FairSlots,
     address: Option<IpAddr>,
     receiver: oneshot::Receiver<Slot>,
 }
@@ -73,7 +73,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl ConcurrencyLimit {
+impl FairSlots {
     pub(crate) fn new(in_use_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Self {
             in_use_max,
@@ -203,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn slots_go_to_addresses_round_robin() {
-        let limit = ConcurrencyLimit::new(1, 100);
+        let limit = FairSlots::new(1, 100);
         let first = limit.acquire(at(9)).await.unwrap();
         let mut waiters: Vec<_> = (0..3).map(|_| Box::pin(limit.acquire(at(1)))).collect();
         for waits in &mut waiters {
@@ -230,7 +230,7 @@ mod tests {
     /// Limit (peers): Token reviews
     #[tokio::test]
     async fn waiters_are_bounded_in_total_and_per_untrusted_address() {
-        let limit = ConcurrencyLimit::new(1, 34);
+        let limit = FairSlots::new(1, 34);
         let _used = limit.acquire(at(9)).await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_PER_ADDRESS_MAX)
             .map(|_| Box::pin(limit.acquire(at(1))))
@@ -267,7 +267,7 @@ mod tests {
     /// This includes a slot granted to a caller that has left.
     #[tokio::test]
     async fn no_slot_is_lost() {
-        let limit = ConcurrencyLimit::new(2, 100);
+        let limit = FairSlots::new(2, 100);
         let used = [
             limit.acquire(at(1)).await.unwrap(),
             limit.acquire(at(1)).await.unwrap(),
