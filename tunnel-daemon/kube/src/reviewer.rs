@@ -17,7 +17,7 @@ use crate::account::ServiceAccount;
 pub use crate::concurrency_limit::Caller;
 use crate::concurrency_limit::{ConcurrencyLimit, Full, Slot};
 use crate::request::{self, RequestError};
-use crate::review::{PATH, ReviewError, ReviewPolicy};
+use crate::review_policy::{PATH, ReviewError, ReviewPolicy};
 use crate::token::{self, Claims, Token};
 
 /// Reviews at once.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use adit_kube::review::ReviewError;
+use adit_kube::review_policy::ReviewError;
 use adit_kube::reviewer::{self, Reviewer};
 use adit_kube::token::Token;
 use http::{HeaderMap, header};
