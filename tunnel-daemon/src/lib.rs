@@ -26,6 +26,7 @@ mod node;
 mod pki;
 mod privileges;
 pub mod probes;
+mod process;
 #[cfg_attr(
     not(any(feature = "ebpf", test)),
     expect(dead_code, reason = "the redirect alone writes most of it")

@@ -45,6 +45,17 @@ pub(super) struct Refused {
     pub(super) logged: Option<String>,
 }
 
+impl Refused {
+    pub(super) fn new(reason: AgentRefusal, code: Code, text: impl Into<String>) -> Self {
+        Self {
+            reason,
+            code,
+            text: text.into(),
+            logged: None,
+        }
+    }
+}
+
 impl AgentAuthenticator {
     /// Without `tokens`, certificates alone decide.
     #[must_use]
@@ -107,11 +118,12 @@ impl AgentAuthenticator {
         if bytes <= SMALL_BYTES {
             return Ok(None);
         }
-        self.large.enter(bytes).map(Some).ok_or_else(|| Refused {
-            reason: AgentRefusal::NotReviewed,
-            code: Code::ResourceExhausted,
-            text: "too many agents with much metadata wait for a review of their tokens".to_owned(),
-            logged: None,
+        self.large.enter(bytes).map(Some).ok_or_else(|| {
+            Refused::new(
+                AgentRefusal::NotReviewed,
+                Code::ResourceExhausted,
+                "too many agents with much metadata wait for a review of their tokens".to_owned(),
+            )
         })
     }
 
