@@ -409,12 +409,12 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) -> Ende
         };
         match accepted {
             Ok(visitor) if !visitor.is_welcome() => {
-                metrics.accept_error(Listener::Admin);
+                metrics.accept_errors.count(Listener::Admin);
                 tracing::warn!(port = name, "a connection of another user was refused");
             }
             Ok(visitor) => {
                 if connections.len() >= limits.connections_max {
-                    metrics.accept_error(Listener::Admin);
+                    metrics.accept_errors.count(Listener::Admin);
                     end_oldest(&mut by_age);
                     connections.join_next().await;
                 }
@@ -425,7 +425,7 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) -> Ende
                 by_age.push_back(connections.spawn(task));
             }
             Err(error) => {
-                metrics.accept_error(Listener::Admin);
+                metrics.accept_errors.count(Listener::Admin);
                 tracing::warn!(port = name, %error, "accept failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }

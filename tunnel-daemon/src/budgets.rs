@@ -105,22 +105,15 @@ pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
         .then_some(share.max(limits::SOCKET_BUFFER_KIB_MIN))
 }
 
-/// Publishes the size of the process budget and the bytes in use.
-pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
-    metrics.set_process_budget(budget.max_bytes());
-    metrics.set_memory(
-        budget.held_bytes(),
-        budget.queued_bytes(),
-        budget.kernel_bytes(),
-    );
-}
-
-/// Publishes them once a second.
+/// Publishes the size of the process budget and the bytes in use, once a second.
 pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudget>) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     loop {
         every.tick().await;
-        publish(&metrics, &budget);
+        metrics.process_budget.set(budget.max_bytes());
+        metrics.held_bytes.set(budget.held_bytes());
+        metrics.queued_bytes.set(budget.queued_bytes());
+        metrics.kernel_bytes.set(budget.kernel_bytes());
     }
 }
 

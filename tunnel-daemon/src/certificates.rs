@@ -55,7 +55,7 @@ impl CertificateEvents {
 impl ReloadEvents for CertificateEvents {
     fn loaded(&self, name: &'static str) {
         tracing::info!(files = name, "new TLS files are in use");
-        self.metrics.tls_reload(ReloadResult::Ok);
+        self.metrics.tls_reloads.count(ReloadResult::Ok);
         if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
             authorizer.tls_changed();
         }
@@ -63,17 +63,17 @@ impl ReloadEvents for CertificateEvents {
 
     fn restored(&self, name: &'static str) {
         tracing::info!(files = name, "TLS files are again as they were when loaded");
-        self.metrics.tls_reload(ReloadResult::Ok);
+        self.metrics.tls_reloads.count(ReloadResult::Ok);
     }
 
     fn failed(&self, name: &'static str, error: &TlsError) {
         tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
-        self.metrics.tls_reload(ReloadResult::Failed);
+        self.metrics.tls_reloads.count(ReloadResult::Failed);
     }
 
     fn stuck(&self, _name: &'static str) {
         // The reader of the files has logged their names.
-        self.metrics.tls_reload(ReloadResult::Failed);
+        self.metrics.tls_reloads.count(ReloadResult::Failed);
     }
 
     #[expect(clippy::disallowed_methods, reason = "certificates have dates")]

@@ -1,12 +1,11 @@
 //! Signals that ask a running server or agent for something: SIGHUP rereads files, SIGUSR1 switches debug logging.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::signals::is_hangup_ignored;
+use crate::signals::{hangup, received};
 use adit_net::inherited::InheritedSockets;
 use adit_telemetry::DebugLog;
 use adit_tls::reread::Reread;
@@ -36,9 +35,8 @@ impl Requests {
     /// # Errors
     /// The system refuses the handlers.
     pub(super) fn new() -> io::Result<Self> {
-        let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
         Ok(Self {
-            hangup: hangup.transpose()?,
+            hangup: hangup()?,
             user1: signal(SignalKind::user_defined1())?,
             user2: signal(SignalKind::user_defined2())?,
         })
@@ -49,14 +47,8 @@ impl Requests {
         let ends = controls.debug.run();
         tokio::pin!(ends);
         loop {
-            let hung_up = async {
-                match &mut self.hangup {
-                    Some(hangup) => hangup.recv().await,
-                    None => pending().await,
-                }
-            };
             tokio::select! {
-                _ = hung_up => {
+                () = received(&mut self.hangup) => {
                     tracing::info!("SIGHUP received: reading files again");
                     controls.reread.ask();
                 }

@@ -47,7 +47,11 @@ fn lanes_of(descriptors: Option<u64>) -> usize {
 }
 
 /// Closes idle lanes of a server when descriptors run low.
-pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, router: &Arc<Router>) {
+pub(super) fn close_idle_lanes(
+    services: &Tasks,
+    descriptors: &Arc<Descriptors>,
+    router: &Arc<Router>,
+) {
     let (counted, pools) = (Arc::clone(descriptors), Arc::clone(router));
     let giving_up = counted.run(CLOSED_AFTER, move |lanes| {
         give_up_lanes(&pools, lanes);

@@ -49,18 +49,6 @@ pub(crate) fn of_account(plan: AccountPlan) -> Option<&'static str> {
 }
 
 /// # Errors
-/// A flag of this server needs eBPF, and this binary is built without it.
-pub(crate) fn check_server(plan: &ServerPlan) -> Result<(), ConfigError> {
-    of_server(plan).map_or(Ok(()), check)
-}
-
-/// # Errors
-/// A flag of this agent needs eBPF, and this binary is built without it.
-pub(crate) fn check_agent(plan: &AgentPlan) -> Result<(), ConfigError> {
-    of_agent(plan).map_or(Ok(()), check)
-}
-
-/// # Errors
 /// A flag needs eBPF, and this binary is built without it.
 pub(crate) fn check(flag: &str) -> Result<(), ConfigError> {
     match NOT_BUILT {

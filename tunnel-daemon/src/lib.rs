@@ -24,6 +24,7 @@ mod messages;
 mod node;
 mod pki;
 pub mod probes;
+mod process;
 #[cfg_attr(
     not(any(feature = "ebpf", test)),
     expect(dead_code, reason = "the redirect alone writes most of it")

@@ -1,5 +1,6 @@
 //! The listeners of a server: binds them and runs their accept loops.
 
+pub(super) mod address;
 pub(super) mod spelling;
 
 use std::io;
@@ -15,28 +16,23 @@ use futures_util::future::BoxFuture;
 use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminListener, AdminThread};
+use self::address::listen_addr;
 use crate::certificates::AGENT_LISTENER;
-use crate::probes::HttpService;
-use adit_config::address::{BindAddress, BindHost};
+use crate::process::Process;
 use adit_config::limits;
 use adit_config::plan::{AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
-use adit_net::accounts::Accounts;
 use adit_net::authority::AuthorityIo;
 use adit_net::handshakes::{HandshakeLimits, SlotError};
-use adit_net::inherited::InheritedSockets;
 use adit_net::listen::{ListenAddr, ListenError, Listener};
-use adit_net::self_sockets::OwnSockets;
 use adit_net::socket;
 use adit_net::tasks::{Overloaded, Tasks};
 use adit_net::unix::StaleFile;
 use adit_server::backend::Backend;
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::{grpc, http_connect};
-use adit_server::router::Router;
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{HandshakeFailure, Label as _, Listener as ListenerLabel};
 use adit_telemetry::rate::TokenBucket;
@@ -44,7 +40,6 @@ use adit_tls::agent_identity::Certificate;
 use adit_tls::cause::TlsCause;
 use adit_tls::handshake::HandshakeError;
 use adit_tls::reload::{Reload, Reloadable, ReloadableServerTls};
-use adit_tls::reread::Reread;
 use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tls::tls::{Alpn, ServerTls};
 
@@ -58,14 +53,25 @@ pub(crate) type Serve =
 
 /// Counts the errors of one listener.
 pub(super) struct Counted {
-    pub(super) metrics: AditMetrics,
-    pub(super) listener: ListenerLabel,
-    pub(super) descriptors: Arc<Descriptors>,
-    pub(super) handshakes: HandshakeLog,
+    metrics: AditMetrics,
+    listener: ListenerLabel,
+    descriptors: Arc<Descriptors>,
+    handshakes: HandshakeLog,
+}
+
+impl Counted {
+    pub(super) fn new(process: &Process, listener: ListenerLabel) -> Arc<Self> {
+        Arc::new(Self {
+            metrics: process.metrics.clone(),
+            listener,
+            descriptors: Arc::clone(&process.descriptors),
+            handshakes: HandshakeLog::default(),
+        })
+    }
 }
 
 /// Logs a few failed handshakes: any peer that reaches a port can cause them. All are counted.
-pub(super) struct HandshakeLog {
+struct HandshakeLog {
     bucket: Mutex<TokenBucket>,
     suppressed: AtomicU64,
 }
@@ -105,21 +111,21 @@ impl HandshakeLog {
 
 impl AcceptEvents for Counted {
     fn accept_failed(&self, _error: &io::Error) {
-        self.metrics.accept_error(self.listener);
+        self.metrics.accept_errors.count(self.listener);
     }
 
     fn handshake_failed(&self, peer: PeerAddr, error: &HandshakeError) {
         self.handshakes.failed(self.listener, peer, error);
-        self.metrics.accept_error(self.listener);
-        self.metrics.handshake_failed(match error.cause {
+        self.metrics.accept_errors.count(self.listener);
+        self.metrics.handshakes_failed.count(match error.cause {
             TlsCause::TimedOut { .. } => HandshakeFailure::TimedOut,
             _ => HandshakeFailure::Failed,
         });
     }
 
     fn no_slot(&self, _peer: PeerAddr, why: SlotError) {
-        self.metrics.accept_error(self.listener);
-        self.metrics.handshake_failed(match why {
+        self.metrics.accept_errors.count(self.listener);
+        self.metrics.handshakes_failed.count(match why {
             SlotError::Silent => HandshakeFailure::Silent,
             SlotError::CrowdedOut => HandshakeFailure::CrowdedOut,
             SlotError::Closed => HandshakeFailure::Closed,
@@ -131,7 +137,7 @@ impl AcceptEvents for Counted {
 
     fn connection_refused(&self, peer: PeerAddr, overloaded: Overloaded) {
         tracing::warn!(%peer, %overloaded, "connection refused");
-        self.metrics.accept_error(self.listener);
+        self.metrics.accept_errors.count(self.listener);
     }
 
     fn has_room(&self) -> bool {
@@ -150,7 +156,7 @@ impl AcceptEvents for Counted {
             "file descriptors run short: the listener accepts no connections until descriptors are free; raise the limit of \
              open files"
         );
-        self.metrics.accept_paused(self.listener);
+        self.metrics.accept_pauses.count(self.listener);
     }
 
     fn accepted(&self) {
@@ -171,28 +177,23 @@ pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> Se
     }
 }
 
-/// TLS files to watch, with their name in the log.
-pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
-
-/// Holds what outlives the function that opens a listener.
-#[cfg_attr(
-    not(feature = "ebpf"),
-    expect(dead_code, reason = "the redirect alone uses some fields")
-)]
+/// Opens the listeners of a server.
 pub(super) struct Listening<'a> {
     pub(super) plan: &'a ServerPlan,
-    pub(super) services: &'a Tasks,
-    pub(super) reread: &'a Reread,
-    pub(super) stop: &'a CancellationToken,
-    pub(super) metrics: &'a AditMetrics,
-    pub(super) descriptors: &'a Arc<Descriptors>,
-    pub(super) accounts: &'a Accounts,
-    pub(super) own_sockets: &'a OwnSockets,
-    pub(super) inherited: &'a InheritedSockets,
-    pub(super) watched: Watched,
+    pub(super) process: &'a Process,
+    /// TLS files to watch, with their name in the log.
+    pub(super) watched: Vec<(&'static str, Arc<dyn Reload>)>,
 }
 
-impl Listening<'_> {
+impl<'a> Listening<'a> {
+    pub(super) fn new(plan: &'a ServerPlan, process: &'a Process) -> Self {
+        Self {
+            plan,
+            process,
+            watched: Vec::new(),
+        }
+    }
+
     /// Loads the TLS of the listener for agents.
     ///
     /// # Errors
@@ -262,9 +263,7 @@ impl Listening<'_> {
     pub(super) fn frontend(
         &mut self,
         plan: &FrontendPlan,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Option<SocketAddr>> {
         let (address, tls) = match &plan.listen {
             FrontendListen::Unix {
@@ -293,29 +292,25 @@ impl Listening<'_> {
             .bind(&address)
             .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
-        let (router, context, streams) = (Arc::clone(router), context.clone(), clients.clone());
-        let leaving = self.stop.clone();
-        let keepalive = self.plan.frontend_keepalive;
+        let (clients, context) = (&context.tasks, Arc::clone(context));
         match plan.dialect {
             Dialect::Grpc => {
+                let keepalive = self.plan.frontend_keepalive;
                 let serve = move |stream: ByteStream| {
                     // Here, not with the first tunnel: a connection without tunnels ends, too.
                     context.account_grpc(&stream);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
-                    let stream = grpc::ClientSocket::new(stream, router.budget());
+                    let stream = grpc::ClientSocket::new(stream, context.router.budget());
                     let io = AuthorityIo::new(stream, Limits::default());
-                    let (router, context) = (Arc::clone(&router), context.clone());
-                    let (streams, leaving) = (streams.clone(), leaving.clone());
-                    grpc::serve(io, router, context, admission, keepalive, streams, leaving)
+                    grpc::serve(io, Arc::clone(&context), admission, keepalive)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpConnect => {
                 let heads = self.plan.connect;
                 let serve = move |stream: ByteStream| {
-                    let client = stream.peer();
-                    let (router, context) = (Arc::clone(&router), context.clone());
-                    http_connect::serve(stream, router, context, heads, client, leaving.clone())
+                    let peer = stream.peer();
+                    http_connect::serve(stream, peer, Arc::clone(&context), heads)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -326,15 +321,18 @@ impl Listening<'_> {
     /// Takes over the socket that the service manager opened at this address, or binds a new one. Connections accepted
     /// there take part in kernel accounting.
     pub(super) fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
-        let inherited = self
+        let Process {
+            accounts, controls, ..
+        } = self.process;
+        let inherited = controls
             .inherited
-            .take(address, |socket| self.accounts.listening(&socket))
+            .take(address, |socket| accounts.listening(&socket))
             .map_err(|cause| ListenError::inherited(address, cause))?;
         if let Some(listener) = inherited {
             tracing::info!(%address, "listening on a socket of the service manager");
             return Ok(listener);
         }
-        Listener::bind_with(address, |socket| self.accounts.listening(&socket))
+        Listener::bind_with(address, |socket| accounts.listening(&socket))
     }
 
     fn tls(
@@ -366,26 +364,15 @@ impl Listening<'_> {
         };
         let tls = tls.map(|tls| AcceptTls {
             tls,
-            limits: handshake_limits(self.descriptors.limit()),
+            limits: handshake_limits(self.process.descriptors.limit()),
             deadline,
         });
-        let events = Arc::new(Counted {
-            metrics: self.metrics.clone(),
-            listener: label,
-            descriptors: Arc::clone(self.descriptors),
-            handshakes: HandshakeLog::default(),
-        });
-        let accepting = accept_loop(
-            listener,
-            tls,
-            tasks.clone(),
-            events,
-            self.stop.clone(),
-            serve,
-        );
+        let events = Counted::new(self.process, label);
+        let stop = self.process.stop.clone();
+        let accepting = accept_loop(listener, tls, tasks.clone(), events, stop, serve);
         // The accept loop returns the listener; dropping it closes the socket and removes its file.
-        self.services
-            .spawn_always("listener", async move { drop(accepting.await) });
+        let services = &self.process.services;
+        services.spawn_always("listener", async move { drop(accepting.await) });
     }
 }
 
@@ -409,73 +396,6 @@ pub(super) fn tune_link(stream: &ByteStream) {
         && let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT)
     {
         tracing::debug!(%error, "cannot tune a link");
-    }
-}
-
-/// Resolves a flag's address to an address to listen on.
-///
-/// # Errors
-/// A host name has no address.
-pub(super) fn listen_addr(bind: &BindAddress) -> anyhow::Result<ListenAddr> {
-    Ok(match &bind.host {
-        BindHost::Any => ListenAddr::AnyTcp(bind.port),
-        BindHost::Ip(ip) => ListenAddr::Tcp(SocketAddr::new(*ip, bind.port)),
-        BindHost::Name(name) => {
-            let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), bind.port))
-                .with_context(|| format!("cannot resolve {name}"))?;
-            ListenAddr::Tcp(
-                found
-                    .next()
-                    .with_context(|| format!("{name} has no address"))?,
-            )
-        }
-    })
-}
-
-/// Like [`listen_addr`], for listeners that take a socket address; any interface means both families.
-///
-/// # Errors
-/// A host name has no address.
-pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
-    Ok(match listen_addr(bind)? {
-        ListenAddr::Tcp(address) => address,
-        ListenAddr::AnyTcp(port) => SocketAddr::from((any_address(), port)),
-        ListenAddr::Unix(..) => anyhow::bail!("{bind} is no TCP address"),
-    })
-}
-
-/// Listens for probes and scrapes; messages use `name`: `health`, `admin`. In `compat` mode a failure is logged and `None`
-/// returned, as upstream's programs go on without the listener.
-///
-/// # Errors
-/// The address cannot be listened on, or its host name has no address.
-pub(super) fn serve_probes(
-    thread: &AdminThread,
-    name: &'static str,
-    bind: &BindAddress,
-    service: HttpService,
-    compat: bool,
-) -> anyhow::Result<Option<AdminListener>> {
-    let served = socket_addr(bind)
-        .with_context(|| format!("{name} port"))
-        .and_then(|address| Ok(thread.serve(name, address, service)?));
-    match served {
-        Err(error) if compat => {
-            let error = format!("{error:#}");
-            tracing::error!(error, "listener failed; going on without it");
-            Ok(None)
-        }
-        served => served.map(Some),
-    }
-}
-
-fn any_address() -> std::net::IpAddr {
-    let v6 = std::net::Ipv6Addr::UNSPECIFIED;
-    // Hosts without IPv6 refuse this socket; such hosts listen on IPv4 only.
-    if std::net::TcpListener::bind((v6, 0)).is_ok() {
-        v6.into()
-    } else {
-        std::net::Ipv4Addr::UNSPECIFIED.into()
     }
 }
 

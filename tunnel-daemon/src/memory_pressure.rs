@@ -121,12 +121,12 @@ async fn watch_cgroup(
         }
         if now != told && told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
             (told, told_at) = (now, Some(Instant::now()));
-            tell(now, used_bytes, limit_bytes);
+            log(now, used_bytes, limit_bytes);
         }
     }
 }
 
-fn tell(pressure: MemoryPressure, used_bytes: Option<u64>, limit_bytes: Option<u64>) {
+fn log(pressure: MemoryPressure, used_bytes: Option<u64>, limit_bytes: Option<u64>) {
     match pressure {
         MemoryPressure::None => {
             tracing::info!(used_bytes, limit_bytes, "memory is no longer short");

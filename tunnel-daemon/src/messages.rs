@@ -12,7 +12,7 @@ use adit_core::grant::ClientRules;
 use adit_core::wire::metadata::{HelloError, ServerHello};
 use adit_net::grpc::ConnectionError;
 use adit_net::resolve::ResolveError;
-use adit_telemetry::labels::{DialReason, DialStage, Label, TunnelEnd};
+use adit_telemetry::labels::{DialReason, DialStage, EndClass, Label};
 use adit_tls::cause::TlsCause;
 use adit_tls::tls::server_name;
 
@@ -231,7 +231,7 @@ fn each_word_of_a_failed_dial_or_an_ended_tunnel_is_on_the_troubleshooting_page(
         assert!(PAGE.contains(&format!("`{word}`")), "{word}");
     }
     let ends = messages("## How tunnels end");
-    for end in words::<TunnelEnd>() {
+    for end in words::<EndClass>() {
         assert!(ends.contains(&end), "{end}");
     }
 }

@@ -10,14 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ebpf_flags;
 use crate::listeners::Listening;
-use crate::node::{NodeServe, NodeSideParts};
-use crate::redirect_view::RedirectView;
+use crate::node::NodeServe;
+use crate::process::Process;
 use adit_config::plan::{AccountPlan, NodeRedirectPlan, RedirectPlan};
 use adit_config::{ConfigError, NetnsHelperOptions};
 use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
 use adit_server::frontend::events::FrontendContext;
-use adit_server::router::Router;
 use adit_telemetry::AditMetrics;
 
 const WHY: &str = "this binary is built without eBPF";
@@ -41,7 +40,11 @@ impl Captured {
         0
     }
 
-    pub(crate) fn spare(&self, _agents: SocketAddr, _others: impl IntoIterator<Item = SocketAddr>) {
+    pub(crate) fn exempt(
+        &self,
+        _agents: SocketAddr,
+        _others: impl IntoIterator<Item = SocketAddr>,
+    ) {
     }
 
     pub(crate) fn detach(&self) {}
@@ -53,10 +56,7 @@ impl Listening<'_> {
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
-        _view: &Arc<RedirectView>,
-        _router: &Arc<Router>,
-        _context: &FrontendContext,
-        _clients: &Tasks,
+        _context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Captured> {
         ebpf_flags::check(ebpf_flags::of_redirect(plan))?;
         Ok(Captured)
@@ -75,7 +75,7 @@ impl NodeRedirect {
     /// Always: this build has no eBPF.
     pub(crate) fn start(
         plan: &NodeRedirectPlan,
-        _parts: &NodeSideParts<'_>,
+        _process: &Process,
         _proxy: &NodeServe,
         _stop: &CancellationToken,
     ) -> anyhow::Result<Self> {

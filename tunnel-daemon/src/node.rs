@@ -9,36 +9,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
 use crate::ebpf::NodeRedirect;
-use crate::listeners::{Counted, HandshakeLog, Serve, listen_addr};
+use crate::listeners::address::listen_addr;
+use crate::listeners::{Counted, Serve};
+use crate::process::Process;
 use crate::redirect_view::RedirectView;
+use crate::server::tenant::Tenant;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};
 use adit_host::descriptors::Descriptors;
 use adit_net::accept::accept_loop;
-use adit_net::accounts::Accounts;
 use adit_net::dial::Dialer;
 use adit_net::listen::Listener;
 use adit_net::resolve::SystemResolver;
-use adit_net::self_listeners::OwnListeners;
-use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 use adit_telemetry::labels::Listener as ListenerLabel;
-use adit_telemetry::{AccessLog, AditMetrics};
-use adit_tls::reread::Reread;
-
-/// Parts that tunnels for agents share with the server's other tunnels.
-pub(super) struct NodeParts {
-    pub(super) access: Arc<AccessLog>,
-    pub(super) metrics: AditMetrics,
-    pub(super) accounts: Accounts,
-    pub(super) own_sockets: OwnSockets,
-    pub(super) reread: Reread,
-    pub(super) tasks: Tasks,
-    pub(super) descriptors: Arc<Descriptors>,
-    pub(super) leaving: CancellationToken,
-}
 
 /// The proxy through which agents reach allowed destinations; `None` without a list of them.
 ///
@@ -46,8 +32,9 @@ pub(super) struct NodeParts {
 /// An entry of the list, or the system's resolver configuration, is invalid.
 pub(super) fn proxy(
     plan: &DestinationsPlan,
-    own: &Arc<OwnListeners>,
-    parts: NodeParts,
+    tenant: &Tenant,
+    process: &Process,
+    tasks: &Tasks,
 ) -> anyhow::Result<Option<Arc<NodeProxy>>> {
     if plan.allowed.is_empty() {
         return Ok(None);
@@ -60,52 +47,36 @@ pub(super) fn proxy(
     let allowed = Arc::new(DestinationList::allowed_destinations(&plan.allowed)?);
     let permit = Arc::new(Destinations {
         allowed: Arc::clone(&allowed),
-        own: Arc::clone(own),
+        own: Arc::clone(&tenant.own),
     });
     let resolver = Arc::new(SystemResolver::past_redirect(
-        parts.own_sockets.clone(),
-        parts.reread,
+        process.own_sockets.clone(),
+        process.controls.reread.clone(),
     )?);
     let dialer = Dialer::accounted(
         resolver,
         permit,
         allowed,
         DESTINATION_DIAL_TIMEOUT,
-        parts.accounts,
-        parts.own_sockets,
+        process.accounts.clone(),
+        process.own_sockets.clone(),
         // Empty: each agent has a prefix of its own, with its id.
         "",
     );
     Ok(Some(NodeProxy::new(NodeSettings {
         dialer,
         proxy_header: plan.proxy_header,
-        access: parts.access,
-        metrics: parts.metrics,
-        tasks: parts.tasks,
-        descriptors: parts.descriptors,
+        access: Arc::clone(&tenant.access),
+        metrics: process.metrics.clone(),
+        tasks: tasks.clone(),
+        descriptors: Arc::clone(&process.descriptors),
         tunnels_max: descriptors::lanes_max(),
-        leaving: parts.leaving,
+        leaving: process.stop.clone(),
     })))
 }
 
 /// Builds the accept loop of a listener from the source of its connections' destinations.
 pub(crate) type NodeServe = Arc<dyn Fn(Arc<dyn DestinationSource>) -> Serve + Send + Sync>;
-
-/// What an agent's listeners for its node share with the agent.
-#[cfg_attr(
-    not(feature = "ebpf"),
-    expect(dead_code, reason = "the redirect alone uses some fields")
-)]
-pub(crate) struct NodeSideParts<'a> {
-    pub(crate) servers: &'a Servers,
-    pub(crate) metrics: &'a AditMetrics,
-    pub(crate) descriptors: &'a Arc<Descriptors>,
-    pub(crate) accounts: &'a Accounts,
-    pub(crate) own_sockets: &'a OwnSockets,
-    pub(crate) reread: &'a Reread,
-    pub(crate) services: &'a Tasks,
-    pub(crate) view: &'a Arc<RedirectView>,
-}
 
 /// The listeners of an agent for its node.
 pub(super) struct NodeSide {
@@ -124,20 +95,16 @@ impl NodeSide {
     ///
     /// # Errors
     /// An address that cannot be listened on; the error names it.
-    pub(super) fn start(plan: &AgentPlan, parts: NodeSideParts<'_>) -> anyhow::Result<Self> {
-        let NodeSideParts {
-            servers,
-            metrics,
-            descriptors,
-            accounts,
-            services,
-            view,
-            ..
-        } = parts;
+    pub(super) fn start(
+        plan: &AgentPlan,
+        servers: &Servers,
+        process: &Process,
+    ) -> anyhow::Result<Self> {
+        let (accounts, services) = (&process.accounts, &process.services);
         let proxy = AgentDoor::new(
             servers.lanes(),
-            metrics.clone(),
-            Arc::clone(descriptors),
+            process.metrics.clone(),
+            Arc::clone(&process.descriptors),
             accounts.clone(),
             plan.agent_id.clone(),
         );
@@ -146,15 +113,10 @@ impl NodeSide {
             addresses: Vec::new(),
             connections: Tasks::new(TASKS_MAX),
             redirect: NodeRedirect::none(),
-            view: Arc::clone(view),
+            view: Arc::clone(&process.redirect),
             stop: CancellationToken::new(),
         };
-        let events = Arc::new(Counted {
-            metrics: metrics.clone(),
-            listener: ListenerLabel::Node,
-            descriptors: Arc::clone(descriptors),
-            handshakes: HandshakeLog::default(),
-        });
+        let events = Counted::new(process, ListenerLabel::Node);
         let (lanes, tasks) = (Arc::clone(&side.proxy), side.connections.clone());
         let proxy: NodeServe = Arc::new(move |source| {
             let node = NodeListener::new(&lanes, source);
@@ -173,7 +135,7 @@ impl NodeSide {
             services.spawn_always("node-listener", serving);
         };
         if let Some(plan) = &plan.redirect {
-            side.redirect = NodeRedirect::start(plan, &parts, &proxy, &side.stop)?;
+            side.redirect = NodeRedirect::start(plan, process, &proxy, &side.stop)?;
         }
         for target in &plan.target_listeners {
             let bind = listen_addr(&target.bind)?;

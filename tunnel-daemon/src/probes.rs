@@ -24,6 +24,8 @@ const QUESTIONS_MAX: usize = 64;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+/// This path and all below it are answered with a hint what to use instead of pprof.
+const PROFILES: &str = "/debug/pprof";
 const NO_PROFILES: &str = "404 no profiles here: this program is not written in Go, so it has no pprof endpoints.\n\
     For a CPU profile run `perf record -g -p <pid>` on the host; for counters read /metrics.\n";
 
@@ -168,28 +170,28 @@ pub struct HttpService {
 }
 
 impl HttpService {
-    /// The server's health port. `detail`: lines that `/readyz?verbose` adds.
+    /// The health port of a program of this style. `detail`: lines that `/readyz?verbose` adds.
     #[must_use]
-    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
+    pub fn health(
+        style: ReadinessStyle,
+        probe: Arc<dyn ReadinessProbe>,
+        scrape: Scrape,
+        detail: Detail,
+    ) -> Self {
+        let ready = Route::Ready(style, probe, detail);
         Self::default()
-            .alive()
-            .ready(ReadinessStyle::Server, &probe, detail)
-            .metrics(scrape)
+            .route("/healthz", Route::Alive)
+            .route("/livez", Route::Alive)
+            .route("/readyz", ready.clone())
+            .route("/ready", ready)
+            .route("/metrics", Route::Metrics(scrape))
     }
 
     /// The server's admin port.
     #[must_use]
     pub fn server_admin(scrape: Scrape) -> Self {
-        Self::default().metrics(scrape).no_profiles()
-    }
-
-    /// The agent's health port. `detail`: lines that `/readyz?verbose` adds.
-    #[must_use]
-    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
-        Self::default()
-            .alive()
-            .ready(ReadinessStyle::Agent, &probe, detail)
-            .metrics(scrape)
+        let routes = Self::default().route("/metrics", Route::Metrics(scrape));
+        routes.route(PROFILES, Route::NoProfiles)
     }
 
     /// The agent's admin port; `health_port` is the one its health listener is bound to.
@@ -197,38 +199,7 @@ impl HttpService {
     pub fn agent_admin(health_port: u16) -> Self {
         Self::default()
             .route("/metrics", Route::OtherPort(health_port))
-            .no_profiles()
-    }
-
-    /// Adds `/healthz` and `/livez`: 200 `ok`, always.
-    #[must_use]
-    pub fn alive(self) -> Self {
-        self.route("/healthz", Route::Alive)
-            .route("/livez", Route::Alive)
-    }
-
-    /// Adds `/readyz` and its old name `/ready`.
-    #[must_use]
-    pub fn ready(
-        self,
-        style: ReadinessStyle,
-        probe: &Arc<dyn ReadinessProbe>,
-        detail: Detail,
-    ) -> Self {
-        let route = Route::Ready(style, Arc::clone(probe), detail);
-        self.route("/readyz", route.clone()).route("/ready", route)
-    }
-
-    /// Adds `/metrics`.
-    #[must_use]
-    pub fn metrics(self, scrape: Scrape) -> Self {
-        self.route("/metrics", Route::Metrics(scrape))
-    }
-
-    /// Adds `/debug/pprof` and all below it: 404 with a hint what to use instead.
-    #[must_use]
-    pub fn no_profiles(self) -> Self {
-        self.route("/debug/pprof", Route::NoProfiles)
+            .route(PROFILES, Route::NoProfiles)
     }
 
     /// Adds a path that answers with JSON.

@@ -83,7 +83,7 @@ impl RedirectView {
 
     /// Number of active rules, and the generation of the rule set.
     pub(crate) fn rules(&self, rules: usize, set: u64) {
-        self.metrics.redirect().set_rules(rules);
+        self.metrics.redirect().rules.set(rules);
         self.change(|now| {
             (now.rules, now.set) = (rules as u64, set);
         });
@@ -104,9 +104,9 @@ impl RedirectView {
         match outcome {
             Ok((rules, set)) => {
                 self.rules(rules, set);
-                self.metrics.redirect().reloaded(ReloadResult::Ok);
+                self.metrics.redirect().reloads.count(ReloadResult::Ok);
             }
-            Err(_) => self.metrics.redirect().reloaded(ReloadResult::Failed),
+            Err(_) => self.metrics.redirect().reloads.count(ReloadResult::Failed),
         }
         self.change(|now| {
             if let Some(file) = &mut now.file {
@@ -128,10 +128,16 @@ impl RedirectView {
     /// Other network namespaces: captured, failed and over the limit.
     pub(crate) fn namespaces(&self, looked: RedirectNamespaces) {
         let metrics = self.metrics.redirect();
-        metrics.set_namespaces(NetnsState::Captured, looked.captured.len());
-        metrics.set_namespaces(NetnsState::Failed, looked.failed.len());
+        metrics
+            .namespaces
+            .of(NetnsState::Captured)
+            .set(looked.captured.len());
+        metrics
+            .namespaces
+            .of(NetnsState::Failed)
+            .set(looked.failed.len());
         let over = usize::try_from(looked.over_limit).unwrap_or(usize::MAX);
-        metrics.set_namespaces(NetnsState::OverLimit, over);
+        metrics.namespaces.of(NetnsState::OverLimit).set(over);
         self.change(|now| {
             let before = now.namespaces.take().unwrap_or_default();
             now.namespaces = Some(RedirectNamespaces {

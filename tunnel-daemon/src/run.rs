@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::future::ready;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tracing::Level;
 use crate::controls::{Controls, Requests, outlive_requests};
 #[cfg(feature = "demo")]
 use crate::demo;
-use crate::listeners::spelling::list;
+use crate::listeners::spelling::{frontends, list, or_off, targets};
 use crate::log_options::log_options;
 use crate::signals::Signals;
 use crate::status::text::show;
@@ -29,10 +30,9 @@ use adit_config::{Command, ConfigError, Parsed};
 use adit_host::blocking::{NoThreads, start_runtime};
 use adit_host::{memory, privileges};
 use adit_net::inherited::InheritedSockets;
-#[cfg(feature = "demo")]
-use adit_telemetry::LogOptions;
 use adit_telemetry::log;
-use adit_telemetry::{COMMIT, VERSION};
+use adit_telemetry::{COMMIT, LogOptions, VERSION};
+use adit_host::blocking::{NoThreads, start_runtime};
 use adit_tls::blocks;
 
 #[cfg(feature = "demo")]
@@ -46,79 +46,88 @@ const POLLS_BETWEEN_EVENTS: u32 = 8;
 
 /// Runs a parsed command line to its end.
 pub fn run(parsed: Parsed) -> ExitCode {
-    let log = match &parsed.command {
-        Command::Server(plan) => plan.log.clone(),
-        Command::Agent(plan) => plan.log.clone(),
+    let Parsed { command, warnings } = parsed;
+    let done = match command {
+        Command::Server(plan) => {
+            begin(ebpf_flags::of_server(&plan));
+            let options = log_options(&plan.log);
+            let followers = followers_of_server(&plan);
+            return serve(&options, followers, &warnings, async |controls| {
+                asked_by_signals(controls, run_server(&plan, controls)).await
+            });
+        }
+        Command::Agent(plan) => {
+            begin(ebpf_flags::of_agent(&plan));
+            let options = log_options(&plan.log);
+            let followers = followers_of_agent(&plan);
+            return serve(&options, followers, &warnings, async |controls| {
+                asked_by_signals(controls, run_agent(&plan, controls)).await
+            });
+        }
+        // Keeps its capabilities: it starts external programs, which need them.
         #[cfg(feature = "demo")]
-        Command::Demo(_) => LogPlan {
-            level: Level::WARN,
-            ..LogPlan::default()
-        },
-        Command::Status(options) => {
-            return status::print::run(options).unwrap_or_else(|error| fail(&error));
+        Command::Demo(demo) => {
+            let options = log_options(&LogPlan {
+                level: Level::WARN,
+                ..LogPlan::default()
+            });
+            let options = LogOptions {
+                colours: options.colours && !demo.plain,
+                filter: options.filter.or_else(|| Some(DEMO_FILTER.to_owned())),
+                ..options
+            };
+            return serve(&options, 0, &warnings, async |_| demo::run(demo).await);
         }
-        Command::Links(options) => {
-            return status::links::run(options).unwrap_or_else(|error| fail(&error));
-        }
-        Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
         Command::Check(options) => {
-            return check::run(options).unwrap_or_else(|error| {
+            return check::run(&options).unwrap_or_else(|error| {
                 let _degraded = fail(&error);
                 ExitCode::from(check::report::MISSING)
             });
         }
+        Command::Status(options) => status::print::run(&options),
+        Command::Links(options) => status::links::run(&options),
+        Command::Top(options) => top::run(&options),
+        Command::Pki(options) => pki::run(&options),
         Command::Man(options) => {
             let written = clap_mangen::generate_to(adit_config::for_users(), &options.dir);
             let written =
                 written.with_context(|| format!("cannot write to {}", options.dir.display()));
-            return written.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
-        }
-        Command::Pki(options) => {
-            return pki::run(options).unwrap_or_else(|error| fail(&error));
+            written.map(|()| ExitCode::SUCCESS)
         }
         Command::NetnsHelper(options) => {
-            if let Err(error) = outlive_requests() {
-                return fail(&anyhow::Error::new(error).context("cannot take signals over"));
-            }
-            return match ebpf::netns_helper(options) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(why) => fail(&anyhow::anyhow!(why)),
-            };
+            let helped = outlive_requests().context("cannot take signals over");
+            let helped = helped
+                .and_then(|()| ebpf::netns_helper(&options).map_err(|why| anyhow::anyhow!(why)));
+            helped.map(|()| ExitCode::SUCCESS)
         }
         Command::Print(text) => {
-            return match show(text) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => fail(&error.into()),
-            };
+            let shown = show(&text).map_err(anyhow::Error::new);
+            shown.map(|()| ExitCode::SUCCESS)
         }
     };
-    let options = log_options(&log);
+    done.unwrap_or_else(|error| fail(&error))
+}
+
+/// Drops capabilities. Those for eBPF are probed only if it is requested: a seccomp profile without bpf(2) may kill the probing
+/// process.
+fn begin(ebpf_flag: Option<&str>) {
+    privileges::begin(ebpf_flag.is_some() && ebpf::maps_need_capability());
+}
+
+/// Runs a program that logs, to its end. `followers`: followers of files, for each of which there are threads.
+fn serve(
+    options: &LogOptions,
+    followers: usize,
+    warnings: &[String],
+    program: impl AsyncFnOnce(&Controls) -> anyhow::Result<ExitCode>,
+) -> ExitCode {
     let format = options.format;
     let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
-    // Probed only if eBPF is requested: a seccomp profile without bpf(2) may kill the probing process.
-    let begin = |flag: Option<&str>| {
-        privileges::begin(flag.is_some() && ebpf::maps_need_capability());
-    };
-    match &parsed.command {
-        Command::Server(plan) => begin(ebpf_flags::of_server(plan)),
-        Command::Agent(plan) => begin(ebpf_flags::of_agent(plan)),
-        // The demo starts external programs, which need their capabilities.
-        _ => (),
-    }
-    #[cfg(feature = "demo")]
-    let options = match &parsed.command {
-        Command::Demo(demo) => LogOptions {
-            colours: options.colours && !demo.plain,
-            filter: options.filter.or_else(|| Some(DEMO_FILTER.to_owned())),
-            ..options
-        },
-        _ => options,
-    };
-    let lines = match log::init(&options, privileges::give_up_here) {
+    let lines = match log::init(options, privileges::give_up_here) {
         Ok(guard) => guard,
         Err(error) => return fail(&error.into()),
     };
-    for warning in &parsed.warnings {
+    for warning in warnings {
         tracing::warn!("{warning}");
     }
     crate::descriptors::raise_limit();
@@ -136,41 +145,22 @@ pub fn run(parsed: Parsed) -> ExitCode {
         let _code = fail_as(format, &error.to_string());
         std::process::exit(1);
     };
-    let runtime = match start_runtime(&mut builder, followers(&parsed.command), refused) {
+    let runtime = match start_runtime(&mut builder, followers, refused) {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    let inherited = match InheritedSockets::from_env() {
+    let inherited = InheritedSockets::from_env()
+        .context("a socket that the service manager passed cannot be used");
+    let inherited = match inherited {
         Ok(inherited) => inherited,
-        Err(error) => {
-            let error = anyhow::Error::new(error)
-                .context("a socket that the service manager passed cannot be used");
-            return fail(&error);
-        }
+        Err(error) => return fail(&error),
     };
     let controls = Controls {
         debug: lines.debug_log(),
         inherited,
         ..Controls::default()
     };
-    let outcome = runtime.block_on(async {
-        match parsed.command {
-            Command::Server(plan) => {
-                asked_by_signals(&controls, run_server(&plan, &controls)).await
-            }
-            Command::Agent(plan) => asked_by_signals(&controls, run_agent(&plan, &controls)).await,
-            #[cfg(feature = "demo")]
-            Command::Demo(options) => demo::run(options).await,
-            Command::Print(_)
-            | Command::Status(_)
-            | Command::Top(_)
-            | Command::Links(_)
-            | Command::Check(_)
-            | Command::Pki(_)
-            | Command::Man(_)
-            | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
-        }
-    });
+    let outcome = runtime.block_on(program(&controls));
     // Tasks that were told to end are not waited for; sockets close with the process.
     runtime.shutdown_background();
     // Log lines are flushed before the final error message.
@@ -178,53 +168,59 @@ pub fn run(parsed: Parsed) -> ExitCode {
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-/// Followers of files, for each of which there are threads.
-fn followers(command: &Command) -> usize {
-    match command {
-        Command::Server(plan) => {
-            let is_tls = |frontend: &&FrontendPlan| {
-                matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
-            };
-            let of_frontends = plan.frontends.iter().filter(is_tls).count();
-            let redirect = plan.transparent.redirect.as_ref();
-            let others = [
-                plan.agents.deny.is_some(),
-                plan.agents.tokens.is_some() || plan.leases.is_some(),
-                redirect.is_some_and(|redirect| redirect.file.is_some()),
-                !plan.destinations.allowed.is_empty(),
-            ];
-            // The listener for agents has files, too.
-            1 + of_frontends + others.into_iter().filter(|follows| *follows).count()
-        }
-        Command::Agent(plan) => {
-            let redirect = plan.redirect.as_ref();
-            let others = [
-                plan.token_path.is_some(),
-                plan.leases.is_some(),
-                redirect.is_some_and(|redirect| redirect.file.is_some()),
-            ];
-            // The connection to servers and the resolver have files, too.
-            2 + others.into_iter().filter(|follows| *follows).count()
-        }
-        _ => 0,
-    }
+fn followers_of_server(plan: &ServerPlan) -> usize {
+    let is_tls = |frontend: &&FrontendPlan| {
+        matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
+    };
+    let of_frontends = plan.frontends.iter().filter(is_tls).count();
+    let redirect = plan.transparent.redirect.as_ref();
+    let others = [
+        plan.agents.deny.is_some(),
+        plan.agents.tokens.is_some() || plan.leases.is_some(),
+        redirect.is_some_and(|redirect| redirect.file.is_some()),
+        !plan.destinations.allowed.is_empty(),
+    ];
+    // The listener for agents has files, too.
+    1 + of_frontends + others.into_iter().filter(|follows| *follows).count()
+}
+
+fn followers_of_agent(plan: &AgentPlan) -> usize {
+    let redirect = plan.redirect.as_ref();
+    let others = [
+        plan.token_path.is_some(),
+        plan.leases.is_some(),
+        redirect.is_some_and(|redirect| redirect.file.is_some()),
+    ];
+    // The connection to servers and the resolver have files, too.
+    2 + others.into_iter().filter(|follows| *follows).count()
 }
 
 /// Starts a server or agent. A signal ends a start that waits, such as for a file: `None`.
 ///
 /// # Errors
-/// Why it does not start.
+/// Why it does not start, or that a socket of the service manager has no listener.
 async fn unless_signalled<T>(
     signals: &mut Signals,
+    controls: &Controls,
     start: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<Option<T>> {
-    tokio::select! {
-        started = start => started.map(Some),
+    let started = tokio::select! {
+        started = start => started?,
         () = signals.next() => {
             tracing::info!("signal received during the start: leaving");
-            Ok(None)
+            return Ok(None);
         }
-    }
+    };
+    privileges::finish().await;
+    // Clients of a passed socket that has no listener would connect and wait forever.
+    let left = controls.inherited.left();
+    anyhow::ensure!(
+        left.is_empty(),
+        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend of a server at each, or \
+         remove its socket unit",
+        left.join(", ")
+    );
+    Ok(Some(started))
 }
 
 /// Prints why a command line is refused, as the last line, in the log format it asks for, as far as it can be parsed.
@@ -269,22 +265,19 @@ async fn asked_by_signals(
 async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let starting = server::start_with(plan, controls);
-    let Some(server) = unless_signalled(&mut signals, starting).await? else {
+    let Some(server) = unless_signalled(&mut signals, controls, starting).await? else {
         return Ok(ExitCode::SUCCESS);
     };
-    privileges::finish().await;
-    all_are_taken(controls)?;
-    let listeners = &server.listeners;
     tracing::info!(
         version = VERSION,
         commit = COMMIT,
         id = %plan.server_id,
         agents = %server.agents,
-        frontends = listeners.frontends,
-        transparent = listeners.transparent,
-        health = listeners.health,
-        admin = listeners.admin,
-        admin_socket = listeners.admin_socket,
+        frontends = frontends(&plan.frontends, &server.frontends),
+        transparent = server.transparent.map(|address| address.to_string()),
+        health = or_off(server.health),
+        admin = or_off(server.admin),
+        admin_socket = or_off(server.admin_socket().map(Path::display)),
         "server is up"
     );
     service_manager::ready();
@@ -307,39 +300,21 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 
-/// Refuses to start with a passed socket that has no listener: its clients would connect and wait forever.
-///
-/// # Errors
-/// A passed socket has no listener.
-fn all_are_taken(controls: &Controls) -> anyhow::Result<()> {
-    let left = controls.inherited.left();
-    anyhow::ensure!(
-        left.is_empty(),
-        "the service manager passed sockets at which nothing is to listen: {}; give a --frontend of a server at each, or \
-         remove its socket unit",
-        left.join(", ")
-    );
-    Ok(())
-}
-
 async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let starting = agent::start_with(plan, controls);
-    let Some(agent) = unless_signalled(&mut signals, starting).await? else {
+    let Some(agent) = unless_signalled(&mut signals, controls, starting).await? else {
         return Ok(ExitCode::SUCCESS);
     };
-    privileges::finish().await;
-    all_are_taken(controls)?;
-    let listeners = &agent.listeners;
     tracing::info!(
         version = VERSION,
         commit = COMMIT,
         id = %plan.agent_id,
         servers = list(&plan.servers),
-        target_listeners = listeners.targets,
-        health = listeners.health,
-        admin = listeners.admin,
-        admin_socket = listeners.admin_socket,
+        target_listeners = targets(plan, &agent.target_listeners),
+        health = or_off(agent.health),
+        admin = or_off(agent.probes.admin()),
+        admin_socket = or_off(agent.probes.socket().map(Path::display)),
         "agent started"
     );
     service_manager::ready();

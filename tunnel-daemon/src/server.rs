@@ -3,63 +3,45 @@
 mod gauges;
 mod idle_lanes;
 mod readiness;
-mod tenant;
+pub(super) mod tenant;
 #[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
-use tokio_util::sync::CancellationToken;
 
 use self::tenant::Tenant;
-use crate::account;
-use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
-use crate::budgets::{self, isolation};
-use crate::certificates::{CertificateEvents, watch_kubeconfig};
-use crate::check::Needs;
+use crate::budgets::isolation;
 use crate::controls::Controls;
 use crate::descriptors;
 use crate::ebpf::Captured;
-use crate::ebpf_flags;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
-use crate::listeners::spelling::ServerListeners;
-use crate::listeners::{Listening, serve_probes};
-use crate::memory_pressure;
-use crate::node::{self, NodeParts};
-use crate::probes::{Detail, HttpService, ReadinessAsker};
-use crate::redirect_view::RedirectView;
-use crate::relay;
-use crate::start_files;
-use crate::status::{self, ServerSource};
-use adit_config::limits;
-use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
-use adit_host::descriptors::Descriptors;
+use crate::listeners::Listening;
+use crate::node;
+use crate::process::{Probes, Process, ProcessPlan};
+use crate::status::ServerSource;
 use adit_host::wait::wait_until;
-use adit_net::accounts::Accounts;
-use adit_net::self_sockets::OwnSockets;
+use adit_config::limits;
+use adit_config::plan::{FrontendListen, ServerPlan};
 use adit_net::tasks::Tasks;
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Backend, BackendSettings, LinkSettings,
 };
 use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::{AditMetrics, ServerMetrics};
-use adit_tls::reload;
-use adit_tunnel::lane::LaneRoom;
-use adit_tunnel::{LanePool, LaneWatch, RawLaneRelay};
+use adit_tunnel::LanePool;
 
 /// Concurrent client connections and streams: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
 /// Concurrent agent connections and links.
 const AGENT_TASKS_MAX: usize = 100_000;
-/// Tasks of services: listeners, watchers and the like.
-const SERVICE_TASKS_MAX: usize = 64;
 
 /// A running server.
 pub struct RunningServer {
@@ -73,26 +55,16 @@ pub struct RunningServer {
     pub health: Option<SocketAddr>,
     /// Address of the admin port.
     pub admin: Option<SocketAddr>,
-    /// All listeners, as flags spell them.
-    pub(super) listeners: ServerListeners,
     pub metrics: ServerMetrics,
     router: Arc<Router>,
-    lane_watch: Arc<LaneWatch>,
-    relay: Option<Arc<RawLaneRelay>>,
     captured: Captured,
-    tasks: ServerTasks,
-    stop: CancellationToken,
-    stopping: Arc<AtomicBool>,
+    process: Process,
+    clients: Tasks,
+    links: Tasks,
     agent_connections: Arc<AtomicUsize>,
     /// Ends when this server's lease is withdrawn.
     withdrawn: Mutex<Option<oneshot::Receiver<()>>>,
     probes: Probes,
-}
-
-struct ServerTasks {
-    clients: Tasks,
-    links: Tasks,
-    services: Tasks,
 }
 
 /// Starts a server on the current runtime.
@@ -108,180 +80,85 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 /// # Errors
 /// Like [`start`].
 pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
-    ebpf_flags::check_server(plan)?;
-    start_files::wait_for(start_files::of_server(plan)).await;
-    let tenant = Tenant::new(plan)?;
-    let tasks = ServerTasks {
-        clients: Tasks::new(CLIENT_TASKS_MAX),
-        links: Tasks::new(AGENT_TASKS_MAX),
-        services: Tasks::new(SERVICE_TASKS_MAX),
-    };
-    // Before a redirect is attached, which may capture the connection of a probe.
-    let host = status::Common::host(plan.admin_socket.is_on(), Needs::of_server(plan));
-    let descriptors = Arc::new(Descriptors::of_process());
-    let started = Instant::now();
-    let stop = CancellationToken::new();
-    let adit = tenant.adit().clone();
-    let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
-    let own_sockets = match plan.transparent.redirect {
-        Some(_) => OwnSockets::on(),
-        None => OwnSockets::off(),
-    };
-    let mut listening = Listening {
-        plan,
-        services: &tasks.services,
-        reread: &controls.reread,
-        stop: &stop,
-        metrics: &adit,
-        descriptors: &descriptors,
-        accounts: &accounts,
-        own_sockets: &own_sockets,
-        inherited: &controls.inherited,
-        watched: Vec::new(),
-    };
-    warn_insecure_config(plan, &adit);
+    let common = ProcessPlan::of_server(plan);
+    let metrics = Tenant::metrics(plan);
+    let process = Process::start(&common, metrics.adit(), controls).await?;
+    let tenant = Tenant::new(plan, &process, metrics)?;
+    let (clients, links) = (Tasks::new(CLIENT_TASKS_MAX), Tasks::new(AGENT_TASKS_MAX));
+    let (adit, services) = (&process.metrics, &process.services);
+    let router = Arc::clone(&tenant.router);
+    let mut listening = Listening::new(plan, &process);
+    warn_insecure_config(plan, adit);
     let api = kubernetes_api(plan).await?;
     let admission = admission(plan, api.as_ref(), &tenant.metrics);
-    let mut settings =
-        backend_settings(plan, &tenant.isolation, &descriptors, &accounts, admission)?;
+    let mut settings = backend_settings(plan, &process, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
     let agent_tls = listening.agent_tls()?;
-    let (links, services) = (&tasks.links, &tasks.services);
-    let authorizer = tenant.authorizer(plan, &agent_tls, (links, services), controls, &stop)?;
+    let authorizer = tenant.authorizer(plan, &agent_tls, &links, &process)?;
     settings.authorizer = authorizer.clone();
-    settings.node = node::proxy(
-        &plan.destinations,
-        &tenant.own,
-        NodeParts {
-            access: Arc::clone(&tenant.access),
-            metrics: adit.clone(),
-            accounts: accounts.clone(),
-            own_sockets: own_sockets.clone(),
-            reread: controls.reread.clone(),
-            tasks: tasks.clients.clone(),
-            descriptors: Arc::clone(&descriptors),
-            leaving: stop.clone(),
-        },
-    )?;
-    let started_relay = relay::start(
-        &plan.agents.data_path,
-        settings.lane_room.lanes_max(),
-        plan.isolation.half_closed_timeout,
-        &tenant.budget,
-        &adit,
-        services,
-    )?;
-    settings.lane_security = started_relay.data_path.lane_security;
-    let relay = started_relay.relay;
-    let lanes_max = settings.lane_room.lanes_max();
-    let lane_watch = Arc::clone(&settings.lane_watch);
-    let watch = Arc::clone(&lane_watch);
-    services.spawn_always("lane-watch", async move { watch.run().await });
-    let pressure = memory_pressure::watch(Arc::clone(&tenant.budget), relay.clone());
-    services.spawn_always("memory", pressure);
-    descriptors::spare(services, &descriptors, &tenant.router);
+    settings.node = node::proxy(&plan.destinations, &tenant, &process, &clients)?;
+    descriptors::close_idle_lanes(services, &process.descriptors, &router);
     let backend = Backend::new(
-        Arc::clone(&tenant.router),
+        Arc::clone(&router),
         settings,
-        Arc::clone(&tenant.budget),
+        Arc::clone(&process.budget),
         tenant.metrics.clone(),
         links.clone(),
     );
-    let context = tenant.frontends(relay.as_ref(), &descriptors, &accounts);
-    let router = Arc::clone(&tenant.router);
+    let context = tenant.frontends(&process, &clients);
     // Before agents can connect: the redirect recognizes agents among the captured processes.
-    let view = Arc::new(RedirectView::new(&adit));
-    let (captured, transparent) =
-        listening.transparent(&view, &router, &context, &tasks.clients)?;
+    let (captured, transparent) = listening.transparent(&context)?;
     let agent_connections = backend.open_connections();
-    let agents = listening.agents(agent_tls, backend, &tasks.links)?;
-    let each = plan.frontends.iter();
-    let each = each.map(|frontend| listening.frontend(frontend, &router, &context, &tasks.clients));
-    let each = each.collect::<Result<Vec<_>, _>>()?;
-    let frontends: Vec<SocketAddr> = each.iter().copied().flatten().collect();
-    let watched = std::mem::take(&mut listening.watched);
-    drop(listening);
-    let events = Arc::new(CertificateEvents::new(adit.clone(), Some(authorizer)));
-    let certificates = Arc::clone(events.table());
-    let reread = controls.reread.clone();
-    if let Some(api) = &api {
-        let (api, events) = (Arc::clone(api), Arc::clone(&events));
-        let watching = watch_kubeconfig(api, events, reread.clone(), stop.clone());
-        services.spawn_always("kubeconfig", watching);
+    let agents = listening.agents(agent_tls, backend, &links)?;
+    let mut frontends: Vec<SocketAddr> = Vec::new();
+    for frontend in &plan.frontends {
+        frontends.extend(listening.frontend(frontend, &context)?);
     }
-    let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
-    services.spawn_always("tls-files", watching);
-    let gauges = gauges::update(
-        adit.clone(),
-        Arc::clone(&tenant.budget),
-        Arc::clone(&router),
-    );
+    let certificates = process.watch_files(listening.watched, api.as_ref(), Some(authorizer));
+    let gauges = gauges::update(adit.clone(), Arc::clone(&router));
     services.spawn_always("gauges", gauges);
     services.spawn_always("idle-lanes", idle_lanes::keep(Arc::clone(&router)));
-
-    let stopping = Arc::new(AtomicBool::new(false));
-    let asker = readiness::answer(&router, &stopping, &tasks.services, plan.compat);
     services.spawn_always("strategies", readiness::log_changes(Arc::clone(&router)));
-    let relaying = started_relay.detail;
-    let account_line = account::line(&accounting);
-    let (of_links, redirect) = (Arc::clone(&router), Arc::clone(&view));
+
+    let [relay_line, account_line] = process.lines();
+    let (of_links, redirect) = (Arc::clone(&router), Arc::clone(&process.redirect));
     let detail = Arc::new(move || {
         let links = readiness::lines(&of_links);
-        format!("{links}{relaying}{}{account_line}", redirect.detail())
+        format!("{links}{relay_line}{}{account_line}", redirect.detail())
     });
     let source = ServerSource {
-        common: status::Common {
-            id: plan.server_id.as_str().to_owned(),
-            started,
-            tunnels: Arc::clone(adit.open_tunnels()),
-            budget: tenant.budget,
-            link_budget_bytes: tenant.isolation.agent_budget_bytes,
-            descriptors,
-            data_path: started_relay.data_path,
-            lanes_max,
-            engine: started_relay.engine.clone(),
-            relay: relay.as_deref().map(RawLaneRelay::handle),
-            host,
-            redirect: view,
-            account: accounting,
-            debug: controls.debug.clone(),
-            certificates,
-        },
+        common: process.common(&common, certificates),
         router: Arc::clone(&router),
         metrics: adit.clone(),
     };
-    let probes = Probes::start(plan, &tenant.metrics, services, asker, detail, source)?;
-    let (health, admin) = (probes.address("health"), probes.address("admin"));
-    let listeners = ServerListeners::of(
-        plan,
-        &each,
-        transparent,
-        [health, admin],
-        probes.socket_path(),
-    );
-    let others = [health, admin, transparent].into_iter().flatten();
-    let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
+    let (asked, compat) = (Arc::clone(&router), plan.compat);
+    let serving = move || asked.with_registry(|registry| readiness::of_agents(registry, compat));
+    let scrape = tenant.metrics.scrape();
+    let probes = process.answer_probes(&common, scrape, Arc::new(source), detail, serving)?;
+    let others = [probes.health(), probes.admin(), transparent];
+    let others = others
+        .into_iter()
+        .flatten()
+        .chain(frontends.iter().copied());
+    let others: Vec<SocketAddr> = others.collect();
     let all = others.iter().chain(captured.listeners()).copied();
     tenant.own.set(all.chain([agents]).collect());
-    captured.spare(agents, others);
+    captured.exempt(agents, others);
     // After all listeners: a lease tells agents to connect.
-    let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &stop);
+    let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &process.stop);
     Ok(RunningServer {
         agents,
         frontends,
         transparent,
-        health,
-        admin,
-        listeners,
+        health: probes.health(),
+        admin: probes.admin(),
         metrics: tenant.metrics,
         router,
-        lane_watch,
-        relay,
         captured,
-        tasks,
-        stop,
-        stopping,
+        process,
+        clients,
+        links,
         agent_connections,
         withdrawn: Mutex::new(Some(withdrawn)),
         probes,
@@ -313,9 +190,7 @@ fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
 
 fn backend_settings(
     plan: &ServerPlan,
-    here: &IsolationPlan,
-    descriptors: &Arc<Descriptors>,
-    accounts: &Accounts,
+    process: &Process,
     admission: AgentAuthenticator,
 ) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
@@ -326,14 +201,10 @@ fn backend_settings(
         lane_grant: None,
     };
     let link = LinkSettings {
-        isolation: isolation(here),
+        isolation: isolation(&process.isolation),
         dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
         dial_timeout: plan.dial.timeout,
     };
-    let lane_room = LaneRoom::new(
-        descriptors::lanes_max().min(budgets::lanes_max()),
-        Arc::clone(descriptors),
-    );
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive,
@@ -345,71 +216,21 @@ fn backend_settings(
         link,
         // Without room for lanes, none are offered.
         lanes_per_link_max: usize::try_from(plan.agents.data_path.lanes_max)?
-            .min(lane_room.lanes_max()),
-        lane_security: plan.agents.data_path.lane_security,
-        lane_room: Arc::new(lane_room),
-        lane_watch: Arc::default(),
+            .min(process.lane_room.lanes_max()),
+        lane_security: process.relay.data_path.lane_security,
+        lane_room: Arc::clone(&process.lane_room),
+        lane_watch: Arc::clone(&process.lane_watch),
         node: None,
-        accounts: accounts.clone(),
+        accounts: process.accounts.clone(),
     })
 }
 
-/// The admin thread and its listeners; dropping this closes them.
-struct Probes {
-    _thread: AdminThread,
-    socket: Option<AdminSocket>,
-    listeners: Vec<(&'static str, AdminListener)>,
-}
-
-impl Probes {
-    fn start(
-        plan: &ServerPlan,
-        metrics: &ServerMetrics,
-        services: &Tasks,
-        asker: ReadinessAsker,
-        detail: Detail,
-        source: ServerSource,
-    ) -> anyhow::Result<Self> {
-        let thread = AdminThread::start(
-            AdminLimits::default(),
-            metrics.adit().clone(),
-            services.clone(),
-        )?;
-        let answers = status::service(Arc::new(source), asker.clone());
-        let socket = thread.serve_socket(&plan.admin_socket, answers)?;
-        let mut listeners = Vec::new();
-        let scrape = metrics.scrape();
-        let health = HttpService::server_health(Arc::new(asker), scrape.clone(), detail);
-        let admin = HttpService::server_admin(scrape);
-        for (name, bind, service) in [
-            ("health", &plan.health, health),
-            ("admin", &plan.admin, admin),
-        ] {
-            let Some(bind) = bind else { continue };
-            let listener = serve_probes(&thread, name, bind, service, plan.compat)?;
-            listeners.extend(listener.map(|listener| (name, listener)));
-        }
-        Ok(Self {
-            _thread: thread,
-            socket,
-            listeners,
-        })
-    }
-
-    /// Where the admin socket is.
-    fn socket_path(&self) -> Option<&Path> {
-        self.socket.as_ref().map(AdminSocket::path)
-    }
-
-    fn address(&self, name: &str) -> Option<SocketAddr> {
-        self.listeners
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, listener)| listener.local_addr())
-    }
-}
-
 impl RunningServer {
+    /// Where the admin socket is.
+    pub(super) fn admin_socket(&self) -> Option<&Path> {
+        self.probes.socket()
+    }
+
     /// Number of current links.
     #[must_use]
     pub fn links(&self) -> usize {
@@ -439,20 +260,18 @@ impl RunningServer {
     pub async fn stop(self, grace: Option<Duration>) {
         self.leave(grace).await;
         self.cut(limits::SHUTDOWN_FLUSH).await;
-        drop(self.probes);
     }
 
     /// Reports "not ready" and refuses new connections and dials; tunnels may finish within `grace` (`None`: no limit). After a
     /// cancelled call, [`Self::cut`] ends the remaining tunnels.
     pub async fn leave(&self, grace: Option<Duration>) {
-        self.stopping.store(true, Relaxed);
-        self.tasks.services.services_may_end();
+        self.process.services.services_may_end();
         // Detach first: new connections then bypass this server before it refuses them.
         self.captured.detach();
         self.router.refuse_dials();
-        self.stop.cancel();
+        self.process.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);
-        let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
+        let (clients, lanes) = (&self.clients, &self.process.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
             // Clients that are gone may have left bytes that their targets still have to receive.
             clients.running() == 0 && lanes.draining() == 0 && self.router.is_settled()
@@ -482,15 +301,13 @@ impl RunningServer {
     pub async fn cut(&self, flush: Duration) {
         let tunnels = self.metrics.adit().open_tunnels().all().len();
         self.router.announce_shutdown();
-        self.lane_watch.shut_down();
-        if let Some(relay) = &self.relay {
-            relay.shut_down();
-        }
+        self.process.lane_watch.shut_down();
+        self.process.stop_relay();
         self.end_links(flush).await;
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
-        let left = self.tasks.links.drain(Duration::ZERO).await;
-        let _cut = self.tasks.clients.drain(flush).await;
-        let services = self.tasks.services.drain(Duration::ZERO).await;
+        let left = self.links.drain(Duration::ZERO).await;
+        let _cut = self.clients.drain(flush).await;
+        let services = self.process.services.drain(Duration::ZERO).await;
         tracing::info!(
             tunnels,
             links = left.cut_off,

@@ -4,15 +4,15 @@ use sd_notify::NotifyState;
 
 /// Reports that the program serves.
 pub(super) fn ready() {
-    tell(NotifyState::Ready);
+    notify(NotifyState::Ready);
 }
 
 /// Reports that the program drains and will end.
 pub(super) fn stopping() {
-    tell(NotifyState::Stopping);
+    notify(NotifyState::Stopping);
 }
 
-fn tell(state: NotifyState<'_>) {
+fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(false, &[state]) {
         tracing::warn!(%error, "the service manager does not take notifications");
     }

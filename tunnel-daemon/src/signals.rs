@@ -29,9 +29,8 @@ impl Signals {
     /// # Errors
     /// As [`Self::new`].
     pub fn of_terminal() -> std::io::Result<Self> {
-        let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
         Ok(Self {
-            hangup: hangup.transpose()?,
+            hangup: hangup()?,
             ..Self::new()?
         })
     }
@@ -43,22 +42,33 @@ impl Signals {
             terminate,
             hangup,
         } = self;
-        let hung_up = async {
-            match hangup {
-                Some(hangup) => hangup.recv().await,
-                None => pending().await,
-            }
-        };
         tokio::select! {
             _ = interrupt.recv() => (),
             _ = terminate.recv() => (),
-            _ = hung_up => (),
+            () = received(hangup) => (),
         }
     }
 }
 
+/// Replaces the default handler of SIGHUP; `None`: this process was started to ignore it, as by `nohup`.
+///
+/// # Errors
+/// The system refuses the handler.
+pub(super) fn hangup() -> std::io::Result<Option<Signal>> {
+    let taken = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
+    taken.transpose()
+}
+
+/// Completes at the next such signal; `None` never comes.
+pub(super) async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => pending().await,
+    }
+}
+
 /// Whether this process was started to outlive its terminal.
-pub(super) fn is_hangup_ignored() -> bool {
+fn is_hangup_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     ignores_hangup(&status)
 }

@@ -4,16 +4,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::ebpf::Captured;
-use crate::listeners::{Counted, HandshakeLog, Listening, Serve, listen_addr};
-use crate::redirect_view::RedirectView;
+use crate::listeners::address::listen_addr;
+use crate::listeners::{Counted, Listening, Serve};
 use adit_config::address::BindAddress;
 use adit_net::accept::accept_loop;
 use adit_net::listen::Listener;
 use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
-use adit_net::tasks::Tasks;
 use adit_server::frontend::events::FrontendContext;
 use adit_server::frontend::transparent;
-use adit_server::router::Router;
 use adit_telemetry::labels::Listener as ListenerLabel;
 use adit_tls::stream::ByteStream;
 use anyhow::Context as _;
@@ -25,16 +23,13 @@ impl Listening<'_> {
     /// The packet filter's listener cannot be bound, or the rule file is invalid. Other failures of the redirect are logged.
     pub(crate) fn transparent(
         &self,
-        view: &Arc<RedirectView>,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        context: &Arc<FrontendContext>,
     ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
         let plan = &self.plan.transparent;
-        let open = |bind| self.packet_filter(bind, view, router, context, clients);
+        let open = |bind| self.packet_filter(bind, context);
         let bound = plan.bind.as_ref().map(open).transpose()?;
         let captured = match &plan.redirect {
-            Some(redirect) => self.redirect(redirect, view, router, context, clients)?,
+            Some(redirect) => self.redirect(redirect, context)?,
             None => Captured::none(),
         };
         Ok((captured, bound))
@@ -47,10 +42,7 @@ impl Listening<'_> {
     fn packet_filter(
         &self,
         bind: &BindAddress,
-        view: &RedirectView,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        context: &Arc<FrontendContext>,
     ) -> anyhow::Result<SocketAddr> {
         let listener = self
             .bind(&listen_addr(bind)?)
@@ -66,11 +58,11 @@ impl Listening<'_> {
             no_tproxy = Some(error);
         }
         tracing::info!(address = %at, "transparent frontend");
-        view.transparent(at, no_tproxy.as_ref());
+        self.process.redirect.transparent(at, no_tproxy.as_ref());
         let origins = Arc::new(PacketFilterOrigin { listener: at });
-        let serve = self.proxy(origins, router, context, clients);
-        self.services
-            .spawn_always("listener", serve(listener, self.stop.clone()));
+        let serve = self.proxy(origins, context);
+        let serving = serve(listener, self.process.stop.clone());
+        self.process.services.spawn_always("listener", serving);
         Ok(at)
     }
 
@@ -78,26 +70,16 @@ impl Listening<'_> {
     pub(crate) fn proxy(
         &self,
         origins: Arc<impl OriginSource>,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        context: &Arc<FrontendContext>,
     ) -> Serve {
-        let (router, context, clients) = (Arc::clone(router), context.clone(), clients.clone());
-        let events = Arc::new(Counted {
-            metrics: self.metrics.clone(),
-            listener: ListenerLabel::Frontend,
-            descriptors: Arc::clone(self.descriptors),
-            handshakes: HandshakeLog::default(),
-        });
+        let context = Arc::clone(context);
+        let events = Counted::new(self.process, ListenerLabel::Frontend);
         Arc::new(move |listener, stop| {
-            let (router, context) = (Arc::clone(&router), context.clone());
-            let origins = Arc::clone(&origins);
+            let (served, origins) = (Arc::clone(&context), Arc::clone(&origins));
             let serve = move |stream: ByteStream| {
-                let (router, context) = (Arc::clone(&router), context.clone());
-                let origins = Arc::clone(&origins);
-                transparent::serve(stream, router, context, origins)
+                transparent::serve(stream, Arc::clone(&served), Arc::clone(&origins))
             };
-            let (clients, events) = (clients.clone(), Arc::clone(&events));
+            let (clients, events) = (context.tasks.clone(), Arc::clone(&events));
             Box::pin(async move {
                 // The accept loop returns the listener; dropping it closes the socket.
                 drop(accept_loop(listener, None, clients, events, stop, serve).await);

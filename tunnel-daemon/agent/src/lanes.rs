@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, Lanes, Want};
-use adit_core::session::ProcessBudget;
+use adit_core::session::{ProcessBudget, Queued};
 use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -22,19 +22,16 @@ use tokio_util::sync::CancellationToken;
 
 mod backoff;
 mod checkout;
-mod counted;
-mod lane_owner;
 mod serve;
 
 pub use checkout::{Borrowed, Opened};
 
 use self::backoff::Backoff;
 use self::checkout::Checkouts;
-use self::counted::Counted;
 use crate::context::LinkContext;
-use adit_telemetry::labels::LaneEnd;
+use adit_telemetry::labels::LaneCloseReason;
 use adit_tunnel::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
-use adit_tunnel::moment;
+use adit_tunnel::{DrainError, LaneOwner, LaneWatch, drain, moment};
 
 /// How often the number of idle lanes is checked without other events.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -163,7 +160,7 @@ impl LaneKeeper {
         // Those that the server has not asked for.
         let mut unasked = 0_usize;
         let mut backoff = Backoff::default();
-        let mut wanted = self.adit().lanes_wanted_share();
+        let mut wanted = self.adit().lanes_wanted.share();
         loop {
             wanted.set(self.growth().wanted());
             // Tunnels on older lanes prove nothing about a server that has refused all lanes since.
@@ -310,7 +307,7 @@ impl LaneKeeper {
         let (keeper, arriving) = (self.clone(), Arriving::new(self));
         let serving = async move { keeper.serve(lane, Some(arriving)).await };
         if self.0.context.tasks.spawn("lane", serving).is_err() {
-            self.adit().lane_closed(LaneEnd::Lost);
+            self.adit().lanes_closed.count(LaneCloseReason::Lost);
         }
     }
 
@@ -325,7 +322,7 @@ impl LaneKeeper {
         self.0.changed.notify_one();
     }
 
-    fn note(&self, failure: &LaneFailure) -> LaneEnd {
+    fn note(&self, failure: &LaneFailure) -> LaneCloseReason {
         tracing::debug!(server = %self.0.server, %failure, "a lane is lost");
         failure.into()
     }
@@ -336,13 +333,68 @@ impl LaneKeeper {
     }
 
     /// Counts the end of a lane.
-    fn closed(&self, end: LaneEnd) {
-        self.adit().lane_closed(end);
+    fn closed(&self, end: LaneCloseReason) {
+        self.adit().lanes_closed.count(end);
         self.0.changed.notify_one();
     }
 
     fn adit(&self) -> &adit_telemetry::AditMetrics {
         self.0.context.metrics.adit()
+    }
+}
+
+/// Takes lanes back when their tunnels are over.
+impl LaneOwner for LaneKeeper {
+    fn gone(&self) -> &CancellationToken {
+        &self.0.gone
+    }
+
+    fn watch(&self) -> &LaneWatch {
+        &self.0.context.lane_watch
+    }
+
+    fn silence_max(&self) -> Duration {
+        self.0.context.isolation.half_closed_timeout
+    }
+
+    fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.0.context.budget
+    }
+
+    fn take_back(&self, mut lane: Lane, queued: Queued) {
+        let keeper = self.clone();
+        let settles = self.watch().settles();
+        let draining = async move {
+            let drained = drain(&mut lane).await;
+            drop((settles, queued));
+            match drained {
+                Ok(()) => keeper.serve(lane, None).await,
+                Err(DrainError::Failed(_given_up)) if lane.state().is_draining() => {
+                    keeper.closed(LaneCloseReason::Drained);
+                }
+                Err(DrainError::Failed(_gone)) if keeper.0.gone.is_cancelled() => {
+                    keeper.closed(LaneCloseReason::LinkGone);
+                }
+                Err(DrainError::Failed(failure)) => keeper.lost(&failure),
+                Err(DrainError::Silent) => {
+                    keeper.closed(LaneCloseReason::Silent);
+                    lane.reset_connection();
+                }
+                // Closed with FIN: unread bytes still arrive.
+                Err(DrainError::Unread) => keeper.closed(LaneCloseReason::Silent),
+            }
+        };
+        if self.0.context.tasks.spawn("lane", draining).is_err() {
+            self.adit().lanes_closed.count(LaneCloseReason::Lost);
+        }
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        Self::lost(self, failure);
+    }
+
+    fn want(&self, want: Want) {
+        Self::want(self, want);
     }
 }
 
@@ -367,6 +419,22 @@ impl Drop for Arriving {
         self.0.0.arriving.fetch_sub(1, Release);
         // More lanes may be wanted once none is arriving.
         self.0.0.changed.notify_one();
+    }
+}
+
+/// Counts one more until dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

@@ -24,17 +24,13 @@ mod run;
 use self::run::run;
 use crate::context::LinkContext;
 use crate::lanes::LaneKeeper;
-use crate::targets::{DialedTarget, UnderWay, dial_target};
-use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
+use crate::targets::{UnderWay, dial_target};
+use adit_core::wire::encode::MessageBuf;
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
-use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use adit_telemetry::{Masked, PacketCounter};
-use adit_tunnel::{
-    Command, Dialed, DirtyList, EndpointWatch, LinkDriver, LinkExit, LinkHooks, LinkStreams,
-    serve_target,
-};
+use adit_tunnel::{Command, Dialed, DirtyList, LinkDriver, LinkExit, LinkHooks, LinkStreams};
 
 /// Commands queued for one link, mostly dial outcomes.
 const COMMANDS_MAX: usize = 1024;
@@ -44,10 +40,6 @@ const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes in the HTTP/2 layer, above which control packets would have to wait.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// Packet size towards an Adit server.
-const PACKET_BYTES_ADIT: usize = 64 * 1024;
-/// Control packets queued for a server that does not read.
-const CONTROL_MAX: usize = 65_536;
 /// Limit on pending dials for one server.
 const DIALS_MAX: usize = 4096;
 /// Least interval between pings: Go servers refuse more frequent ones.
@@ -305,19 +297,7 @@ impl Opened {
         impl Future<Output = LinkExit> + Send + 'static,
     ) {
         let credit = self.server.extensions.link;
-        let config = LinkConfig {
-            role: Role::Agent,
-            credit,
-            packet_bytes_max: if credit {
-                PACKET_BYTES_ADIT
-            } else {
-                GO_PAYLOAD_BYTES_MAX
-            },
-            dials_max: DIALS_MAX,
-            dial_timeout: None,
-            isolation: context.isolation,
-            control_max: CONTROL_MAX,
-        };
+        let config = LinkConfig::new(Role::Agent, credit, context.isolation, DIALS_MAX);
         // All servers belong to one control plane.
         let link = Link::new(config, Arc::clone(&context.budget), Arc::default());
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
@@ -458,8 +438,6 @@ impl LinkHooks for Hooks {
         self.dials.remove(&key);
     }
 
-    fn peer_draining(&mut self) {}
-
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {
         match kind {
             Ok(kind) => self.received.count(kind),
@@ -474,8 +452,8 @@ impl LinkHooks for Hooks {
     fn count(&mut self, event: Event) {
         let adit = self.context.metrics.adit();
         match event {
-            Event::Offence(violation) => adit.protocol_offence(violation),
-            Event::Foreign => adit.protocol_offence(Offence::Foreign),
+            Event::Offence(violation) => adit.offences.count(violation),
+            Event::Foreign => adit.offences.count(Offence::Foreign),
             Event::UnknownType(_)
             | Event::UnrecognizedResponse
             | Event::LateAnswer
@@ -483,8 +461,6 @@ impl LinkHooks for Hooks {
             | Event::LateCredit => (),
         }
     }
-
-    fn opened(&mut self, _key: TunnelKey) {}
 }
 
 async fn dial_and_serve(
@@ -516,21 +492,10 @@ async fn dial_and_serve(
         return;
     }
     drop(commands);
-    if let (Some(DialedTarget { socket, promise }), Ok(mut endpoint)) = (target, endpoint.await) {
-        endpoint.keep(promise);
-        if context.warn_on_channel_limit {
-            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
-        }
-        let open = context.metrics.open_endpoint_connection();
+    if let (Some(target), Ok(endpoint)) = (target, endpoint.await) {
+        let serving = context.serve(&server, target, endpoint, address, Path::Link);
         drop(under_way);
-        let entry = context.enter(&server, &address, Path::Link);
-        endpoint.tell(entry.live());
-        let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
-        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
-            drop(entry);
-            counted.ended(outcome.reason_at_target());
-        });
-        tunnel.await;
+        serving.await;
     }
 }
 

@@ -330,7 +330,7 @@ fn announce_drain(link: &AgentLink, tasks: &Tasks) {
 }
 
 /// A held server, which is not tried again. Dropping this releases the server, however its link ended.
-struct Held {
+struct HeldServer {
     shared: Arc<Shared>,
     server: ServerId,
     serial: u64,
@@ -338,7 +338,7 @@ struct Held {
     _version: GaugeGuard,
 }
 
-impl Held {
+impl HeldServer {
     /// Runs the link and logs how it ended.
     async fn until(self, running: impl Future<Output = LinkExit>, silence: Silence) {
         let watch = silence.watch(|is_silent| {
@@ -363,7 +363,7 @@ impl Held {
             tracing::info!(%server, "left the server");
         } else if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
             let reason = LinkEnding::ControlQueue;
-            self.shared.context.metrics.adit().link_ended(reason);
+            self.shared.context.metrics.adit().links_ended.count(reason);
             tracing::warn!(%server, %reason, "link ended: the server does not read, and packets for it use too much memory; check the server and the network");
         } else {
             tracing::info!(%server, reason = %over, "server connection ended");
@@ -374,11 +374,13 @@ impl Held {
         if let Some((segment, code, kind)) = error {
             metrics.stream_error(segment, code, kind.map(Into::into));
         }
-        metrics.server_connection_failure(LinkDirection::FromServer);
+        metrics
+            .server_connection_failures
+            .count(LinkDirection::FromServer);
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldServer {
     fn drop(&mut self) {
         if let Some(lanes) = &self.lanes {
             lanes.close();
@@ -424,7 +426,8 @@ impl Shared {
             Err(error) => {
                 self.context
                     .metrics
-                    .server_connection_failure(LinkDirection::ToServer);
+                    .server_connection_failures
+                    .count(LinkDirection::ToServer);
                 tracing::warn!(server = %address, %error, "cannot connect to a server");
                 None
             }
@@ -497,7 +500,7 @@ impl Shared {
         drop(links);
         self.links_changed.send_replace(());
         let keeping = lanes.clone().map(|lanes| self.keep_lanes(at, lanes));
-        let held = Held {
+        let held = HeldServer {
             shared: Arc::clone(self),
             server: server.clone(),
             serial,
@@ -677,10 +680,11 @@ impl Shared {
         let state = locked(&self.state);
         self.connected.store(connected, Relaxed);
         self.heard.store(state.held(), Relaxed);
-        self.context.metrics.set_open_server_connections(connected);
+        self.context.metrics.open_server_connections.set(connected);
         self.context
             .metrics
-            .set_known_server_count(state.known_count());
+            .known_server_count
+            .set(state.known_count());
         drop(state);
         self.searched.send_replace(());
     }

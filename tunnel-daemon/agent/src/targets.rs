@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use adit_core::failure::DialFailure;
+use adit_core::ids::ServerId;
 use adit_core::session::{Promise, TunnelKind};
 use adit_core::text::Excerpt;
 use adit_net::dial::{DialError, Dialer};
@@ -13,8 +14,9 @@ use adit_tls::stream::Socket;
 use crate::context::LinkContext;
 use adit_config::limits;
 use adit_host::descriptors::Use;
-use adit_telemetry::FailedDial;
 use adit_telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
+use adit_telemetry::{CountedTunnel, FailedDial};
+use adit_tunnel::{Endpoint, EndpointWatch, serve_target};
 
 /// A running dial.
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<Socket, DialError>> + Send + 'a>>;
@@ -37,14 +39,14 @@ impl TargetDialer for Dialer {
 #[derive(Debug, Default)]
 pub struct Dials {
     under_way: AtomicUsize,
-    asked: AtomicU64,
+    begun: AtomicU64,
 }
 
 impl Dials {
     /// Counts one dial until the guard is dropped: its target counts as open, or it has failed.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> UnderWay {
-        self.asked.fetch_add(1, Relaxed);
+        self.begun.fetch_add(1, Relaxed);
         self.under_way.fetch_add(1, Relaxed);
         UnderWay(Arc::clone(self))
     }
@@ -57,8 +59,8 @@ impl Dials {
 
     /// Number of dials since the process began; comparing two readings also reveals short dials.
     #[must_use]
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Relaxed)
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Relaxed)
     }
 }
 
@@ -91,6 +93,29 @@ impl LinkContext {
             path: Some(path),
         });
     }
+
+    /// Serves a tunnel between a target and its endpoint to its end, and counts it.
+    pub(super) fn serve(
+        &self,
+        server: &ServerId,
+        target: DialedTarget,
+        mut endpoint: Endpoint,
+        address: String,
+        path: Path,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        endpoint.keep(target.promise);
+        if self.warn_on_channel_limit {
+            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
+        }
+        let open = self.metrics.open_endpoint_connections.guard();
+        let entry = self.enter(server, &address, path);
+        endpoint.report_to(entry.live());
+        let counted = CountedTunnel::opened(self.metrics.adit(), path);
+        serve_target(target.socket, endpoint, address, open, move |outcome| {
+            drop(entry);
+            counted.ended(outcome.reason_at_target());
+        })
+    }
 }
 
 /// A connection to a target, with the memory reserved for its tunnel.
@@ -114,7 +139,10 @@ pub async fn dial_target(
     path: Path,
 ) -> Result<DialedTarget, String> {
     let refused = |reason, error: String| {
-        context.metrics.dial_failure(EndpointDialFailure::Unknown);
+        context
+            .metrics
+            .endpoint_dial_failures
+            .count(EndpointDialFailure::Unknown);
         context.dial_failed(address, (reason, DialStage::Request), &error, path);
         Err(error)
     };
@@ -148,7 +176,7 @@ pub async fn dial_target(
             } else {
                 EndpointDialFailure::Unknown
             };
-            context.metrics.dial_failure(reason);
+            context.metrics.endpoint_dial_failures.count(reason);
             let text = error.to_string();
             context.dial_failed(address, error.reason(), &text, path);
             Err(text)

@@ -83,7 +83,7 @@ pub struct DestinationList {
     /// The flag that gave the list.
     flag: &'static str,
     scope: Scope,
-    entries: Vec<Entry>,
+    entries: Vec<DestinationEntry>,
     /// Each entry in its shortest spelling. Reported for every dial, so formatted once.
     classes: Vec<String>,
     guarded: Vec<IpNet>,
@@ -137,7 +137,7 @@ impl DestinationList {
     /// The first entry that cannot be parsed or has no port; there is no word for all destinations.
     pub fn allowed_destinations<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
         let strict = |text: &S| {
-            let entry: Entry = text.as_ref().parse()?;
+            let entry: DestinationEntry = text.as_ref().parse()?;
             match entry.port {
                 Some(_) => Ok(entry),
                 None => Err(EntryError::new(text.as_ref(), EntryFlaw::PortNeeded)),
@@ -169,7 +169,7 @@ impl DestinationList {
         Self::listed(CLIENT_ALLOW_TARGET, entries.collect(), METADATA.to_vec())
     }
 
-    fn listed(flag: &'static str, entries: Vec<Entry>, guarded: Vec<IpNet>) -> Self {
+    fn listed(flag: &'static str, entries: Vec<DestinationEntry>, guarded: Vec<IpNet>) -> Self {
         Self {
             flag,
             scope: Scope::Listed,
@@ -192,9 +192,10 @@ impl DestinationList {
     }
 
     fn may_cover(&self, name: &str, port: u16) -> bool {
-        let could = |entry: &Entry| {
+        let could = |entry: &DestinationEntry| {
             entry.takes_port(port)
-                && (matches!(entry.place, Place::Net(_)) || entry.place.covers(None, Some(name)))
+                && (matches!(entry.place, EntryHost::Net(_))
+                    || entry.place.covers(None, Some(name)))
         };
         self.scope == Scope::Open || self.entries.iter().any(could)
     }
@@ -204,7 +205,9 @@ impl DestinationList {
     /// # Errors
     /// [`Denied`] with the reason.
     pub(crate) fn check_name(&self, name: &str, port: u16) -> Result<(), Denied> {
-        let covers = |entry: &Entry| entry.takes_port(port) && entry.place.covers(None, Some(name));
+        let covers = |entry: &DestinationEntry| {
+            entry.takes_port(port) && entry.place.covers(None, Some(name))
+        };
         if self.scope == Scope::Open || self.entries.iter().any(covers) {
             Ok(())
         } else {
@@ -235,7 +238,7 @@ impl DestinationList {
             })
         };
         if let Some(guarded) = self.guarded.iter().find(|range| reaches(range, ip)) {
-            let named = |e: &Entry| e.covers_within(ip, addr.port(), guarded);
+            let named = |e: &DestinationEntry| e.covers_within(ip, addr.port(), guarded);
             return if self.entries.iter().any(named) {
                 Ok(())
             } else {
@@ -305,13 +308,13 @@ fn embedded_v4(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
 
 /// One line of a list: a network, a name or a pattern, with an optional port.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Entry {
-    place: Place,
+struct DestinationEntry {
+    place: EntryHost,
     port: Option<u16>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Place {
+enum EntryHost {
     Net(IpNet),
     /// ASCII lower case, without the final dot.
     Name(String),
@@ -321,7 +324,7 @@ enum Place {
     Any,
 }
 
-impl Place {
+impl EntryHost {
     /// Whether the place covers the address or the name. Unknown ones are `None`.
     fn covers(&self, ip: Option<IpAddr>, name: Option<&str>) -> bool {
         match self {
@@ -341,7 +344,7 @@ fn is_below(name: &str, suffix: &str) -> bool {
     })
 }
 
-impl Entry {
+impl DestinationEntry {
     fn takes_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
     }
@@ -352,7 +355,7 @@ impl Entry {
 
     /// Whether this entry covers `ip` by a network within the guarded range. Names and wider networks do not.
     fn covers_within(&self, ip: IpAddr, port: u16, guarded: &IpNet) -> bool {
-        let Place::Net(net) = &self.place else {
+        let EntryHost::Net(net) = &self.place else {
             return false;
         };
         // Embedded IPv4 addresses of a network lie within the range if those of its first and last address do.
@@ -363,18 +366,18 @@ impl Entry {
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for DestinationEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.place, self.port) {
-            (Place::Net(net), None) => net.fmt(f),
-            (Place::Net(IpNet::V4(net)), Some(port)) => write!(f, "{net}:{port}"),
-            (Place::Net(IpNet::V6(net)), Some(port)) => write!(f, "[{net}]:{port}"),
-            (Place::Name(name), None) => f.write_str(name),
-            (Place::Name(name), Some(port)) => write!(f, "{name}:{port}"),
-            (Place::Below(suffix), None) => write!(f, "*.{suffix}"),
-            (Place::Below(suffix), Some(port)) => write!(f, "*.{suffix}:{port}"),
-            (Place::Any, None) => f.write_str("*"),
-            (Place::Any, Some(port)) => write!(f, "*:{port}"),
+            (EntryHost::Net(net), None) => net.fmt(f),
+            (EntryHost::Net(IpNet::V4(net)), Some(port)) => write!(f, "{net}:{port}"),
+            (EntryHost::Net(IpNet::V6(net)), Some(port)) => write!(f, "[{net}]:{port}"),
+            (EntryHost::Name(name), None) => f.write_str(name),
+            (EntryHost::Name(name), Some(port)) => write!(f, "{name}:{port}"),
+            (EntryHost::Below(suffix), None) => write!(f, "*.{suffix}"),
+            (EntryHost::Below(suffix), Some(port)) => write!(f, "*.{suffix}:{port}"),
+            (EntryHost::Any, None) => f.write_str("*"),
+            (EntryHost::Any, Some(port)) => write!(f, "*:{port}"),
         }
     }
 }
@@ -383,7 +386,7 @@ fn absolute(name: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
-impl FromStr for Entry {
+impl FromStr for DestinationEntry {
     type Err = EntryError;
 
     fn from_str(text: &str) -> Result<Self, EntryError> {
@@ -397,7 +400,7 @@ impl FromStr for Entry {
         // A bare IPv6 address contains colons, so it is parsed before a port is split off.
         if let Ok(ip) = text.parse::<IpAddr>() {
             return Ok(Self {
-                place: Place::Net(canonical_ip(ip).into()),
+                place: EntryHost::Net(canonical_ip(ip).into()),
                 port: None,
             });
         }
@@ -408,7 +411,7 @@ impl FromStr for Entry {
             let ip: Ipv6Addr = ip.parse().map_err(|_bad| fail(EntryFlaw::Address))?;
             let port = optional_port(rest).map_err(fail)?;
             return Ok(Self {
-                place: Place::Net(canonical_ip(ip.into()).into()),
+                place: EntryHost::Net(canonical_ip(ip.into()).into()),
                 port,
             });
         }
@@ -417,15 +420,15 @@ impl FromStr for Entry {
             None => (text, None),
         };
         let place = match host.parse::<Ipv4Addr>() {
-            Ok(ip) => Place::Net(canonical_ip(ip.into()).into()),
-            Err(_) => Place::Name(parse_name(host).map_err(fail)?),
+            Ok(ip) => EntryHost::Net(canonical_ip(ip.into()).into()),
+            Err(_) => EntryHost::Name(parse_name(host).map_err(fail)?),
         };
         Ok(Self { place, port })
     }
 }
 
 /// An entry, or `*`, `*.SUFFIX`, `*:PORT`, `*.SUFFIX:PORT`.
-fn parse_pattern(text: &str) -> Result<Entry, EntryError> {
+fn parse_pattern(text: &str) -> Result<DestinationEntry, EntryError> {
     let Some(rest) = text.strip_prefix('*') else {
         return text.parse();
     };
@@ -435,15 +438,15 @@ fn parse_pattern(text: &str) -> Result<Entry, EntryError> {
         None => (rest, None),
     };
     let place = match suffix.strip_prefix('.') {
-        Some(suffix) => Place::Below(parse_name(suffix).map_err(fail)?),
-        None if suffix.is_empty() => Place::Any,
+        Some(suffix) => EntryHost::Below(parse_name(suffix).map_err(fail)?),
+        None if suffix.is_empty() => EntryHost::Any,
         None => return Err(fail(EntryFlaw::Star)),
     };
-    Ok(Entry { place, port })
+    Ok(DestinationEntry { place, port })
 }
 
 /// `10.0.0.0` `8`, `10.0.0.0` `8:443`, `[fd00::` `8]:443`, `[fd00::]` `8:443`: the two sides of the slash.
-fn parse_net(ip: &str, rest: &str) -> Result<Entry, EntryFlaw> {
+fn parse_net(ip: &str, rest: &str) -> Result<DestinationEntry, EntryFlaw> {
     let opened = ip.strip_prefix('[');
     let ip = opened.map_or(ip, |inside| inside.strip_suffix(']').unwrap_or(inside));
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -458,8 +461,8 @@ fn parse_net(ip: &str, rest: &str) -> Result<Entry, EntryFlaw> {
     let net = IpNet::new(ip, prefix)
         .map_err(|_too_long| EntryFlaw::Prefix)?
         .trunc();
-    Ok(Entry {
-        place: Place::Net(canonical_net(net)),
+    Ok(DestinationEntry {
+        place: EntryHost::Net(canonical_net(net)),
         port: optional_port(after)?,
     })
 }

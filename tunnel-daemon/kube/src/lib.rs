@@ -8,7 +8,7 @@ mod fair_slots;
 pub mod leases;
 pub mod no_proxy;
 pub mod request;
-pub mod review;
+pub mod review_policy;
 pub mod reviewer;
 pub mod sha256;
 pub mod token;

@@ -17,7 +17,7 @@ use crate::account::ServiceAccount;
 pub use crate::fair_slots::Caller;
 use crate::fair_slots::{FairSlots, Full, Slot};
 use crate::request::{self, RequestError};
-use crate::review::{PATH, ReviewError, ReviewPolicy};
+use crate::review_policy::{PATH, ReviewError, ReviewPolicy};
 use crate::token::{self, Claims, Token};
 
 /// Reviews at once.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use adit_kube::access::{Api, Source};
 use adit_kube::account::ServiceAccount;
-use adit_kube::review::{ReviewError, ReviewPolicy};
+use adit_kube::review_policy::{ReviewError, ReviewPolicy};
 use adit_kube::reviewer::{Caller, Rate, ReviewEvents, ReviewResult, Reviewer};
 use adit_kube::token::Token;
 use futures_util::future::join_all;

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 
-use crate::syscall::tls::{self, Received, Way};
+use crate::syscall::tls::{self, KeyDirection, Received};
 
 /// Most records encrypted with one key before the pair is reset: few kernels accept new keys. RFC 8446 section 5.5
 /// considers 2^24.5 records safe for AES-GCM; with full records this limit is 256 GiB.
@@ -172,8 +172,8 @@ impl KernelTls {
         let [Ok(out), Ok(into)] = infos else {
             return Err(KernelTlsError::Untouched(ErrorKind::InvalidInput.into()));
         };
-        tls::set_keys(socket, Way::Out, &out).map_err(KernelTlsError::Untouched)?;
-        tls::set_keys(socket, Way::In, &into).map_err(KernelTlsError::HalfWay)?;
+        tls::set_keys(socket, KeyDirection::Out, &out).map_err(KernelTlsError::Untouched)?;
+        tls::set_keys(socket, KeyDirection::In, &into).map_err(KernelTlsError::HalfWay)?;
         Ok(Self {
             records_left: u32::try_from(sending.records)
                 .map_or(0, |sealed| RECORDS_MAX.saturating_sub(sealed)),

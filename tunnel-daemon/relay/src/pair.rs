@@ -174,7 +174,7 @@ impl Promise {
     }
 
     pub(crate) fn keep(mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
-        self.tell(to_a, to_b, end);
+        self.report(to_a, to_b, end);
     }
 
     /// Returns `done` without calling it, for a refused pair.
@@ -183,7 +183,7 @@ impl Promise {
         self.done.take().unwrap_or_else(|| Box::new(drop))
     }
 
-    fn tell(&mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
+    fn report(&mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
         if let Some(done) = self.done.take() {
             self.inbox.leave();
             done(Outcome {
@@ -211,7 +211,7 @@ impl Drop for Promise {
                 ..Flow::default()
             };
             let (to_a, to_b) = (flow(&self.shared.to_a), flow(&self.shared.to_b));
-            self.tell(to_a, to_b, end);
+            self.report(to_a, to_b, end);
         }));
     }
 }

@@ -29,9 +29,9 @@ pub struct Relay {
 
 /// Submits pairs to a relay, from any thread.
 #[derive(Clone)]
-pub struct RelayHandle(Arc<Inner>);
+pub struct RelayHandle(Arc<RelayShared>);
 
-struct Inner {
+struct RelayShared {
     inboxes: Vec<Arc<Inbox>>,
     next: AtomicUsize,
     stopping: AtomicBool,
@@ -88,7 +88,7 @@ impl Relay {
             .collect::<io::Result<Vec<_>>>()?;
         let mut relay = Self {
             threads: Vec::new(),
-            handle: RelayHandle(Arc::new(Inner {
+            handle: RelayHandle(Arc::new(RelayShared {
                 inboxes,
                 next: AtomicUsize::new(0),
                 stopping: AtomicBool::new(false),

@@ -132,7 +132,7 @@ fn errno_of(error: &io::Error) -> Errno {
 }
 
 #[derive(Default)]
-struct Slot {
+struct PairSlot {
     generation: u32,
     pair: Option<OpenPair>,
 }
@@ -142,7 +142,7 @@ struct Thread {
     driver: Driver,
     rules: Thresholds,
     pools: Pools,
-    slots: Vec<Slot>,
+    slots: Vec<PairSlot>,
     free: Vec<u32>,
     /// Pairs with work, each once.
     ready: VecDeque<Key>,
@@ -225,7 +225,7 @@ impl Thread {
     fn adopt(&mut self, job: Job) {
         let mut pair = OpenPair::new(job, &self.rules);
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(PairSlot::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let place = &mut self.slots[slot as usize];

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::*;
-use crate::probes::{HttpService, Readiness};
+use crate::probes::{HttpService, Readiness, ReadinessStyle};
 use adit_telemetry::ServerMetrics;
 
 /// Longer than anything here takes; a test that waits this long has failed.
@@ -33,7 +33,8 @@ fn is_free(address: SocketAddr) -> bool {
 fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
     let metrics = ServerMetrics::new(&["default"]);
     let thread = AdminThread::start(limits, metrics.adit().clone(), Tasks::new(1)).unwrap();
-    let service = HttpService::server_health(
+    let service = HttpService::health(
+        ReadinessStyle::Server,
         Arc::new(|| Readiness::Ready),
         metrics.scrape(),
         Arc::new(String::new),
@@ -242,7 +243,7 @@ fn limits_are_256_connections_64_kibibytes_of_headers_and_60_seconds_for_an_answ
 #[tokio::test(start_paused = true)]
 async fn an_unread_answer_ends_its_connection_after_sixty_seconds() {
     let metrics = ServerMetrics::new(&["default"]);
-    let service = HttpService::default().metrics(metrics.scrape());
+    let service = HttpService::server_admin(metrics.scrape());
     let (near, mut far) = tokio::io::duplex(64);
     let request = b"GET /metrics HTTP/1.1\r\n\r\n";
     tokio::io::AsyncWriteExt::write_all(&mut far, request)

@@ -9,7 +9,7 @@ use super::driver::Driver;
 use super::stats::{Samples, millis};
 use super::steps::Steps;
 use super::world::SPARE;
-use crate::wait::wait_until;
+use adit_host::wait::wait_until;
 
 /// Clients that stop reading.
 const STALLED: usize = 4;

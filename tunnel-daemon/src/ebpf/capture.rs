@@ -14,19 +14,19 @@ use super::netns::Namespaces;
 use super::origin::{RedirectOrigin, RuleOrigin};
 use super::rules::{Apply, Followed};
 use super::table::{LISTENER, at_agents, own_rules, rules};
-use super::watch::{log_active, log_other_programs, supervise};
-use crate::listeners::{Listening, socket_addr};
+use super::watch::{log_active, maintain};
+use crate::listeners::Listening;
+use crate::listeners::address::socket_addr;
+use crate::process::Process;
 use crate::redirect_view::RedirectView;
 use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use adit_host::interfaces::local_addresses;
 use adit_net::accounts::Accounts;
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::self_sockets::SocketExemptions;
-use adit_net::tasks::Tasks;
 use adit_redirect::object::OBJECT;
 use adit_redirect::redirect::{Action, Redirect, unpin};
 use adit_server::frontend::events::FrontendContext;
-use adit_server::router::Router;
 
 /// The redirect of a server, if it has one.
 pub(crate) struct Captured {
@@ -66,7 +66,7 @@ impl Captured {
 
     /// Exempts calls to this server's own listeners, whose ports are known only once they listen. A process that calls `agents`
     /// may be an agent, that is, part of the tunnel.
-    pub(crate) fn spare(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
+    pub(crate) fn exempt(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
         let Some(redirect) = &self.redirect else {
             return;
         };
@@ -105,27 +105,23 @@ impl Listening<'_> {
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
-        view: &Arc<RedirectView>,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Captured> {
-        let file = Rules::load(plan)?;
-        let capturing = Capturing { plan, view, file };
-        match self.capture(capturing, router, context, clients) {
+        let path = plan.file.as_deref();
+        let with_file = Followed::merge(plan, path, RuleFileOf::Server, RedirectPlan::with)?;
+        let process = self.process;
+        let view = &process.redirect;
+        match self.capture(plan, with_file, context) {
             Ok((programs, listeners)) => {
                 let cgroup = plan.cgroup.display().to_string();
-                log_other_programs(&programs, &plan.cgroup, view);
-                tracing::info!(cgroup, programs = programs.programs(), "redirect");
-                let supervision = supervise(
-                    Arc::clone(&programs),
+                maintain(
+                    process,
+                    &programs,
                     plan.on_failure,
-                    plan.cgroup.clone(),
-                    self.metrics.clone(),
-                    Arc::clone(view),
-                    self.stop.clone(),
+                    &plan.cgroup,
+                    &process.stop,
                 );
-                self.services.spawn_always("redirect", supervision);
+                tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 Ok(Captured {
                     redirect: Some(programs),
                     at_agents: at_agents(plan),
@@ -142,27 +138,33 @@ impl Listening<'_> {
     /// Listens on loopback first and tells the kernel afterwards: no call is sent to a port without a listener.
     fn capture(
         &self,
-        capturing: Capturing<'_>,
-        router: &Arc<Router>,
-        context: &FrontendContext,
-        clients: &Tasks,
+        plan: &RedirectPlan,
+        (all, followed): (RedirectPlan, Option<Followed>),
+        context: &Arc<FrontendContext>,
     ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>)> {
-        let Capturing { plan, view, file } = capturing;
+        let Process {
+            accounts,
+            controls,
+            own_sockets,
+            redirect: view,
+            services,
+            stop,
+            ..
+        } = self.process;
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
         let mark = match plan.on_failure {
             OnFailure::Open => 0,
             // A process that takes the port of an ended server lacks this mark, and so receives no captured calls.
             OnFailure::Closed => own_mark(rand::random()),
         };
-        let bound = listen(&redirect, mark, self.accounts)?;
+        let bound = listen(&redirect, mark, accounts)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
         // Agents that connect over loopback are in this network namespace.
         if let Some(Listener::Tcp(here)) = bound.first() {
             redirect.at_home(here)?;
         }
         // Before there are rules: connections that this server dials are exempt.
-        self.own_sockets
-            .spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
+        own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
         // Agents that connect at once are recognized; a port that the kernel chooses is exempted once known. These rules go
         // first, so that no call they exempt is captured.
         let agents = &self.plan.agents.bind;
@@ -170,7 +172,7 @@ impl Listening<'_> {
             let at = [socket_addr(agents)?];
             redirect.set_rules(&own_rules(at, at_agents(plan), &local_addresses()))?;
         }
-        let rules = rules(&file.plan)?;
+        let rules = rules(&all)?;
         redirect.replace_rules(&rules)?;
         // This server's rules are active, so a predecessor's pinned programs may go.
         match plan.on_failure {
@@ -179,17 +181,16 @@ impl Listening<'_> {
         }
         log_active(&plan.cgroup, rules.len(), view);
         // Connections captured meanwhile wait in the backlog. This step is last: a failure above leaves nothing attached.
-        let in_force = Arc::new(ArcSwap::from_pointee(file.plan));
+        let in_force = Arc::new(ArcSwap::from_pointee(all));
         let origins = Arc::new(RuleOrigin {
             maps: RedirectOrigin(Arc::clone(&redirect)),
             rules: Arc::clone(&in_force),
         });
-        let serve = self.proxy(origins, router, context, clients);
+        let serve = self.proxy(origins, context);
         for listener in bound {
-            let serving = serve(listener, self.stop.clone());
-            self.services.spawn_always("listener", serving);
+            services.spawn_always("listener", serve(listener, stop.clone()));
         }
-        if let Some(followed) = file.followed {
+        if let Some(followed) = followed {
             view.file(followed.path());
             let (redirect, plan) = (Arc::clone(&redirect), plan.clone());
             let apply: Apply = Arc::new(move |file| {
@@ -202,53 +203,19 @@ impl Listening<'_> {
             let following = followed.follow(
                 apply,
                 Arc::clone(view),
-                self.reread.clone(),
-                self.stop.clone(),
+                controls.reread.clone(),
+                stop.clone(),
             );
-            self.services.spawn_always("redirect-file", following);
+            services.spawn_always("redirect-file", following);
         }
         if let Some(netns) = &plan.netns {
             let parts = (Arc::clone(&redirect), mark, Arc::clone(view), serve);
-            let started = Namespaces::start(netns, &plan.cgroup, parts, self.accounts, self.stop);
+            let started = Namespaces::start(netns, &plan.cgroup, parts, accounts, stop);
             if let Some((namespaces, helper)) = started {
-                self.services
-                    .spawn_always("redirect-netns", namespaces.keep(helper));
+                services.spawn_always("redirect-netns", namespaces.keep(helper));
             }
         }
         Ok((redirect, listeners))
-    }
-}
-
-/// Input of a capture.
-struct Capturing<'a> {
-    plan: &'a RedirectPlan,
-    view: &'a Arc<RedirectView>,
-    file: Rules,
-}
-
-/// The plan's rules, merged with its file's.
-struct Rules {
-    plan: RedirectPlan,
-    followed: Option<Followed>,
-}
-
-impl Rules {
-    /// # Errors
-    /// The rule file is invalid; the error has its name and line.
-    fn load(plan: &RedirectPlan) -> anyhow::Result<Self> {
-        let Some(path) = &plan.file else {
-            let plan = plan.clone();
-            return Ok(Self {
-                plan,
-                followed: None,
-            });
-        };
-        let (followed, file) = Followed::load(path, RuleFileOf::Server)?;
-        let plan = plan
-            .with(file)
-            .with_context(|| format!("--redirect-file {}", path.display()))?;
-        let followed = Some(followed);
-        Ok(Self { plan, followed })
     }
 }
 

@@ -17,8 +17,9 @@ use super::netns::Namespaces;
 use super::origin::RedirectOrigin;
 use super::rules::{Apply, Followed};
 use super::table::LISTENER;
-use super::watch::{log_active, log_other_programs, supervise};
-use crate::node::{NodeServe, NodeSideParts};
+use super::watch::{log_active, maintain};
+use crate::node::NodeServe;
+use crate::process::Process;
 use adit_agent::node::{DestinationSource, Wanted};
 use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use adit_net::accounts::Accounts;
@@ -45,23 +46,17 @@ impl NodeRedirect {
     /// The rule file is invalid; the error has its name and line.
     pub(crate) fn start(
         plan: &NodeRedirectPlan,
-        parts: &NodeSideParts<'_>,
+        process: &Process,
         proxy: &NodeServe,
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
-        let mut followed = None;
-        let mut all = plan.clone();
-        if let Some(path) = &plan.file {
-            let (read, file) = Followed::load(path, RuleFileOf::Agent)?;
-            all = plan
-                .with(file)
-                .with_context(|| format!("--redirect-file {}", path.display()))?;
-            followed = Some(read);
-        }
-        match attach(plan, &all, followed, parts, proxy, stop) {
+        let path = plan.file.as_deref();
+        let merged = Followed::merge(plan, path, RuleFileOf::Agent, NodeRedirectPlan::with)?;
+        let (all, followed) = merged;
+        match attach(plan, &all, followed, process, proxy, stop) {
             Ok(redirect) => Ok(Self(Some(redirect))),
             Err(error) => {
-                not_redirected(&error, parts.view);
+                not_redirected(&error, &process.redirect);
                 Ok(Self::none())
             }
         }
@@ -80,19 +75,19 @@ fn attach(
     plan: &NodeRedirectPlan,
     all: &NodeRedirectPlan,
     followed: Option<Followed>,
-    parts: &NodeSideParts<'_>,
+    process: &Process,
     proxy: &NodeServe,
     stop: &CancellationToken,
 ) -> anyhow::Result<Arc<Redirect>> {
-    let NodeSideParts {
+    let Process {
         metrics,
         accounts,
         own_sockets,
         services,
-        reread,
-        view,
+        controls,
+        redirect: view,
         ..
-    } = *parts;
+    } = process;
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
     let bound = listen(&redirect, 0, accounts)?;
     let at_node = listen_at_node(&redirect, plan, accounts)?;
@@ -126,7 +121,8 @@ fn attach(
     if let Some(followed) = followed {
         view.file(followed.path());
         let apply = apply(plan, &redirect, destinations);
-        let following = followed.follow(apply, Arc::clone(view), reread.clone(), stop.clone());
+        let (view, reread) = (Arc::clone(view), controls.reread.clone());
+        let following = followed.follow(apply, view, reread, stop.clone());
         services.spawn_always("redirect-file", following);
     }
     if let Some(netns) = &plan.netns {
@@ -137,17 +133,7 @@ fn attach(
             services.spawn_always("redirect-netns", namespaces.keep(helper));
         }
     }
-    // Last: this examines many cgroups, and captured connections would wait for it.
-    log_other_programs(&redirect, &plan.cgroup, view);
-    let supervision = supervise(
-        Arc::clone(&redirect),
-        OnFailure::Open,
-        plan.cgroup.clone(),
-        metrics.clone(),
-        Arc::clone(view),
-        stop.clone(),
-    );
-    services.spawn_always("redirect", supervision);
+    maintain(process, &redirect, OnFailure::Open, &plan.cgroup, stop);
     Ok(redirect)
 }
 
@@ -269,7 +255,7 @@ impl DestinationSource for Services {
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "connection refused");
-                self.metrics.redirect().refused(match error {
+                self.metrics.redirect().refused.count(match error {
                     OriginError::Unknown => RedirectRefusal::UnknownOrigin,
                     OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
                     OriginError::Kernel(_) => RedirectRefusal::Kernel,

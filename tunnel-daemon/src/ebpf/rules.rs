@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::redirect_view::RedirectView;
+use adit_config::ConfigError;
 use adit_config::limits;
 use adit_config::plan::{RuleFile, RuleFileOf};
 use adit_tls::reload::{Changes, POLL_PERIOD};
@@ -49,6 +50,25 @@ impl Followed {
         let path = path.to_owned();
         let text = Some(text);
         Ok((Self { path, of, text }, file))
+    }
+
+    /// A plan together with the rules of its file, if it has one.
+    ///
+    /// # Errors
+    /// The rule file is invalid; the error has its name and line.
+    pub(crate) fn merge<P: Clone>(
+        plan: &P,
+        path: Option<&Path>,
+        of: RuleFileOf,
+        with: impl FnOnce(&P, RuleFile) -> Result<P, ConfigError>,
+    ) -> anyhow::Result<(P, Option<Self>)> {
+        let Some(path) = path else {
+            return Ok((plan.clone(), None));
+        };
+        let (followed, file) = Self::load(path, of)?;
+        let all =
+            with(plan, file).with_context(|| format!("--redirect-file {}", path.display()))?;
+        Ok((all, Some(followed)))
     }
 
     pub(crate) fn path(&self) -> &Path {

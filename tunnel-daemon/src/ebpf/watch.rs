@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::process::Process;
 use crate::redirect_view::RedirectView;
 use crate::status::model::RedirectOthers;
 use adit_config::plan::OnFailure;
@@ -30,8 +31,29 @@ pub(crate) fn log_active(cgroup: &Path, rules: usize, view: &RedirectView) {
     }
 }
 
+/// Reports other programs, and maintains the redirect until `stop`. To be called last: it examines many cgroups, and captured
+/// connections would wait for it.
+pub(crate) fn maintain(
+    process: &Process,
+    redirect: &Arc<Redirect>,
+    on_failure: OnFailure,
+    cgroup: &Path,
+    stop: &CancellationToken,
+) {
+    log_other_programs(redirect, cgroup, &process.redirect);
+    let supervision = supervise(
+        Arc::clone(redirect),
+        on_failure,
+        cgroup.to_owned(),
+        process.metrics.clone(),
+        Arc::clone(&process.redirect),
+        stop.clone(),
+    );
+    process.services.spawn_always("redirect", supervision);
+}
+
 /// Logs which programs of other owners currently run when captured processes connect.
-pub(crate) fn log_other_programs(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
+fn log_other_programs(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
     let others = match redirect.other_programs(cgroup) {
         Ok(found) => {
             let unknown = found.unknown();
@@ -67,7 +89,7 @@ pub(crate) fn log_other_programs(redirect: &Redirect, cgroup: &Path, view: &Redi
 
 /// Copies kernel counters to the metrics, forgets exempt processes that ended, and reports a removed cgroup, whose programs are
 /// gone with it.
-pub(crate) async fn supervise(
+async fn supervise(
     redirect: Arc<Redirect>,
     on_failure: OnFailure,
     cgroup: PathBuf,

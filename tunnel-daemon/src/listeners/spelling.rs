@@ -2,71 +2,26 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
 
-use adit_config::plan::{AgentPlan, FrontendListen, FrontendPlan, ServerPlan};
+use adit_config::plan::{AgentPlan, FrontendListen, FrontendPlan};
 
 /// A flag's value that turns its listener off.
 const OFF: &str = "off";
 
-/// Listeners of a server, except its port for agents.
-pub(crate) struct ServerListeners {
-    /// Values of `--frontend`; a TCP frontend shows the port that the kernel chose.
-    pub(crate) frontends: String,
-    /// `None` without a transparent listener.
-    pub(crate) transparent: Option<String>,
-    pub(crate) health: String,
-    pub(crate) admin: String,
-    pub(crate) admin_socket: String,
+/// Values of `--frontend`; `tcp` has the addresses of the frontends that use TCP, in the order of the plan.
+pub(crate) fn frontends(plans: &[FrontendPlan], tcp: &[SocketAddr]) -> String {
+    let mut tcp = tcp.iter().copied();
+    list(plans.iter().map(|plan| match plan.listen {
+        FrontendListen::Unix { .. } => frontend(plan, None),
+        FrontendListen::Tcp { .. } => frontend(plan, tcp.next()),
+    }))
 }
 
-/// Listeners of an agent.
-pub(crate) struct AgentListeners {
-    /// Values of `--target`; `None` without such a listener.
-    pub(crate) targets: Option<String>,
-    pub(crate) health: String,
-    pub(crate) admin: String,
-    pub(crate) admin_socket: String,
-}
-
-impl ServerListeners {
-    /// `frontends`: the address of each frontend that uses TCP, in the order of the plan.
-    pub(crate) fn of(
-        plan: &ServerPlan,
-        frontends: &[Option<SocketAddr>],
-        transparent: Option<SocketAddr>,
-        [health, admin]: [Option<SocketAddr>; 2],
-        admin_socket: Option<&Path>,
-    ) -> Self {
-        let each = plan.frontends.iter().zip(frontends);
-        Self {
-            frontends: list(each.map(|(plan, address)| frontend(plan, *address))),
-            transparent: transparent.map(|address| address.to_string()),
-            health: or_off(health),
-            admin: or_off(admin),
-            admin_socket: or_off(admin_socket.map(Path::display)),
-        }
-    }
-}
-
-impl AgentListeners {
-    /// `targets`: the addresses of the listeners, in the order of the plan.
-    pub(crate) fn of(
-        plan: &AgentPlan,
-        targets: &[SocketAddr],
-        [health, admin]: [Option<SocketAddr>; 2],
-        admin_socket: Option<&Path>,
-    ) -> Self {
-        let each = targets.iter().zip(&plan.target_listeners);
-        let each =
-            each.map(|(address, target)| format!("{}:{}", address.port(), target.destination));
-        Self {
-            targets: Some(list(each)).filter(|targets| !targets.is_empty()),
-            health: or_off(health),
-            admin: or_off(admin),
-            admin_socket: or_off(admin_socket.map(Path::display)),
-        }
-    }
+/// Values of `--target`; `None` without such a listener.
+pub(crate) fn targets(plan: &AgentPlan, addresses: &[SocketAddr]) -> Option<String> {
+    let each = addresses.iter().zip(&plan.target_listeners);
+    let each = each.map(|(address, target)| format!("{}:{}", address.port(), target.destination));
+    Some(list(each)).filter(|targets| !targets.is_empty())
 }
 
 fn frontend(plan: &FrontendPlan, address: Option<SocketAddr>) -> String {
@@ -78,7 +33,8 @@ fn frontend(plan: &FrontendPlan, address: Option<SocketAddr>) -> String {
     }
 }
 
-fn or_off(listener: Option<impl Display>) -> String {
+/// The address of a listener, or that it is off.
+pub(crate) fn or_off(listener: Option<impl Display>) -> String {
     listener.map_or_else(|| OFF.to_owned(), |listener| listener.to_string())
 }
 

@@ -50,7 +50,8 @@ fn answer(status: u16, body: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn server_without_agents_is_alive_but_not_ready() {
-    let service = HttpService::server_health(
+    let service = HttpService::health(
+        ReadinessStyle::Server,
         not_ready(NO_AGENT),
         ServerMetrics::new(&[]).scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -69,7 +70,8 @@ async fn server_without_agents_is_alive_but_not_ready() {
 
 #[tokio::test]
 async fn server_with_agents_is_ready() {
-    let service = HttpService::server_health(
+    let service = HttpService::health(
+        ReadinessStyle::Server,
         probe(Readiness::Ready),
         ServerMetrics::new(&[]).scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -82,7 +84,8 @@ async fn server_with_agents_is_ready() {
 
 #[tokio::test]
 async fn stopping_server_is_not_ready() {
-    let service = HttpService::server_health(
+    let service = HttpService::health(
+        ReadinessStyle::Server,
         not_ready(SHUTTING_DOWN),
         ServerMetrics::new(&[]).scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -92,7 +95,8 @@ async fn stopping_server_is_not_ready() {
 
 #[tokio::test]
 async fn draining_agent_is_ready_and_reports_draining() {
-    let service = HttpService::agent_health(
+    let service = HttpService::health(
+        ReadinessStyle::Agent,
         probe(Readiness::Draining),
         AgentMetrics::new().scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -116,7 +120,8 @@ fn process_with_an_ended_service_is_not_ready() {
 
 #[tokio::test]
 async fn agent_without_servers_lists_its_checks_with_503() {
-    let service = HttpService::agent_health(
+    let service = HttpService::health(
+        ReadinessStyle::Agent,
         not_ready(NO_SERVER),
         AgentMetrics::new().scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -131,7 +136,8 @@ async fn agent_without_servers_lists_its_checks_with_503() {
 
 #[tokio::test]
 async fn ready_agent_lists_its_checks_only_when_asked() {
-    let service = HttpService::agent_health(
+    let service = HttpService::health(
+        ReadinessStyle::Agent,
         probe(Readiness::Ready),
         AgentMetrics::new().scrape(),
         Arc::new(|| DETAIL.to_owned()),
@@ -205,7 +211,8 @@ async fn profiles_are_answered_with_a_hint() {
 
 #[tokio::test]
 async fn unknown_paths_are_404_and_other_methods_405() {
-    let service = HttpService::server_health(
+    let service = HttpService::health(
+        ReadinessStyle::Server,
         probe(Readiness::Ready),
         ServerMetrics::new(&[]).scrape(),
         Arc::new(|| DETAIL.to_owned()),

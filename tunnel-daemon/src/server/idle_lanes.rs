@@ -28,7 +28,7 @@ pub(super) async fn poll_all(router: &Router, ping: bool) {
             tokio::task::yield_now().await;
         }
         lanes.poll_idle().await;
-        lanes.tell_warm();
+        lanes.announce_warm();
         if ping {
             lanes.ping_idle().await;
         }

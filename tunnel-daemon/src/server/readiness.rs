@@ -2,49 +2,19 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use adit_core::registry::{Availability, Registry, Strategy};
 
-use crate::probes::{
-    ALL_SILENT, NO_AGENT, NO_MATCH, Readiness, ReadinessAsker, SHUTTING_DOWN, readiness_channel,
-};
-use adit_net::tasks::Tasks;
+use crate::probes::{ALL_SILENT, NO_AGENT, NO_MATCH, Readiness};
 use adit_server::router::Router;
 
 /// Strategies in use, and whether dials find an agent by them.
 type Strategies = [(Strategy, Availability)];
 
-/// Answers readiness checks: not ready once shutdown has begun or a service has ended, else as the agents are.
-pub(super) fn answer(
-    router: &Arc<Router>,
-    stopping: &Arc<AtomicBool>,
-    services: &Tasks,
-    compat: bool,
-) -> ReadinessAsker {
-    let (asker, questions) = readiness_channel();
-    let (router, stopping) = (Arc::clone(router), Arc::clone(stopping));
-    let watched = services.clone();
-    services.spawn_always("readiness", async move {
-        questions
-            .answer(move || {
-                if stopping.load(Relaxed) {
-                    Readiness::NotReady(SHUTTING_DOWN.into())
-                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
-                    ended
-                } else {
-                    router.with_registry(|registry| of_agents(registry, compat))
-                }
-            })
-            .await;
-    });
-    asker
-}
-
 /// With native flags an agent that responds must be there, by whatever strategy dials find it. In compat mode, as upstream, an
 /// agent must be registered under the first strategy: an unready server is taken out of its own service, which locks its
 /// agents out.
-fn of_agents(registry: &Registry, compat: bool) -> Readiness {
+pub(super) fn of_agents(registry: &Registry, compat: bool) -> Readiness {
     if compat {
         return if registry.first_has_agent() {
             Readiness::Ready

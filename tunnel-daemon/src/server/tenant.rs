@@ -3,47 +3,48 @@
 use std::sync::Arc;
 
 use adit_core::registry::{Registry, Strategy};
-use adit_core::session::ProcessBudget;
-use tokio_util::sync::CancellationToken;
 
-use crate::budgets::{isolation_here, process_budget};
-use crate::controls::Controls;
-use adit_config::plan::{IsolationPlan, ServerPlan};
-use adit_host::descriptors::Descriptors;
-use adit_net::accounts::Accounts;
+use crate::process::Process;
+use adit_config::plan::ServerPlan;
 use adit_net::self_listeners::OwnListeners;
 use adit_net::tasks::Tasks;
 use adit_server::backend::AgentAuthorizer;
 use adit_server::frontend::client_limits::ClientLimits;
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, Router};
-use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
+use adit_telemetry::{AccessLog, ServerMetrics};
 use adit_tls::reload::ReloadableServerTls;
-use adit_tunnel::RawLaneRelay;
 
-/// Router, budgets, rules and counts of one set of agents and their clients. A server has one tenant.
-pub(super) struct Tenant {
+/// Router, rules and counts of one set of agents and their clients. A server has one tenant.
+pub(crate) struct Tenant {
     pub(super) metrics: ServerMetrics,
     /// Registry of links, and the caps of dials.
     pub(super) router: Arc<Router>,
-    /// Budgets of a tunnel, a link and the process.
-    pub(super) isolation: IsolationPlan,
-    pub(super) budget: Arc<ProcessBudget>,
-    pub(super) access: Arc<AccessLog>,
+    pub(crate) access: Arc<AccessLog>,
     /// Limits of clients and the destinations they may reach.
     clients: Arc<ClientLimits>,
     /// This server's listeners, to which agents may not connect.
-    pub(super) own: Arc<OwnListeners>,
+    pub(crate) own: Arc<OwnListeners>,
 }
 
 impl Tenant {
+    /// Counters of a plan's tenant.
+    pub(super) fn metrics(plan: &ServerPlan) -> ServerMetrics {
+        let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
+        let metrics = ServerMetrics::new(&strategies);
+        metrics.adit().set_agents_labelled(plan.metrics_agents);
+        metrics
+    }
+
     /// The tenant of a plan, without agents.
     ///
     /// # Errors
     /// A limit exceeds `usize`.
-    pub(super) fn new(plan: &ServerPlan) -> anyhow::Result<Self> {
-        let isolation = isolation_here(&plan.isolation);
-        let budget = process_budget(&isolation);
+    pub(super) fn new(
+        plan: &ServerPlan,
+        process: &Process,
+        metrics: ServerMetrics,
+    ) -> anyhow::Result<Self> {
         let limits = DialLimits {
             pending_max: usize::try_from(plan.dial.pending_max.get())?,
             timeout: plan.dial.timeout,
@@ -52,23 +53,14 @@ impl Tenant {
         let registry = Registry::new(plan.strategies.clone());
         let registry = registry.with_granted_identifiers(!plan.agents.grants.is_open());
         let registry = registry.with_zone(plan.agents.zone.clone());
-        let strategies: Vec<&'static str> = plan.strategies.iter().map(Strategy::name).collect();
-        let metrics = ServerMetrics::new(&strategies);
-        metrics.adit().set_agents_labelled(plan.metrics_agents);
-        let suppressed = metrics.adit().access_events_suppressed();
+        let suppressed = metrics.adit().access_events_suppressed.clone();
         Ok(Self {
-            router: Router::within(registry, limits, Arc::clone(&budget)),
-            isolation,
-            budget,
+            router: Router::within(registry, limits, Arc::clone(&process.budget)),
             access: Arc::new(AccessLog::new(plan.access_log_limit, suppressed)),
             clients: Arc::new(ClientLimits::new(plan.client_rules.clone())),
             own: Arc::default(),
             metrics,
         })
-    }
-
-    pub(super) fn adit(&self) -> &AditMetrics {
-        self.metrics.adit()
     }
 
     /// The authorizer of agents; it rechecks them whenever the deny list changes.
@@ -79,37 +71,34 @@ impl Tenant {
         &self,
         plan: &ServerPlan,
         tls: &Arc<ReloadableServerTls>,
-        (links, services): (&Tasks, &Tasks),
-        controls: &Controls,
-        stop: &CancellationToken,
+        links: &Tasks,
+        process: &Process,
     ) -> anyhow::Result<AgentAuthorizer> {
         let authorizer = AgentAuthorizer::load(plan.agents.deny.as_deref(), Arc::clone(tls))?;
         let following = authorizer.clone().follow(
             plan.agents.deny.clone(),
             Arc::clone(&self.router),
             links.clone(),
-            self.adit().clone(),
-            controls.reread.clone(),
-            stop.clone(),
+            process.metrics.clone(),
+            process.controls.reread.clone(),
+            process.stop.clone(),
         );
-        services.spawn_always("agent-authorizer", following);
+        process.services.spawn_always("agent-authorizer", following);
         Ok(authorizer)
     }
 
     /// State that this tenant's frontends share.
-    pub(super) fn frontends(
-        &self,
-        relay: Option<&Arc<RawLaneRelay>>,
-        descriptors: &Arc<Descriptors>,
-        accounts: &Accounts,
-    ) -> FrontendContext {
-        FrontendContext {
+    pub(super) fn frontends(&self, process: &Process, clients: &Tasks) -> Arc<FrontendContext> {
+        Arc::new(FrontendContext {
+            router: Arc::clone(&self.router),
             metrics: self.metrics.clone(),
             access: Arc::clone(&self.access),
-            relay: relay.cloned(),
-            descriptors: Arc::clone(descriptors),
-            accounts: accounts.clone(),
+            relay: process.relay.relay.clone(),
+            descriptors: Arc::clone(&process.descriptors),
+            accounts: process.accounts.clone(),
             limits: Arc::clone(&self.clients),
-        }
+            tasks: clients.clone(),
+            leaving: process.stop.clone(),
+        })
     }
 }

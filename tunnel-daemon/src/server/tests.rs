@@ -13,11 +13,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::*;
-use adit_server::router::DialLimits;
-use adit_server::router::LinkInfo;
+use adit_host::descriptors::Descriptors;
+use adit_server::router::{DialLimits, LinkInfo};
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::stream::PeerAddr;
-use adit_tunnel::lane::Lane;
+use adit_tunnel::lane::{Lane, LaneRoom};
 use adit_tunnel::{LanePlaces, PoolSettings};
 
 /// The agent is asked for no lanes.

@@ -227,7 +227,7 @@ impl Source for ServerSource {
                         }
                         let end = link.revoke(UNLINKED.to_owned());
                         if end.is_some() {
-                            self.metrics.link_ended(LinkEnding::Unlinked);
+                            self.metrics.links_ended.count(LinkEnding::Unlinked);
                         }
                         end
                     }

@@ -6,8 +6,8 @@ use adit_core::text::beginning;
 use prometheus::IntCounter;
 
 use crate::labels::{
-    ClientDialect, Detail, DialReason, DialStage, Driver, DriverReason, Engine, Label as _,
-    OpenedBy, Path, TunnelEnd,
+    ClientDialect, DialReason, DialStage, Driver, DriverReason, EndClass, Engine, Label as _,
+    OpenedBy, Path,
 };
 use crate::rate::EventLimit;
 
@@ -34,9 +34,9 @@ pub struct TunnelRecord<'a> {
     /// What was opened.
     pub outcome: AccessOutcome,
     /// How the tunnel ended.
-    pub end: TunnelEnd,
+    pub end: EndClass,
     /// More about the end: the failed dial's reason, or which side cut the tunnel.
-    pub detail: Option<Detail>,
+    pub detail: Option<&'static str>,
     /// The path of the tunnel, or of the failed dial's request; `None` if no agent was asked.
     pub path: Option<Path>,
     /// Which end asked for the tunnel.
@@ -119,7 +119,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
             dial_seconds = record.dial.as_secs_f64(),
             life_seconds = flow.life.as_secs_f64(),
             end = record.end.as_str(),
-            detail = record.detail.map(Detail::as_str),
+            detail = record.detail,
             engine = flow.engine.as_str(),
             driver = flow.driver.as_str(),
             driver_reason = flow.driver_reason.as_str(),
@@ -152,7 +152,7 @@ fn emit_dial(
         reason = failure.map(|(reason, _)| reason.as_str()),
         stage = failure.map(|(_, stage)| stage.as_str()),
         end = record.end.as_str(),
-        detail = record.detail.map(Detail::as_str),
+        detail = record.detail,
         path = record.path.map(|path| path.as_str()),
         opened_by = record.opened_by.as_str(),
         principal = record.principal.map(cut),
@@ -195,7 +195,7 @@ mod tests {
                 driver: Driver::Task,
                 driver_reason: DriverReason::Framed,
             }),
-            end: TunnelEnd::LinkLost,
+            end: EndClass::LinkLost,
             detail: None,
             path: Some(Path::Lane),
             opened_by: OpenedBy::Client,
@@ -240,7 +240,7 @@ mod tests {
         let events = |outcome| {
             let record = TunnelRecord {
                 outcome,
-                end: TunnelEnd::Other,
+                end: EndClass::Other,
                 ..record("10.0.0.1:443")
             };
             let text = logged(&json(), || log(1).record(&record));

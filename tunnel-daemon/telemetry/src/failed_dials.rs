@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use prometheus::IntCounter;
+
 use crate::access::cut;
-use crate::families::{Counters, Registrar};
+use crate::families::{Counters, Registrar, families};
 use crate::labels::{DialReason, DialStage, Label as _, Path};
 use crate::rate::EventLimit;
 
@@ -36,28 +38,31 @@ pub struct FailedDial<'a> {
 /// Counts failed dials and logs them, up to a limit of lines per second.
 pub(super) struct FailedDials {
     limit: EventLimit,
-    failures: Counters<DialReason>,
+    families: DialFamilies,
+}
+
+families! {
+    struct DialFamilies(families) {
+        /// Failed dials that were counted but not logged because of the rate limit
+        suppressed: IntCounter = families.counter("dial_failures_suppressed_total"),
+        /// Failed dials, by reason; excludes dials cancelled by the client
+        failures: Counters<DialReason> = families.counters_from_zero("dial_failures_total", "reason"),
+    }
 }
 
 impl FailedDials {
     pub(super) fn register(families: &Registrar<'_>) -> Self {
-        let suppressed = families.counter(
-            "dial_failures_suppressed_total",
-            "Failed dials that were counted but not logged because of the rate limit",
-        );
+        let families = DialFamilies::declare(families);
+        let suppressed = families.suppressed.clone();
         Self {
             limit: EventLimit::new(LINES_PER_SECOND, LINES_BURST, suppressed),
-            failures: families.counters_from_zero(
-                "dial_failures_total",
-                "Failed dials, by reason; excludes dials cancelled by the client",
-                "reason",
-            ),
+            families,
         }
     }
 
     /// Counts and logs one failed dial. The line reports how many were not logged before it.
     pub(super) fn record(&self, dial: &FailedDial<'_>) {
-        self.failures.of(dial.reason).inc();
+        self.families.failures.count(dial.reason);
         if !tracing::enabled!(target: TARGET, tracing::Level::WARN) {
             return;
         }

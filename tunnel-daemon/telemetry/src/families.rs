@@ -13,8 +13,7 @@ use prometheus::{
     IntGaugeVec, Opts, Registry,
 };
 
-#[cfg(test)]
-use crate::labels::AgentDial;
+use crate::guard::{AmountGuard, GaugeGuard};
 use crate::labels::Label;
 
 /// Buckets B0 of the compatibility page, in seconds: the defaults of the client library.
@@ -36,6 +35,24 @@ pub const BUCKETS_LIFE: &[f64] = &[
 ];
 /// Buckets B3, in seconds: dials, measured at the agent.
 pub const BUCKETS_AGENT_LATENCY: &[f64] = &[0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0];
+
+/// Declares a set of families. The documentation of a field is the help text of its family.
+macro_rules! families {
+    ($(#[$meta:meta])* $vis:vis struct $set:ident($($registrar:ident),+) { $(
+        $(#[doc = $help:literal])+
+        $field:ident: $type:ty = $program:ident.$make:ident($name:literal $(, $more:expr)*),
+    )+ }) => {
+        $(#[$meta])*
+        $vis struct $set { $($(#[doc = $help])+ pub $field: $type,)+ }
+
+        impl $set {
+            pub(super) fn declare($($registrar: &Registrar<'_>),+) -> Self {
+                Self { $($field: $program.$make($name, concat!($($help),+).trim_start() $(, $more)*),)+ }
+            }
+        }
+    };
+}
+pub(super) use families;
 
 /// Why registering cannot fail: names are literals of this crate, each set has its own registry, and tests build each set.
 const SOUND: &str = "family names are valid literals, each declared once per registry";
@@ -75,8 +92,8 @@ impl<'a> Registrar<'a> {
 
     /// A gauge without labels, 0 from the start.
     #[must_use]
-    pub fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.keep(IntGauge::with_opts(self.opts(name, help)))
+    pub fn gauge(&self, name: &str, help: &str) -> Gauge {
+        Gauge(self.keep(IntGauge::with_opts(self.opts(name, help))))
     }
 
     /// A counter vector with free labels, absent until used. The caller must bound the number of label values.
@@ -117,21 +134,11 @@ impl<'a> Registrar<'a> {
         self.keep(Histogram::with_opts(opts))
     }
 
-    /// The counter of dials by agent and outcome. The caller bounds the agents.
-    pub(super) fn agent_dials(&self) -> IntCounterVec {
-        let name = "agent_dials_total";
-        #[cfg(test)]
-        crate::reference::values::<AgentDial>(&self.full_name(name));
-        let help = "Dials by the agent that was asked and by result; agent is other for all but the first --metrics-agents agents. \
-                    An agent without a link keeps its series until another agent needs the place";
-        self.counter_vec(name, help, &["agent", "result"])
-    }
-
     /// A counter per value of `L`, each absent until used.
     #[must_use]
     pub fn counters<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {
         #[cfg(test)]
-        crate::reference::values::<L>(&self.full_name(name));
+        crate::declared::values::<L>(&self.full_name(name));
         Counters::new(self.counter_vec(name, help, &[label]))
     }
 
@@ -139,9 +146,7 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn counters_from_zero<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {
         let counters = self.counters(name, help, label);
-        L::ALL
-            .iter()
-            .for_each(|value| drop(counters.of(*value).clone()));
+        L::ALL.iter().for_each(|value| _ = counters.of(*value));
         counters
     }
 
@@ -149,7 +154,7 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn gauges<L: Label>(&self, name: &str, help: &str, label: &str) -> Gauges<L> {
         #[cfg(test)]
-        crate::reference::values::<L>(&self.full_name(name));
+        crate::declared::values::<L>(&self.full_name(name));
         Gauges::new(self.gauge_vec(name, help, &[label]))
     }
 
@@ -157,9 +162,7 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn gauges_from_zero<L: Label>(&self, name: &str, help: &str, label: &str) -> Gauges<L> {
         let gauges = self.gauges(name, help, label);
-        L::ALL
-            .iter()
-            .for_each(|value| drop(gauges.of(*value).clone()));
+        L::ALL.iter().for_each(|value| _ = gauges.of(*value));
         gauges
     }
 
@@ -189,7 +192,7 @@ impl<'a> Registrar<'a> {
     fn keep<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let family = made.expect(SOUND);
         #[cfg(test)]
-        self.is_exported.then(|| crate::reference::family(&family));
+        self.is_exported.then(|| crate::declared::family(&family));
         if self.is_exported {
             self.registry
                 .register(Box::new(family.clone()))
@@ -215,16 +218,51 @@ impl<L: Label> Counters<L> {
         }
     }
 
+    /// Counts one more of `value`.
+    pub fn count(&self, value: impl Into<L>) {
+        self.of(value.into()).inc();
+    }
+
     /// The counter of `value`.
     pub fn of(&self, value: L) -> &IntCounter {
         self.series[value.index()].get_or_init(|| self.vec.with_label_values(&[value.as_str()]))
     }
 }
 
+/// A gauge of a number of things, or of bytes.
+#[derive(Clone, Debug)]
+pub struct Gauge(pub(super) IntGauge);
+
+impl Gauge {
+    /// One more until the guard is dropped.
+    pub fn guard(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0)
+    }
+
+    /// A share of this gauge, subtracted when dropped; 0 at first.
+    pub fn share(&self) -> AmountGuard {
+        AmountGuard::new(&self.0)
+    }
+
+    /// Sets the number.
+    pub fn set<N>(&self, number: N)
+    where
+        i64: TryFrom<N>,
+    {
+        self.0.set(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(&self) -> i64 {
+        self.0.get()
+    }
+}
+
 /// One gauge per label value, resolved at its first use.
 pub struct Gauges<L> {
     vec: IntGaugeVec,
-    series: Box<[OnceLock<IntGauge>]>,
+    series: Box<[OnceLock<Gauge>]>,
     label: std::marker::PhantomData<L>,
 }
 
@@ -238,22 +276,23 @@ impl<L: Label> Gauges<L> {
     }
 
     /// The gauge of `value`.
-    pub fn of(&self, value: L) -> &IntGauge {
-        self.series[value.index()].get_or_init(|| self.vec.with_label_values(&[value.as_str()]))
+    pub fn of(&self, value: L) -> &Gauge {
+        let made = || Gauge(self.vec.with_label_values(&[value.as_str()]));
+        self.series[value.index()].get_or_init(made)
     }
 }
 
 /// A gauge without labels that appears in a scrape once it was used.
 pub struct LazyGauge {
     vec: IntGaugeVec,
-    series: OnceLock<IntGauge>,
+    series: OnceLock<Gauge>,
 }
 
 impl LazyGauge {
     /// The gauge; the first call makes it visible.
-    pub fn used(&self) -> &IntGauge {
+    pub fn used(&self) -> &Gauge {
         self.series
-            .get_or_init(|| self.vec.with_label_values(NO_LABELS))
+            .get_or_init(|| Gauge(self.vec.with_label_values(NO_LABELS)))
     }
 }
 

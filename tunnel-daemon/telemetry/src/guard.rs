@@ -1,12 +1,6 @@
 //! Guards that lower a gauge or record a lifetime on every code path, cancellation included.
 
-use std::time::{Duration, Instant};
-
 use prometheus::IntGauge;
-
-use crate::families::LazyHistogram;
-use crate::labels::{EndReason, OpenedBy, Path};
-use crate::metrics_adit::AditMetrics;
 
 /// Raises a gauge by one until dropped.
 #[must_use = "the gauge goes back down as soon as the guard is dropped"]
@@ -55,80 +49,5 @@ impl AmountGuard {
 impl Drop for AmountGuard {
     fn drop(&mut self) {
         self.gauge.sub(self.amount);
-    }
-}
-
-/// Counts an open tunnel. Its end is counted once, also when its task is dropped by a panic or at the end of the process.
-#[must_use = "the tunnel counts as ended as soon as this is dropped"]
-pub struct CountedTunnel {
-    metrics: AditMetrics,
-    opened_by: OpenedBy,
-    reason: Option<EndReason>,
-}
-
-impl CountedTunnel {
-    /// A tunnel opened for a client; its target has accepted.
-    pub fn opened(metrics: &AditMetrics, path: Path) -> Self {
-        metrics.tunnel_opened(path);
-        Self {
-            metrics: metrics.clone(),
-            opened_by: OpenedBy::Client,
-            reason: None,
-        }
-    }
-
-    /// A tunnel opened for an agent.
-    pub fn opened_by_agent(metrics: &AditMetrics) -> Self {
-        Self {
-            metrics: metrics.clone(),
-            opened_by: OpenedBy::Agent,
-            reason: None,
-        }
-    }
-
-    /// Records why the tunnel ended.
-    pub fn ended(mut self, reason: EndReason) {
-        self.reason = Some(reason);
-    }
-}
-
-impl Drop for CountedTunnel {
-    fn drop(&mut self) {
-        let reason = self.reason.unwrap_or_else(EndReason::of_drop);
-        match self.opened_by {
-            OpenedBy::Client => self.metrics.tunnel_closed(reason.end()),
-            OpenedBy::Agent => self.metrics.node_tunnel_closed(reason.end()),
-        }
-    }
-}
-
-/// An established tunnel: counted until dropped, when its duration is recorded.
-#[must_use = "the tunnel counts as ended as soon as the guard is dropped"]
-#[derive(Debug)]
-pub struct OpenTunnel {
-    _established: GaugeGuard,
-    life: LazyHistogram,
-    opened: Instant,
-}
-
-impl OpenTunnel {
-    pub(super) fn new(established: &IntGauge, life: LazyHistogram) -> Self {
-        Self {
-            _established: GaugeGuard::new(established),
-            life,
-            opened: Instant::now(),
-        }
-    }
-
-    /// How long the tunnel has been open.
-    #[must_use]
-    pub fn age(&self) -> Duration {
-        self.opened.elapsed()
-    }
-}
-
-impl Drop for OpenTunnel {
-    fn drop(&mut self) {
-        self.life.observe(self.opened.elapsed());
     }
 }

@@ -4,7 +4,7 @@
 
 use adit_core::failure::DialFailure;
 
-/// A label with a fixed set of values, by which [`crate::families::Counters`] caches series.
+/// A label with a fixed set of values, by which counters cache series.
 pub trait Label: Copy + Eq + 'static {
     /// Every value, in the order of [`Label::index`].
     const ALL: &'static [Self];
@@ -17,9 +17,9 @@ pub trait Label: Copy + Eq + 'static {
     fn meaning(self) -> &'static str;
 }
 
-/// Declares a label enum with the spelling of each value.
+/// Declares label enums with the spelling of each value.
 macro_rules! label {
-    ($(#[$doc:meta])* $name:ident { $($(#[doc = $value_doc:literal])* $value:ident = $text:literal,)+ }) => {
+    ($($(#[$doc:meta])* $name:ident { $($(#[doc = $value_doc:literal])* $value:ident = $text:literal,)+ })+) => { $(
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum $name { $($(#[doc = $value_doc])* $value,)+ }
@@ -46,7 +46,7 @@ macro_rules! label {
                 f.write_str(self.as_str())
             }
         }
-    };
+    )+ };
 }
 
 mod agent;
@@ -61,9 +61,9 @@ pub use dial::{DialReason, DialStage};
 pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
 };
-pub use lane::{LaneDial, LaneEnd, LaneRefusal, LaneState};
+pub use lane::{LaneCloseReason, LaneDial, LaneRefusal, LaneState};
 pub use offence::Offence;
-pub use tunnel::{Detail, EndReason, TunnelEnd};
+pub use tunnel::{EndClass, EndReason};
 
 label! {
     /// Where a packet was seen, and in which direction.
@@ -77,9 +77,7 @@ label! {
         /// Written to an agent by a server, or received by an agent.
         ToAgent = "to_agent",
     }
-}
 
-label! {
     /// The gRPC method of a stream.
     ServiceMethod {
         /// `ProxyService/Proxy`: a client's tunnel.
@@ -87,9 +85,7 @@ label! {
         /// `AgentService/Connect`: an agent's link.
         Connect = "Connect",
     }
-}
 
-label! {
     /// Why a dial failed, as in `dial_failure_count`. One dial may count under several reasons.
     DialFailureReason {
         /// No strategy found an agent.
@@ -133,9 +129,7 @@ label! {
         /// Another cause.
         Unknown = "unknown",
     }
-}
 
-label! {
     /// Direction of a failed send or receive on an agent's link (deprecated upstream, still scraped).
     LinkDirection {
         /// Sending to the server failed.
@@ -143,9 +137,7 @@ label! {
         /// Receiving from the server failed.
         FromServer = "from_server",
     }
-}
 
-label! {
     /// Direction of a tunnel's bytes.
     Direction {
         /// From the client to the target.
@@ -153,9 +145,7 @@ label! {
         /// From the target to the client.
         ToClient = "to_client",
     }
-}
 
-label! {
     /// Implementation of a link's peer: decides credit, half-close and budgets.
     PeerKind {
         /// Adit, which negotiated `adit-link`.
@@ -163,9 +153,7 @@ label! {
         /// A Go agent or server.
         Go = "go",
     }
-}
 
-label! {
     /// Path of a tunnel's bytes between server and agent.
     Path {
         /// The link, shared with the agent's other tunnels.
@@ -177,9 +165,7 @@ label! {
         /// A kTLS raw lane for this tunnel alone, without frames.
         KtlsLane = "ktls-lane",
     }
-}
 
-label! {
     /// Which limit refused a dial.
     DialCap {
         /// Limit on dials in flight of one agent.
@@ -193,9 +179,7 @@ label! {
         /// Limit on memory for tunnels of this process.
         Memory = "memory",
     }
-}
 
-label! {
     /// Why a dial asked another agent.
     DialRetry {
         /// The dial could not be sent to the previous agent.
@@ -205,9 +189,7 @@ label! {
         /// The previous agent was silent.
         Silent = "silent",
     }
-}
 
-label! {
     /// Outcome of loading changed TLS files.
     ReloadResult {
         /// The new files are in use.
@@ -215,9 +197,7 @@ label! {
         /// The new files are broken; the old files stay in use.
         Failed = "failed",
     }
-}
 
-label! {
     /// The listener of an accept(2) error or a refused connection.
     Listener {
         /// Frontends.
@@ -229,9 +209,7 @@ label! {
         /// Listeners of an agent for the control plane.
         Node = "node",
     }
-}
 
-label! {
     /// Why a connection to a TLS listener got no TLS session.
     HandshakeFailure {
         /// The peer sent nothing in time.
@@ -251,9 +229,7 @@ label! {
         /// The handshake failed because of a certificate, a protocol or a peer without TLS.
         Failed = "failed",
     }
-}
 
-label! {
     /// The dialect a client speaks.
     ClientDialect {
         /// `ProxyService/Proxy` packets.
@@ -265,9 +241,7 @@ label! {
         /// A listener of an agent; the agent opens the tunnel.
         Node = "node",
     }
-}
 
-label! {
     /// Which end asked for a tunnel.
     OpenedBy {
         /// The server, for a client of one of its frontends.
@@ -275,9 +249,7 @@ label! {
         /// An agent, for a client of one of its listeners.
         Agent = "agent",
     }
-}
 
-label! {
     /// Why a tunnel requested by an agent was not opened.
     NodeRefusal {
         /// The server does not allow the destination.
@@ -350,9 +322,7 @@ label! {
         /// splice(2) between two sockets.
         Splice = "splice",
     }
-}
 
-label! {
     /// The use of a certificate file.
     CertificateKind {
         /// Shown to peers.
@@ -360,9 +330,7 @@ label! {
         /// Verifies peers.
         Ca = "ca",
     }
-}
 
-label! {
     /// What polls a tunnel's sockets.
     Driver {
         /// The task of the tunnel's client or target.
@@ -372,9 +340,7 @@ label! {
         /// A relay thread with io_uring.
         IoUring = "io-uring",
     }
-}
 
-label! {
     /// Why a tunnel, or the relay threads, use their driver.
     DriverReason {
         /// The tunnel uses frames, which only its task handles; also for a dial that opened no tunnel.
@@ -437,7 +403,7 @@ mod tests {
         indexes_match_positions::<DialReason>();
         indexes_match_positions::<DialStage>();
         indexes_match_positions::<EndReason>();
-        indexes_match_positions::<TunnelEnd>();
+        indexes_match_positions::<EndClass>();
         indexes_match_positions::<HandshakeFailure>();
         indexes_match_positions::<ClientDialect>();
     }

@@ -7,6 +7,8 @@
 pub mod access;
 mod agent_dials;
 pub mod debug;
+#[cfg(test)]
+mod declared;
 mod dial_counts;
 pub mod exposition;
 mod failed_dials;
@@ -54,13 +56,13 @@ pub use debug::DebugLog;
 pub use dial_counts::DialCounts;
 pub use exposition::Scrape;
 pub use failed_dials::FailedDial;
-pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};
+pub use guard::GaugeGuard;
 pub use log::{LogError, LogGuard, LogOptions};
 pub use masked::Masked;
 pub use metrics_account::{AccountCounts, AccountMetrics, AccountSeries, OpenRtt, TENANT};
-pub use metrics_adit::AditMetrics;
+pub use metrics_adit::{AditMetrics, CountedTunnel};
 pub use metrics_agent::AgentMetrics;
 pub use metrics_redirect::RedirectMetrics;
-pub use metrics_server::ServerMetrics;
+pub use metrics_server::{OpenTunnel, ServerMetrics};
 pub use packets::PacketCounter;
 pub use tunnels::{LiveTunnel, OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};

@@ -19,7 +19,7 @@ use tracing_subscriber::{EnvFilter, reload};
 use adit_config::plan::{LogDestination, LogFormat};
 
 use crate::debug::{Apply, DebugLog};
-use crate::logfmt::{Logfmt, pair};
+use crate::logfmt::Logfmt;
 use crate::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
@@ -116,7 +116,7 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
         && io::stderr().is_terminal();
     let start =
         |sink| Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread);
-    let queue = start(Sink::open(&options.destination)?)?;
+    let queue = start(open(&options.destination)?)?;
     let ((subscriber, apply), queues) = match options.destination {
         LogDestination::File {
             also_stderr: Some(least),
@@ -134,6 +134,18 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
         .map_err(|_already_set| LogError::AlreadySet)?;
     let debug = DebugLog::new(options.clone(), apply);
     Ok(LogGuard { queues, debug })
+}
+
+pub(super) fn open(destination: &LogDestination) -> Result<Sink, LogError> {
+    match destination {
+        LogDestination::Stderr => Ok(Sink::stderr()),
+        LogDestination::File {
+            path, bytes_max, ..
+        } => Sink::file(path, *bytes_max).map_err(|cause| LogError::File {
+            path: path.clone(),
+            cause,
+        }),
+    }
 }
 
 /// Whether [`init`] would accept these options. Installs nothing, and creates no file.
@@ -224,16 +236,6 @@ pub fn fatal(format: LogFormat, why: &str) -> String {
             format!("{line}\n")
         }
     }
-}
-
-/// A line about the log itself: as [`Logfmt`] writes, without a time.
-pub(super) fn own_line(level: &str, message: &str, fields: &[(&str, &str)]) -> String {
-    let mut line = format!("level={level} target=adit::log");
-    pair(&mut line, "msg", message);
-    for (key, value) in fields {
-        pair(&mut line, key, value);
-    }
-    line + "\n"
 }
 
 pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {

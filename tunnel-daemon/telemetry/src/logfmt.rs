@@ -110,6 +110,16 @@ pub(super) fn pair(line: &mut String, key: &str, value: &str) {
     line.push('"');
 }
 
+/// A line about the log itself: as [`Logfmt`] writes, without a time.
+pub(super) fn own_line(level: &str, message: &str, fields: &[(&str, &str)]) -> String {
+    let mut line = format!("level={level} target=adit::log");
+    pair(&mut line, "msg", message);
+    for (key, value) in fields {
+        pair(&mut line, key, value);
+    }
+    line + "\n"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

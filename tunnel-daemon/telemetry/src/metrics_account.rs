@@ -5,11 +5,9 @@
 
 use std::sync::Arc;
 
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry,
-};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry};
 
-use crate::families::{BUCKETS_LIFE, Counters, Registrar};
+use crate::families::{BUCKETS_LIFE, Counters, Gauge, Registrar, families};
 use crate::labels::{AccountLoss, AccountRole, Label as _};
 
 /// Buckets of round-trip times, in seconds: one host, one rack, one region, one ocean, trouble.
@@ -24,19 +22,31 @@ pub const TENANT: &str = "default";
 
 /// Handles of these families. Cheap to clone; clones share the series.
 #[derive(Clone)]
-pub struct AccountMetrics(Arc<Inner>);
+pub struct AccountMetrics(Arc<AccountFamilies>);
 
-struct Inner {
-    attached: IntGauge,
-    series: IntGauge,
-    lost: Counters<AccountLoss>,
-    connections: IntCounterVec,
-    bytes: IntCounterVec,
-    segments: IntCounterVec,
-    retransmits: IntCounterVec,
-    rtt: HistogramVec,
-    open_rtt: GaugeVec,
-    lifetime: HistogramVec,
+families! {
+    struct AccountFamilies(families) {
+        /// 1 while kernel accounting is attached to the connections of this process, else 0
+        attached: Gauge = families.gauge("account_attached"),
+        /// Label sets in use, excluding label sets named other
+        series: Gauge = families.gauge("account_series"),
+        /// Ended connections that kernel accounting missed, by reason
+        lost: Counters<AccountLoss> = families.counters_from_zero("account_lost_total", "reason"),
+        /// Ended connections, counted by the kernel
+        connections: IntCounterVec = families.counter_vec("connections_total", LABELS),
+        /// Payload bytes of TCP connections, counted by the kernel; direction sent counts bytes acknowledged by the peer
+        bytes: IntCounterVec = families.counter_vec("bytes_total", LABELS_DIRECTED),
+        /// TCP segments, including retransmitted segments
+        segments: IntCounterVec = families.counter_vec("segments_total", LABELS_DIRECTED),
+        /// TCP segments retransmitted
+        retransmits: IntCounterVec = families.counter_vec("retransmits_total", LABELS),
+        /// Smoothed round-trip time of a connection at its end
+        rtt: HistogramVec = families.histogram_vec("rtt_seconds", BUCKETS_RTT, LABELS),
+        /// Mean smoothed round-trip time of open connections, updated every 5 s; absent if no open connection has a measurement
+        open_rtt: GaugeVec = families.float_gauge_vec("open_rtt_seconds", LABELS),
+        /// Time from the establishment of a connection to its end
+        lifetime: HistogramVec = families.histogram_vec("lifetime_seconds", BUCKETS_LIFE, LABELS),
+    }
 }
 
 /// Counts of one connection, or their increase.
@@ -86,7 +96,7 @@ pub struct AccountSeries {
 /// The exported mean round-trip time of open connections of one label set. Dropping it removes the series, so at most one
 /// exists at a time.
 pub struct OpenRtt {
-    gauge: Gauge,
+    gauge: prometheus::Gauge,
     family: GaugeVec,
     labels: [String; LABELS.len()],
 }
@@ -94,58 +104,7 @@ pub struct OpenRtt {
 impl AccountMetrics {
     pub(super) fn register(registry: &Registry) -> Self {
         let families = Registrar::new(registry, "adit_ebpf_");
-        Self(Arc::new(Inner {
-            attached: families.gauge(
-                "account_attached",
-                "1 while kernel accounting is attached to the connections of this process, else 0",
-            ),
-            series: families.gauge(
-                "account_series",
-                "Label sets in use, excluding label sets named other",
-            ),
-            lost: families.counters_from_zero(
-                "account_lost_total",
-                "Ended connections that kernel accounting missed, by reason",
-                "reason",
-            ),
-            connections: families.counter_vec(
-                "connections_total",
-                "Ended connections, counted by the kernel",
-                LABELS,
-            ),
-            bytes: families.counter_vec(
-                "bytes_total",
-                "Payload bytes of TCP connections, counted by the kernel; direction sent counts bytes acknowledged by the peer",
-                LABELS_DIRECTED,
-            ),
-            segments: families.counter_vec(
-                "segments_total",
-                "TCP segments, including retransmitted segments",
-                LABELS_DIRECTED,
-            ),
-            retransmits: families.counter_vec(
-                "retransmits_total",
-                "TCP segments retransmitted",
-                LABELS,
-            ),
-            rtt: families.histogram_vec(
-                "rtt_seconds",
-                "Smoothed round-trip time of a connection at its end",
-                BUCKETS_RTT,
-                LABELS,
-            ),
-            open_rtt: families.float_gauge_vec(
-                "open_rtt_seconds",
-                "Mean smoothed round-trip time of open connections, updated every 5 s; absent if no open connection has a measurement",
-                LABELS,
-            ),
-            lifetime: families.histogram_vec(
-                "lifetime_seconds",
-                "Time from the establishment of a connection to its end",
-                BUCKETS_LIFE,
-                LABELS,
-            ),
-        }))
+        Self(Arc::new(AccountFamilies::declare(&families)))
     }
 
     /// Sets whether kernel accounting is attached.
@@ -155,7 +114,7 @@ impl AccountMetrics {
 
     /// Sets the number of label sets, without `other`.
     pub fn series_in_use(&self, sets: usize) {
-        self.0.series.set(i64::try_from(sets).unwrap_or(i64::MAX));
+        self.0.series.set(sets);
     }
 
     /// Updates the total of lost connection ends for this reason; totals only grow.

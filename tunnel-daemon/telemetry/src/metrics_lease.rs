@@ -5,7 +5,7 @@ use std::time::Duration;
 use adit_kube::leases::LeaseEvents;
 use prometheus::{HistogramVec, IntCounter, IntCounterVec};
 
-use crate::families::{BUCKETS_AGENT_LATENCY, BUCKETS_DEFAULT, Registrar};
+use crate::families::{BUCKETS_AGENT_LATENCY, BUCKETS_DEFAULT, Registrar, families};
 
 /// Values of the label `reason`: those of the Kubernetes API, and of requests without an answer. Any other is counted as
 /// [`OTHER`], since a hostile API server could create any number of series.
@@ -36,54 +36,35 @@ const REASONS: &[&str] = &[
 /// Every other reason.
 const OTHER: &str = "other";
 
-/// Metrics of a server, which lists leases and deletes expired ones.
-pub struct ServerLeaseMetrics {
-    culled: IntCounter,
-    deletes: IntCounterVec,
-    delete_seconds: HistogramVec,
-    lists: IntCounterVec,
-    list_seconds: HistogramVec,
-    skipped: IntCounter,
+families! {
+    /// Metrics of a server, which lists leases and deletes expired ones.
+    pub struct ServerLeaseMetrics(families, ours) {
+        /// Number of expired leases deleted
+        culled: IntCounter = families.counter("culled_leases_count"),
+        /// Count of lease deletions, by HTTP status code and reason
+        deletes: IntCounterVec = families.counter_vec("lease_delete_total", &["http_status_code", "reason"]),
+        /// Latency of lease deletions in seconds, by HTTP status code
+        delete_seconds: HistogramVec = families.histogram_vec("lease_delete_latency_seconds", BUCKETS_DEFAULT, &["http_status_code"]),
+        /// Count of lease lists, by HTTP status code and reason
+        lists: IntCounterVec = families.counter_vec("lease_list_total", &["http_status_code", "reason"]),
+        /// Latency of lease lists in seconds, by HTTP status code
+        list_seconds: HistogramVec = families.histogram_vec("lease_list_latency_seconds", BUCKETS_DEFAULT, &["http_status_code"]),
+        /// Leases of servers that could not be read and were skipped, counted at each list and watch event
+        skipped: IntCounter = ours.counter("leases_skipped_total"),
+    }
 }
 
-/// Metrics of an agent, which lists and watches leases.
-pub struct AgentLeaseMetrics {
-    lists: IntCounterVec,
-    watches: IntCounterVec,
-    list_seconds: HistogramVec,
-    skipped: IntCounter,
-}
-
-impl ServerLeaseMetrics {
-    pub(super) fn register(families: &Registrar<'_>, ours: &Registrar<'_>) -> Self {
-        let by_code = &["http_status_code"];
-        let by_code_and_reason = &["http_status_code", "reason"];
-        Self {
-            culled: families.counter("culled_leases_count", "Number of expired leases deleted"),
-            deletes: families.counter_vec(
-                "lease_delete_total",
-                "Count of lease deletions, by HTTP status code and reason",
-                by_code_and_reason,
-            ),
-            delete_seconds: families.histogram_vec(
-                "lease_delete_latency_seconds",
-                "Latency of lease deletions in seconds, by HTTP status code",
-                BUCKETS_DEFAULT,
-                by_code,
-            ),
-            lists: families.counter_vec(
-                "lease_list_total",
-                "Count of lease lists, by HTTP status code and reason",
-                by_code_and_reason,
-            ),
-            list_seconds: families.histogram_vec(
-                "lease_list_latency_seconds",
-                "Latency of lease lists in seconds, by HTTP status code",
-                BUCKETS_DEFAULT,
-                by_code,
-            ),
-            skipped: skipped(ours),
-        }
+families! {
+    /// Metrics of an agent, which lists and watches leases.
+    pub struct AgentLeaseMetrics(families, ours) {
+        /// Count of server lease list calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason
+        lists: IntCounterVec = families.counter_vec("lease_lists_total", &["http_response_code", "reason"]),
+        /// Count of server lease watch calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason
+        watches: IntCounterVec = families.counter_vec("lease_watches_total", &["http_response_code", "reason"]),
+        /// Latency of server lease listing in seconds
+        list_seconds: HistogramVec = families.histogram_vec("lease_list_latency_seconds", BUCKETS_AGENT_LATENCY, &["http_response_code"]),
+        /// Leases of servers that could not be read and were skipped, counted at each list and watch event
+        skipped: IntCounter = ours.counter("leases_skipped_total"),
     }
 }
 
@@ -108,31 +89,6 @@ impl LeaseEvents for ServerLeaseMetrics {
     }
 }
 
-impl AgentLeaseMetrics {
-    pub(super) fn register(families: &Registrar<'_>, ours: &Registrar<'_>) -> Self {
-        let by_code_and_reason = &["http_response_code", "reason"];
-        Self {
-            lists: families.counter_vec(
-                "lease_lists_total",
-                "Count of server lease list calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
-                by_code_and_reason,
-            ),
-            watches: families.counter_vec(
-                "lease_watches_total",
-                "Count of server lease watch calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
-                by_code_and_reason,
-            ),
-            list_seconds: families.histogram_vec(
-                "lease_list_latency_seconds",
-                "Latency of server lease listing in seconds",
-                BUCKETS_AGENT_LATENCY,
-                &["http_response_code"],
-            ),
-            skipped: skipped(ours),
-        }
-    }
-}
-
 impl LeaseEvents for AgentLeaseMetrics {
     fn listed(&self, status: u16, reason: &str, time: Duration) {
         count(&self.lists, &self.list_seconds, status, reason, time);
@@ -151,13 +107,6 @@ impl LeaseEvents for AgentLeaseMetrics {
     fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
         // Agents delete no leases.
     }
-}
-
-fn skipped(ours: &Registrar<'_>) -> IntCounter {
-    ours.counter(
-        "leases_skipped_total",
-        "Leases of servers that could not be read and were skipped, counted at each list and watch event",
-    )
 }
 
 /// The label value for a reason.

@@ -1,59 +1,37 @@
 //! Series of the transparent frontend: state of the redirect, calls seen, connections refused.
 
 use adit_ebpf_abi::CALL_OUTCOMES;
-use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use prometheus::{IntCounter, IntCounterVec};
 
-use crate::families::{Counters, Gauges, Registrar};
+use crate::families::{Counters, Gauge, Gauges, Registrar, families};
 use crate::labels::{
     Label as _, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState, ReloadResult,
 };
 
-/// Handles, all at zero from the start.
-pub struct RedirectMetrics {
-    state: Gauges<RedirectState>,
-    rules: IntGauge,
-    reloads: Counters<ReloadResult>,
-    helper: Gauges<NetnsHelperState>,
-    namespaces: Gauges<NetnsState>,
-    calls: IntCounterVec,
-    refused: Counters<RedirectRefusal>,
+families! {
+    /// Handles, all at zero from the start.
+    pub struct RedirectMetrics(families) {
+        /// State of the eBPF redirect: 1 for the current state. The log and /readyz?verbose name the missing requirement
+        state: Gauges<RedirectState> = families.gauges_from_zero("redirect_state", "state"),
+        /// Redirect rules in the kernel, including exclusions
+        rules: Gauge = families.gauge("redirect_rules"),
+        /// Reloads of the redirect rule file, by result
+        reloads: Counters<ReloadResult> = families.counters_from_zero("redirect_reloads_total", "result"),
+        /// State of the helper that opens listeners in other network namespaces: 1 for the current state
+        helper: Gauges<NetnsHelperState> = families.gauges_from_zero("redirect_netns_helper", "state"),
+        /// Other network namespaces of captured processes, by state of their listener
+        namespaces: Gauges<NetnsState> = families.gauges_from_zero("redirect_namespaces", "state"),
+        /// Calls of connect(2) in the captured cgroup, by outcome: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or
+        /// denied
+        calls: IntCounterVec = families.counter_vec("redirect_calls_total", &["outcome"]),
+        /// Connections to a transparent listener that were refused and closed, by reason
+        refused: Counters<RedirectRefusal> = families.counters_from_zero("redirect_refused_total", "reason"),
+    }
 }
 
 impl RedirectMetrics {
     pub(super) fn register(families: &Registrar<'_>) -> Self {
-        let metrics = Self {
-            state: families.gauges_from_zero(
-                "redirect_state",
-                "State of the eBPF redirect: 1 for the current state. The log and /readyz?verbose name the missing requirement",
-                "state",
-            ),
-            rules: families.gauge("redirect_rules", "Redirect rules in the kernel, including exclusions"),
-            reloads: families.counters_from_zero(
-                "redirect_reloads_total",
-                "Reloads of the redirect rule file, by result",
-                "result",
-            ),
-            helper: families.gauges_from_zero(
-                "redirect_netns_helper",
-                "State of the helper that opens listeners in other network namespaces: 1 for the current state",
-                "state",
-            ),
-            namespaces: families.gauges_from_zero(
-                "redirect_namespaces",
-                "Other network namespaces of captured processes, by state of their listener",
-                "state",
-            ),
-            calls: families.counter_vec(
-                "redirect_calls_total",
-                "Calls of connect(2) in the captured cgroup, by outcome: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or denied",
-                &["outcome"],
-            ),
-            refused: families.counters_from_zero(
-                "redirect_refused_total",
-                "Connections to a transparent listener that were refused and closed, by reason",
-                "reason",
-            ),
-        };
+        let metrics = Self::declare(families);
         for (_, name) in CALL_OUTCOMES {
             metrics.calls.with_label_values(&[name]).inc_by(0);
         }
@@ -64,23 +42,9 @@ impl RedirectMetrics {
 
     /// Sets the state of the redirect.
     pub fn set_state(&self, state: RedirectState) {
-        for other in [
-            RedirectState::Off,
-            RedirectState::Active,
-            RedirectState::Missing,
-        ] {
-            self.state.of(other).set(i64::from(other == state));
+        for other in RedirectState::ALL {
+            self.state.of(*other).set(i64::from(*other == state));
         }
-    }
-
-    /// Sets the number of active rules.
-    pub fn set_rules(&self, count: usize) {
-        self.rules.set(i64::try_from(count).unwrap_or(i64::MAX));
-    }
-
-    /// The rule file was reloaded.
-    pub fn reloaded(&self, result: ReloadResult) {
-        self.reloads.of(result).inc();
     }
 
     /// Sets the state of the helper.
@@ -90,20 +54,9 @@ impl RedirectMetrics {
         }
     }
 
-    /// Sets the number of other network namespaces in this state.
-    pub fn set_namespaces(&self, state: NetnsState, count: usize) {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        self.namespaces.of(state).set(count);
-    }
-
     /// Sets the calls since the programs were loaded, once per process.
     pub fn set_calls(&self, outcome: &'static str, calls: u64) {
         let counter: IntCounter = self.calls.with_label_values(&[outcome]);
         counter.inc_by(calls.saturating_sub(counter.get()));
-    }
-
-    /// A connection was closed.
-    pub fn refused(&self, why: RedirectRefusal) {
-        self.refused.of(why).inc();
     }
 }

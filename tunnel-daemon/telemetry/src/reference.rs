@@ -1,13 +1,7 @@
 //! The page of all metrics.
 
-use std::any::type_name;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-
-use prometheus::core::Collector;
-
+use crate::declared::{Declared, Family, declared_by};
 use crate::generated_page::{cell, is_current};
-use crate::labels::Label;
 use crate::{AgentMetrics, ServerMetrics};
 
 const INTRODUCTION: &str = "\
@@ -16,54 +10,6 @@ const INTRODUCTION: &str = "\
 What a scrape of `/metrics` may show. A family without series is absent until its first. This page is written by `cargo xtask docs` from
 what `/metrics` says itself.
 ";
-
-#[derive(Clone, PartialEq, Eq)]
-struct Family {
-    kind: &'static str,
-    labels: Vec<String>,
-    help: String,
-}
-
-/// Families by name; values of their label, with what they mean.
-#[derive(Default)]
-struct Declared {
-    families: BTreeMap<String, Family>,
-    values: BTreeMap<String, Vec<(&'static str, &'static str)>>,
-}
-
-thread_local! {
-    static DECLARED: RefCell<Declared> = RefCell::default();
-}
-
-/// One was declared.
-pub(super) fn family<C: Collector>(collector: &C) {
-    let kinds = ["Counter", "Gauge", "Histogram"];
-    let kind = kinds
-        .into_iter()
-        .find(|kind| type_name::<C>().contains(kind));
-    DECLARED.with_borrow_mut(|declared| {
-        for desc in collector.desc() {
-            let family = Family {
-                kind: kind.expect("one of the three"),
-                labels: desc.variable_labels.clone(),
-                help: desc.help.clone(),
-            };
-            declared.families.insert(desc.fq_name.clone(), family);
-        }
-    });
-}
-
-/// One that has a series for each value.
-pub(super) fn values<L: Label>(name: &str) {
-    let values = L::ALL.iter().map(|value| (value.as_str(), value.meaning()));
-    DECLARED.with_borrow_mut(|declared| declared.values.insert(name.to_owned(), values.collect()));
-}
-
-fn declared_by<T>(register: impl FnOnce() -> T) -> Declared {
-    DECLARED.take();
-    register();
-    DECLARED.take()
-}
 
 fn row(name: &str, family: &Family, values: Option<&Vec<(&str, &str)>>) -> String {
     let labels: Vec<String> = family

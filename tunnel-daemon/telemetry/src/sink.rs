@@ -15,9 +15,9 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tracing_subscriber::fmt::MakeWriter;
 
-use adit_config::plan::{LogDestination, LogFormat};
+use adit_config::plan::LogFormat;
 
-use crate::log::{LogError, own_line};
+use crate::logfmt::own_line;
 
 /// Limit on queued lines; at 200 bytes a line about 800 KiB.
 pub(super) const LINES_MAX: usize = 4_096;
@@ -188,19 +188,11 @@ impl Sink {
         Self { file: None }
     }
 
-    pub(super) fn open(destination: &LogDestination) -> Result<Self, LogError> {
-        match destination {
-            LogDestination::Stderr => Ok(Self::stderr()),
-            LogDestination::File {
-                path, bytes_max, ..
-            } => {
-                let file = CappedFile::open(path, *bytes_max).map_err(|cause| LogError::File {
-                    path: path.clone(),
-                    cause,
-                })?;
-                Ok(Self { file: Some(file) })
-            }
-        }
+    /// # Errors
+    /// The file cannot be opened for appending.
+    pub(super) fn file(path: &Path, bytes_max: Option<u64>) -> io::Result<Self> {
+        let file = CappedFile::open(path, bytes_max)?;
+        Ok(Self { file: Some(file) })
     }
 }
 
@@ -259,6 +251,7 @@ impl CappedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::open;
     use crate::log::tests::{Captured, to_file};
 
     /// A destination that blocks until it is opened.
@@ -368,7 +361,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
         std::fs::write(&path, "old 7890\n").unwrap();
-        let mut sink = Sink::open(&to_file(&path, Some(20))).unwrap();
+        let mut sink = open(&to_file(&path, Some(20))).unwrap();
         sink.write_all(b"first 890\n").unwrap();
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),
@@ -382,7 +375,7 @@ mod tests {
     fn file_without_a_limit_is_not_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
-        let mut sink = Sink::open(&to_file(&path, None)).unwrap();
+        let mut sink = open(&to_file(&path, None)).unwrap();
         (0..100).for_each(|_| sink.write_all(b"line\n").unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 500);
     }
@@ -390,7 +383,7 @@ mod tests {
     #[test]
     fn file_in_a_missing_folder_is_an_error_that_names_it() {
         let path = Path::new("/nonexistent/adit.log");
-        let error = Sink::open(&to_file(path, Some(1))).unwrap_err();
+        let error = open(&to_file(path, Some(1))).unwrap_err();
         assert!(
             error
                 .to_string()

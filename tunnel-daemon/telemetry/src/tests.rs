@@ -7,8 +7,8 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packets::PacketType;
 
 use crate::labels::{
-    AccountRole, ClientDialect, DialCap, Driver, EndpointDialFailure, LinkDirection, LinkEnding,
-    Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, Driver, EndClass, EndpointDialFailure, LinkDirection,
+    LinkEnding, Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod,
 };
 use crate::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
 
@@ -88,13 +88,18 @@ fn used_server() -> ServerMetrics {
         Some(PacketType::Data.into()),
     );
     metrics.stream_error(Segment::FromAgent, tonic::Code::Unavailable, None);
-    metrics.dial_failure(&DialFailure::NoAgent);
+    metrics.dial_failures.count(&DialFailure::NoAgent);
     metrics.dial_succeeded(Duration::from_millis(3));
-    metrics.frontend_write(Duration::from_micros(5));
+    metrics.frontend_write.observe(Duration::from_micros(5));
     drop(metrics.open_tunnel());
-    drop(metrics.pending_dial());
-    drop(metrics.grpc_connection(ServiceMethod::Proxy));
-    drop(metrics.full_receive_channel(ServiceMethod::Connect));
+    drop(metrics.pending_backend_dials.used().guard());
+    drop(metrics.grpc_connections.of(ServiceMethod::Proxy).guard());
+    drop(
+        metrics
+            .full_receive_channels
+            .of(ServiceMethod::Connect)
+            .guard(),
+    );
     metrics
 }
 
@@ -247,11 +252,15 @@ fn used_agent_exports_upstreams_series_and_compared_help_texts() {
         .packets(Segment::ToAgent)
         .count(PacketType::CloseRsp);
     metrics.stream_error(Segment::FromAgent, tonic::Code::Internal, None);
-    metrics.dial_failure(EndpointDialFailure::Timeout);
-    metrics.server_connection_failure(LinkDirection::FromServer);
-    metrics.set_open_server_connections(2);
-    metrics.set_known_server_count(3);
-    let open = metrics.open_endpoint_connection();
+    metrics
+        .endpoint_dial_failures
+        .count(EndpointDialFailure::Timeout);
+    metrics
+        .server_connection_failures
+        .count(LinkDirection::FromServer);
+    metrics.open_server_connections.set(2);
+    metrics.known_server_count.set(3);
+    let open = metrics.open_endpoint_connections.guard();
     let expected = [
         (
             "stream_packets_total{packet_type=\"CLOSE_RSP\",segment=\"to_agent\"}",
@@ -314,7 +323,7 @@ fn own_families_start_at_zero_and_count() {
     assert_eq!(read("adit_links{peer=\"go\"}"), Some(0.0));
     let adit = metrics.adit();
     adit.insecure_flag("insecure-allow-unauthenticated-agents");
-    adit.tunnel_closed(TunnelEnd::Stalled);
+    adit.tunnels_closed.count(EndClass::Stalled);
     let table = adit.open_tunnels();
     let facts = TunnelFacts {
         side: TunnelSide::Client(ClientDialect::Grpc),
@@ -327,7 +336,7 @@ fn own_families_start_at_zero_and_count() {
     let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts));
     tunnel.live().moved(0, 1_000);
     node.live().moved(3, 0);
-    adit.protocol_offence(Offence::DataWithoutConn);
+    adit.offences.count(Offence::DataWithoutConn);
     let dials = DialCounts {
         retries: 3,
         hedges: 4,
@@ -340,11 +349,11 @@ fn own_families_start_at_zero_and_count() {
         ..DialCounts::default()
     };
     adit.dials(&before, &dials);
-    adit.late_dial_answer();
-    adit.dial_refused(DialCap::PerAgent);
-    adit.tls_reload(ReloadResult::Failed);
-    adit.link_ended(LinkEnding::ControlQueue);
-    let link = adit.link(PeerKind::Adit);
+    adit.late_dial_answers.inc();
+    adit.dials_refused.count(DialCap::PerAgent);
+    adit.tls_reloads.count(ReloadResult::Failed);
+    adit.links_ended.count(LinkEnding::ControlQueue);
+    let link = adit.links.of(PeerKind::Adit).guard();
     let expected = [
         (
             "adit_insecure_flags{flag=\"insecure-allow-unauthenticated-agents\"}",
@@ -432,9 +441,9 @@ async fn cancelled_tunnel_leaves_its_gauges_and_is_counted_as_ended() {
         let metrics = metrics.clone();
         async move {
             let _open = metrics.open_tunnel();
-            let _dial = metrics.pending_dial();
-            let _http = metrics.http_connection();
-            let mut held = metrics.adit().held_bytes_share();
+            let _dial = metrics.pending_backend_dials.used().guard();
+            let _http = metrics.http_connections.guard();
+            let mut held = metrics.adit().held_bytes.share();
             held.set(700);
             held.set(500);
             std::future::pending::<()>().await;
@@ -477,7 +486,7 @@ fn two_metric_sets_share_nothing() {
         ServerMetrics::new(&["default"]),
     );
     one.set_ready_backends("default", 4);
-    one.set_ready_backend_connections(4);
+    one.ready_backend_connections.set(4);
     assert_eq!(
         server_sample(&one, "ready_backends{proxy_strategy=\"default\"}"),
         Some(4.0)

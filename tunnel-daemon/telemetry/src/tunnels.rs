@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::access::cut;
-use crate::families::Counters;
+use crate::families::{Counters, Registrar, families};
 use crate::labels::{ClientDialect, Direction, Driver, Engine, Path};
 
 /// Parts of the table, each with its own lock, so that tunnels that open concurrently rarely contend.
@@ -85,12 +85,14 @@ pub struct LiveTunnel {
     is_of_agent: bool,
 }
 
-/// Byte counters of tunnels.
-pub(super) struct TunnelBytes {
-    /// Tunnels requested by clients.
-    pub(super) of_clients: Counters<Direction>,
-    /// Tunnels requested by agents.
-    pub(super) of_agents: Counters<Direction>,
+families! {
+    /// Byte counters of tunnels.
+    pub(super) struct TunnelBytes(families) {
+        /// Payload bytes moved through tunnels, by direction; includes open tunnels
+        of_clients: Counters<Direction> = families.counters_from_zero("tunnel_bytes_total", "direction"),
+        /// Payload bytes moved through tunnels from node to control plane, by direction; includes open tunnels
+        of_agents: Counters<Direction> = families.counters_from_zero("node_tunnel_bytes_total", "direction"),
+    }
 }
 
 /// A snapshot of an open tunnel.
@@ -423,7 +425,7 @@ mod tests {
 
     fn counters() -> TunnelBytes {
         let registry = prometheus::Registry::new();
-        let families = crate::families::Registrar::new(&registry, "adit_");
+        let families = Registrar::new(&registry, "adit_");
         TunnelBytes {
             of_clients: families.counters("tunnel_bytes_total", "a", "direction"),
             of_agents: families.counters("node_tunnel_bytes_total", "a", "direction"),

@@ -79,7 +79,7 @@ impl DirtyList {
     }
 
     /// The link's state after its task has processed the notifications up to `generation`.
-    pub(super) fn tell(&self, held_bytes: u64, lingering: usize, generation: u64) {
+    pub(super) fn publish(&self, held_bytes: u64, lingering: usize, generation: u64) {
         self.held_bytes.store(held_bytes, Relaxed);
         self.lingering.store(lingering, Release);
         self.seen.store(generation, Release);

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use adit_relay::unacknowledged_bytes;
 use tokio::io::AsyncRead;
+use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use crate::target::{end_on_close, reset_on_close};
 use adit_config::limits;
+use adit_net::socket;
 use adit_tls::blocks;
 use adit_tls::stream::Connection;
 
@@ -195,6 +196,20 @@ impl GracefulClose {
             patience.timer.as_mut().reset(now + patience.ask_after);
         }
         Poll::Pending
+    }
+}
+
+/// Makes a close send RST, so that an abnormal end does not look clean to the peer.
+pub fn reset_on_close(socket: &TcpStream) {
+    if let Err(error) = socket::set_reset_on_close(socket) {
+        tracing::debug!(%error, "cannot reset a connection");
+    }
+}
+
+/// The peer has been sent FIN: from here on a close lets the kernel deliver the rest, whichever code closes the socket.
+pub(super) fn end_on_close(socket: &TcpStream) {
+    if let Err(error) = socket::set_end_on_close(socket) {
+        tracing::debug!(%error, "a connection is reset though it has ended");
     }
 }
 

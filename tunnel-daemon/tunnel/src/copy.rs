@@ -10,9 +10,9 @@ use adit_relay::{BufferSizes, SocketBuffers, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::io::AsyncRead;
 
-use crate::closing::Closing;
-use crate::endpoint::{Endpoint, Incoming};
-use crate::target::{end_on_close, reset_on_close};
+use crate::closing::{Closing, end_on_close, reset_on_close};
+use crate::endpoint::Endpoint;
+use crate::incoming::Incoming;
 use crate::watch;
 use adit_config::limits;
 use adit_net::buffer_growth::SocketKind;
@@ -75,7 +75,7 @@ pub struct CopyOutcome {
     /// Bytes of the tunnel written to the socket.
     pub to_socket: u64,
     /// The socket's peer was sent FIN.
-    pub said_all: bool,
+    pub sent_fin: bool,
     /// How it ended.
     pub end: CopyEnd,
 }
@@ -88,10 +88,10 @@ impl CopyOutcome {
             return None;
         };
         Some(
-            if end.is_in_order() || (self.said_all && end.delivers_rest()) {
+            if end.is_in_order() || (self.sent_fin && end.delivers_rest()) {
                 // The socket has sent EOF before; only the bytes towards it can still fail.
                 Closing::InOrder
-            } else if self.said_all || end.delivers_rest() {
+            } else if self.sent_fin || end.delivers_rest() {
                 // The direction towards the socket is complete, even if the other one is not.
                 Closing::CutOff
             } else {
@@ -229,7 +229,7 @@ impl BidirectionalCopy {
             .map(|end| CopyOutcome {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
-                said_all: self.has_said_all(),
+                sent_fin: self.has_sent_fin(),
                 end,
             })
     }
@@ -248,7 +248,7 @@ impl BidirectionalCopy {
         }
     }
 
-    fn has_said_all(&self) -> bool {
+    fn has_sent_fin(&self) -> bool {
         self.write_shut && self.write_failed.is_none()
     }
 
@@ -507,23 +507,23 @@ mod tests {
     /// As when the task is aborted or the process killed: the kernel then applies SO_LINGER.
     #[tokio::test]
     async fn a_dropped_copy_loop_resets_its_socket_unless_fin_was_delivered() {
-        for said_all in [false, true] {
+        for sent_fin in [false, true] {
             let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
             let address = listener.local_addr().unwrap();
             let mut near = TcpStream::connect(address).await.unwrap();
             let (mut far, _address) = listener.accept().unwrap();
             let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
-            if said_all {
+            if sent_fin {
                 channel.peer_fin();
             }
             let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, Bytes::new()));
             assert!(futures_util::poll!(&mut copying).is_pending());
             drop(copying);
             let reset = SockRef::from(&near).linger().unwrap();
-            assert_eq!(reset, (!said_all).then_some(Duration::ZERO));
+            assert_eq!(reset, (!sent_fin).then_some(Duration::ZERO));
             drop(near);
             let read = far.read(&mut [0]).map_err(|error| error.kind());
-            let end = if said_all {
+            let end = if sent_fin {
                 Ok(0)
             } else {
                 Err(io::ErrorKind::ConnectionReset)

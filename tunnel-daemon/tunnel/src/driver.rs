@@ -108,19 +108,19 @@ impl<H: LinkHooks> LinkDriver<H> {
                 if is_due && self.link.tunnels() == 0 {
                     return Err(LinkExit::Replaced);
                 }
-                self.tell(generation);
+                self.publish(generation);
                 self.arm(cx);
                 return Ok(());
             }
         }
-        self.tell(generation);
+        self.publish(generation);
         cx.waker().wake_by_ref();
         Ok(())
     }
 
-    fn tell(&self, generation: u64) {
+    fn publish(&self, generation: u64) {
         let (held, lingering) = (self.link.held_bytes(), self.link.lingering());
-        self.dirty_list.tell(held, lingering, generation);
+        self.dirty_list.publish(held, lingering, generation);
     }
 
     /// Reads frames until the stream is empty or the turn is over.

@@ -11,23 +11,13 @@ use bytes::Bytes;
 
 use crate::channel::{Channel, DirtyList};
 use crate::clock::moment;
+use crate::incoming::Incoming;
 use crate::lane::{Lane, RawLane};
 use crate::lane_path::{LaneOwner, LanePath};
 use crate::link_path::LinkPath;
 use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
 use adit_telemetry::tunnels::PathQuality;
 use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
-
-/// What an endpoint may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Incoming {
-    /// Bytes for this side. Report them with [`Endpoint::drained`] once the socket or stream has taken them.
-    Data(Bytes),
-    /// The other side has sent EOF; this side may still send.
-    PeerFin,
-    /// The tunnel is over. Repeats on every later call.
-    Ended(TunnelEnd),
-}
 
 /// What observes that an endpoint's socket or stream takes bytes slower than they come.
 #[derive(Clone, Debug)]
@@ -207,7 +197,7 @@ impl Endpoint {
     }
 
     /// Reports to the table of open tunnels: bytes as they move, and path quality in [`Self::poll_flush`] when requested.
-    pub fn tell(&mut self, live: Arc<LiveTunnel>) {
+    pub fn report_to(&mut self, live: Arc<LiveTunnel>) {
         self.live = Some(live);
         self.report_bytes();
     }
@@ -327,7 +317,10 @@ impl Endpoint {
                 // Upstream's gauge: such a client would block the reader of the agent's stream there.
                 self.stalled = Some(Stalled {
                     since: moment(),
-                    _counted: metrics.full_receive_channel(ServiceMethod::Connect),
+                    _counted: metrics
+                        .full_receive_channels
+                        .of(ServiceMethod::Connect)
+                        .guard(),
                 });
             }
             Some(EndpointWatch::Target(address)) => {
@@ -356,7 +349,7 @@ impl Endpoint {
             // The clock is read only for a write that waited.
             let waited = self.stalled.take();
             let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
-            metrics.frontend_write(waited);
+            metrics.frontend_write.observe(waited);
         }
         if bytes > 0 {
             self.delivered(bytes);
@@ -441,7 +434,7 @@ mod tests {
             path: endpoint.path(),
         });
         let live = entry.live();
-        endpoint.tell(Arc::clone(&live));
+        endpoint.report_to(Arc::clone(&live));
         assert_eq!(live.bytes(), (0, 5));
         endpoint.send(Bytes::from_static(b"more"));
         assert_eq!(live.bytes(), (0, 9));

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::endpoint::Incoming;
+use crate::incoming::Incoming;
 use crate::lane::{Lane, LaneFailure};
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;

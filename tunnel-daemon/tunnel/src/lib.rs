@@ -5,7 +5,6 @@
 //! target is dialled.
 #![deny(unsafe_code)]
 
-mod asked;
 pub mod channel;
 pub mod clock;
 mod closing;
@@ -13,6 +12,7 @@ mod copy;
 mod drain;
 mod driver;
 pub mod endpoint;
+mod incoming;
 pub mod lane;
 mod lane_path;
 mod link_path;
@@ -22,19 +22,21 @@ mod raw_lanes;
 mod target;
 pub mod task;
 mod tunnel_slot;
+mod until_answered;
 mod watch;
 
-pub use asked::until_answered;
 pub use channel::{Channel, DirtyList, ENDPOINT_END_WAITS};
 pub use clock::{Clock, moment};
-pub use closing::{Closing, close_gracefully};
+pub use closing::{Closing, close_gracefully, reset_on_close};
 pub use copy::{CopyEnd, CopyOutcome, copy_bidirectional};
 pub use drain::{DrainError, drain};
 pub use driver::LinkDriver;
-pub use endpoint::{Carrier, Endpoint, EndpointWatch, Incoming};
+pub use endpoint::{Carrier, Endpoint, EndpointWatch};
+pub use incoming::Incoming;
 pub use lane_path::LaneOwner;
 pub use pool::{AgentOpen, AgentOpens, LanePlaces, LanePool, PoolSettings};
 pub use raw_lanes::{RawLaneEnd, RawLaneOutcome, RawLaneRelay, driver_label, reason_label};
-pub use target::{reset_on_close, serve_target};
+pub use target::serve_target;
 pub use task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};
+pub use until_answered::until_answered;
 pub use watch::LaneWatch;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 use crate::channel::{
     Channel, DRAINED_NOTICE_BYTES, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
 };
-use crate::endpoint::Incoming;
+use crate::incoming::Incoming;
 use crate::watch;
 use adit_config::limits;
 

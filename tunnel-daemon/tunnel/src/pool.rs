@@ -1,8 +1,8 @@
 //! Lanes of one link at the server: idle lanes wait here, a dial takes one, and the lane returns when its tunnel is over.
 
+mod idle;
 mod opening;
 mod opens;
-mod spare;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ use crate::lane_path::LaneOwner;
 use crate::watch::LaneWatch;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
-use adit_telemetry::labels::{LaneDial, LaneEnd, LaneState};
+use adit_telemetry::labels::{LaneCloseReason, LaneDial, LaneState};
 use adit_telemetry::rate::TokenBucket;
 use adit_tls::agent_identity::AgentIdentity;
 
@@ -190,7 +190,7 @@ impl LanePool {
         drop(idle);
         drop(share);
         for _lane in lanes {
-            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+            self.closed(LaneCloseReason::LinkGone);
         }
     }
 
@@ -232,7 +232,7 @@ impl LanePool {
             if waiting.lane.has_unread() {
                 return Some(waiting);
             }
-            self.settings.metrics.lane_closed(LaneEnd::Silent);
+            self.closed(LaneCloseReason::Silent);
             return None;
         }
         // What the socket does not take now is written with the next frame.
@@ -255,7 +255,7 @@ impl LanePool {
         }
         drop(idle);
         for _lane in lanes {
-            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+            self.closed(LaneCloseReason::LinkGone);
         }
     }
 
@@ -275,7 +275,7 @@ impl LanePool {
             raw_lane,
         }) = self.take(raw_lane)
         else {
-            metrics.lane_dial(LaneDial::Miss);
+            metrics.lane_dials.count(LaneDial::Miss);
             self.lock().demand.miss(moment());
             return OnLane::NotSeen;
         };
@@ -301,8 +301,8 @@ impl LanePool {
                 .await
                 .unwrap_or(OnLane::Failed(DialFailure::TimedOut)),
         };
-        metrics.lane_answered(asked.elapsed());
-        metrics.lane_dial(match outcome {
+        metrics.lane_answer.observe(asked.elapsed().as_secs_f64());
+        metrics.lane_dials.count(match outcome {
             OnLane::NotSeen => LaneDial::Unacknowledged,
             OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,
         });
@@ -327,7 +327,7 @@ impl LanePool {
                 && left >= Demand::IDLE_MIN
                 && self.lock().raw_lanes.try_take(now);
             let raw_lane = raw_lane && lane.prepare_raw();
-            lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+            lane.count_as(self.settings.metrics.lanes.of(LaneState::Busy).guard());
             return Some(Taken {
                 lane,
                 left,
@@ -339,7 +339,7 @@ impl LanePool {
     /// The lane, if a tunnel may be opened on it.
     fn usable(self: &Arc<Self>, mut waiting: Waiting) -> Option<Waiting> {
         if self.gone.is_cancelled() {
-            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+            self.closed(LaneCloseReason::LinkGone);
             return None;
         }
         let waker = waiting.waker();
@@ -350,7 +350,7 @@ impl LanePool {
                 Poll::Ready(Ok(LaneEvent::Open(request))) => match &self.settings.opens {
                     Some(opens) => {
                         let opens = Arc::clone(opens);
-                        opens.asked(self.asked(*waiting.lane, request));
+                        opens.open(self.agent_open(*waiting.lane, request));
                         return None;
                     }
                     // In a loop: an agent may have sent several OPENs, each timed for the answer to the last one.
@@ -376,21 +376,21 @@ impl LanePool {
             return Some(waiting);
         }
         // The agent has announced that it closes the lane.
-        self.settings.metrics.lane_closed(LaneEnd::Drained);
+        self.closed(LaneCloseReason::Drained);
         None
     }
 
     /// Makes an idle lane available to dials.
     fn keep(self: &Arc<Self>, lane: Lane) {
         let mut waiting = self.waiting(lane);
-        self.tell(&mut waiting.lane);
+        self.send_wants(&mut waiting.lane);
         if let Some(waiting) = self.usable(waiting) {
             self.put_back(vec![waiting]);
         }
     }
 
     /// Tells the agent on this idle lane how many idle lanes to keep, if that has changed, and how many dials missed one.
-    fn tell(&self, lane: &mut Lane) {
+    fn send_wants(&self, lane: &mut Lane) {
         if !lane.state().can_open() {
             return;
         }
@@ -416,7 +416,7 @@ impl LanePool {
     }
 
     /// Tells the agent how many idle lanes to keep, if that has changed and a lane is idle. Call it every second.
-    pub fn tell_warm(self: &Arc<Self>) {
+    pub fn announce_warm(self: &Arc<Self>) {
         let warm = self.settings.room.warm();
         let lane = {
             let mut idle = self.lock();
@@ -440,7 +440,7 @@ impl LanePool {
             return 0;
         }
         let lanes = self.settings.places.reserve(wanted);
-        idle.demand.asked(lanes, now);
+        idle.demand.requested(lanes, now);
         u32::try_from(lanes).unwrap_or(u32::MAX)
     }
 
@@ -455,39 +455,35 @@ impl fmt::Debug for LanePool {
     }
 }
 
-/// The owner of a pool's lanes, as endpoints see it.
-#[derive(Clone)]
-struct Owner(Arc<LanePool>);
-
-impl LaneOwner for Owner {
+impl LaneOwner for Arc<LanePool> {
     fn gone(&self) -> &CancellationToken {
-        &self.0.gone
+        &self.gone
     }
 
     fn watch(&self) -> &LaneWatch {
-        &self.0.settings.watch
+        &self.settings.watch
     }
 
     fn silence_max(&self) -> Duration {
-        self.0.settings.silence_max
+        self.settings.silence_max
     }
 
     fn budget(&self) -> &Arc<ProcessBudget> {
-        &self.0.settings.budget
+        &self.settings.budget
     }
 
     fn take_back(&self, mut lane: Lane, queued: Queued) {
         if lane.state().is_raw() {
             // Given up: the agent may take further bytes for payload to the target.
-            self.0.settings.metrics.lane_closed(LaneEnd::Used);
+            self.closed(LaneCloseReason::Used);
             return lane.reset_connection();
         }
         let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
         let is_clean = lane.state().is_idle() && lane.is_proven();
         if is_clean && matches!(flushed, Poll::Ready(Ok(()))) {
-            return self.0.keep(lane);
+            return self.keep(lane);
         }
-        let owner = Arc::clone(&self.0);
+        let owner = Self::clone(self);
         let settles = self.watch().settles();
         let draining = async move {
             let drained = drain(&mut lane).await;
@@ -498,26 +494,25 @@ impl LaneOwner for Owner {
             }
             drop(settles);
         };
-        if self
-            .0
-            .settings
-            .tasks
-            .spawn("lane-settles", draining)
-            .is_err()
-        {
-            self.0.settings.metrics.lane_closed(LaneEnd::Lost);
+        if self.settings.tasks.spawn("lane-settles", draining).is_err() {
+            self.closed(LaneCloseReason::Lost);
         }
     }
 
     fn lost(&self, failure: &LaneFailure) {
-        self.0.lost(failure);
+        LanePool::lost(self, failure);
     }
 }
 
 impl LanePool {
+    /// Counts the end of a lane.
+    fn closed(&self, why: LaneCloseReason) {
+        self.settings.metrics.lanes_closed.count(why);
+    }
+
     fn lost(&self, failure: &LaneFailure) {
         tracing::debug!(%failure, "a lane is lost");
-        self.settings.metrics.lane_closed(failure.into());
+        self.closed(failure.into());
     }
 
     fn undrained(&self, lane: Lane, why: &DrainError) {
@@ -525,10 +520,10 @@ impl LanePool {
             DrainError::Failed(failure) => self.lost(failure),
             DrainError::Silent => {
                 tracing::debug!("agent did not confirm the end of a tunnel: the lane is reset");
-                self.settings.metrics.lane_closed(LaneEnd::Silent);
+                self.closed(LaneCloseReason::Silent);
                 lane.reset_connection();
             }
-            DrainError::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
+            DrainError::Unread => self.closed(LaneCloseReason::Silent),
         }
     }
 }

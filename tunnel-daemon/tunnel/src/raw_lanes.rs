@@ -23,10 +23,10 @@ mod outcome;
 
 pub use outcome::{RawLaneEnd, RawLaneOutcome, driver_label, reason_label};
 
-use self::outcome::{Cut, conclude};
+use self::outcome::conclude;
 use crate::lane::{LaneRights, RawLane};
 use adit_net::socket;
-use adit_telemetry::labels::{Driver, Engine};
+use adit_telemetry::labels::{Driver, EndReason, Engine};
 use adit_telemetry::tunnels::{PathQuality, Relayed};
 use adit_telemetry::{AditMetrics, LiveTunnel};
 
@@ -62,7 +62,7 @@ pub struct RawLaneRelay {
 }
 
 /// Why a tunnel is cut; set once, before it is cancelled.
-type Cause = OnceLock<Cut>;
+type Cause = OnceLock<EndReason>;
 
 /// A tunnel as the watch sees it.
 struct Watched {
@@ -142,7 +142,7 @@ impl RawLaneRelay {
         struct CutOnDrop(Submitted, Weak<Cause>);
         impl Drop for CutOnDrop {
             fn drop(&mut self) {
-                cut(&self.0, &self.1, Cut::Shutdown);
+                cut(&self.0, &self.1, EndReason::Shutdown);
             }
         }
         let (tell, told) = oneshot::channel();
@@ -154,7 +154,7 @@ impl RawLaneRelay {
         told.await.unwrap_or_else(|_dropped| RawLaneOutcome {
             from_socket: live.bytes().0,
             to_socket: live.bytes().1,
-            end: RawLaneEnd::RelayFailed,
+            end: EndReason::RelayFailed.into(),
             engine: Engine::Copy,
             driver: driver_label(self.handle.choice().engine),
             driver_reason: reason_label(self.handle.choice().basis),
@@ -198,8 +198,8 @@ impl RawLaneRelay {
             let outcome = conclude(outcome, reason, overhead, cause.get().copied(), &metrics);
             drop(cause);
             if matches!(
-                outcome.end,
-                RawLaneEnd::LaneLost | RawLaneEnd::RelayFailed | RawLaneEnd::RelayWithoutEvents(_)
+                outcome.end.reason,
+                EndReason::LaneLost | EndReason::RelayFailed | EndReason::RelayDriverFailed
             ) {
                 kept.lost();
             }
@@ -393,7 +393,7 @@ impl RawLaneRelay {
         }
         tunnel.fit_buffers(buffer_sizes(&self.budget));
         let why = if self.shutting_down.is_cancelled() {
-            Some(Cut::Shutdown)
+            Some(EndReason::Shutdown)
         } else {
             tunnel.trouble(Instant::now(), self.silence_max)
         };
@@ -419,18 +419,18 @@ impl Watched {
     }
 
     /// Why the tunnel has to end, or `None`.
-    fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<Cut> {
+    fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<EndReason> {
         if self
             .rights
             .as_ref()
             .is_some_and(|rights| rights.are_revoked())
         {
-            return Some(Cut::LaneLost);
+            return Some(EndReason::LaneLost);
         }
         let lane = self.submitted.tcp_state(LANE);
         if lane.is_some_and(|lane| lane.is_unanswered && lane.silent_for > socket::LANE_SILENCE_MAX)
         {
-            return Some(Cut::LaneLost);
+            return Some(EndReason::LaneLost);
         }
         let progress = self.submitted.progress();
         if !progress.is_half_closed {
@@ -451,7 +451,7 @@ impl Watched {
         if seen != self.seen {
             (self.seen, self.since) = (seen, now);
         }
-        (now.duration_since(self.since) >= silence_max).then_some(Cut::HalfClosedIdle)
+        (now.duration_since(self.since) >= silence_max).then_some(EndReason::HalfClosedIdle)
     }
 }
 
@@ -488,7 +488,7 @@ impl Relayed for OnRawLane {
 }
 
 /// Ends a tunnel unless it is over; the first cause is kept.
-fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
+fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: EndReason) {
     if let Some(cause) = cause.upgrade() {
         let _another_first = cause.set(why);
         submitted.cancel();

@@ -5,12 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use tokio::net::TcpStream;
 
-use crate::closing::GracefulClose;
+use crate::closing::{GracefulClose, reset_on_close};
 use crate::copy::{BidirectionalCopy, CopyEnd, CopyOutcome};
 use crate::endpoint::Endpoint;
-use adit_net::socket;
 use adit_tls::stream::Connection;
 
 /// Serves one connection to a target to its end. `ended` receives the outcome as soon as the tunnel is over. On return all
@@ -129,24 +127,12 @@ fn go_text(address: &str, error: &io::Error) -> String {
     }
 }
 
-/// Makes a close send RST, so that an abnormal end does not look clean to the peer.
-pub fn reset_on_close(socket: &TcpStream) {
-    if let Err(error) = socket::set_reset_on_close(socket) {
-        tracing::debug!(%error, "cannot reset a connection");
-    }
-}
-
-/// The peer has been sent FIN: from here on a close lets the kernel deliver the rest, whichever code closes the socket.
-pub(super) fn end_on_close(socket: &TcpStream) {
-    if let Err(error) = socket::set_end_on_close(socket) {
-        tracing::debug!(%error, "a connection is reset though it has ended");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
     use std::sync::Arc;
+
+    use tokio::net::TcpStream;
 
     use super::*;
     use crate::DirtyList;

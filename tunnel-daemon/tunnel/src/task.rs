@@ -61,16 +61,18 @@ pub trait LinkHooks: Send + 'static {
     /// The text for the client of a dial that was not started; no [`Command::Dialed`] follows.
     fn start_dial(
         &mut self,
-        key: TunnelKey,
-        protocol: String,
-        address: String,
-    ) -> Result<(), String>;
+        _key: TunnelKey,
+        _protocol: String,
+        _address: String,
+    ) -> Result<(), String> {
+        Ok(())
+    }
     /// Agent: the client has given up this dial.
-    fn cancel_dial(&mut self, key: TunnelKey);
+    fn cancel_dial(&mut self, _key: TunnelKey) {}
     /// Agent: the link has received the outcome of a dial.
-    fn dial_finished(&mut self, key: TunnelKey);
+    fn dial_finished(&mut self, _key: TunnelKey) {}
     /// Server: the agent sent DRAIN and prefers no new dials.
-    fn peer_draining(&mut self);
+    fn peer_draining(&mut self) {}
     /// Server: the peer took nothing for the duration of a dial timeout.
     fn retired(&mut self) {}
     /// Server: the stream of a retired link takes packets again.
@@ -86,7 +88,7 @@ pub trait LinkHooks: Send + 'static {
     /// A countable event.
     fn count(&mut self, event: Event);
     /// A tunnel opened.
-    fn opened(&mut self, key: TunnelKey);
+    fn opened(&mut self, _key: TunnelKey) {}
 }
 
 /// How a link ended.

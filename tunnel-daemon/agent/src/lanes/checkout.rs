@@ -13,8 +13,7 @@ use adit_core::session::Queued;
 use tokio::sync::{Notify, oneshot};
 
 use super::LaneKeeper;
-use super::lane_owner::Owner;
-use adit_telemetry::labels::{LaneEnd, LaneState};
+use adit_telemetry::labels::{LaneCloseReason, LaneState};
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, LaneOwner as _};
 
@@ -104,7 +103,7 @@ impl Borrowed {
         let Some(lane) = &mut self.lane else {
             return Opened::Lost;
         };
-        lane.count_as(self.keeper.adit().lane(LaneState::Busy));
+        lane.count_as(self.keeper.adit().lanes.of(LaneState::Busy).guard());
         if lane.end().open(request, 0).is_err() {
             return Opened::Lost;
         }
@@ -116,7 +115,10 @@ impl Borrowed {
                 // Reset, so that the server does not dial when the network path recovers.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
-                    self.keeper.adit().lane_closed(LaneEnd::Silent);
+                    self.keeper
+                        .adit()
+                        .lanes_closed
+                        .count(LaneCloseReason::Silent);
                     self.keeper.0.changed.notify_one();
                 }
                 return Opened::Lost;
@@ -126,10 +128,7 @@ impl Borrowed {
         self.opening = false;
         match answer {
             Ok(None) => self.lane.take().map_or(Opened::Lost, |lane| {
-                Opened::Open(Endpoint::on_lane(
-                    lane,
-                    Arc::new(Owner(self.keeper.clone())),
-                ))
+                Opened::Open(Endpoint::on_lane(lane, Arc::new(self.keeper.clone())))
             }),
             Ok(Some(code)) => Opened::Refused(code),
             Err(failure) => {
@@ -161,7 +160,7 @@ impl Drop for Borrowed {
             if self.opening {
                 lane.end().reset("the client gave up");
             }
-            let owner = Owner(self.keeper.clone());
+            let owner = &self.keeper;
             owner.take_back(lane, Queued::none(owner.budget()));
         }
     }

@@ -10,15 +10,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::checkout::Borrowed;
-use super::counted::Counted;
-use super::lane_owner::Owner;
-use super::{Arriving, LaneKeeper};
+use super::{Arriving, Counted, LaneKeeper};
 use crate::targets::{DialedTarget, dial_target};
 use adit_telemetry::CountedTunnel;
-use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
+use adit_telemetry::labels::{EndReason, Label as _, LaneCloseReason, LaneState, Path};
 use adit_tls::stream::Connection as _;
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Endpoint, EndpointWatch, RawLaneEnd, serve_target, until_answered};
+use adit_tunnel::{Endpoint, until_answered};
 
 /// A lane lost sooner than this without a tunnel counts as a failed attempt.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
@@ -28,7 +26,7 @@ impl LaneKeeper {
     pub(super) async fn serve(&self, mut lane: Lane, mut arriving: Option<Arriving>) {
         let (since, proven) = (Instant::now(), arriving.is_none());
         loop {
-            lane.count_as(self.adit().lane(LaneState::Idle));
+            lane.count_as(self.adit().lanes.of(LaneState::Idle).guard());
             let request = match self.wait(&mut lane, arriving.take()).await {
                 Ok(Waited::Asked(request)) => request,
                 Ok(Waited::Lend(borrower)) => {
@@ -44,12 +42,12 @@ impl LaneKeeper {
                     continue;
                 }
                 Err(end) => {
-                    let lost = matches!(end, LaneEnd::Lost | LaneEnd::Violation);
+                    let lost = matches!(end, LaneCloseReason::Lost | LaneCloseReason::Violation);
                     if lost && !proven && since.elapsed() < PROVED_AFTER {
                         self.0.stillborn.fetch_add(1, Relaxed);
                     }
                     self.0.changed.notify_one();
-                    return self.adit().lane_closed(end);
+                    return self.adit().lanes_closed.count(end);
                 }
             };
             self.0.proved.store(true, Relaxed);
@@ -58,7 +56,7 @@ impl LaneKeeper {
                 lane.end().refuse(RefusalCode::Denied, text);
                 continue;
             }
-            lane.count_as(self.adit().lane(LaneState::Busy));
+            lane.count_as(self.adit().lanes.of(LaneState::Busy).guard());
             self.0.changed.notify_one();
             // Until the target counts as open, or the lane is idle again.
             let _under_way = self.0.context.dials.begin();
@@ -77,7 +75,7 @@ impl LaneKeeper {
                 Ok(None) => (),
                 // The server gives up a dial for a raw lane by RST; this is no failure.
                 Err(LaneFailure::Io(error)) if request.raw && error.kind() == ConnectionReset => {
-                    self.adit().lane_closed(LaneEnd::Used);
+                    self.adit().lanes_closed.count(LaneCloseReason::Used);
                     return self.0.changed.notify_one();
                 }
                 Err(failure) => return self.lost(&failure),
@@ -105,7 +103,11 @@ impl LaneKeeper {
     }
 
     /// Waits for an OPEN, or for a local request to borrow the lane.
-    async fn wait(&self, lane: &mut Lane, arriving: Option<Arriving>) -> Result<Waited, LaneEnd> {
+    async fn wait(
+        &self,
+        lane: &mut Lane,
+        arriving: Option<Arriving>,
+    ) -> Result<Waited, LaneCloseReason> {
         // A lane that either end drains takes no more tunnels, however long the server keeps it.
         let mut idle = (!lane.state().is_draining()).then(|| Counted::new(&self.0.idle));
         // Only after the lane counts as idle: a count in between would miss it, and one lane too many would be opened.
@@ -123,15 +125,15 @@ impl LaneKeeper {
                     Ok(LaneEvent::Want(want)) => self.want(want),
                     Ok(_) => (),
                     Err(failure) => return Err(if lane.state().is_draining() {
-                        LaneEnd::Drained
+                        LaneCloseReason::Drained
                     } else {
                         self.note(&failure)
                     }),
                 },
                 borrower = self.0.checkouts.next(), if free => return Ok(Waited::Lend(borrower)),
                 () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
-                () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
-                () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
+                () = self.0.gone.cancelled() => return Err(LaneCloseReason::LinkGone),
+                () = stopping.cancelled() => return Err(LaneCloseReason::LinkGone),
             }
         }
     }
@@ -139,21 +141,9 @@ impl LaneKeeper {
     /// Starts an accepted tunnel in a task of its own: this future, which has waited and dialled, is larger.
     fn open(&self, lane: Lane, target: DialedTarget, address: String) {
         let context = &self.0.context;
-        let owner = Arc::new(Owner(self.clone()));
-        let mut endpoint = Endpoint::on_lane(lane, owner);
-        let DialedTarget { socket, promise } = target;
-        endpoint.keep(promise);
-        if context.warn_on_channel_limit {
-            endpoint.watch(EndpointWatch::Target(address.as_str().into()));
-        }
-        let open = context.metrics.open_endpoint_connection();
-        let entry = context.enter(&self.0.server, &address, Path::Lane);
-        endpoint.tell(entry.live());
-        let counted = CountedTunnel::opened(self.adit(), Path::Lane);
-        let tunnel = serve_target(socket, endpoint, address, open, move |outcome| {
-            drop(entry);
-            counted.ended(outcome.reason_at_target());
-        });
+        let owner = Arc::new(self.clone());
+        let endpoint = Endpoint::on_lane(lane, owner);
+        let tunnel = context.serve(&self.0.server, target, endpoint, address, Path::Lane);
         // When the task is refused, the endpoint is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
     }
@@ -176,15 +166,15 @@ impl LaneKeeper {
         let Some(socket) = target.socket.into_descriptor() else {
             return tracing::debug!("a target's socket cannot be relayed");
         };
-        let open = context.metrics.open_endpoint_connection();
+        let open = context.metrics.open_endpoint_connections.guard();
         let entry = context.enter(&self.0.server, &address, raw_lane.path());
         let live = entry.live();
         let keeper = Arc::downgrade(&self.0);
         let counted = CountedTunnel::opened(self.adit(), raw_lane.path());
         relay.hand_over(socket, raw_lane, &live, move |outcome| {
             drop((entry, open));
-            counted.ended(outcome.end.reason_at_target());
-            if matches!(outcome.end, RawLaneEnd::KeysUsedUp) {
+            counted.ended(outcome.end.reason.at_target());
+            if outcome.end.reason == EndReason::KeysUsedUp {
                 tracing::warn!(
                     target_address = address,
                     "a tunnel was cut: the keys of its kernel TLS are used up; --lane-security=tls has no such limit"

@@ -93,7 +93,7 @@ impl NodeProxy {
     /// start.
     pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, wanted: &Wanted) {
         reset_on_close(&socket);
-        let waiting = self.metrics.node_waiting();
+        let waiting = self.metrics.node_waiting.guard();
         let opened = self.open(&socket, peer, wanted).await;
         let destination = &*wanted.destination;
         let (mut endpoint, server) = match opened {
@@ -117,7 +117,7 @@ impl NodeProxy {
             destination,
             path: Path::Lane,
         });
-        endpoint.tell(entry.live());
+        endpoint.report_to(entry.live());
         let outcome = copy_bidirectional(&mut socket, &mut endpoint, Bytes::new()).await;
         let reason = outcome.reason_at_client();
         // Bytes from the socket go to the destination.
@@ -142,7 +142,7 @@ impl NodeProxy {
         why: NodeRefusal,
     ) {
         reset_on_close(socket);
-        self.metrics.node_refused(why);
+        self.metrics.node_refusals.count(why);
         if let Some((reason, stage)) = DialReason::of_refusal(why) {
             self.metrics.dial_failed(&FailedDial {
                 destination,

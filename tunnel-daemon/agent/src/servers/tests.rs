@@ -133,7 +133,7 @@ async fn a_server_whose_link_panicked_is_released() {
     };
     locked(&shared.state).attempted(0, new, Instant::now(), 0.0);
     assert_eq!(locked(&shared.state).held(), 1);
-    let held = Held {
+    let held = HeldServer {
         shared: Arc::clone(shared),
         server,
         serial: 1,

@@ -1,7 +1,7 @@
 //! Authentication of agents by their service account tokens.
 
 use adit_kube::access::Source;
-use adit_kube::review::ReviewPolicy;
+use adit_kube::review_policy::ReviewPolicy;
 use adit_kube::reviewer::Rate;
 
 use crate::error::{ConfigError, bail};

@@ -26,7 +26,7 @@ fn micros(time: Duration) -> u64 {
 
 impl AnswerTimes {
     /// A dial is sent.
-    pub fn asked(&self, now: Moment) {
+    pub fn sent(&self, now: Moment) {
         // Only the first unanswered dial counts.
         let _earlier = self
             .unanswered

@@ -196,10 +196,10 @@ fn hedge_delay_is_ten_median_answer_times_within_bounds() {
     let due = |answers: &[u64]| {
         let times = AnswerTimes::default();
         for answer in answers {
-            times.asked(at(0));
+            times.sent(at(0));
             times.answered(at(0), at(*answer));
         }
-        times.asked(at(0));
+        times.sent(at(0));
         times.hedge_at(at(0)).0.as_millis()
     };
     assert_eq!(due(&[]), 2000, "an agent that has not answered yet");
@@ -216,14 +216,14 @@ fn hedge_delay_is_ten_median_answer_times_within_bounds() {
 #[test]
 fn hedge_delay_counts_from_the_first_unanswered_dial() {
     let times = AnswerTimes::default();
-    times.asked(at(1000));
+    times.sent(at(1000));
     // The dial at 1000 stays unanswered, so the dial at 2900 waits only the minimum of 200 ms.
-    times.asked(at(2900));
+    times.sent(at(2900));
     assert_eq!(times.hedge_at(at(2900)), at(3100));
-    times.asked(at(2000));
+    times.sent(at(2000));
     assert_eq!(times.hedge_at(at(2000)), at(3000));
     times.heard();
-    times.asked(at(3000));
+    times.sent(at(3000));
     assert_eq!(times.hedge_at(at(3000)), at(5000), "others are answered");
 }
 

@@ -7,7 +7,7 @@ use crate::text::Excerpt;
 
 /// Entries in the order of their lines; an empty list denies no agent.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct DenyList(Vec<Entry>);
+pub struct DenyList(Vec<DenyEntry>);
 
 /// Why a line is not a valid entry.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -19,7 +19,7 @@ pub struct DenyError {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Entry {
+struct DenyEntry {
     /// The entry as written.
     text: String,
     what: What,
@@ -47,7 +47,7 @@ impl DenyList {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let entry = Entry::parse(line).map_err(|flaw| DenyError {
+            let entry = DenyEntry::parse(line).map_err(|flaw| DenyError {
                 line: at + 1,
                 text: Excerpt(line).to_string(),
                 flaw,
@@ -65,7 +65,7 @@ impl DenyList {
     }
 }
 
-impl Entry {
+impl DenyEntry {
     fn parse(line: &str) -> Result<Self, Flaw> {
         let (key, value) = line
             .split_once('=')

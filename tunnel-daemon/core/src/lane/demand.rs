@@ -58,7 +58,7 @@ impl Demand {
     }
 
     /// That many lanes were asked for.
-    pub fn asked(&mut self, lanes: usize, now: Moment) {
+    pub fn requested(&mut self, lanes: usize, now: Moment) {
         let for_missed = lanes.min(self.missed);
         self.missed -= for_missed;
         self.spare += lanes - for_missed;
@@ -87,9 +87,9 @@ mod tests {
             demand.miss(at(1));
         }
         assert_eq!(demand.after_dial(5, at(1)), 13);
-        demand.asked(8, at(1));
+        demand.requested(8, at(1));
         assert_eq!(demand.after_dial(5, at(2)), 5);
-        demand.asked(5, at(2));
+        demand.requested(5, at(2));
         assert_eq!(demand.after_dial(5, at(2)), 0);
     }
 
@@ -98,10 +98,10 @@ mod tests {
         let mut demand = Demand::new(100, at(0));
         assert_eq!(demand.after_dial(2, at(0)), 0);
         assert_eq!(demand.after_dial(1, at(0)), 1);
-        demand.asked(1, at(0));
+        demand.requested(1, at(0));
         assert_eq!(demand.after_dial(1, at(0)), 0);
         assert_eq!(demand.after_dial(0, at(0)), 1);
-        demand.asked(1, at(0));
+        demand.requested(1, at(0));
         assert_eq!(demand.after_dial(0, at(1)), 0);
         // The agent has opened them, and later they are taken again.
         assert_eq!(demand.after_dial(2, at(2)), 0);

@@ -28,7 +28,7 @@ pub enum LaneRole {
 pub struct NotIdle;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum LanePhase {
     Idle,
     /// Our OPEN has no answer yet.
     Opening,
@@ -50,7 +50,7 @@ enum State {
 #[derive(Debug)]
 pub struct LaneEnd {
     role: LaneRole,
-    state: State,
+    state: LanePhase,
     sequence: u16,
     /// The tunnel being opened is to be raw.
     raw: bool,
@@ -69,7 +69,7 @@ impl LaneEnd {
     pub fn new(role: LaneRole) -> Self {
         Self {
             role,
-            state: State::Idle,
+            state: LanePhase::Idle,
             sequence: 0,
             raw: false,
             crossed: false,
@@ -83,13 +83,13 @@ impl LaneEnd {
     /// Whether the lane carries no tunnel and no frames of one are in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.state == State::Idle
+        self.state == LanePhase::Idle
     }
 
     /// Whether this end has reset a tunnel and awaits the RESET_ACK.
     #[must_use]
     pub fn is_resetting(&self) -> bool {
-        self.state == State::Resetting
+        self.state == LanePhase::Resetting
     }
 
     /// Whether a tunnel may be opened.
@@ -108,19 +108,19 @@ impl LaneEnd {
     /// lane raw without a tunnel; then only closing the connection informs the peer.
     #[must_use]
     pub fn is_raw(&self) -> bool {
-        self.state == State::Raw
+        self.state == LanePhase::Raw
     }
 
     /// Whether the tunnel is open and this end may still send on it.
     #[must_use]
     pub fn is_sending(&self) -> bool {
-        matches!(self.state, State::Open { sending: true, .. })
+        matches!(self.state, LanePhase::Open { sending: true, .. })
     }
 
     /// Whether exactly one end has sent FIN.
     #[must_use]
     pub fn is_half_closed(&self) -> bool {
-        matches!(self.state, State::Open { sending, receiving, .. } if sending != receiving)
+        matches!(self.state, LanePhase::Open { sending, receiving, .. } if sending != receiving)
     }
 
     /// Server: the agent opened a tunnel with the same sequence, and was told that the server's OPEN wins.
@@ -190,7 +190,7 @@ impl LaneEnd {
         }
         self.sequence = self.sequence.wrapping_add(1);
         self.crossed = false;
-        self.state = State::Opening;
+        self.state = LanePhase::Opening;
         self.put(FrameType::Open, open_flags(request), open_payload(request));
         self.raw = request.raw;
         self.out.set_mute(request.raw);
@@ -210,7 +210,7 @@ impl LaneEnd {
 
     /// Accepts the peer's OPEN. No effect if the peer has cancelled the OPEN.
     pub fn accept(&mut self) {
-        if self.state == State::Answering {
+        if self.state == LanePhase::Answering {
             self.put(FrameType::Opened, 0, Bytes::new());
             self.opened();
         }
@@ -218,7 +218,7 @@ impl LaneEnd {
 
     /// Refuses the peer's OPEN. No effect if the peer has cancelled the OPEN.
     pub fn refuse(&mut self, code: RefusalCode, text: &str) {
-        if self.state == State::Answering {
+        if self.state == LanePhase::Answering {
             self.put(FrameType::Failed, 0, refusal_payload(code, text));
             self.over();
         }
@@ -243,7 +243,7 @@ impl LaneEnd {
     /// Closes the tunnel: this end neither sends nor takes more data. `text` is the reason unless the close is regular.
     /// Data sent before still arrives.
     pub fn close(&mut self, text: &str) {
-        if let State::Open {
+        if let LanePhase::Open {
             sending: false,
             receiving: true,
             discarding: discarding @ false,
@@ -258,7 +258,7 @@ impl LaneEnd {
     }
 
     fn finish(&mut self, flags: u8, text: &str) {
-        let State::Open {
+        let LanePhase::Open {
             sending: true,
             receiving,
             ..
@@ -268,7 +268,7 @@ impl LaneEnd {
         };
         let payload = Bytes::copy_from_slice(cut(text).as_bytes());
         self.put(FrameType::Fin, flags, payload);
-        self.state = State::Open {
+        self.state = LanePhase::Open {
             sending: false,
             receiving,
             discarding: flags & Header::CLOSE != 0,
@@ -281,7 +281,7 @@ impl LaneEnd {
     /// Resets the tunnel: queued and received data is discarded. If the peer may have seen the OPEN of a raw tunnel, no
     /// frame can cancel that OPEN: see [`Self::is_raw`].
     pub fn reset(&mut self, text: &str) {
-        if self.state == State::Opening && self.unsend_open() {
+        if self.state == LanePhase::Opening && self.unsend_open() {
             if self.out.set_mute(false) && self.crossed {
                 // The agent would have learned this from our OPEN.
                 self.put(FrameType::Failed, 0, busy());
@@ -289,13 +289,13 @@ impl LaneEnd {
             return self.over();
         }
         match self.state {
-            State::Idle | State::Resetting | State::Raw => (),
-            State::Opening if self.out.is_mute() => self.state = State::Raw,
-            State::Opening | State::Answering | State::Open { .. } => {
+            LanePhase::Idle | LanePhase::Resetting | LanePhase::Raw => (),
+            LanePhase::Opening if self.out.is_mute() => self.state = LanePhase::Raw,
+            LanePhase::Opening | LanePhase::Answering | LanePhase::Open { .. } => {
                 self.discard_out();
                 let payload = Bytes::copy_from_slice(cut(text).as_bytes());
                 self.put(FrameType::Reset, 0, payload);
-                self.state = State::Resetting;
+                self.state = LanePhase::Resetting;
             }
         }
     }
@@ -314,12 +314,16 @@ impl LaneEnd {
     }
 
     fn opened(&mut self) {
-        self.state = if self.raw { State::Raw } else { State::OPEN };
+        self.state = if self.raw {
+            LanePhase::Raw
+        } else {
+            LanePhase::OPEN
+        };
         self.out.set_mute(self.raw);
     }
 
     fn over(&mut self) {
-        self.state = State::Idle;
+        self.state = LanePhase::Idle;
         self.events.push_back(LaneEvent::Idle);
     }
 
@@ -349,7 +353,7 @@ impl LaneEnd {
     }
 }
 
-impl State {
+impl LanePhase {
     const OPEN: Self = Self::Open {
         sending: true,
         receiving: true,

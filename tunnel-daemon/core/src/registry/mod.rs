@@ -1,13 +1,13 @@
 //! Live agents and the strategies that choose one for a dial.
 
 mod agents;
-mod choice;
 mod nets;
 mod pool;
+mod scope;
 mod strategy;
 
 pub use agents::{Availability, Condition, Registry, Silence, Standing};
-pub use choice::Scope;
+pub use scope::Scope;
 pub use strategy::{Strategies, StrategiesError, Strategy};
 
 #[cfg(test)]

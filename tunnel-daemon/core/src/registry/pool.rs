@@ -80,7 +80,7 @@ impl Pool {
         match self.members.entry(agent.clone()) {
             Entry::Occupied(mut member) => member.get_mut().links.push((link, phase)),
             Entry::Vacant(free) => {
-                let list = list_of(&mut self.lists, phase);
+                let list = &mut self.lists[phase as usize];
                 free.insert(Member {
                     links: vec![(link, phase)],
                     list: phase,
@@ -116,20 +116,13 @@ impl Pool {
 
     /// Whether an agent has a link that is not silent.
     pub(super) fn has_heard(&self) -> bool {
-        let lists = Phase::ALL.iter().zip(&self.lists);
-        let mut heard = lists.filter(|(phase, _)| **phase < Phase::Suspected);
-        heard.any(|(_, list)| !list.is_empty())
+        let heard = &self.lists[..Phase::Suspected as usize];
+        heard.iter().any(|list| !list.is_empty())
     }
 
     /// Whether an agent gets no dials because its best link is dead.
     pub(super) fn has_dead(&self) -> bool {
-        !self.list(Phase::Dead).is_empty()
-    }
-
-    fn list(&self, phase: Phase) -> &[AgentId] {
-        let mut lists = Phase::ALL.iter().zip(&self.lists);
-        let list = lists.find(|(other, _)| **other == phase);
-        list.map_or(&[], |(_, list)| list)
+        !self.lists[Phase::Dead as usize].is_empty()
     }
 
     /// The newest link of one agent, chosen by `draw` among agents with a link of the best phase, at most `worst`. Only links
@@ -147,9 +140,8 @@ impl Pool {
         let mut phases = Phase::ALL.into_iter().filter(|phase| *phase <= worst);
         phases.find_map(|phase| {
             // An agent is listed by its best link, which may be excluded; so better lists may hold links of this phase, too.
-            let lists = Phase::ALL.iter().zip(&self.lists);
-            let mut lists = lists.filter(|(list, _)| **list <= phase).rev();
-            lists.find_map(|(_, list)| self.pick_from(list, phase, draw, exclude, fits))
+            let mut lists = self.lists[..=phase as usize].iter().rev();
+            lists.find_map(|list| self.pick_from(list, phase, draw, exclude, fits))
         })
     }
 
@@ -193,7 +185,7 @@ impl Pool {
             return;
         }
         self.unlist(from, at);
-        let list = list_of(&mut self.lists, to);
+        let list = &mut self.lists[to as usize];
         list.push(agent.clone());
         let at = list.len() - 1;
         if let Some(member) = self.members.get_mut(agent) {
@@ -203,7 +195,7 @@ impl Pool {
 
     /// Removes an entry of a list; the last entry takes its place.
     fn unlist(&mut self, phase: Phase, at: usize) {
-        let list = list_of(&mut self.lists, phase);
+        let list = &mut self.lists[phase as usize];
         if at < list.len() {
             list.swap_remove(at);
         }
@@ -213,17 +205,5 @@ impl Pool {
         if let Some(member) = self.members.get_mut(&moved) {
             member.at = at;
         }
-    }
-}
-
-fn list_of(lists: &mut [Vec<AgentId>; Phase::ALL.len()], phase: Phase) -> &mut Vec<AgentId> {
-    let [near, ready, draining, suspected, dead, retired] = lists;
-    match phase {
-        Phase::Near => near,
-        Phase::Ready => ready,
-        Phase::Draining => draining,
-        Phase::Suspected => suspected,
-        Phase::Dead => dead,
-        Phase::Retired => retired,
     }
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use super::control_pool::ControlPool;
 use super::holders::Holders;
-use super::promise::MemoryBounds;
 
 /// The budget shared by all links and lanes of a process.
 #[derive(Debug)]
@@ -23,6 +22,18 @@ pub struct ProcessBudget {
     pressure: AtomicU8,
     pub(super) control: ControlPool,
     pub(super) holders: Holders,
+}
+
+/// How a process divides its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryBounds {
+    /// Bytes for all tunnels together: promises, growth and payload.
+    pub room_bytes: u64,
+    /// Charge for one tunnel whose sockets get larger buffers; 0: every socket has large buffers from the start, since memory is
+    /// ample.
+    pub growth_bytes: u64,
+    /// Whether the memory limit covers the buffers of TCP sockets. If not, they are large from the start.
+    pub counts_tcp: bool,
 }
 
 /// How much of its cgroup's memory the process uses. This includes socket buffers, which no budget counts.

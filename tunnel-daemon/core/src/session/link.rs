@@ -16,6 +16,7 @@ use super::tunnel::{Tunnel, TunnelEnd};
 use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
+use crate::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use crate::wire::packet::{Packet, Received, Violation};
 
 /// Which end of the link this is.
@@ -44,6 +45,31 @@ pub struct LinkConfig {
     pub isolation: Isolation,
     /// Most queued control packets; beyond this the link ends.
     pub control_max: usize,
+}
+
+/// Size of a packet towards an Adit peer.
+const PACKET_BYTES_ADIT: usize = 64 * 1024;
+/// Control packets queued for a peer that does not read.
+const CONTROL_MAX: usize = 65_536;
+
+impl LinkConfig {
+    /// A link in `role`; `credit`: both ends are Adit.
+    #[must_use]
+    pub fn new(role: Role, credit: bool, isolation: Isolation, dials_max: usize) -> Self {
+        Self {
+            role,
+            credit,
+            packet_bytes_max: if credit {
+                PACKET_BYTES_ADIT
+            } else {
+                GO_PAYLOAD_BYTES_MAX
+            },
+            dials_max,
+            dial_timeout: None,
+            isolation,
+            control_max: CONTROL_MAX,
+        }
+    }
 }
 
 /// A dial asked for by a frontend.

@@ -22,11 +22,13 @@ mod sweep;
 mod transmit;
 mod tunnel;
 
-pub use budget::{MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued};
+pub use budget::{
+    MemoryBounds, MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued,
+};
 pub use control_pool::{ControlShare, QueuedFrame};
 pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure, Role};
 pub use promise::{
-    BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES, Growth, MemoryBounds, Promise, TunnelKind,
+    BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES, Growth, Promise, TunnelKind,
 };
 pub use sizer::{CLIENT_PACKET_MAX_BYTES, CLIENT_PACKET_MIN_BYTES, PacketSizer};
 pub use transmit::Transmit;

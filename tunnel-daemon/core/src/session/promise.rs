@@ -52,18 +52,6 @@ impl TunnelKind {
     }
 }
 
-/// How a process divides its memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MemoryBounds {
-    /// Bytes for all tunnels together: promises, growth and payload.
-    pub room_bytes: u64,
-    /// Charge for one tunnel whose sockets get larger buffers; 0: every socket has large buffers from the start, since memory is
-    /// ample.
-    pub growth_bytes: u64,
-    /// Whether the memory limit covers the buffers of TCP sockets. If not, they are large from the start.
-    pub counts_tcp: bool,
-}
-
 /// Memory reserved for one open tunnel, until dropped.
 #[derive(Debug)]
 pub struct Promise {
@@ -178,6 +166,7 @@ impl ProcessBudget {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MemoryBounds;
     use super::*;
 
     const MIB: u64 = 1 << 20;

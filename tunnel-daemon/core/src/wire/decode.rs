@@ -44,7 +44,7 @@ pub enum StreamError {
 }
 
 #[derive(Debug)]
-enum State {
+enum DecoderState {
     Prefix,
     /// The first bytes of a message of this length decide how the message is decoded.
     Head {
@@ -65,7 +65,7 @@ enum State {
 /// Decoder of one direction of one stream.
 #[derive(Debug)]
 pub struct Decoder {
-    state: State,
+    state: DecoderState,
     /// Unconsumed bytes, joined because a head was split. Frees its memory when empty.
     joined: BytesMut,
     input: Bytes,
@@ -76,7 +76,7 @@ pub struct Decoder {
 impl Default for Decoder {
     fn default() -> Self {
         Self {
-            state: State::Prefix,
+            state: DecoderState::Prefix,
             joined: BytesMut::new(),
             input: Bytes::new(),
             pushed: 0,
@@ -113,7 +113,7 @@ impl Decoder {
     /// [`StreamError::Truncated`] inside a message.
     pub fn finish(&self) -> Result<(), StreamError> {
         match self.state {
-            State::Prefix if self.available() == 0 => Ok(()),
+            DecoderState::Prefix if self.available() == 0 => Ok(()),
             _ => Err(StreamError::Truncated),
         }
     }
@@ -129,7 +129,7 @@ impl Decoder {
     pub fn next(&mut self) -> Result<Option<Received>, StreamError> {
         loop {
             match self.state {
-                State::Prefix => {
+                DecoderState::Prefix => {
                     let Some([flag, a, b, c, d]) = self.peek::<GRPC_PREFIX_BYTES>() else {
                         return Ok(None);
                     };
@@ -141,9 +141,9 @@ impl Decoder {
                         return Err(StreamError::TooLong(length));
                     }
                     self.skip(GRPC_PREFIX_BYTES);
-                    self.state = State::Head { length };
+                    self.state = DecoderState::Head { length };
                 }
-                State::Head { length } => match parse_head(self.readable(), length) {
+                DecoderState::Head { length } => match parse_head(self.readable(), length) {
                     Head::More => return Ok(None),
                     Head::Data {
                         conn,
@@ -152,52 +152,52 @@ impl Decoder {
                     } => {
                         self.skip(head);
                         if length > MESSAGE_BYTES_MAX {
-                            self.state = State::Skip { left: payload };
+                            self.state = DecoderState::Skip { left: payload };
                             return Ok(Some(Received::Violation(Violation::Oversize(Some(conn)))));
                         }
                         if conn.0 == 0 {
-                            self.state = State::Skip { left: payload };
+                            self.state = DecoderState::Skip { left: payload };
                             return Ok(Some(Received::Violation(Violation::DataWithoutConn)));
                         }
-                        self.state = State::Payload {
+                        self.state = DecoderState::Payload {
                             conn,
                             left: payload,
                         };
                     }
                     Head::Other if length > COLLECTED_BYTES_MAX => {
-                        self.state = State::Skip { left: length };
+                        self.state = DecoderState::Skip { left: length };
                         return Ok(Some(Received::Violation(Violation::Oversize(None))));
                     }
-                    Head::Other => self.state = State::Whole { length },
+                    Head::Other => self.state = DecoderState::Whole { length },
                 },
-                State::Payload { left: 0, .. } | State::Skip { left: 0 } => {
-                    self.state = State::Prefix
+                DecoderState::Payload { left: 0, .. } | DecoderState::Skip { left: 0 } => {
+                    self.state = DecoderState::Prefix
                 }
-                State::Payload { conn, left } => {
+                DecoderState::Payload { conn, left } => {
                     let bytes = self.take_up_to(left);
                     if bytes.is_empty() {
                         return Ok(None);
                     }
-                    self.state = State::Payload {
+                    self.state = DecoderState::Payload {
                         conn,
                         left: left - bytes.len(),
                     };
                     return Ok(Some(Received::Packet(Packet::Data { conn, bytes })));
                 }
-                State::Skip { left } => {
+                DecoderState::Skip { left } => {
                     let count = left.min(self.available());
                     if count == 0 {
                         return Ok(None);
                     }
                     self.skip(count);
-                    self.state = State::Skip { left: left - count };
+                    self.state = DecoderState::Skip { left: left - count };
                 }
-                State::Whole { length } => {
+                DecoderState::Whole { length } => {
                     if self.available() < length {
                         return Ok(None);
                     }
                     let message = self.take_up_to(length);
-                    self.state = State::Prefix;
+                    self.state = DecoderState::Prefix;
                     return Ok(Some(judge(message, length.max(self.pushed))));
                 }
             }
@@ -208,7 +208,7 @@ impl Decoder {
     /// piece, since a truncated message does not count.
     #[must_use]
     pub fn is_inside_data(&self) -> bool {
-        matches!(self.state, State::Payload { left: 1.., .. })
+        matches!(self.state, DecoderState::Payload { left: 1.., .. })
     }
 
     fn available(&self) -> usize {

@@ -487,7 +487,7 @@ impl FailoverWorld {
         dial.tried.push(id);
         dial.attempts.begin(id, reason, now);
         let link = self.links.get_mut(&id).unwrap();
-        link.answers.asked(now);
+        link.answers.sent(now);
         let number = DialId(i64::try_from(at).unwrap() * 2 + 1);
         let request = DialRequest {
             dial: number,

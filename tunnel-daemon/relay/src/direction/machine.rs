@@ -28,7 +28,7 @@ pub(crate) enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DirectionState {
     Open,
     /// The source has reached EOF; bytes may be held.
     Ended,
@@ -49,7 +49,7 @@ pub(crate) struct Direction<P> {
     in_pipe: usize,
     mover: Mover,
     may_splice: bool,
-    state: State,
+    state: DirectionState,
     readable: bool,
     writable: bool,
     /// The source was reported readable, perhaps for an urgent byte, and no splice has taken bytes since.
@@ -78,7 +78,7 @@ impl<P> Direction<P> {
             in_pipe: 0,
             mover: Mover::Copy,
             may_splice: rules.splice,
-            state: State::Open,
+            state: DirectionState::Open,
             readable: true,
             writable: true,
             is_unproven: false,
@@ -124,11 +124,11 @@ impl<P> Direction<P> {
 
     /// Whether the source has reached EOF. Bytes may still wait here and in the source's socket.
     pub(crate) fn source_has_ended(&self) -> bool {
-        self.source_ends || self.state != State::Open
+        self.source_ends || self.state != DirectionState::Open
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == DirectionState::Done
     }
 
     /// Bytes moved so far.
@@ -182,11 +182,13 @@ impl<P> Direction<P> {
                 return Ok(Step::Blocked);
             }
             match self.state {
-                State::Done => return Ok(Step::Done),
-                State::Ended => return self.finish(io),
-                State::Open if !self.readable => return Ok(Step::Idle),
-                State::Open if bytes_left == 0 || reads_left == 0 => return Ok(Step::Again),
-                State::Open => {}
+                DirectionState::Done => return Ok(Step::Done),
+                DirectionState::Ended => return self.finish(io),
+                DirectionState::Open if !self.readable => return Ok(Step::Idle),
+                DirectionState::Open if bytes_left == 0 || reads_left == 0 => {
+                    return Ok(Step::Again);
+                }
+                DirectionState::Open => {}
             }
             self.choose_mover(io, rules);
             let taken = match self.mover {
@@ -204,7 +206,7 @@ impl<P> Direction<P> {
         }
         match io.finish() {
             Ok(()) => {
-                self.state = State::Done;
+                self.state = DirectionState::Done;
                 Ok(Step::Done)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -326,7 +328,11 @@ impl<P> Direction<P> {
             return Ok(());
         };
         let has_room = self.in_pipe > 0 && self.in_pipe <= I::capacity(pipe) / 2;
-        if self.mover != Mover::Splice || !has_room || !self.readable || self.state != State::Open {
+        if self.mover != Mover::Splice
+            || !has_room
+            || !self.readable
+            || self.state != DirectionState::Open
+        {
             return Ok(());
         }
         match io.fill(pipe) {
@@ -377,7 +383,7 @@ impl<P> Direction<P> {
         }
         match io.read(&mut self.buffer) {
             Ok(0) => {
-                self.state = State::Ended;
+                self.state = DirectionState::Ended;
                 Ok(0)
             }
             Ok(count) => {
@@ -435,7 +441,7 @@ impl<P> Direction<P> {
         let mut byte = [0];
         match io.read(&mut byte) {
             Ok(0) => {
-                self.state = State::Ended;
+                self.state = DirectionState::Ended;
                 Ok(0)
             }
             Ok(count) => {

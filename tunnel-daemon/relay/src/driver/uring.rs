@@ -23,7 +23,7 @@ const CANCEL: u64 = 5;
 
 /// The kernel's polls for one slot.
 #[derive(Clone, Copy, Default)]
-struct Slot {
+struct PollSlot {
     /// Bit by watch: the last completion is still due.
     pending: u8,
     /// Bit by side: the peer has half-closed.
@@ -34,7 +34,7 @@ struct Slot {
 
 pub(crate) struct Uring {
     ring: Ring,
-    slots: Vec<Slot>,
+    slots: Vec<PollSlot>,
     taken: Vec<Completion>,
     released: Vec<u32>,
 }
@@ -53,7 +53,7 @@ impl Uring {
 
     pub(super) fn watch(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
         if self.slots.len() <= key.index() {
-            self.slots.resize(key.index() + 1, Slot::default());
+            self.slots.resize(key.index() + 1, PollSlot::default());
         }
         // Without PRI: wake-ups for bytes carry PRI as well, and the ring reports it without a check, so each byte would
         // look urgent.

@@ -15,7 +15,7 @@ struct Control([u8; CONTROL_BYTES as usize]);
 
 /// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum KeyDirection {
     /// Sending.
     Out,
     /// Receiving.
@@ -37,10 +37,10 @@ pub(crate) fn attach(socket: impl AsFd) -> io::Result<()> {
 }
 
 /// Sets the keys of one direction, in the layout of the kernel's `tls12_crypto_info_*`.
-pub(crate) fn set_keys(socket: impl AsFd, way: Way, info: &[u8]) -> io::Result<()> {
+pub(crate) fn set_keys(socket: impl AsFd, way: KeyDirection, info: &[u8]) -> io::Result<()> {
     let option = match way {
-        Way::Out => libc::TLS_TX,
-        Way::In => libc::TLS_RX,
+        KeyDirection::Out => libc::TLS_TX,
+        KeyDirection::In => libc::TLS_RX,
     };
     set(socket, libc::SOL_TLS, option, info)
 }
@@ -200,6 +200,6 @@ mod tests {
         let got = receive(&other, &mut buffer).unwrap();
         assert_eq!(got.kind, None);
         assert_eq!(got.count, if refused.is_ok() { 2 } else { 0 });
-        assert!(attach(&other).is_err() && set_keys(&other, Way::Out, &[0; 40]).is_err());
+        assert!(attach(&other).is_err() && set_keys(&other, KeyDirection::Out, &[0; 40]).is_err());
     }
 }

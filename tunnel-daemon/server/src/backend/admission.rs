@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use adit_kube::review::ReviewError;
+use adit_kube::review_policy::ReviewError;
 use adit_kube::reviewer::{self, Reviewer};
 use adit_kube::token::Token;
 use http::{HeaderMap, header};
@@ -43,6 +43,17 @@ pub(super) struct Refused {
     pub(super) text: String,
     /// What the log says instead, where `text` keeps something from the caller.
     pub(super) logged: Option<String>,
+}
+
+impl Refused {
+    pub(super) fn new(reason: AgentRefusal, code: Code, text: impl Into<String>) -> Self {
+        Self {
+            reason,
+            code,
+            text: text.into(),
+            logged: None,
+        }
+    }
 }
 
 impl AgentAuthenticator {
@@ -107,11 +118,12 @@ impl AgentAuthenticator {
         if bytes <= SMALL_BYTES {
             return Ok(None);
         }
-        self.large.enter(bytes).map(Some).ok_or_else(|| Refused {
-            reason: AgentRefusal::NotReviewed,
-            code: Code::ResourceExhausted,
-            text: "too many agents with much metadata wait for a review of their tokens".to_owned(),
-            logged: None,
+        self.large.enter(bytes).map(Some).ok_or_else(|| {
+            Refused::new(
+                AgentRefusal::NotReviewed,
+                Code::ResourceExhausted,
+                "too many agents with much metadata wait for a review of their tokens".to_owned(),
+            )
         })
     }
 

@@ -186,7 +186,7 @@ impl AgentAuthorizer {
                 Ok(outcome) => self.take(&path, outcome, &mut told, metrics),
                 Err(ReadError::Pending { is_stuck_now }) => {
                     if is_stuck_now {
-                        metrics.deny_reload(ReloadResult::Failed);
+                        metrics.deny_reloads.count(ReloadResult::Failed);
                     }
                     continue;
                 }
@@ -217,14 +217,14 @@ impl AgentAuthorizer {
                     tracing::info!(file = %path.display(), "the new deny list is in force");
                 }
                 if is_new || was_unusable {
-                    metrics.deny_reload(ReloadResult::Ok);
+                    metrics.deny_reloads.count(ReloadResult::Ok);
                 }
             }
             Err(error) => {
                 let text = error.to_string();
                 if told.as_ref() != Some(&text) {
                     tracing::error!(%error, "the new deny list cannot be used; the last one stays in force");
-                    metrics.deny_reload(ReloadResult::Failed);
+                    metrics.deny_reloads.count(ReloadResult::Failed);
                     *told = Some(text);
                 }
             }
@@ -248,7 +248,7 @@ impl AgentAuthorizer {
             let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
             tracing::warn!(agent = %link.info.agent, link = link.id.0, principal, why, "a link is ended");
             match tasks.spawn("end-link", end) {
-                Ok(_ending) => metrics.link_ended(denial.ending()),
+                Ok(_ending) => metrics.links_ended.count(denial.ending()),
                 Err(_full) => all = false,
             }
         }

@@ -81,7 +81,7 @@ impl LaneListener {
         let address = address_of(peer);
         let Some(unbound) = self.unbound.enter(UnboundOrigin { address, source }) else {
             tracing::debug!(%peer, "lane refused: too many connections wait to be bound");
-            return self.metrics.lane_refused(LaneRefusal::Unbound);
+            return self.metrics.lanes_refused.count(LaneRefusal::Unbound);
         };
         let mut place: Option<(Arc<LanePool>, Slot)> = None;
         let bound = greet_agent(stream, &self.server, self.security, |link| {
@@ -131,7 +131,7 @@ impl LaneListener {
             // Strangers get this far.
             _ => tracing::debug!(%peer, %error, "lane refused"),
         }
-        self.metrics.lane_refused(why);
+        self.metrics.lanes_refused.count(why);
     }
 }
 
@@ -140,17 +140,17 @@ impl LaneListener {
 struct Unbound(Arc<Mutex<UnboundPlaces>>);
 
 /// One unbound connection; dropped when it is bound or closed.
-struct Entry {
+struct UnboundPlace {
     unbound: Unbound,
     origin: UnboundOrigin,
 }
 
 impl Unbound {
     /// Takes a place; `None` at a limit.
-    fn enter(&self, origin: UnboundOrigin) -> Option<Entry> {
+    fn enter(&self, origin: UnboundOrigin) -> Option<UnboundPlace> {
         let unbound = self.clone();
         let entered = self.lock().enter(&origin, moment());
-        entered.then_some(Entry { unbound, origin })
+        entered.then_some(UnboundPlace { unbound, origin })
     }
 
     fn lock(&self) -> MutexGuard<'_, UnboundPlaces> {
@@ -158,7 +158,7 @@ impl Unbound {
     }
 }
 
-impl Drop for Entry {
+impl Drop for UnboundPlace {
     fn drop(&mut self) {
         self.unbound.lock().leave(&self.origin);
     }

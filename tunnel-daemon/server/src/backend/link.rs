@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
-use adit_core::ids::{LinkId, TunnelKey};
+use adit_core::ids::LinkId;
 use adit_core::registry::Standing;
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
-use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
 use crate::router::{LinkInfo, RegisteredLink, Router};
@@ -17,11 +16,6 @@ use adit_telemetry::labels::{
 };
 use adit_telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 use adit_tunnel::{LinkDriver, LinkExit, LinkHooks, LinkStreams};
-
-/// Packet size towards an Adit agent.
-const PACKET_BYTES_ADIT: usize = 64 * 1024;
-/// Control packets queued for an agent that does not read.
-const CONTROL_MAX: usize = 65_536;
 
 /// Why a server ends its links.
 const SHUTTING_DOWN: &str = "this server is shutting down";
@@ -63,23 +57,16 @@ pub(super) async fn run_link(
     } = entered;
     let credit = handle.info.credit;
     let config = LinkConfig {
-        role: Role::Server,
-        credit,
-        packet_bytes_max: if credit {
-            PACKET_BYTES_ADIT
-        } else {
-            GO_PAYLOAD_BYTES_MAX
-        },
-        dials_max: settings.dials_max,
         dial_timeout: settings.dial_timeout,
-        isolation: settings.isolation,
-        control_max: CONTROL_MAX,
+        ..LinkConfig::new(Role::Server, credit, settings.isolation, settings.dials_max)
     };
     let _claim = (claims == Claims::Unverified).then(|| metrics.adit().claimed_identity());
-    let _call = metrics.grpc_connection(ServiceMethod::Connect);
+    let _call = metrics.grpc_connections.of(ServiceMethod::Connect).guard();
     let _link = metrics
         .adit()
-        .link(if credit { PeerKind::Adit } else { PeerKind::Go });
+        .links
+        .of(if credit { PeerKind::Adit } else { PeerKind::Go })
+        .guard();
     let _version = metrics.adit().link_of_version(handle.info.version);
     let version = handle.info.version;
     let version = version.as_str().unwrap_or_default();
@@ -117,7 +104,7 @@ pub(super) async fn run_link(
     }
     drop(driver);
     if let LinkExit::Failed(LinkFailure::ControlOverflow) = over {
-        metrics.adit().link_ended(LinkEnding::ControlQueue);
+        metrics.adit().links_ended.count(LinkEnding::ControlQueue);
     }
     let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
     if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
@@ -145,7 +132,7 @@ fn publish(router: &Router, metrics: &ServerMetrics) {
         for strategy in registry.strategies().iter() {
             metrics.set_ready_backends(strategy.name(), registry.keys(strategy));
         }
-        metrics.set_ready_backend_connections(registry.agents());
+        metrics.ready_backend_connections.set(registry.agents());
     });
 }
 
@@ -169,20 +156,6 @@ impl Hooks {
 }
 
 impl LinkHooks for Hooks {
-    // A server's link dials through its peer only.
-    fn start_dial(
-        &mut self,
-        _key: TunnelKey,
-        _protocol: String,
-        _address: String,
-    ) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn cancel_dial(&mut self, _key: TunnelKey) {}
-
-    fn dial_finished(&mut self, _key: TunnelKey) {}
-
     fn peer_draining(&mut self) {
         let (agent, principal) = self.names();
         tracing::info!(agent, principal, link = self.link.0, "agent is draining");
@@ -197,7 +170,7 @@ impl LinkHooks for Hooks {
             link = self.link.0,
             "an agent took no dial within the dial timeout; it gets no more until it reads again"
         );
-        self.retired = Some(self.metrics.adit().link_retired());
+        self.retired = Some(self.metrics.adit().links_retired.guard());
         self.router.retire(self.link);
         publish(&self.router, &self.metrics);
     }
@@ -235,18 +208,17 @@ impl LinkHooks for Hooks {
         match event {
             Event::UnrecognizedResponse => {
                 self.metrics
-                    .dial_failure(DialFailureReason::UnrecognizedResponse);
+                    .dial_failures
+                    .count(DialFailureReason::UnrecognizedResponse);
             }
             Event::LateAnswer => {
                 self.answers.heard();
-                adit.late_dial_answer();
+                adit.late_dial_answers.inc();
             }
-            Event::Offence(violation) => adit.protocol_offence(violation),
-            Event::Foreign => adit.protocol_offence(Offence::Foreign),
+            Event::Offence(violation) => adit.offences.count(violation),
+            Event::Foreign => adit.offences.count(Offence::Foreign),
             // Counted elsewhere: in the frontend and the packet counters.
             Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
         }
     }
-
-    fn opened(&mut self, _key: TunnelKey) {}
 }

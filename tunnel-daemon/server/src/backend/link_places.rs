@@ -85,12 +85,7 @@ impl LinkQuota {
 }
 
 fn refused(text: String) -> Refused {
-    Refused {
-        reason: AgentRefusal::Process,
-        code: Code::ResourceExhausted,
-        text,
-        logged: None,
-    }
+    Refused::new(AgentRefusal::Process, Code::ResourceExhausted, text)
 }
 
 #[cfg(test)]

@@ -26,8 +26,8 @@ use adit_net::self_listeners::OwnListeners;
 use adit_net::source_quota::{Source, SourcePlaces};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
-    ClientDialect, Detail, DialReason, DialStage, Driver, DriverReason, EndReason, Engine,
-    Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
+    ClientDialect, DialReason, DialStage, Driver, DriverReason, EndClass, EndReason, Engine,
+    Label as _, NodeRefusal, OpenedBy, Path,
 };
 use adit_telemetry::{
     AccessLog, AccessOutcome, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel,
@@ -131,7 +131,7 @@ impl NodeProxy {
 }
 
 impl AgentOpens for AgentDoor {
-    fn asked(&self, open: AgentOpen) {
+    fn open(&self, open: AgentOpen) {
         let settings = &self.proxy.settings;
         if open.request().raw {
             self.refused(NodeRefusal::Failed);
@@ -149,7 +149,7 @@ impl AgentOpens for AgentDoor {
                 return open.refuse(code(refusal), text(refusal));
             }
         };
-        let asked = Asked {
+        let asked = NodeTunnel {
             proxy: Arc::clone(&self.proxy),
             dialer: Arc::clone(&self.dialer),
             agent: self.agent.clone(),
@@ -170,7 +170,7 @@ impl AgentOpens for AgentDoor {
 
 impl AgentDoor {
     fn refused(&self, why: NodeRefusal) {
-        self.proxy.settings.metrics.node_refused(why);
+        self.proxy.settings.metrics.node_refusals.count(why);
     }
 
     fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
@@ -193,7 +193,7 @@ impl AgentDoor {
 }
 
 /// One tunnel requested by an agent.
-struct Asked {
+struct NodeTunnel {
     proxy: Arc<NodeProxy>,
     dialer: Arc<Dialer>,
     agent: AgentId,
@@ -202,14 +202,14 @@ struct Asked {
     quota: Arc<Quota>,
 }
 
-impl Asked {
+impl NodeTunnel {
     async fn serve(self, mut open: AgentOpen, promise: Promise) {
         let request = open.request().clone();
         let mut record = Record {
             asked: &self,
             destination: &request.address,
             started: Instant::now(),
-            waiting: Some(self.proxy.settings.metrics.node_waiting()),
+            waiting: Some(self.proxy.settings.metrics.node_waiting.guard()),
             open: None,
         };
         let dialed = match self.quota.dial(&self.source) {
@@ -227,7 +227,7 @@ impl Asked {
                 None => record.refused(&NodeRefusal::GivenUp.into()),
                 Some(mut endpoint) => {
                     endpoint.keep(promise);
-                    endpoint.tell(record.opened());
+                    endpoint.report_to(record.opened());
                     relay(socket, endpoint, &request.address, record).await;
                 }
             },
@@ -286,7 +286,7 @@ async fn relay(socket: TcpStream, endpoint: Endpoint, address: &str, mut record:
 
 /// Counts a tunnel and writes its access event, on every path.
 struct Record<'a> {
-    asked: &'a Asked,
+    asked: &'a NodeTunnel,
     destination: &'a str,
     started: Instant,
     waiting: Option<GaugeGuard>,
@@ -329,7 +329,7 @@ impl Record<'_> {
         self.waiting = None;
         let why = refused.why;
         let metrics = &self.asked.proxy.settings.metrics;
-        metrics.node_refused(why);
+        metrics.node_refusals.count(why);
         let (known, error) = match &refused.error {
             Some((known, error)) => (Some(*known), &**error),
             None => (DialReason::of_refusal(why), why.words()),
@@ -349,7 +349,7 @@ impl Record<'_> {
         let outcome = known.map_or(AccessOutcome::Cancelled, |(reason, stage)| {
             AccessOutcome::Failed(reason, stage)
         });
-        self.write(outcome, dial, TunnelEnd::Other, Detail::Node(why));
+        self.write(outcome, dial, EndClass::Other, why.as_str());
     }
 
     /// The tunnel ended. `moved`: payload bytes to the target and to the client; `None`: those in the table of open tunnels.
@@ -371,11 +371,11 @@ impl Record<'_> {
             AccessOutcome::Tunnel(flow),
             open.dial,
             reason.end(),
-            Detail::End(reason),
+            reason.as_str(),
         );
     }
 
-    fn write(&self, outcome: AccessOutcome, dial: Duration, end: TunnelEnd, detail: Detail) {
+    fn write(&self, outcome: AccessOutcome, dial: Duration, end: EndClass, detail: &'static str) {
         self.asked.proxy.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),

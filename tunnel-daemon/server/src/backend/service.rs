@@ -308,14 +308,20 @@ impl Backend {
                 if self.settings.admission.may_log() {
                     tracing::warn!(%error, "agent refused");
                 }
-                self.metrics.adit().agent_refused(AgentRefusal::Metadata);
+                self.metrics
+                    .adit()
+                    .agents_refused
+                    .count(AgentRefusal::Metadata);
                 grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
                 return None;
             }
         };
         if !self.tasks.has_room() {
             tracing::warn!("agent refused: too many links");
-            self.metrics.adit().agent_refused(AgentRefusal::Process);
+            self.metrics
+                .adit()
+                .agents_refused
+                .count(AgentRefusal::Process);
             grpc::refuse(
                 &mut respond,
                 Code::ResourceExhausted,
@@ -372,13 +378,11 @@ impl Backend {
                 });
                 match select(identify, speaks).await {
                     Either::Left((identified, _speaks)) => identified,
-                    Either::Right((Some(_data), _identify)) => Err(Refused {
-                        reason: AgentRefusal::Metadata,
-                        code: Code::InvalidArgument,
-                        text: "the agent sent packets before the server answered its call"
-                            .to_owned(),
-                        logged: None,
-                    }),
+                    Either::Right((Some(_data), _identify)) => Err(Refused::new(
+                        AgentRefusal::Metadata,
+                        Code::InvalidArgument,
+                        "the agent sent packets before the server answered its call".to_owned(),
+                    )),
                     // The caller has left; returning cancels the review.
                     Either::Right((None, _identify)) => return None,
                 }
@@ -399,7 +403,7 @@ impl Backend {
                     let certificate = shown.as_deref().unwrap_or("none");
                     tracing::warn!(agent, peer = %who.peer, certificate, error = logged.as_deref().unwrap_or(&text), "agent refused");
                 }
-                self.metrics.adit().agent_refused(reason);
+                self.metrics.adit().agents_refused.count(reason);
                 grpc::refuse(&mut respond, code, &text);
                 return None;
             }
@@ -476,11 +480,12 @@ impl Backend {
         self.settings
             .grants
             .check(&identity.holders(), &hello.agent, &hello.identifiers)
-            .map_err(|error| Refused {
-                reason: AgentRefusal::NotGranted,
-                code: Code::PermissionDenied,
-                text: format!("{error} to {owner}"),
-                logged: None,
+            .map_err(|error| {
+                Refused::new(
+                    AgentRefusal::NotGranted,
+                    Code::PermissionDenied,
+                    format!("{error} to {owner}"),
+                )
             })?;
         let places = self.links.enter(&hello, &source)?;
         let pool = self.pool(&hello, &identity, (&source, peer), judged);
@@ -497,11 +502,12 @@ impl Backend {
         let entered = self
             .router
             .register(info, links_max, pool)
-            .map_err(|error| Refused {
-                reason: AgentRefusal::LinksPerAgent,
-                code: Code::ResourceExhausted,
-                text: error.to_string(),
-                logged: None,
+            .map_err(|error| {
+                Refused::new(
+                    AgentRefusal::LinksPerAgent,
+                    Code::ResourceExhausted,
+                    error.to_string(),
+                )
             })?;
         // A check of all links after a change either sees this link, or has raised the count before.
         if self.settings.authorizer.changes() != judged {
@@ -520,12 +526,11 @@ impl Backend {
     fn authorize(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
         match self.settings.authorizer.denial(agent, identity) {
             None => Ok(()),
-            Some(denial) => Err(Refused {
-                reason: denial.refusal(),
-                code: Code::PermissionDenied,
-                text: denial.text(),
-                logged: None,
-            }),
+            Some(denial) => Err(Refused::new(
+                denial.refusal(),
+                Code::PermissionDenied,
+                denial.text(),
+            )),
         }
     }
 }

@@ -10,15 +10,15 @@ use adit_core::wire::packet::{PacketType, Violation};
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::client_limits::ClientLimits;
-use crate::frontend::grpc::StreamEvents;
-use crate::router::{AskedAgents, OpenTunnel};
+use crate::router::{AskedAgents, OpenTunnel, Router};
 use adit_config::limits;
 use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accounts::{Accounts, Labels};
 use adit_net::grpc::code_of;
+use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
-    AccountRole, ClientDialect, Detail, DialCap, DialFailureReason, DialReason, Driver,
-    DriverReason, EndReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, DialFailureReason, DialReason, Driver, DriverReason,
+    EndClass, EndReason, Engine, Label as _, OpenedBy, Path, Segment, ServiceMethod,
 };
 use adit_telemetry::{
     AccessLog, AccessOutcome, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard,
@@ -30,8 +30,9 @@ use adit_tls::stream::Connection;
 use adit_tunnel::{Endpoint, EndpointWatch, RawLaneRelay};
 
 /// Shared by all frontends of a server.
-#[derive(Clone)]
 pub struct FrontendContext {
+    /// Dials the clients' targets.
+    pub router: Arc<Router>,
     /// Counters and gauges.
     pub metrics: ServerMetrics,
     /// Gets one event per tunnel.
@@ -44,6 +45,10 @@ pub struct FrontendContext {
     pub accounts: Accounts,
     /// Limits shared by all clients.
     pub limits: Arc<ClientLimits>,
+    /// Admits clients' connections and streams.
+    pub tasks: Tasks,
+    /// Cancelled when this process leaves.
+    pub leaving: CancellationToken,
 }
 
 /// Whether the client of a new connection is served, and with which targets. A pointer, since each connection holds one.
@@ -154,7 +159,7 @@ impl ClientAccess {
 /// One client's tunnel from dial to end. A dial or tunnel that is dropped counts as cut by the end of this process or by a
 /// panic: nothing else drops the tasks that hold one.
 pub struct ClientTunnel {
-    context: FrontendContext,
+    context: Arc<FrontendContext>,
     dialect: ClientDialect,
     destination: String,
     agent: String,
@@ -174,9 +179,9 @@ pub struct ClientTunnel {
 impl ClientTunnel {
     /// A tunnel before its dial.
     #[must_use]
-    pub fn new(context: &FrontendContext, dialect: ClientDialect) -> Self {
+    pub fn new(context: &Arc<FrontendContext>, dialect: ClientDialect) -> Self {
         Self {
-            context: context.clone(),
+            context: Arc::clone(context),
             dialect,
             destination: String::new(),
             agent: String::new(),
@@ -198,7 +203,7 @@ impl ClientTunnel {
     pub fn dialing(&mut self, address: &str) -> AskedAgents {
         cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
-        self.pending = Some(self.context.metrics.pending_dial());
+        self.pending = Some(self.context.metrics.pending_backend_dials.used().guard());
         self.over = false;
         self.asked.clone()
     }
@@ -209,7 +214,7 @@ impl ClientTunnel {
         self.context.metrics.dial_succeeded(self.dial);
         self.pending = None;
         self.open = Some(self.context.metrics.open_tunnel());
-        self.context.metrics.adit().tunnel_opened(path);
+        self.context.metrics.adit().tunnels_opened.count(path);
         tunnel.agent.as_str().clone_into(&mut self.agent);
         self.path = Some(path);
         let table = self.context.metrics.adit().open_tunnels();
@@ -223,6 +228,11 @@ impl ClientTunnel {
         }));
     }
 
+    /// The relay of tunnels on raw lanes.
+    pub(super) fn relay(&self) -> Option<Arc<RawLaneRelay>> {
+        self.context.relay.clone()
+    }
+
     /// The open tunnel's counters, for the task that moves its bytes.
     #[must_use]
     pub fn live(&self) -> Option<Arc<LiveTunnel>> {
@@ -232,7 +242,7 @@ impl ClientTunnel {
     /// Reports the endpoint's bytes and measures writes to the client.
     pub fn watch(&self, endpoint: &mut Endpoint) {
         if let Some(live) = self.live() {
-            endpoint.tell(live);
+            endpoint.report_to(live);
         }
         endpoint.watch(EndpointWatch::Client(self.context.metrics.clone()));
     }
@@ -241,14 +251,15 @@ impl ClientTunnel {
     pub fn answer_lost(&self) {
         self.context
             .metrics
-            .dial_failure(DialFailureReason::SendRsp);
+            .dial_failures
+            .count(DialFailureReason::SendRsp);
     }
 
     /// The dial failed.
     pub fn failed(&mut self, failure: &DialFailure) {
         self.dial = self.dial_started.elapsed();
         self.pending = None;
-        self.context.metrics.dial_failure(failure);
+        self.context.metrics.dial_failures.count(failure);
         let adit = self.context.metrics.adit();
         let (reason, stage) = DialReason::of_failure(failure);
         let outcome = AccessOutcome::Failed(reason, stage);
@@ -266,29 +277,38 @@ impl ClientTunnel {
             path: self.path,
         });
         match failure {
-            DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
-            DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),
-            DialFailure::ShuttingDown => adit.dial_refused(DialCap::Shutdown),
-            DialFailure::NoMemory => adit.dial_refused(DialCap::Memory),
-            DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
+            DialFailure::TooManyPending { per_agent: true } => {
+                adit.dials_refused.count(DialCap::PerAgent)
+            }
+            DialFailure::TooManyPending { per_agent: false } => {
+                adit.dials_refused.count(DialCap::Process)
+            }
+            DialFailure::ShuttingDown => adit.dials_refused.count(DialCap::Shutdown),
+            DialFailure::NoMemory => adit.dials_refused.count(DialCap::Memory),
+            DialFailure::NoDescriptors => adit.dials_refused.count(DialCap::Descriptors),
             _ => (),
         }
-        self.write(outcome, TunnelEnd::Other, Detail::Dial(failure.into()));
+        self.write(
+            outcome,
+            EndClass::Other,
+            DialFailureReason::from(failure).as_str(),
+        );
     }
 
     /// The client left while its dial was pending.
     pub fn abandoned(&mut self) {
-        let detail = Detail::Dial(DialFailureReason::FrontendClose);
-        self.called_off(TunnelEnd::ClientGone, detail);
+        let detail = DialFailureReason::FrontendClose.as_str();
+        self.called_off(EndClass::ClientGone, detail);
     }
 
     /// The dial is cancelled. Upstream's metric has one reason for that.
-    fn called_off(&mut self, end: TunnelEnd, detail: Detail) {
+    fn called_off(&mut self, end: EndClass, detail: &'static str) {
         self.dial = self.dial_started.elapsed();
         self.pending = None;
         self.context
             .metrics
-            .dial_failure(DialFailureReason::FrontendClose);
+            .dial_failures
+            .count(DialFailureReason::FrontendClose);
         self.write(AccessOutcome::Cancelled, end, detail);
     }
 
@@ -300,7 +320,7 @@ impl ClientTunnel {
     /// The tunnel is over.
     pub fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
         let end = reason.end();
-        self.context.metrics.adit().tunnel_closed(end);
+        self.context.metrics.adit().tunnels_closed.count(end);
         let life = self.open.take().map(|open| open.age()).unwrap_or_default();
         let flow = TunnelFlow {
             bytes_to_target: from_client,
@@ -310,7 +330,7 @@ impl ClientTunnel {
             driver: self.driver,
             driver_reason: self.driver_reason,
         };
-        self.write(AccessOutcome::Tunnel(flow), end, Detail::End(reason));
+        self.write(AccessOutcome::Tunnel(flow), end, reason.as_str());
     }
 
     /// The tunnel is over, and only the table of open tunnels has its byte counts.
@@ -320,7 +340,7 @@ impl ClientTunnel {
         self.ended(from_client, to_client, reason);
     }
 
-    fn write(&mut self, outcome: AccessOutcome, end: TunnelEnd, detail: Detail) {
+    fn write(&mut self, outcome: AccessOutcome, end: EndClass, detail: &'static str) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -352,14 +372,14 @@ impl Drop for ClientTunnel {
         if self.open.is_some() {
             self.cut(reason);
         } else if !self.over {
-            self.called_off(reason.end(), Detail::End(reason));
+            self.called_off(reason.end(), reason.as_str());
         }
     }
 }
 
 /// Events of a gRPC client's stream: its tunnel, and its packets.
 pub struct GrpcEvents {
-    tunnel: ClientTunnel,
+    pub(super) tunnel: ClientTunnel,
     from_client: PacketCounter,
     to_client: PacketCounter,
     held_up: Option<GaugeGuard>,
@@ -368,7 +388,7 @@ pub struct GrpcEvents {
 impl GrpcEvents {
     /// Events of one `Proxy` stream.
     #[must_use]
-    pub fn new(context: &FrontendContext) -> Self {
+    pub fn new(context: &Arc<FrontendContext>) -> Self {
         Self {
             tunnel: ClientTunnel::new(context, ClientDialect::Grpc),
             from_client: context.metrics.packets(Segment::FromClient),
@@ -378,75 +398,65 @@ impl GrpcEvents {
     }
 }
 
-impl StreamEvents for GrpcEvents {
-    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+impl GrpcEvents {
+    /// A packet came from the client, in full.
+    pub(super) fn packet_in(&mut self, kind: Result<PacketType, i32>) {
         match kind {
             Ok(kind) => self.from_client.count(kind),
             Err(number) => self.from_client.count(number),
         }
     }
 
-    fn packet_out(&mut self, kind: PacketType) {
+    /// A packet was sent to the client.
+    pub(super) fn packet_out(&mut self, kind: PacketType) {
         self.to_client.count(kind);
         if kind != PacketType::Data {
             // Buffered, so the write does not wait. The endpoint measures payload writes.
-            self.tunnel.context.metrics.frontend_write(Duration::ZERO);
+            self.metrics().frontend_write.observe(Duration::ZERO);
         }
     }
 
-    fn held_up(&mut self) {
+    /// The client's packets are not read, since the tunnel takes no more.
+    pub(super) fn held_up(&mut self) {
         let metrics = &self.tunnel.context.metrics;
-        self.held_up
-            .get_or_insert_with(|| metrics.full_receive_channel(ServiceMethod::Proxy));
+        self.held_up.get_or_insert_with(|| {
+            metrics
+                .full_receive_channels
+                .of(ServiceMethod::Proxy)
+                .guard()
+        });
     }
 
-    fn not_held_up(&mut self) {
+    /// The client's packets are read again.
+    pub(super) fn not_held_up(&mut self) {
         self.held_up = None;
     }
 
-    fn read_failed(&mut self, code: tonic::Code) {
-        let metrics = &self.tunnel.context.metrics;
-        metrics.stream_error(Segment::FromClient, code, None);
+    /// Reading the stream failed.
+    pub(super) fn read_failed(&self, code: tonic::Code) {
+        self.metrics().stream_error(Segment::FromClient, code, None);
     }
 
-    fn write_failed(&mut self, error: &h2::Error) {
+    /// Writing the stream failed.
+    pub(super) fn write_failed(&self, error: &h2::Error) {
         let code = code_of(error, tonic::Code::Cancelled);
-        let metrics = &self.tunnel.context.metrics;
-        metrics.stream_error(Segment::ToClient, code, None);
+        self.metrics().stream_error(Segment::ToClient, code, None);
     }
 
-    fn answer_lost(&mut self) {
-        self.tunnel.answer_lost();
+    /// The client broke the protocol.
+    pub(super) fn offence(&self, violation: Violation) {
+        self.metrics().adit().offences.count(violation);
     }
 
-    fn watch(&mut self, endpoint: &mut Endpoint) {
-        self.tunnel.watch(endpoint);
-    }
-
-    fn offence(&mut self, violation: Violation) {
-        self.tunnel
-            .context
-            .metrics
-            .adit()
-            .protocol_offence(violation);
-    }
-
-    fn dialing(&mut self, address: &str) -> AskedAgents {
-        self.tunnel.dialing(address)
-    }
-
-    fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {
+    /// The dial has an outcome; for a tunnel, the agent that carries it.
+    pub(super) fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {
         match outcome {
             Ok(open) => self.tunnel.opened(open, open.carrier.path()),
             Err(failure) => self.tunnel.failed(failure),
         }
     }
 
-    fn abandoned(&mut self) {
-        self.tunnel.abandoned();
-    }
-
-    fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
-        self.tunnel.ended(from_client, to_client, reason);
+    fn metrics(&self) -> &ServerMetrics {
+        &self.tunnel.context.metrics
     }
 }

@@ -10,119 +10,116 @@ use adit_core::connect::{self, Connect, Progress, Rejection, RequestHead};
 use adit_core::failure::DialFailure;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
-use tokio_util::sync::CancellationToken;
 
-use crate::frontend::establish::{self, Early, Frontend, Gone};
-use crate::frontend::events::{ClientAccess, FrontendContext, time_is_up};
-use crate::router::Router;
+use crate::frontend::establish::{self, Client, NewClient, target_speaks};
+use crate::frontend::events::{FrontendContext, time_is_up};
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
-use adit_telemetry::GaugeGuard;
-use adit_telemetry::labels::ClientDialect;
+use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::blocks;
 use adit_tls::stream::{Connection, PeerAddr};
+use adit_tunnel::Carrier;
 
 /// Delay for a target that speaks first, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
-/// Serves one connection to its end. `client` is its address for logs. Once this process is `leaving`, a connection without a
-/// request is closed.
+/// Serves one connection to its end. `peer` is its address for logs. Once this process leaves, a connection without a request
+/// is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub fn serve<S>(
     io: S,
-    router: Arc<Router>,
-    context: FrontendContext,
+    peer: PeerAddr,
+    context: Arc<FrontendContext>,
     plan: ConnectPlan,
-    client: PeerAddr,
-    leaving: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: Connection + Send + 'static,
 {
-    establish::serve(HttpConnect { plan, leaving }, io, router, context, client)
-}
-
-/// The HTTP-CONNECT dialect for one connection.
-struct HttpConnect {
-    plan: ConnectPlan,
-    leaving: CancellationToken,
-}
-
-impl Frontend for HttpConnect {
-    const DIALECT: ClientDialect = ClientDialect::HttpConnect;
-
-    fn count(&self, context: &FrontendContext) -> Option<GaugeGuard> {
-        Some(context.metrics.http_connection())
-    }
-
-    async fn request<S: Connection + Send>(
-        &mut self,
-        io: &mut S,
-        early: &mut Early,
-        admission: &ClientAccess,
-    ) -> Option<String> {
-        let head = tokio::time::timeout(
-            admission.at_most(self.plan.head_timeout),
-            read_head(io, early, self.plan),
-        );
+    establish::run(async move {
+        let counted = context.metrics.http_connections.guard();
+        let leaving = context.leaving.clone();
+        let mut client = NewClient::new(io, peer, context, ClientDialect::HttpConnect);
+        let time = client.admission.at_most(plan.head_timeout);
         // The client left, failed, or was too slow: there is no answer to send.
         let request = tokio::select! {
             biased;
-            head = head => head.ok()?.ok()??,
-            () = time_is_up(&self.leaving) => return None,
+            head = tokio::time::timeout(time, read_head(&mut client, plan)) => head.ok()?.ok()??,
+            () = time_is_up(&leaving) => return None,
         };
-        Some(request.authority)
-    }
-
-    async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {
-        if let Some(response) = connect::failure_response(failure) {
-            // A client that has left needs no answer.
-            let _sent = io.write_all(&response).await;
-        }
-        let _closed = io.shutdown().await;
-    }
-
-    /// In full and alone: clients refuse tunnel bytes that arrive together with the answer. So bytes of a target that speaks
-    /// first are delayed a little.
-    async fn answer<S: Connection + Send>(
-        io: &mut S,
-        early: &mut BytesMut,
-        target_speaks: impl Future<Output = ()> + Send,
-    ) -> Result<(), Gone> {
-        let answered = async {
-            io.write_all(connect::ESTABLISHED).await?;
-            io.flush().await
-        };
-        answered.await.map_err(|_error| Gone::BeforeAnswer)?;
-        if early.is_empty() {
-            tokio::select! {
-                biased;
-                // The client sends, so it has read the answer. The copy meets an EOF again. It would take a reset for EOF,
-                // since the kernel reports a reset once.
-                read = blocks::append(io, early) => {
-                    read.map_err(|_error| Gone::BehindAnswer)?;
-                }
-                () = target_speaks => tokio::time::sleep(ANSWER_ALONE).await,
+        let opened = match client.dial(&request.authority, || None).await? {
+            Ok(opened) => opened,
+            Err(failure) => {
+                refuse(&mut client.io, &failure).await;
+                return None;
             }
-        }
-        Ok(())
+        };
+        let (mut client, mut carrier) = client.open(opened);
+        client.counted = Some(counted);
+        answer(&mut client, &mut carrier).await?;
+        Some(client.copy(carrier))
+    })
+}
+
+async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {
+    if let Some(response) = connect::failure_response(failure) {
+        // A client that has left needs no answer.
+        let _sent = io.write_all(&response).await;
     }
+    let _closed = io.shutdown().await;
+}
+
+/// In full and alone: clients refuse tunnel bytes that arrive together with the answer. So bytes of a target that speaks
+/// first are delayed a little. `None`: the client has left, or this process ends.
+async fn answer<S: Connection + Send>(client: &mut Client<S>, carrier: &mut Carrier) -> Option<()> {
+    let Client {
+        io, early, tunnel, ..
+    } = client;
+    let answered = async {
+        io.write_all(connect::ESTABLISHED).await?;
+        io.flush().await
+    };
+    if answered.await.is_err() {
+        tunnel.answer_lost();
+        tunnel.cut(EndReason::ClientGone);
+        return None;
+    }
+    if !early.is_empty() {
+        return Some(());
+    }
+    let end = tokio::select! {
+        biased;
+        // The client sends, so it has read the answer. The copy meets an EOF again. It would take a reset for EOF, since the
+        // kernel reports a reset once.
+        read = blocks::append(io, early) => read.err().map(|_reset| EndReason::ClientGone),
+        speaks = target_speaks(carrier, tunnel.relay()) => {
+            if speaks {
+                tokio::time::sleep(ANSWER_ALONE).await;
+            }
+            (!speaks).then_some(EndReason::Shutdown)
+        }
+    };
+    if let Some(end) = end {
+        tunnel.cut(end);
+        return None;
+    }
+    Some(())
 }
 
 /// `None`: the client was answered or has left.
 async fn read_head<S>(
-    io: &mut S,
-    early: &mut Early,
+    client: &mut NewClient<S>,
     plan: ConnectPlan,
 ) -> std::io::Result<Option<Connect>>
 where
     S: Connection,
 {
-    let Early {
-        bytes: early,
+    let NewClient {
+        io,
+        early,
         unanswered,
-    } = early;
+        ..
+    } = client;
     let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
         let progress = match unanswered.append(io, early).await? {

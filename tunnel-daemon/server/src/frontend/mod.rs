@@ -7,3 +7,6 @@ pub mod grpc;
 pub mod http_connect;
 mod pending_dial;
 pub mod transparent;
+
+#[cfg(test)]
+mod tests;

@@ -3,19 +3,13 @@
 //! A client believes it is connected to its target, so no answer is sent: a failed dial resets the connection, and the client's
 //! bytes wait until the tunnel is open.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use adit_core::failure::DialFailure;
-use bytes::BytesMut;
-
-use crate::frontend::establish::{self, Early, Frontend, Gone};
-use crate::frontend::events::{ClientAccess, FrontendContext};
-use crate::router::Router;
+use crate::frontend::establish::{self, NewClient};
+use crate::frontend::events::FrontendContext;
 use adit_net::original_dst::{OriginError, OriginSource};
-use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{ClientDialect, RedirectRefusal};
-use adit_tls::stream::{ByteStream, Connection, PeerAddr};
+use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tunnel::reset_on_close;
 
 /// Serves one connection to its end.
@@ -24,48 +18,22 @@ use adit_tunnel::reset_on_close;
 /// process that is killed.
 pub fn serve(
     io: ByteStream,
-    router: Arc<Router>,
-    context: FrontendContext,
+    context: Arc<FrontendContext>,
     origins: Arc<impl OriginSource>,
 ) -> impl Future<Output = ()> + Send {
-    let client = io.peer();
-    let frontend = Transparent {
-        origins,
-        client,
-        metrics: context.metrics.adit().clone(),
-        wanted: None,
-    };
-    establish::serve(frontend, io, router, context, client)
-}
-
-/// The transparent dialect for one connection.
-struct Transparent<O> {
-    origins: Arc<O>,
-    client: PeerAddr,
-    metrics: AditMetrics,
-    /// `Some` once the destination is known.
-    wanted: Option<SocketAddr>,
-}
-
-impl<O: OriginSource> Frontend for Transparent<O> {
-    const DIALECT: ClientDialect = ClientDialect::Transparent;
-
-    async fn request<S: Connection + Send>(
-        &mut self,
-        io: &mut S,
-        _early: &mut Early,
-        _admission: &ClientAccess,
-    ) -> Option<String> {
-        let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), self.client) else {
+    establish::run(async move {
+        let peer = io.peer();
+        let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), peer) else {
             return None; // Listeners of this dialect are TCP.
         };
         // The client takes any close for its target's, so a close resets from the start. Only an orderly end undoes this.
         reset_on_close(socket);
-        let wanted = match self.origins.origin(socket, client) {
-            Ok(wanted) => wanted,
+        let destination = match origins.origin(socket, client) {
+            Ok(destination) => destination,
             Err(error) => {
                 tracing::debug!(%client, %error, "connection refused");
-                self.metrics.redirect().refused(match error {
+                let redirect = context.metrics.adit().redirect();
+                redirect.refused.count(match error {
                     OriginError::Unknown => RedirectRefusal::UnknownOrigin,
                     OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
                     OriginError::Kernel(_) => RedirectRefusal::Kernel,
@@ -73,35 +41,22 @@ impl<O: OriginSource> Frontend for Transparent<O> {
                 return None;
             }
         };
-        self.wanted = Some(wanted);
-        Some(wanted.to_string())
-    }
-
-    fn rule(&self) -> Option<String> {
-        self.origins.rule(self.wanted?)
-    }
-
-    /// No answer: the connection is reset.
-    async fn refuse<S: Connection + Send>(_io: &mut S, _failure: &DialFailure) {}
-
-    /// No answer: the client is connected from the start.
-    async fn answer<S: Connection + Send>(
-        _io: &mut S,
-        _early: &mut BytesMut,
-        _target_speaks: impl Future<Output = ()> + Send,
-    ) -> Result<(), Gone> {
-        Ok(())
-    }
+        let mut client = NewClient::new(io, peer, context, ClientDialect::Transparent);
+        let rule = || origins.rule(destination);
+        // The client is connected from the start: a failed dial resets the connection, and an open tunnel needs no answer.
+        let opened = client.dial(&destination.to_string(), rule).await?.ok()?;
+        let (client, carrier) = client.open(opened);
+        Some(client.copy(carrier))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read as _};
-    use std::net::Shutdown;
+    use std::net::{Shutdown, SocketAddr};
     use std::time::{Duration, Instant};
 
     use adit_core::ids::AgentId;
-    use adit_core::registry::Registry;
     use adit_core::wire::identifiers::Identifiers;
     use adit_relay::unacknowledged_bytes;
     use socket2::SockRef;
@@ -110,10 +65,7 @@ mod tests {
     use std::pin::Pin;
 
     use super::*;
-    use crate::router::{DialLimits, LinkInfo, RegisteredLink};
-    use adit_host::descriptors::Descriptors;
-    use adit_net::accounts::Accounts;
-    use adit_telemetry::{AccessLog, ServerMetrics};
+    use crate::router::{LinkInfo, RegisteredLink, Router};
     use adit_tls::agent_identity::AgentIdentity;
     use adit_tls::stream::Socket;
 
@@ -135,12 +87,8 @@ mod tests {
     }
 
     async fn waiting() -> Waiting {
-        let limits = DialLimits {
-            pending_max: 1,
-            timeout: None,
-            dead_after: Duration::from_secs(8),
-        };
-        let router = Router::new(Registry::new("default".parse().unwrap()), limits);
+        let context = FrontendContext::for_tests();
+        let router = Arc::clone(&context.router);
         let agent = LinkInfo {
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
@@ -151,23 +99,13 @@ mod tests {
             dials: Arc::default(),
         };
         let link = router.register(agent, 1, None).unwrap();
-        let metrics = ServerMetrics::new(&["default"]);
-        let suppressed = metrics.adit().access_events_suppressed();
-        let context = FrontendContext {
-            metrics,
-            access: Arc::new(AccessLog::new(1, suppressed)),
-            relay: None,
-            descriptors: Arc::new(Descriptors::unlimited()),
-            accounts: Accounts::off(),
-            limits: Arc::default(),
-        };
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let client = std::net::TcpStream::connect(address).unwrap();
         let (accepted, peer) = listener.accept().await.unwrap();
         let origins = Arc::new(To(([192, 0, 2, 1], 443).into()));
         let stream = ByteStream::Plain(Socket::Tcp(accepted), PeerAddr::Tcp(peer));
-        let serving = serve(stream, Arc::clone(&router), context, origins);
+        let serving = serve(stream, context, origins);
         let mut waiting = Waiting {
             client,
             router,

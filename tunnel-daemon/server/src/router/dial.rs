@@ -100,10 +100,10 @@ const ASKED_NAMES_MAX: usize = 8;
 
 /// The agents that a dial has asked, in order. Clones share the list, so it outlives the dial.
 #[derive(Clone, Debug, Default)]
-pub struct AskedAgents(Arc<Mutex<Asked>>);
+pub struct AskedAgents(Arc<Mutex<AskedList>>);
 
 #[derive(Debug, Default)]
-struct Asked {
+struct AskedList {
     /// All attempts while the dial runs; afterwards the first few.
     attempts: Vec<AskedAgent>,
     count: usize,
@@ -181,7 +181,7 @@ impl AskedAgents {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Asked> {
+    fn lock(&self) -> MutexGuard<'_, AskedList> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -340,7 +340,7 @@ impl Router {
         number: usize,
     ) -> Outcome {
         let asked = moment();
-        handle.answers.asked(asked);
+        handle.answers.sent(asked);
         let on = |path| agents.on(number, path);
         let mut counted = CountedAttempt::new(&handle.info.dials);
         let outcome = self.dial_on(&handle, wanted, on).await;
@@ -360,71 +360,51 @@ impl Router {
         (handle, outcome)
     }
 
+    /// Asks the agent over the paths that lead to it, in order: a lane, then the link. A path by way of another server would
+    /// be tried here, and make an [`OpenTunnel`] as the others do.
     async fn dial_on(
         &self,
         handle: &LinkHandle,
         wanted: Wanted<'_>,
         on: impl Fn(Path),
     ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
-        let opened = |carrier, conn| OpenTunnel {
+        let (carrier, conn) = match self.on_lane(handle, wanted, &on).await {
+            Some(outcome) => outcome?,
+            None => {
+                on(Path::Link);
+                on_link(handle, wanted).await?
+            }
+        };
+        Ok(OpenTunnel {
             carrier,
             conn,
             link: handle.id,
             agent: handle.info.agent.clone(),
             principal: handle.info.identity.owner().cloned(),
-        };
-        let Wanted {
-            dial,
-            protocol,
-            address,
-            raw_lane,
-        } = wanted;
-        if let Some(lanes) = &handle.lanes {
-            let timeout = self.limits.timeout;
-            on(Path::Lane);
-            match lanes.open(protocol, address, timeout, raw_lane).await {
-                OnLane::Open(carrier) => {
-                    let conn = self.next_lane_conn.fetch_add(1, Relaxed);
-                    return Ok(opened(carrier, ConnId(conn)));
-                }
-                OnLane::Failed(failure) => {
-                    let written = !matches!(failure, DialFailure::TooManyPending { .. });
-                    return Err(CancelledDial { failure, written });
-                }
-                OnLane::NotSeen => (),
+        })
+    }
+
+    /// `None`: the agent has not seen the dial.
+    async fn on_lane(
+        &self,
+        handle: &LinkHandle,
+        wanted: Wanted<'_>,
+        on: impl Fn(Path),
+    ) -> Option<Result<(Carrier, ConnId), CancelledDial>> {
+        let lanes = handle.lanes.as_ref()?;
+        let timeout = self.limits.timeout;
+        on(Path::Lane);
+        let opening = lanes.open(wanted.protocol, wanted.address, timeout, wanted.raw_lane);
+        match opening.await {
+            OnLane::Open(carrier) => {
+                let conn = self.next_lane_conn.fetch_add(1, Relaxed);
+                Some(Ok((carrier, ConnId(conn))))
             }
-        }
-        on(Path::Link);
-        let (endpoint, channel) = Endpoint::new(&handle.dirty_list);
-        let (reply, outcome) = oneshot::channel();
-        let spare = DialId(rand::random::<i64>() & i64::MAX);
-        let request = DialRequest {
-            dial,
-            spare,
-            protocol: protocol.to_owned(),
-            address: address.to_owned(),
-        };
-        if handle
-            .commands
-            .try_send(Command::Dial {
-                request,
-                channel,
-                reply,
-            })
-            .is_err()
-        {
-            return Err(CancelledDial {
-                failure: DialFailure::LinkBusy,
-                written: false,
-            });
-        }
-        match outcome.await {
-            Ok(Ok(conn)) => Ok(opened(Carrier::Endpoint(endpoint), conn)),
-            Ok(Err(cancelled)) => Err(cancelled),
-            Err(_dropped) => Err(CancelledDial {
-                failure: DialFailure::LinkLost,
-                written: true,
-            }),
+            OnLane::Failed(failure) => {
+                let written = !matches!(failure, DialFailure::TooManyPending { .. });
+                Some(Err(CancelledDial { failure, written }))
+            }
+            OnLane::NotSeen => None,
         }
     }
 
@@ -438,6 +418,43 @@ impl Router {
             serving.last().copied()
         });
         self.handle(older?)
+    }
+}
+
+async fn on_link(
+    handle: &LinkHandle,
+    wanted: Wanted<'_>,
+) -> Result<(Carrier, ConnId), CancelledDial> {
+    let (endpoint, channel) = Endpoint::new(&handle.dirty_list);
+    let (reply, outcome) = oneshot::channel();
+    let spare = DialId(rand::random::<i64>() & i64::MAX);
+    let request = DialRequest {
+        dial: wanted.dial,
+        spare,
+        protocol: wanted.protocol.to_owned(),
+        address: wanted.address.to_owned(),
+    };
+    if handle
+        .commands
+        .try_send(Command::Dial {
+            request,
+            channel,
+            reply,
+        })
+        .is_err()
+    {
+        return Err(CancelledDial {
+            failure: DialFailure::LinkBusy,
+            written: false,
+        });
+    }
+    match outcome.await {
+        Ok(Ok(conn)) => Ok((Carrier::Endpoint(endpoint), conn)),
+        Ok(Err(cancelled)) => Err(cancelled),
+        Err(_dropped) => Err(CancelledDial {
+            failure: DialFailure::LinkLost,
+            written: true,
+        }),
     }
 }
 

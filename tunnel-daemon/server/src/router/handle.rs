@@ -4,14 +4,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use adit_core::dial::AnswerTimes;
-use adit_core::ids::LinkId;
+use adit_core::ids::{AgentId, LinkId};
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::router::route::LinkInfo;
+use adit_telemetry::AgentDials;
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tls::stream::PeerAddr;
 use adit_tunnel::channel::DirtyList;
 use adit_tunnel::pool::LanePool;
 use adit_tunnel::task::Command;
+
+/// What is known of a link's peer.
+#[derive(Clone, Debug)]
+pub struct LinkInfo {
+    /// The id that the agent claims.
+    pub agent: AgentId,
+    /// Destinations that the agent says it serves.
+    pub identifiers: Identifiers,
+    /// Identity that the agent has proved.
+    pub identity: AgentIdentity,
+    /// Whether both ends are Adit.
+    pub credit: bool,
+    /// The release that the peer reports.
+    pub version: PeerVersion,
+    /// The connection's remote address, for status output.
+    pub address: PeerAddr,
+    /// How the agent's dials ended, over all of its links.
+    pub dials: Arc<AgentDials>,
+}
 
 /// Handle to a link task.
 #[derive(Clone)]

@@ -5,10 +5,8 @@ mod handle;
 mod route;
 
 pub use dial::AskedAgents;
-pub use handle::LinkHandle;
-pub use route::{
-    DialLimits, LinkGuard, LinkInfo, OpenTunnel, RegisteredLink, Router, TooManyLinks,
-};
+pub use handle::{LinkHandle, LinkInfo};
+pub use route::{DialLimits, LinkGuard, OpenTunnel, RegisteredLink, Router, TooManyLinks};
 
 #[cfg(test)]
 mod tests;

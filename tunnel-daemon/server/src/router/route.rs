@@ -9,17 +9,13 @@ use adit_core::ids::{AgentId, ConnId, LinkId};
 use adit_core::registry::{Registry, Silence, Standing};
 use adit_core::session::ProcessBudget;
 use adit_core::target::Host;
-use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::PeerVersion;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use crate::router::dial::DialState;
-use crate::router::handle::LinkHandle;
-use adit_telemetry::{AgentDials, DialCounts};
-use adit_tls::agent_identity::AgentIdentity;
-use adit_tls::stream::PeerAddr;
+use crate::router::handle::{LinkHandle, LinkInfo};
+use adit_telemetry::DialCounts;
 use adit_tunnel::channel::DirtyList;
 use adit_tunnel::clock::moment;
 use adit_tunnel::endpoint::Endpoint;
@@ -30,25 +26,6 @@ use adit_tunnel::task::Command;
 const COMMANDS_MAX: usize = 1024;
 /// Least silence after which a Go agent counts as dead.
 const GO_DEAD_AFTER_MIN: Duration = Duration::from_secs(20);
-
-/// What is known of a link's peer.
-#[derive(Clone, Debug)]
-pub struct LinkInfo {
-    /// The id that the agent claims.
-    pub agent: AgentId,
-    /// Destinations that the agent says it serves.
-    pub identifiers: Identifiers,
-    /// Identity that the agent has proved.
-    pub identity: AgentIdentity,
-    /// Whether both ends are Adit.
-    pub credit: bool,
-    /// The release that the peer reports.
-    pub version: PeerVersion,
-    /// The connection's remote address, for status output.
-    pub address: PeerAddr,
-    /// How the agent's dials ended, over all of its links.
-    pub dials: Arc<AgentDials>,
-}
 
 /// Limits on dials of the whole process.
 #[derive(Clone, Copy, Debug)]

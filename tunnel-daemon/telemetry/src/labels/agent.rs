@@ -22,9 +22,7 @@ label! {
         /// This process has no room for another link.
         Process = "process",
     }
-}
 
-label! {
     /// Why this process has ended a link.
     LinkEnding {
         /// The deny list names the agent of the link.
@@ -36,9 +34,7 @@ label! {
         /// The peer did not read, and what waited for it took too much memory.
         ControlQueue = "control_queue",
     }
-}
 
-label! {
     /// Outcome of a review of an agent's token.
     TokenReview {
         /// The agent is admitted.
@@ -52,9 +48,7 @@ label! {
         /// The token was not reviewed: too many reviews were waiting.
         Overload = "overload",
     }
-}
 
-label! {
     /// How a dial ended at the agent that was asked.
     AgentDial {
         /// The agent answered within a second: the target is open, or has refused.

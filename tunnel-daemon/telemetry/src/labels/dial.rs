@@ -29,9 +29,7 @@ label! {
         /// Another cause, such as an address that cannot be parsed or a name server that fails.
         Other = "other",
     }
-}
 
-label! {
     /// How far a failed dial had come.
     DialStage {
         /// The limits of this process refused the dial before an agent was chosen.

@@ -12,9 +12,7 @@ label! {
         /// The redirect is configured, but a requirement is missing.
         Missing = "missing",
     }
-}
 
-label! {
     /// State of the helper that opens listeners in other network namespaces.
     NetnsHelperState {
         /// The helper is not configured.
@@ -26,9 +24,7 @@ label! {
         /// The helper has ended or does not answer.
         Ended = "ended",
     }
-}
 
-label! {
     /// State of another network namespace in the redirect.
     NetnsState {
         /// The namespace has a listener.
@@ -38,9 +34,7 @@ label! {
         /// The namespace has no listener because the number of namespaces is at its limit.
         OverLimit = "over_limit",
     }
-}
 
-label! {
     /// The role of a connection in kernel accounting.
     AccountRole {
         /// From an agent to a target, or from a server to a destination of the control plane.
@@ -54,9 +48,7 @@ label! {
         /// A link.
         Link = "link",
     }
-}
 
-label! {
     /// Why a connection to a transparent listener was closed.
     RedirectRefusal {
         /// The original destination is unknown, or its record has expired.
@@ -66,9 +58,7 @@ label! {
         /// The kernel did not report the original destination.
         Kernel = "kernel",
     }
-}
 
-label! {
     /// Why kernel accounting lost the end of a connection.
     AccountLoss {
         /// The ring buffer was full.

@@ -10,9 +10,7 @@ label! {
         /// The lane carries a tunnel.
         Busy = "busy",
     }
-}
 
-label! {
     /// Which path a dial to an agent with lanes took.
     LaneDial {
         /// The dial went over a lane.
@@ -22,11 +20,9 @@ label! {
         /// The lane did not acknowledge the dial; the dial went over the link.
         Unacknowledged = "unacknowledged",
     }
-}
 
-label! {
     /// Why a lane ended.
-    LaneEnd {
+    LaneCloseReason {
         /// Closed while idle because more lanes existed than needed.
         Drained = "drained",
         /// The connection of the lane failed or was closed.
@@ -42,9 +38,7 @@ label! {
         /// Closed while idle because file descriptors run low.
         Descriptors = "descriptors",
     }
-}
 
-label! {
     /// Why a connection did not become a lane.
     LaneRefusal {
         /// The peer has no link with the requested number.

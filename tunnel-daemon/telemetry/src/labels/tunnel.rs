@@ -2,11 +2,11 @@
 
 use adit_core::session;
 
-use super::{DialFailureReason, Label, NodeRefusal};
+use super::Label;
 
 label! {
     /// How a tunnel ended; also the `end` of its access event.
-    TunnelEnd {
+    EndClass {
         /// Both ends closed in order.
         Clean = "clean",
         /// The client disconnected: it cancelled its stream or reset its connection.
@@ -36,10 +36,8 @@ label! {
         /// A cause without its own value: report it.
         Other = "other",
     }
-}
 
-label! {
-    /// Why a tunnel ended, in finer steps than [`TunnelEnd`].
+    /// Why a tunnel ended, in finer steps than [`EndClass`].
     EndReason {
         /// The agent closed the tunnel without an error.
         PeerClosed = "peer_closed",
@@ -106,82 +104,47 @@ impl EndReason {
 
     /// The coarse value.
     #[must_use]
-    pub fn end(self) -> TunnelEnd {
+    pub fn end(self) -> EndClass {
         match self {
             Self::PeerClosed
             | Self::Closed
             | Self::Unconfirmed
             | Self::ClientClosed
-            | Self::TargetClosed => TunnelEnd::Clean,
-            Self::ClientGone | Self::ClientStalled => TunnelEnd::ClientGone,
-            Self::PeerError | Self::PeerReset | Self::TargetReset => TunnelEnd::TargetReset,
-            Self::LinkLost => TunnelEnd::LinkLost,
-            Self::LaneLost | Self::KeysUsedUp => TunnelEnd::LaneLost,
-            Self::Budget => TunnelEnd::Budget,
-            Self::Stalled => TunnelEnd::Stalled,
-            Self::HalfClosedIdle => TunnelEnd::HalfClosedIdle,
-            Self::CreditViolation => TunnelEnd::CreditViolation,
-            Self::Oversize => TunnelEnd::Oversize,
-            Self::ClientProtocol => TunnelEnd::ProtocolError,
-            Self::LingerExpired => TunnelEnd::LingerExpired,
-            Self::Shutdown => TunnelEnd::Shutdown,
-            Self::RelayFailed | Self::RelayDriverFailed | Self::Panicked => TunnelEnd::Other,
+            | Self::TargetClosed => EndClass::Clean,
+            Self::ClientGone | Self::ClientStalled => EndClass::ClientGone,
+            Self::PeerError | Self::PeerReset | Self::TargetReset => EndClass::TargetReset,
+            Self::LinkLost => EndClass::LinkLost,
+            Self::LaneLost | Self::KeysUsedUp => EndClass::LaneLost,
+            Self::Budget => EndClass::Budget,
+            Self::Stalled => EndClass::Stalled,
+            Self::HalfClosedIdle => EndClass::HalfClosedIdle,
+            Self::CreditViolation => EndClass::CreditViolation,
+            Self::Oversize => EndClass::Oversize,
+            Self::ClientProtocol => EndClass::ProtocolError,
+            Self::LingerExpired => EndClass::LingerExpired,
+            Self::Shutdown => EndClass::Shutdown,
+            Self::RelayFailed | Self::RelayDriverFailed | Self::Panicked => EndClass::Other,
         }
     }
 
-    /// The reason at an agent, whose peer is the client's end of the tunnel.
+    /// The reason at an agent, whose peer is the client's end of the tunnel, and whose socket is the target's.
     #[must_use]
     pub fn at_target(self) -> Self {
         match self {
             Self::PeerError | Self::PeerReset => Self::ClientGone,
+            Self::ClientGone => Self::TargetReset,
             other => other,
         }
     }
 }
 
+/// The reason named by [`session::TunnelEnd::reason`].
 impl From<&session::TunnelEnd> for EndReason {
     fn from(end: &session::TunnelEnd) -> Self {
-        use session::TunnelEnd as End;
-        match end {
-            End::Closed { error } if error.is_empty() => Self::PeerClosed,
-            End::Closed { .. } => Self::PeerError,
-            End::PeerClosing => Self::PeerClosed,
-            End::Confirmed => Self::Closed,
-            End::LinkLost => Self::LinkLost,
-            End::LaneLost => Self::LaneLost,
-            End::Reset { .. } => Self::PeerReset,
-            End::Budget => Self::Budget,
-            End::Stalled => Self::Stalled,
-            End::HalfClosedIdle => Self::HalfClosedIdle,
-            End::CreditViolation => Self::CreditViolation,
-            End::Oversize => Self::Oversize,
-            End::Unconfirmed => Self::Unconfirmed,
-            End::LingerExpired => Self::LingerExpired,
-            End::Shutdown => Self::Shutdown,
-        }
-    }
-}
-
-/// The `detail` of an access event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Detail {
-    /// Why a tunnel ended.
-    End(EndReason),
-    /// Why a dial failed, in upstream's words.
-    Dial(DialFailureReason),
-    /// Why a tunnel requested by an agent was not opened.
-    Node(NodeRefusal),
-}
-
-impl Detail {
-    /// The value's spelling.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::End(reason) => reason.as_str(),
-            Self::Dial(reason) => reason.as_str(),
-            Self::Node(why) => why.as_str(),
-        }
+        let name = end.reason();
+        let mut all = Self::ALL.iter().copied();
+        all.find(|reason| reason.as_str() == name)
+            .unwrap_or(Self::PeerClosed)
     }
 }
 
@@ -240,7 +203,7 @@ mod tests {
             assert_eq!(reason.as_str(), end.reason());
             assert_eq!(
                 end.is_in_order(),
-                reason.end() == TunnelEnd::Clean,
+                reason.end() == EndClass::Clean,
                 "{end:?}"
             );
         }

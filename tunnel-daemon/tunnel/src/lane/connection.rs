@@ -14,7 +14,7 @@ use crate::lane::raw::{LaneResources, LaneRights, RawLane};
 use crate::lane::room::Slot;
 use crate::lane::transport::Transport;
 use adit_net::socket;
-use adit_telemetry::labels::LaneEnd as LaneEndLabel;
+use adit_telemetry::labels::LaneCloseReason;
 use adit_telemetry::{AditMetrics, GaugeGuard};
 use adit_tls::clear::ClearStream;
 use adit_tls::outbox::Outbox;
@@ -48,7 +48,7 @@ pub enum LaneFailure {
     Violation(#[from] LaneViolation),
 }
 
-impl From<&LaneFailure> for LaneEndLabel {
+impl From<&LaneFailure> for LaneCloseReason {
     fn from(failure: &LaneFailure) -> Self {
         match failure {
             LaneFailure::Io(_) | LaneFailure::Closed => Self::Lost,
@@ -236,7 +236,7 @@ impl Lane {
                 (socket, Some(tls))
             }
         };
-        self.kept.closes = Some((metrics.clone(), LaneEndLabel::Used));
+        self.kept.closes = Some((metrics.clone(), LaneCloseReason::Used));
         Ok(RawLane {
             socket,
             unsent,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 
 use crate::lane::room::Slot;
-use adit_telemetry::labels::{LaneEnd, Path};
+use adit_telemetry::labels::{LaneCloseReason, Path};
 use adit_telemetry::{AditMetrics, GaugeGuard};
 
 /// A lane whose frames are over: its bytes are the tunnel's. By default closing its socket resets the connection: without
@@ -56,7 +56,7 @@ pub struct LaneResources {
     pub(super) held: Option<Slot>,
     /// Memory reserved for the tunnel on a raw lane.
     pub promise: Option<Promise>,
-    pub(super) closes: Option<(AditMetrics, LaneEnd)>,
+    pub(super) closes: Option<(AditMetrics, LaneCloseReason)>,
 }
 
 impl LaneResources {
@@ -69,7 +69,7 @@ impl LaneResources {
     /// Counts the close of the lane as a loss.
     pub fn lost(&mut self) {
         if let Some((_, end)) = &mut self.closes {
-            *end = LaneEnd::Lost;
+            *end = LaneCloseReason::Lost;
         }
     }
 }
@@ -77,7 +77,7 @@ impl LaneResources {
 impl Drop for LaneResources {
     fn drop(&mut self) {
         if let Some((metrics, end)) = self.closes.take() {
-            metrics.lane_closed(end);
+            metrics.lanes_closed.count(end);
         }
     }
 }

@@ -7,11 +7,11 @@ use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 
-use super::{LanePool, OnLane, Owner};
+use super::{LanePool, OnLane};
 use crate::endpoint::{Carrier, Endpoint};
 use crate::lane::{Lane, LaneFailure};
 use crate::lane_path::LaneOwner as _;
-use adit_telemetry::labels::LaneEnd;
+use adit_telemetry::labels::LaneCloseReason;
 
 /// Time for the agent's kernel to acknowledge an OPEN; then the dial goes over the link.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ impl Opening<'_> {
                 // Reset, so that the agent does not dial when the network path recovers.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
-                    self.pool.settings.metrics.lane_closed(LaneEnd::Silent);
+                    self.pool.closed(LaneCloseReason::Silent);
                 }
                 return OnLane::NotSeen;
             }
@@ -63,7 +63,7 @@ impl Opening<'_> {
                     }
                 }
                 Some(lane) => {
-                    let owner = Arc::new(Owner(Arc::clone(self.pool)));
+                    let owner = Arc::new(Arc::clone(self.pool));
                     OnLane::Open(Carrier::Endpoint(Endpoint::on_lane(lane, owner)))
                 }
                 None => OnLane::NotSeen,
@@ -87,8 +87,7 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
             lane.end().reset("the client gave up");
-            let owner = Owner(Arc::clone(self.pool));
-            owner.take_back(lane, Queued::none(owner.budget()));
+            self.pool.take_back(lane, Queued::none(self.pool.budget()));
         }
     }
 }

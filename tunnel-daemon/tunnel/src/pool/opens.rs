@@ -11,17 +11,17 @@ use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::session::{Promise, Queued, TunnelKind};
 use tokio::sync::Notify;
 
-use super::{IDLE_BATCH_LANES, LanePool, Owner};
-use crate::asked::until_answered;
+use super::{IDLE_BATCH_LANES, LanePool};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
 use crate::lane_path::LaneOwner as _;
-use adit_telemetry::labels::{LaneEnd, LaneState};
+use crate::until_answered::until_answered;
+use adit_telemetry::labels::{LaneCloseReason, LaneState};
 
 /// Decides on tunnels that one agent asks for.
 pub trait AgentOpens: Send + Sync {
     /// The agent has asked for a tunnel. Must not block.
-    fn asked(&self, open: AgentOpen);
+    fn open(&self, open: AgentOpen);
 }
 
 /// A tunnel that an agent has asked for. Dropping it without an answer refuses it.
@@ -62,7 +62,7 @@ impl AgentOpen {
     pub fn accept(mut self) -> Option<Endpoint> {
         let mut lane = self.lane.take()?;
         lane.end().accept();
-        let owner = Arc::new(Owner(Arc::clone(&self.pool)));
+        let owner = Arc::new(Arc::clone(&self.pool));
         Some(Endpoint::on_lane(lane, owner))
     }
 
@@ -76,20 +76,15 @@ impl AgentOpen {
             return;
         };
         lane.end().refuse(code, text);
-        let owner = Owner(Arc::clone(&self.pool));
+        let owner = Arc::clone(&self.pool);
         // In a background task: an agent may have sent the next OPEN already, and many more behind it.
         let back = async move {
             let queued = Queued::none(owner.budget());
             owner.take_back(lane, queued);
         };
-        if self
-            .pool
-            .settings
-            .tasks
-            .spawn("lane-settles", back)
-            .is_err()
-        {
-            self.pool.settings.metrics.lane_closed(LaneEnd::Lost);
+        let tasks = &self.pool.settings.tasks;
+        if tasks.spawn("lane-settles", back).is_err() {
+            self.pool.closed(LaneCloseReason::Lost);
         }
     }
 }
@@ -148,7 +143,7 @@ impl Waiting {
 impl LanePool {
     /// Wraps a lane that becomes idle.
     pub(super) fn waiting(&self, mut lane: Lane) -> Waiting {
-        lane.count_as(self.settings.metrics.lane(LaneState::Idle));
+        lane.count_as(self.settings.metrics.lanes.of(LaneState::Idle).guard());
         let ready = self.settings.opens.as_ref().map(|_| {
             Arc::new(ReadReady {
                 is_ready: AtomicBool::new(false),
@@ -160,8 +155,8 @@ impl LanePool {
     }
 
     /// The agent has opened a tunnel on a lane that was idle.
-    pub(super) fn asked(self: &Arc<Self>, mut lane: Lane, request: OpenRequest) -> AgentOpen {
-        lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+    pub(super) fn agent_open(self: &Arc<Self>, mut lane: Lane, request: OpenRequest) -> AgentOpen {
+        lane.count_as(self.settings.metrics.lanes.of(LaneState::Busy).guard());
         AgentOpen {
             lane: Some(lane),
             request,
@@ -227,7 +222,7 @@ mod tests {
     struct Nobody;
 
     impl AgentOpens for Nobody {
-        fn asked(&self, _open: AgentOpen) {}
+        fn open(&self, _open: AgentOpen) {}
     }
 
     impl LanePlaces for Nobody {

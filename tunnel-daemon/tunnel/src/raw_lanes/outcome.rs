@@ -7,52 +7,20 @@ use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Driver, DriverReason, EndReason, Engine};
 
-/// Why a tunnel on a raw lane ended.
+/// Why a tunnel on a raw lane ended. [`EndReason::ClientGone`]: the socket failed, which is a client's or a target's.
 #[derive(Debug)]
-pub enum RawLaneEnd {
-    /// Both ends sent FIN, and every byte was delivered.
-    Finished,
-    /// The client's or target's socket failed.
-    SocketFailed(io::Error),
-    /// The other end of the lane reset it.
-    LaneReset,
-    /// The lane's TLS keys reached their limit of records, and the kernel accepts no new keys.
-    KeysUsedUp,
-    /// The lane failed, or its peer is gone.
-    LaneLost,
-    /// Half-closed, without a byte for too long.
-    HalfClosedIdle,
-    /// This process ends.
-    Shutdown,
-    /// The relay thread failed.
-    RelayFailed,
-    /// The relay thread no longer gets events from the kernel.
-    RelayWithoutEvents(io::Error),
+pub struct RawLaneEnd {
+    /// The reason in metrics and the access log, on a server.
+    pub reason: EndReason,
+    /// The kernel's error, if there is one.
+    pub error: Option<io::Error>,
 }
 
-impl RawLaneEnd {
-    /// The reason in metrics and the access log, on a server.
-    #[must_use]
-    pub fn reason(&self) -> EndReason {
-        match self {
-            Self::Finished => EndReason::Closed,
-            Self::SocketFailed(_) => EndReason::ClientGone,
-            Self::LaneReset => EndReason::PeerReset,
-            Self::KeysUsedUp => EndReason::KeysUsedUp,
-            Self::LaneLost => EndReason::LaneLost,
-            Self::HalfClosedIdle => EndReason::HalfClosedIdle,
-            Self::Shutdown => EndReason::Shutdown,
-            Self::RelayFailed => EndReason::RelayFailed,
-            Self::RelayWithoutEvents(_) => EndReason::RelayDriverFailed,
-        }
-    }
-
-    /// The reason on an agent, where the socket is a target's.
-    #[must_use]
-    pub fn reason_at_target(&self) -> EndReason {
-        match self {
-            Self::SocketFailed(_) => EndReason::TargetReset,
-            other => other.reason().at_target(),
+impl From<EndReason> for RawLaneEnd {
+    fn from(reason: EndReason) -> Self {
+        Self {
+            reason,
+            error: None,
         }
     }
 }
@@ -60,10 +28,10 @@ impl RawLaneEnd {
 /// For logs of either end: the reason, and the kernel's error if there is one.
 impl fmt::Display for RawLaneEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SocketFailed(error) => write!(f, "socket failed: {error}"),
-            Self::RelayWithoutEvents(error) => write!(f, "{}: {error}", self.reason()),
-            other => write!(f, "{}", other.reason()),
+        match (&self.error, self.reason) {
+            (Some(error), EndReason::ClientGone) => write!(f, "socket failed: {error}"),
+            (Some(error), reason) => write!(f, "{reason}: {error}"),
+            (None, reason) => write!(f, "{reason}"),
         }
     }
 }
@@ -86,30 +54,12 @@ pub struct RawLaneOutcome {
     pub driver_reason: DriverReason,
 }
 
-/// Why this process cuts a tunnel.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Cut {
-    LaneLost,
-    HalfClosedIdle,
-    Shutdown,
-}
-
-impl From<Cut> for RawLaneEnd {
-    fn from(cut: Cut) -> Self {
-        match cut {
-            Cut::LaneLost => Self::LaneLost,
-            Cut::HalfClosedIdle => Self::HalfClosedIdle,
-            Cut::Shutdown => Self::Shutdown,
-        }
-    }
-}
-
-/// Converts a relay thread's outcome; counts the bytes moved. `overhead` bytes that the lane took were not the tunnel's own.
+/// Converts a relay thread's outcome; counts the bytes moved. `cause`: why this process cut the tunnel. `overhead` bytes that the lane took were not the tunnel's own.
 pub(super) fn conclude(
     outcome: Outcome,
     driver_reason: DriverReason,
     overhead: u64,
-    cause: Option<Cut>,
+    cause: Option<EndReason>,
     metrics: &AditMetrics,
 ) -> RawLaneOutcome {
     let Outcome {
@@ -118,31 +68,35 @@ pub(super) fn conclude(
         end,
         engine,
     } = outcome;
-    let end = match end {
-        PairEnd::Finished => RawLaneEnd::Finished,
+    let (reason, error) = match end {
+        PairEnd::Finished => (EndReason::Closed, None),
         PairEnd::Failed {
             side: Side::A,
             error,
             ..
-        } => RawLaneEnd::SocketFailed(error),
-        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => RawLaneEnd::KeysUsedUp,
+        } => (EndReason::ClientGone, Some(error)),
+        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => {
+            (EndReason::KeysUsedUp, None)
+        }
         PairEnd::Failed { error, .. } => match error.kind() {
-            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => RawLaneEnd::LaneReset,
-            _ => RawLaneEnd::LaneLost,
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                (EndReason::PeerReset, None)
+            }
+            _ => (EndReason::LaneLost, None),
         },
-        PairEnd::Cancelled => cause.unwrap_or(Cut::Shutdown).into(),
-        PairEnd::Stopped => RawLaneEnd::Shutdown,
-        PairEnd::Panicked => RawLaneEnd::RelayFailed,
-        PairEnd::DriverFailed { error } => RawLaneEnd::RelayWithoutEvents(error),
+        PairEnd::Cancelled => (cause.unwrap_or(EndReason::Shutdown), None),
+        PairEnd::Stopped => (EndReason::Shutdown, None),
+        PairEnd::Panicked => (EndReason::RelayFailed, None),
+        PairEnd::DriverFailed { error } => (EndReason::RelayDriverFailed, Some(error)),
     };
     let spliced = to_a.spliced_bytes + to_b.spliced_bytes;
     let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced + overhead);
-    metrics.relay_bytes(Engine::Copy).inc_by(copied);
-    metrics.relay_bytes(Engine::Splice).inc_by(spliced);
+    metrics.relay_bytes.of(Engine::Copy).inc_by(copied);
+    metrics.relay_bytes.of(Engine::Splice).inc_by(spliced);
     RawLaneOutcome {
         from_socket: to_b.bytes.saturating_sub(overhead),
         to_socket: to_a.bytes,
-        end,
+        end: RawLaneEnd { reason, error },
         engine: if spliced > copied {
             Engine::Splice
         } else {
@@ -198,7 +152,7 @@ mod tests {
         let metrics = ServerMetrics::new(&[]);
         let outcome = conclude(outcome, DriverReason::Asked, 0, None, metrics.adit());
         assert_eq!(outcome.from_socket, 7);
-        let reasons = (outcome.end.reason(), outcome.end.reason_at_target());
+        let reasons = (outcome.end.reason, outcome.end.reason.at_target());
         let expected = EndReason::RelayDriverFailed;
         assert_eq!(reasons, (expected, expected));
     }

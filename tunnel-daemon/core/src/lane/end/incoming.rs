@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{LaneEnd, LaneRole, State, busy};
+use super::{LaneEnd, LanePhase, LaneRole, busy};
 use crate::lane::event::LaneEvent;
 use crate::lane::frame::{FrameType, Header, LaneViolation, OutFrame, Piece};
 use crate::lane::growth::Want;
@@ -33,7 +33,7 @@ impl LaneEnd {
             return Ok(());
         }
         match self.state {
-            State::Open {
+            LanePhase::Open {
                 receiving: true,
                 discarding,
                 ..
@@ -43,7 +43,7 @@ impl LaneEnd {
                 }
                 Ok(())
             }
-            State::Resetting => Ok(()),
+            LanePhase::Resetting => Ok(()),
             _ => Err(LaneViolation::OutOfTurn(FrameType::Data)),
         }
     }
@@ -53,7 +53,7 @@ impl LaneEnd {
         if self.out.controls() > CONTROLS_MAX {
             return Err(LaneViolation::Unread(CONTROLS_MAX));
         }
-        if self.state == State::Raw {
+        if self.state == LanePhase::Raw {
             return Err(LaneViolation::OutOfTurn(kind));
         }
         match kind {
@@ -94,34 +94,36 @@ impl LaneEnd {
             return Ok(());
         }
         match (kind, self.state) {
-            (FrameType::Opened, State::Opening) => {
+            (FrameType::Opened, LanePhase::Opening) => {
                 self.raw &= header.flags & Header::FRAMED == 0;
                 self.opened();
                 self.events.push_back(LaneEvent::Opened);
             }
-            (FrameType::Failed, State::Opening) => {
+            (FrameType::Failed, LanePhase::Opening) => {
                 self.out.set_mute(false);
                 let (code, text) = read_refusal(payload)?;
                 self.events.push_back(LaneEvent::Failed { code, text });
                 self.over();
             }
             // The close crossed our FIN, which had ended the tunnel.
-            (FrameType::Fin, State::Idle) if header.flags & Header::CLOSE != 0 => (),
+            (FrameType::Fin, LanePhase::Idle) if header.flags & Header::CLOSE != 0 => (),
             // The peer had sent FIN before.
             (
                 FrameType::Fin,
-                State::Open {
+                LanePhase::Open {
                     sending: true,
                     receiving: false,
                     ..
                 },
             ) if header.flags & Header::CLOSE != 0 => self.handle_fin(true, false, true, &payload),
             // The server's notice that its OPEN wins; this end has seen that OPEN by now.
-            (FrameType::Failed, State::Answering | State::Open { .. } | State::Idle)
-                if self.role == LaneRole::Agent && payload.first() == Some(&1) => {}
+            (
+                FrameType::Failed,
+                LanePhase::Answering | LanePhase::Open { .. } | LanePhase::Idle,
+            ) if self.role == LaneRole::Agent && payload.first() == Some(&1) => {}
             (
                 FrameType::Fin,
-                State::Open {
+                LanePhase::Open {
                     sending,
                     receiving: true,
                     discarding,
@@ -131,9 +133,9 @@ impl LaneEnd {
                 self.handle_fin(sending, discarding, closes, &payload);
             }
             (FrameType::Reset, _) => self.handle_reset(&payload),
-            (FrameType::ResetAck, State::Resetting) => self.over(),
+            (FrameType::ResetAck, LanePhase::Resetting) => self.over(),
             // Frames in flight when this end reset the tunnel.
-            (FrameType::Opened | FrameType::Failed | FrameType::Fin, State::Resetting) => (),
+            (FrameType::Opened | FrameType::Failed | FrameType::Fin, LanePhase::Resetting) => (),
             _ => return Err(LaneViolation::OutOfTurn(kind)),
         }
         Ok(())
@@ -151,7 +153,7 @@ impl LaneEnd {
 
     fn handle_open(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
         let out_of_turn = LaneViolation::OutOfTurn(FrameType::Open);
-        if self.state == State::Opening && header.sequence == self.sequence {
+        if self.state == LanePhase::Opening && header.sequence == self.sequence {
             // Both ends opened at once, with the same sequence.
             return match self.role {
                 LaneRole::Server if self.crossed => Err(out_of_turn),
@@ -166,12 +168,12 @@ impl LaneEnd {
                     self.discard_out();
                     self.events.push_back(LaneEvent::Failed { code, text });
                     self.events.push_back(LaneEvent::Idle);
-                    self.asked(request);
+                    self.peer_opens(request);
                     Ok(())
                 }
             };
         }
-        if self.state == State::Resetting && header.sequence == self.sequence {
+        if self.state == LanePhase::Resetting && header.sequence == self.sequence {
             // Both ends opened at once and this end has reset its OPEN; our RESET answers the peer's OPEN.
             return Ok(());
         }
@@ -179,20 +181,20 @@ impl LaneEnd {
             return Err(out_of_turn);
         }
         match self.state {
-            State::Idle => (),
+            LanePhase::Idle => (),
             // The peer had finished the tunnel before our RESET arrived, so no RESET_ACK follows.
-            State::Resetting => self.over(),
-            State::Opening | State::Answering | State::Open { .. } | State::Raw => {
+            LanePhase::Resetting => self.over(),
+            LanePhase::Opening | LanePhase::Answering | LanePhase::Open { .. } | LanePhase::Raw => {
                 return Err(out_of_turn);
             }
         }
         self.sequence = header.sequence;
-        self.asked(read_open(header, payload)?);
+        self.peer_opens(read_open(header, payload)?);
         Ok(())
     }
 
-    fn asked(&mut self, request: OpenRequest) {
-        self.state = State::Answering;
+    fn peer_opens(&mut self, request: OpenRequest) {
+        self.state = LanePhase::Answering;
         self.raw = request.raw;
         self.out.set_mute(false);
         self.events.push_back(LaneEvent::Open(request));
@@ -204,7 +206,7 @@ impl LaneEnd {
                 self.events.push_back(LaneEvent::PeerFin);
             }
             if sending {
-                self.state = State::Open {
+                self.state = LanePhase::Open {
                     sending,
                     receiving: false,
                     discarding,
@@ -229,13 +231,13 @@ impl LaneEnd {
     fn handle_reset(&mut self, text: &[u8]) {
         match self.state {
             // The RESET crossed our RESET, whose RESET_ACK is due; or the peer had not seen yet that the tunnel was over.
-            State::Resetting | State::Idle => return self.acknowledge(self.sequence),
+            LanePhase::Resetting | LanePhase::Idle => return self.acknowledge(self.sequence),
             // Unreachable: `handle_frame` accepts no frame of a raw lane.
-            State::Raw => return,
-            State::Open {
+            LanePhase::Raw => return,
+            LanePhase::Open {
                 discarding: true, ..
             } => (),
-            State::Opening | State::Answering | State::Open { .. } => {
+            LanePhase::Opening | LanePhase::Answering | LanePhase::Open { .. } => {
                 let text = read_text(text);
                 self.events.push_back(LaneEvent::PeerReset { text });
             }

@@ -2,7 +2,7 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use super::{DATA_HEAD_MAX, Decoder, Head, State, StreamError, judge, parse_head};
+use super::{DATA_HEAD_MAX, Decoder, DecoderState, Head, StreamError, judge, parse_head};
 use crate::wire::encode::MessageBuf;
 use crate::wire::packet::{Packet, Received};
 use crate::wire::{COLLECTED_BYTES_MAX, GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX};
@@ -73,13 +73,13 @@ fn decoded<'a>(
 fn assert_held_is_explained(decoder: &Decoder) {
     let (held, state) = (decoder.available(), &decoder.state);
     let explained = match state {
-        State::Prefix => held < GRPC_PREFIX_BYTES,
-        State::Head { .. } => held < DATA_HEAD_MAX,
-        State::Payload { .. } | State::Skip { .. } => held == 0,
-        State::Whole { length } => held < *length && *length <= COLLECTED_BYTES_MAX,
+        DecoderState::Prefix => held < GRPC_PREFIX_BYTES,
+        DecoderState::Head { .. } => held < DATA_HEAD_MAX,
+        DecoderState::Payload { .. } | DecoderState::Skip { .. } => held == 0,
+        DecoderState::Whole { length } => held < *length && *length <= COLLECTED_BYTES_MAX,
     };
     assert!(explained, "{held} bytes held in {state:?}");
-    if let State::Whole { length } = state {
+    if let DecoderState::Whole { length } = state {
         let room = decoder.joined.capacity();
         let most = 2 * (*length + usize::from(u8::MAX)).max(64);
         assert!(room <= most, "room for {room} bytes in {state:?}");

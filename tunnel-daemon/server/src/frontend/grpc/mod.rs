@@ -4,11 +4,9 @@ mod client_socket;
 mod outbound;
 mod state;
 mod stream;
-mod stream_events;
 
 pub use client_socket::ClientSocket;
 pub use stream::ProxyStream;
-pub use stream_events::StreamEvents;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,12 +14,9 @@ use std::time::Duration;
 
 use adit_core::session::{BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::sync::CancellationToken;
 
 use crate::frontend::events::{ClientAccess, FrontendContext, GrpcEvents, time_is_up};
-use crate::router::Router;
 use adit_net::grpc::{self, Windows};
-use adit_net::tasks::Tasks;
 use adit_telemetry::labels::ServiceMethod;
 
 /// Path of the only method.
@@ -32,30 +27,26 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Bytes of one stream that HTTP/2 may hold unwritten; the budget counts bytes beyond them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
 
-/// Serves one client connection to its end; `admission` says whether the client is refused. Once this process is `leaving`, the
-/// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call runs as a task of its own,
-/// admitted by `tasks`.
+/// Serves one client connection to its end; `admission` says whether the client is refused. Once this process leaves, the
+/// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call runs as a task of its own.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
 pub fn serve<S>(
     io: S,
-    router: Arc<Router>,
-    context: FrontendContext,
+    context: Arc<FrontendContext>,
     admission: ClientAccess,
     keepalive: Duration,
-    tasks: Tasks,
-    leaving: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (stream_bytes, send_buffer_bytes) = if router.budget().starts_small() {
+    let (stream_bytes, send_buffer_bytes) = if context.router.budget().starts_small() {
         (BOUNDED_CALL_WINDOW_BYTES, BOUNDED_CALL_BUFFER_BYTES)
     } else {
         (STREAM_WINDOW_BYTES, SEND_BUFFER_BYTES)
     };
     // Boxed: its state is freed before the connection runs.
-    let left = leaving.clone();
+    let left = context.leaving.clone();
     let mut greeting = Box::pin(async move {
         let windows = Windows {
             frame_bytes: grpc::SMALL_FRAME_BYTES,
@@ -73,25 +64,30 @@ where
         let greeted = admission.within(greeting.as_mut()).await.flatten();
         drop(greeting);
         let connection = match greeted {
-            Some(Ok(connection)) => connection.count_in(router.budget()),
+            Some(Ok(connection)) => connection.count_in(context.router.budget()),
             Some(Err(error)) => {
                 return tracing::debug!(%error, "client connection is not HTTP/2");
             }
             None => return,
         };
+        let leaving = context.leaving.clone();
         let served = connection.serve(keepalive, leaving, |request, mut respond| {
             if !grpc::is_call(&request, METHOD, &mut respond) {
                 return None;
             }
             let stream = ProxyStream::new(
-                Arc::clone(&router),
+                Arc::clone(&context.router),
                 request.into_body(),
                 respond,
                 admission.clone(),
                 GrpcEvents::new(&context),
             );
-            let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
-            let admitted = tasks.admit("proxy-stream", stream.run(counted));
+            let counted = context
+                .metrics
+                .grpc_connections
+                .of(ServiceMethod::Proxy)
+                .guard();
+            let admitted = context.tasks.admit("proxy-stream", stream.run(counted));
             if admitted.is_err() && context.limits.may_log_refusal() {
                 tracing::warn!("client stream refused: too many streams");
             }

@@ -16,7 +16,7 @@ use adit_tunnel::Endpoint;
 pub(super) type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
 
 /// The state of a call.
-pub(super) enum State {
+pub(super) enum CallState {
     /// No dial yet.
     Fresh,
     Dialing {
@@ -48,8 +48,8 @@ pub(super) struct Idle(Option<Pin<Box<Sleep>>>);
 
 impl Idle {
     /// Ready when the call has been without a dial or a tunnel for too long. Packets without effect do not count.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, state: &State) -> Poll<()> {
-        if matches!(state, State::Dialing { .. } | State::Open { .. }) {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, state: &CallState) -> Poll<()> {
+        if matches!(state, CallState::Dialing { .. } | CallState::Open { .. }) {
             self.0 = None;
             return Poll::Pending;
         }

@@ -14,9 +14,8 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 
 use super::outbound::{Outbound, Sent};
-use super::state::{Done, Idle, State};
-use super::stream_events::StreamEvents;
-use crate::frontend::events::ClientAccess;
+use super::state::{CallState, Done, Idle};
+use crate::frontend::events::{ClientAccess, GrpcEvents};
 use crate::router::{OpenTunnel, Router};
 use adit_core::wire::encode::MessageBuf;
 use adit_net::grpc::{Code, code_of, status};
@@ -35,26 +34,26 @@ const FRAMES_PER_ROUND: usize = 16;
 const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 
 /// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
-pub struct ProxyStream<E: StreamEvents> {
+pub struct ProxyStream {
     router: Arc<Router>,
     recv: RecvStream,
     out: Outbound,
     decoder: Decoder,
-    state: State,
+    state: CallState,
     idle: Idle,
     rebukes: u32,
     admission: ClientAccess,
-    events: E,
+    events: GrpcEvents,
 }
 
-impl<E: StreamEvents> ProxyStream<E> {
+impl ProxyStream {
     /// Takes over a call to `ProxyService/Proxy`.
     pub fn new(
         router: Arc<Router>,
         recv: RecvStream,
         respond: SendResponse<MessageBuf>,
         admission: ClientAccess,
-        events: E,
+        events: GrpcEvents,
     ) -> Self {
         let out = Outbound::new(respond);
         Self {
@@ -62,7 +61,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             recv,
             out,
             decoder: Decoder::default(),
-            state: State::Fresh,
+            state: CallState::Fresh,
             idle: Idle::default(),
             rebukes: 0,
             admission,
@@ -107,9 +106,9 @@ impl<E: StreamEvents> ProxyStream<E> {
     }
 
     fn leave(&mut self, graceful: bool, reason: EndReason) {
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Dialing { .. } => self.events.abandoned(),
-            State::Open { mut endpoint, .. } => {
+        match std::mem::replace(&mut self.state, CallState::Over) {
+            CallState::Dialing { .. } => self.events.tunnel.abandoned(),
+            CallState::Open { mut endpoint, .. } => {
                 if graceful {
                     endpoint.close();
                 }
@@ -125,9 +124,9 @@ impl<E: StreamEvents> ProxyStream<E> {
                 } else {
                     reason
                 };
-                self.events.ended(from_client, to_client, reason);
+                self.events.tunnel.ended(from_client, to_client, reason);
             }
-            State::Fresh | State::Over => (),
+            CallState::Fresh | CallState::Over => (),
         }
     }
 
@@ -167,7 +166,7 @@ impl<E: StreamEvents> ProxyStream<E> {
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
-        if let State::Open { endpoint, .. } = &mut self.state {
+        if let CallState::Open { endpoint, .. } = &mut self.state {
             endpoint.poll_flush(cx);
         }
     }
@@ -179,7 +178,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             if !self.poll_client(cx)? {
                 return Ok(frame > 0);
             }
-            if !matches!(self.state, State::Open { .. }) {
+            if !matches!(self.state, CallState::Open { .. }) {
                 break;
             }
         }
@@ -188,7 +187,7 @@ impl<E: StreamEvents> ProxyStream<E> {
 
     /// Client -> tunnel. Not read while the endpoint is full, so that the client's HTTP/2 window fills.
     fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
-        if let State::Open {
+        if let CallState::Open {
             endpoint,
             closing: false,
             ..
@@ -267,7 +266,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         if !self.decoder.is_inside_data() {
             self.events.packet_in(Ok(packet.kind()));
         }
-        if matches!(self.state, State::Over) {
+        if matches!(self.state, CallState::Over) {
             return Ok(());
         }
         match packet {
@@ -278,8 +277,8 @@ impl<E: StreamEvents> ProxyStream<E> {
                 ..
             } => self.handle_dial(dial, protocol, address),
             Packet::Data { conn, bytes } => match &mut self.state {
-                State::Open { closing: true, .. } => Ok(()),
-                State::Open {
+                CallState::Open { closing: true, .. } => Ok(()),
+                CallState::Open {
                     conn: ours,
                     endpoint,
                     ..
@@ -287,22 +286,22 @@ impl<E: StreamEvents> ProxyStream<E> {
                     endpoint.send(bytes);
                     Ok(())
                 }
-                State::Open { conn: ours, .. } => {
+                CallState::Open { conn: ours, .. } => {
                     let ours = *ours;
                     self.close_rsp(conn, "mismatched connection IDs")?;
                     self.close_rsp(ours, "mismatched connection IDs")?;
                     self.leave(true, EndReason::ClientProtocol);
                     Ok(())
                 }
-                State::Fresh | State::Dialing { .. } => {
+                CallState::Fresh | CallState::Dialing { .. } => {
                     self.close_rsp(conn, "backend not initialized")?;
                     self.leave(false, EndReason::ClientProtocol);
                     Ok(())
                 }
-                State::Over => Ok(()),
+                CallState::Over => Ok(()),
             },
             Packet::CloseReq { conn } => match &mut self.state {
-                State::Open {
+                CallState::Open {
                     endpoint,
                     closing,
                     conn: ours,
@@ -313,11 +312,11 @@ impl<E: StreamEvents> ProxyStream<E> {
                     }
                     Ok(())
                 }
-                State::Open { .. } => self.rebuke(conn, "mismatched connection IDs"),
+                CallState::Open { .. } => self.rebuke(conn, "mismatched connection IDs"),
                 _ => self.rebuke(conn, "backend uninitialized"),
             },
             Packet::DialCls { dial } => {
-                if matches!(&self.state, State::Dialing { dial: ours, .. } if *ours == dial) {
+                if matches!(&self.state, CallState::Dialing { dial: ours, .. } if *ours == dial) {
                     self.leave(false, EndReason::ClientGone);
                 }
                 Ok(())
@@ -338,7 +337,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         protocol: String,
         address: String,
     ) -> Result<(), h2::Error> {
-        if !matches!(self.state, State::Fresh) {
+        if !matches!(self.state, CallState::Fresh) {
             self.count_rebuke()?;
             let error = String::from("this stream has dialed before; open a stream per connection");
             return self.send(Packet::DialRsp {
@@ -348,20 +347,20 @@ impl<E: StreamEvents> ProxyStream<E> {
                 window: 0,
             });
         }
-        let asked = self.events.dialing(&address);
+        let asked = self.events.tunnel.dialing(&address);
         if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
         let router = Arc::clone(&self.router);
         let work = Box::pin(async move { router.dial(dial, &protocol, &address, &asked).await });
-        self.state = State::Dialing { dial, work };
+        self.state = CallState::Dialing { dial, work };
         Ok(())
     }
 
     fn poll_tunnel(&mut self, cx: &mut Context<'_>) -> Result<bool, h2::Error> {
         match &mut self.state {
-            State::Fresh | State::Over => Ok(false),
-            State::Dialing { dial, work } => {
+            CallState::Fresh | CallState::Over => Ok(false),
+            CallState::Dialing { dial, work } => {
                 let Poll::Ready(outcome) = work.as_mut().poll(cx) else {
                     return Ok(false);
                 };
@@ -369,7 +368,7 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.finish_dial(dial, outcome)?;
                 Ok(true)
             }
-            State::Open { conn, endpoint, .. } => {
+            CallState::Open { conn, endpoint, .. } => {
                 let conn = *conn;
                 match self.out.poll_payload(cx, conn, endpoint) {
                     // A client that takes nothing must not hide an abort of the tunnel.
@@ -433,8 +432,8 @@ impl<E: StreamEvents> ProxyStream<E> {
                 conn,
                 ..
             }) => {
-                self.events.watch(&mut endpoint);
-                self.state = State::Open {
+                self.events.tunnel.watch(&mut endpoint);
+                self.state = CallState::Open {
                     conn,
                     endpoint,
                     closing: false,
@@ -445,14 +444,15 @@ impl<E: StreamEvents> ProxyStream<E> {
                     error: String::new(),
                     window: 0,
                 };
-                self.send(answer).inspect_err(|_| self.events.answer_lost())
+                self.send(answer)
+                    .inspect_err(|_| self.events.tunnel.answer_lost())
             }
             Err(DialFailure::Closed) => {
-                self.state = State::Over;
+                self.state = CallState::Over;
                 self.send(Packet::DialCls { dial })
             }
             Err(failure) => {
-                self.state = State::Over;
+                self.state = CallState::Over;
                 let error = failure.to_string();
                 self.send(Packet::DialRsp {
                     dial,
@@ -465,7 +465,7 @@ impl<E: StreamEvents> ProxyStream<E> {
     }
 
     fn give_up(&mut self, text: &str, reason: EndReason) -> Result<(), h2::Error> {
-        if let State::Open { conn, .. } = self.state {
+        if let CallState::Open { conn, .. } = self.state {
             self.close_rsp(conn, text)?;
         }
         self.leave(false, reason);

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use adit_core::ids::ConnId;
-use adit_core::registry::Registry;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::Packet;
 use bytes::Buf as _;
@@ -11,48 +10,16 @@ use http::Request;
 use tokio::time::{Instant, timeout};
 
 use super::*;
-use crate::router::DialLimits;
 use adit_config::limits::CALL_IDLE_TIMEOUT;
-use adit_host::descriptors::Descriptors;
-use adit_telemetry::{AccessLog, ServerMetrics};
-
-fn context() -> FrontendContext {
-    let metrics = ServerMetrics::new(&["default"]);
-    let suppressed = metrics.adit().access_events_suppressed();
-    FrontendContext {
-        metrics,
-        access: Arc::new(AccessLog::new(1, suppressed)),
-        relay: None,
-        descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_net::accounts::Accounts::off(),
-        limits: Arc::default(),
-    }
-}
 
 /// A message without effect keeps no call open, neither before a dial nor after a tunnel.
 ///
 /// Limit (times): A gRPC call without a dial or tunnel | ends after 60 s with `DEADLINE_EXCEEDED`
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_dial_ends_after_sixty_seconds() {
-    let limits = DialLimits {
-        pending_max: 1,
-        timeout: None,
-        dead_after: Duration::from_secs(8),
-    };
-    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
     let (near, far) = tokio::io::duplex(1 << 16);
-    let tasks = Tasks::new(10);
-    let never = CancellationToken::new();
-    let keepalive = Duration::from_secs(3600);
-    let serving = serve(
-        near,
-        router,
-        context(),
-        ClientAccess::default(),
-        keepalive,
-        tasks,
-        never,
-    );
+    let (context, admission) = (FrontendContext::for_tests(), ClientAccess::default());
+    let serving = serve(near, context, admission, Duration::from_secs(3600));
     let client = async {
         let handshake = h2::client::handshake(far).await;
         let (mut requests, connection) = handshake.expect("HTTP/2");

@@ -1,52 +1,23 @@
 //! Tests of CONNECT heads that never end, on paused time, and of answers that the client does not read.
 
 use adit_core::ids::{AgentId, ConnId, LinkId};
-use adit_core::registry::Registry;
 use tokio::io::{AsyncReadExt as _, duplex};
 use tokio::time::Instant;
 
 use super::*;
 use crate::frontend::client_limits::Unanswered;
-use crate::frontend::establish::{Client, serve_tunnel};
 use crate::frontend::events::ClientTunnel;
 use crate::router::OpenTunnel;
-
-use crate::router::DialLimits;
-use adit_host::descriptors::Descriptors;
 use adit_telemetry::labels::Path;
-use adit_telemetry::{AccessLog, ServerMetrics};
 use adit_tunnel::{Channel, DirtyList, Endpoint};
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
-    let limits = DialLimits {
-        pending_max: 1,
-        timeout: None,
-        dead_after: Duration::from_secs(8),
-    };
-    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
-    let metrics = ServerMetrics::new(&["default"]);
-    let access = Arc::new(AccessLog::new(1, metrics.adit().access_events_suppressed()));
-    let context = FrontendContext {
-        metrics,
-        access,
-        relay: None,
-        descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_net::accounts::Accounts::off(),
-        limits: Arc::default(),
-    };
+    let context = FrontendContext::for_tests();
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
-        serve(
-            server,
-            router,
-            context,
-            plan,
-            PeerAddr::Unix,
-            CancellationToken::new(),
-        )
-        .await;
+        serve(server, PeerAddr::Unix, context, plan).await;
         started.elapsed()
     };
     let trickling = async {
@@ -82,19 +53,12 @@ async fn the_configured_head_timeout_is_used() {
 
 #[tokio::test]
 async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
-    let metrics = ServerMetrics::new(&["default"]);
-    let suppressed = metrics.adit().access_events_suppressed();
-    let context = FrontendContext {
-        metrics: metrics.clone(),
-        access: Arc::new(AccessLog::new(1, suppressed)),
-        relay: None,
-        descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_net::accounts::Accounts::off(),
-        limits: Arc::default(),
-    };
-    let (_channel, client, endpoint) = opened(&context);
-    serve_tunnel::<HttpConnect, _>(client, endpoint).await;
-    let text = metrics.scrape().text();
+    let context = FrontendContext::for_tests();
+    let (_channel, mut client, endpoint) = opened(&context);
+    let answered = answer(&mut client, &mut Carrier::Endpoint(endpoint)).await;
+    assert_eq!(answered, None);
+    drop(client);
+    let text = context.metrics.scrape().text();
     for line in [
         "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
         "konnectivity_network_proxy_server_established_connections 0",
@@ -105,7 +69,9 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
 }
 
 /// A tunnel that has just opened, for a client that has already left.
-fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexStream>, Endpoint) {
+fn opened(
+    context: &Arc<FrontendContext>,
+) -> (Arc<Channel>, Client<tokio::io::DuplexStream>, Endpoint) {
     let (endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
     let open = OpenTunnel {
         carrier: endpoint,
@@ -123,8 +89,7 @@ fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexS
         io,
         early: BytesMut::new(),
         tunnel,
-        relay: None,
-        open: Some(context.metrics.http_connection()),
+        counted: Some(context.metrics.http_connections.guard()),
     };
     (channel, client, open.carrier)
 }
@@ -132,47 +97,18 @@ fn opened(context: &FrontendContext) -> (Arc<Channel>, Client<tokio::io::DuplexS
 /// The state that a tunnel keeps while it lives. A wrapper around such a future easily doubles it.
 #[test]
 fn the_state_of_a_connection_stays_small() {
-    let limits = DialLimits {
-        pending_max: 1,
-        timeout: None,
-        dead_after: Duration::from_secs(8),
-    };
-    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
-    let metrics = ServerMetrics::new(&["default"]);
-    let suppressed = metrics.adit().access_events_suppressed();
-    let context = FrontendContext {
-        metrics,
-        access: Arc::new(AccessLog::new(1, suppressed)),
-        descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_net::accounts::Accounts::off(),
-        relay: None,
-        limits: Arc::default(),
-    };
+    let context = FrontendContext::for_tests();
     let (_client, server) = duplex(64);
     let (_channel, client, endpoint) = opened(&context);
-    let bytes = size_of_val(&serve_tunnel::<HttpConnect, _>(client, endpoint));
+    let bytes = size_of_val(&client.copy_bidirectional(endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
-    let serving = serve(
-        server,
-        Arc::clone(&router),
-        context.clone(),
-        ConnectPlan::default(),
-        PeerAddr::Unix,
-        CancellationToken::new(),
-    );
+    let plan = ConnectPlan::default();
+    let serving = serve(server, PeerAddr::Unix, Arc::clone(&context), plan);
     let bytes = size_of_val(&serving);
     assert!(bytes <= 48, "{bytes} bytes around it");
     let (_client, server) = duplex(64);
-    let tasks = adit_net::tasks::Tasks::new(1);
-    let serving = crate::frontend::grpc::serve(
-        server,
-        router,
-        context,
-        ClientAccess::default(),
-        Duration::MAX,
-        tasks,
-        CancellationToken::new(),
-    );
+    let admission = crate::frontend::events::ClientAccess::default();
+    let serving = crate::frontend::grpc::serve(server, context, admission, Duration::MAX);
     let bytes = size_of_val(&serving);
     assert!(bytes <= 528, "{bytes} bytes for grpc");
 }
@@ -180,12 +116,7 @@ fn the_state_of_a_connection_stays_small() {
 /// Serves a client while the early bytes of other clients use up the shared budget. Returns whether all of `sends` was
 /// taken, and the answer. A dial over the link is never answered.
 async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
-    let limits = DialLimits {
-        pending_max: 1,
-        timeout: None,
-        dead_after: Duration::from_secs(8),
-    };
-    let router = Router::new(Registry::new("default".parse().unwrap()), limits);
+    let context = FrontendContext::for_tests();
     let agent = crate::router::LinkInfo {
         agent: AgentId::new("a"),
         identifiers: adit_core::wire::identifiers::Identifiers::default(),
@@ -195,22 +126,11 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         address: PeerAddr::Unix,
         dials: Arc::default(),
     };
-    let _link = is_linked.then(|| router.register(agent, 1, None).unwrap());
-    let metrics = ServerMetrics::new(&["default"]);
-    let suppressed = metrics.adit().access_events_suppressed();
-    let context = FrontendContext {
-        metrics,
-        access: Arc::new(AccessLog::new(1, suppressed)),
-        relay: None,
-        descriptors: Arc::new(Descriptors::unlimited()),
-        accounts: adit_net::accounts::Accounts::off(),
-        limits: Arc::default(),
-    };
+    let _link = is_linked.then(|| context.router.register(agent, 1, None).unwrap());
     let mut others = Unanswered::new(&context.limits);
     others.count(2 * adit_config::limits::UNANSWERED_BYTES_MAX);
     let (mut client, server) = duplex(1024);
-    let (plan, never) = (ConnectPlan::default(), CancellationToken::new());
-    let serving = serve(server, router, context, plan, PeerAddr::Unix, never);
+    let serving = serve(server, PeerAddr::Unix, context, ConnectPlan::default());
     let talking = async {
         let sent = tokio::time::timeout(Duration::from_secs(10), client.write_all(sends)).await;
         let mut answer = vec![0; 64];

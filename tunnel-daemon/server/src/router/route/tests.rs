@@ -6,11 +6,15 @@ use std::task::Poll;
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use adit_core::session::CancelledDial;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
 use tokio::sync::oneshot;
 
 use super::*;
 use crate::router::AskedAgents;
 use adit_config::plan::DialPlan;
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tls::stream::PeerAddr;
 use adit_tunnel::DialOutcome;
 
 /// Enough links that none of them is the limit.

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{LanePool, Waiting};
-use adit_telemetry::labels::LaneEnd;
+use adit_telemetry::labels::LaneCloseReason;
 
 /// Lanes polled in one system call: some tens of microseconds.
 const GLANCE_LANES: usize = 256;
@@ -42,7 +42,7 @@ impl LanePool {
             lane.end().drain();
             // A lane that cannot be written now is closed all the same.
             let _flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
-            self.settings.metrics.lane_closed(LaneEnd::Descriptors);
+            self.closed(LaneCloseReason::Descriptors);
         }
         count
     }

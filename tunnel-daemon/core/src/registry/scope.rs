@@ -1,4 +1,4 @@
-//! The choice of a link for a dial.
+//! The scope of a dial: the key by which it finds agents, and the links that it may ask.
 
 use ipnet::IpNet;
 
