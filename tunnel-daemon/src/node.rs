@@ -17,7 +17,6 @@ use crate::server::tenant::Tenant;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
 use adit_config::plan::{AgentPlan, DestinationsPlan};
-use adit_host::descriptors::Descriptors;
 use adit_net::accept::accept_loop;
 use adit_net::dial::Dialer;
 use adit_net::listen::Listener;

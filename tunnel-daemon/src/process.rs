@@ -33,8 +33,8 @@ use adit_config::address::BindAddress;
 use adit_config::plan::{
     AccountPlan, AdminSocketPlan, AgentPlan, DataPathPlan, IsolationPlan, ServerPlan,
 };
-use adit_net::accounts::Accounts;
 use adit_host::descriptors::Descriptors;
+use adit_net::accounts::Accounts;
 use adit_net::self_sockets::OwnSockets;
 use adit_net::tasks::Tasks;
 use adit_server::backend::AgentAuthorizer;

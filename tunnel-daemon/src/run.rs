@@ -32,7 +32,6 @@ use adit_host::{memory, privileges};
 use adit_net::inherited::InheritedSockets;
 use adit_telemetry::log;
 use adit_telemetry::{COMMIT, LogOptions, VERSION};
-use adit_host::blocking::{NoThreads, start_runtime};
 use adit_tls::blocks;
 
 #[cfg(feature = "demo")]

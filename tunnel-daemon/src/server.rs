@@ -27,9 +27,9 @@ use crate::listeners::Listening;
 use crate::node;
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::ServerSource;
-use adit_host::wait::wait_until;
 use adit_config::limits;
 use adit_config::plan::{FrontendListen, ServerPlan};
+use adit_host::wait::wait_until;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Backend, BackendSettings, LinkSettings,

@@ -6,12 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use xtask_kit::net;
 
 use crate::steps::stdout_of;
 use crate::workspace::Workspace;
-
-pub(crate) use net::{free_port, http_get};
 
 /// Time limit of a question that may need release builds.
 const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);

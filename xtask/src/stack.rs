@@ -5,12 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use anyhow::{Context as _, bail, ensure};
+
+use xtask_kit::net::{free_port, http_get};
 
 use crate::steps::{MINUTES_5, Running, output_of};
 
@@ -22,8 +23,6 @@ const ASK: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest head of an answer.
 const HEAD_MAX: usize = 4096;
-/// Ports within the range that upstream's flag check allows.
-const PORTS: std::ops::Range<u16> = 14_000..22_000;
 
 /// A program that serves. It is killed on drop.
 pub(crate) struct Process {
@@ -176,31 +175,6 @@ impl Ports {
         }
         flags
     }
-}
-
-/// A port that was free a moment ago, and no other call returns soon.
-///
-/// # Errors
-/// No port is free.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let mut all = PORTS
-        .map(|_any| PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start));
-    all.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok())
-        .context("no port is free")
-}
-
-/// The whole answer to a GET.
-///
-/// # Errors
-/// There is none in time, or it is no text.
-pub(crate) fn http_get(address: &str, path: &str) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// Serves each connection on a thread. The listener lives as long as the process.

@@ -17,7 +17,7 @@ use rustix::thread::{
 };
 
 use crate::capabilities::set_of;
-use adit_host::wait::wait_until;
+use crate::wait::wait_until;
 
 /// Time for newly created threads to give up their capabilities.
 const BEGIN_MAX: Duration = Duration::from_secs(5);

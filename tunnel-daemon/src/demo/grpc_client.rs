@@ -25,7 +25,6 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
-
 /// Packets queued towards the server.
 const QUEUE_PACKETS: usize = 16;
 /// Payload of one packet.
@@ -90,7 +89,8 @@ impl GrpcTunnel {
             client.ready().await.map_err(unready)?;
             let path = PathAndQuery::from_static("/ProxyService/Proxy");
             let packets = ReceiverStream::new(queue).into_streaming_request();
-            client.streaming(packets, path, ProstCodec::default()).await
+            let codec = ProstCodec::<raw::Packet, raw::Packet>::default();
+            client.streaming(packets, path, codec).await
         };
         let mut answers = patient(call).await?.into_inner();
         let answer = patient(answers.message()).await?;

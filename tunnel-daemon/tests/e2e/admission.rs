@@ -6,7 +6,7 @@ use adit::agent::{self, RunningAgent};
 use adit_config::{Command, parse};
 use adit_tls::selfsigned::ThrowawayFiles;
 
-use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
+use crate::cluster::{AUDIENCE, Cluster, Mode};
 use crate::jwt::{Signer, claims};
 use crate::process::Process;
 use crate::wait::{secs, until};
@@ -14,10 +14,9 @@ use crate::wait::{secs, until};
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[test]
 fn only_tokens_of_the_account_and_audience_are_accepted() {
-    let Some(programs) = programs("admission") else {
+    let Some(cluster) = Cluster::of("admission", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let server = cluster.server("proxy-server", &[]);
     let uid = cluster.account_uid();
     let own = Signer::new(&cluster.files.key("accounts"));
@@ -89,10 +88,9 @@ fn only_tokens_of_the_account_and_audience_are_accepted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_agents_reconnect_within_30_seconds() {
     const AGENTS: u16 = 1000;
-    let Some(programs) = programs("a thousand agents") else {
+    let Some(cluster) = Cluster::of("a thousand agents", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let uid = cluster.account_uid();
     let own = Signer::new(&cluster.files.key("accounts"));
     let mut server = cluster.server("proxy-server", &[]);

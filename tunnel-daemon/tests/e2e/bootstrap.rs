@@ -28,10 +28,9 @@ fn measured(what: &str, since: Instant) {
 /// agents cannot reach the server, and the server cannot review tokens.
 #[test]
 fn agents_link_once_their_servers_api_server_is_ready_as_with_kkp() {
-    let Some(programs) = programs("KKP") else {
+    let Some(mut cluster) = Cluster::of("KKP", Mode::Grpc) else {
         return;
     };
-    let mut cluster = Cluster::start(programs, Mode::Grpc);
     let node = Node::start(&cluster, 0);
     let service = ports::free();
     let mut args = cluster.plain_agent_args(&node.host.to_string(), service);
@@ -62,10 +61,9 @@ fn agents_link_once_their_servers_api_server_is_ready_as_with_kkp() {
 /// With k0s all servers share one virtual address, and agents may start before the servers.
 #[test]
 fn an_agent_links_to_all_servers_behind_one_address_as_with_k0s() {
-    let Some(programs) = programs("k0s") else {
+    let Some(cluster) = Cluster::of("k0s", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let node = Node::start(&cluster, 0);
     let places = [(); 3].map(|()| [(); 3].map(|()| ports::free()));
     let address = balance(0, places.iter().map(|ports| ports[0]).collect());
@@ -92,10 +90,9 @@ fn an_agent_links_to_all_servers_behind_one_address_as_with_k0s() {
 /// With HyperShift an aggregated API server runs beside kube-apiserver, in a network with its own agent.
 #[test]
 fn agents_get_the_dials_for_their_identifiers_as_with_hypershift() {
-    let Some(programs) = programs("HyperShift") else {
+    let Some(cluster) = Cluster::of("HyperShift", Mode::HttpConnect) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::HttpConnect);
     let strategies = "--proxy-strategies=destHost,defaultRoute";
     let server = cluster.server_with("proxy-server", Proof::Certificate, &[strategies]);
     let [worker, beside] = [0, 1].map(|number| Node::start(&cluster, number));
@@ -180,10 +177,9 @@ fn a_node_boots(
     leading: impl Fn(&Cluster, Option<&Cgroup>) -> Vec<String>,
     cgroup: Option<Cgroup>,
 ) {
-    let Some(programs) = programs(test) else {
+    let Some(cluster) = Cluster::of(test, Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     allow_bootstrap(&cluster);
     let node = Node::start(&cluster, 0);
     let ports = [(); 3].map(|()| ports::free());

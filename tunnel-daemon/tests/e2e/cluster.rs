@@ -128,6 +128,11 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
+    /// Starts a cluster, as [`Cluster::start`], if there are programs.
+    pub(crate) fn of(test: &str, mode: Mode) -> Option<Self> {
+        programs(test).map(|programs| Self::start(programs, mode))
+    }
+
     /// Starts a cluster whose API server connects through `egress.sock` in its folder.
     pub(crate) fn start(programs: PathBuf, mode: Mode) -> Self {
         Self::start_with(programs, mode, None)

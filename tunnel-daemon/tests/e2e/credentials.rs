@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use adit_tls::selfsigned::{ThrowawayFiles, Usage};
 
-use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof, programs};
+use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
 use crate::jwt::{Signer, claims};
 use crate::namespace::{BODY, Node};
 use crate::ports;
@@ -68,10 +68,9 @@ impl Admitted {
 fn an_expired_token_keeps_its_link_and_admits_no_new_one() {
     // Seconds of validity. The API server accepts a token for a minute after its expiry, so 15 s are left.
     const LEFT: i64 = 15 - 60;
-    let Some(programs) = programs("an expiring token") else {
+    let Some(cluster) = Cluster::of("an expiring token", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let signer = Signer::new(&cluster.files.key("accounts"));
     let uid = cluster.account_uid();
     let short = signer.sign(&claims(&uid, 1, LEFT));
@@ -90,10 +89,9 @@ fn an_expired_token_keeps_its_link_and_admits_no_new_one() {
 
 #[test]
 fn a_token_of_a_deleted_pod_is_refused() {
-    let Some(programs) = programs("a pod that is gone") else {
+    let Some(cluster) = Cluster::of("a pod that is gone", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let of_pod = |pod: &str| {
         let name = format!("--bound-object-name={pod}");
         let bound = ["--audience", AUDIENCE, "--bound-object-kind=Pod", &name];
@@ -128,10 +126,9 @@ fn a_token_of_a_deleted_pod_is_refused() {
 
 #[test]
 fn a_deny_list_ends_the_link_of_a_node() {
-    let Some(programs) = programs("a deny list") else {
+    let Some(cluster) = Cluster::of("a deny list", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let list = cluster.token_file("deny", "");
     let flag = format!("--agent-deny={}", list.display());
     let server = cluster.server("proxy-server", &[&flag]);
@@ -161,10 +158,9 @@ fn a_deny_list_ends_the_link_of_a_node() {
 /// The CA of agents' certificates is rotated as installations do it: first both CAs, then only the new one.
 #[test]
 fn agent_ca_rotation_admits_both_cas_and_then_only_the_new_one() {
-    let Some(programs) = programs("a rotated authority") else {
+    let Some(cluster) = Cluster::of("a rotated authority", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let next = ThrowawayFiles::create(&[]).expect("certificates");
     next.issue("agent", Usage::Client, &[])
         .expect("a certificate");

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::cluster::{Cluster, Mode, Proof, programs};
+use crate::cluster::{Cluster, Mode, Proof};
 use crate::namespace::{BODY, Node};
 use crate::ports;
 use crate::wait::{secs, until};
@@ -234,10 +234,9 @@ pub(crate) fn steps() -> [Step; 11] {
 }
 
 fn kubectl_works(mode: Mode, proof: Proof, test: &str) {
-    let Some(programs) = programs(test) else {
+    let Some(cluster) = Cluster::of(test, mode) else {
         return;
     };
-    let cluster = Cluster::start(programs, mode);
     let server = cluster.server_with("proxy-server", proof, &[]);
     let node = Node::start(&cluster, 0);
     let _agent = cluster.agent_on(&node, &server, proof);

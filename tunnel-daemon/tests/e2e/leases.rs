@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::balance::balance;
-use crate::cluster::{AUDIENCE, Cluster, MadeBy, Mode, programs};
+use crate::cluster::{AUDIENCE, Cluster, MadeBy, Mode};
 use crate::ports;
 use crate::process::Process;
 use crate::server::Server;
@@ -40,10 +40,9 @@ fn published(cluster: &Cluster, count: usize) {
 /// Upstream (configuration): Agents follow the leases of their servers from one to three servers and back.
 #[test]
 fn an_agent_follows_the_leases_of_servers() {
-    let Some(programs) = programs("leases") else {
+    let Some(cluster) = Cluster::of("leases", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let start = |n: usize| -> Server {
         let socket = format!(
             "--uds-name={}",
@@ -116,10 +115,9 @@ fn an_agent_follows_the_leases_of_servers() {
 /// Upstream (configuration): Agents follow a static server count.
 #[test]
 fn agents_follow_the_server_count_flag() {
-    let Some(programs) = programs("static count") else {
+    let Some(cluster) = Cluster::of("static count", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let places = [(); 4].map(|()| [(); 3].map(|()| ports::free()));
     let balancer = balance(0, places.iter().map(|[agents, ..]| *agents).collect());
     let start_server = |n: usize, count: usize| -> Server {

@@ -7,18 +7,12 @@
 mod admission;
 mod balance;
 mod bootstrap;
-#[path = "../kernel/support/cgroup.rs"]
-#[expect(dead_code, reason = "other tests have more uses for it")]
-mod cgroup;
 mod charts;
 mod client;
 mod cluster;
 mod credentials;
 mod crowds;
 mod fleet;
-#[path = "../interop/support/go.rs"]
-#[expect(dead_code, reason = "other tests have more uses for it")]
-mod go;
 mod inside;
 mod jwt;
 mod kubectl;
@@ -30,13 +24,7 @@ mod objects;
 mod pages;
 mod platforms;
 mod pods;
-#[path = "../interop/support/ports.rs"]
-mod ports;
-#[path = "../interop/support/process.rs"]
-#[expect(dead_code, reason = "other tests have more uses for it")]
-mod process;
 mod server;
 mod tunnels;
-#[path = "../interop/support/wait.rs"]
-#[expect(dead_code, reason = "other tests have more uses for it")]
-mod wait;
+
+use adit_testkit::{blocking as wait, cgroup, go, ports, process};

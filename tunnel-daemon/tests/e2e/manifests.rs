@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::cluster::{Cluster, Mode, programs};
+use crate::cluster::{Cluster, Mode};
 
 /// Folder of the manifests. The renderings of the chart are in the tests' programs folder.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests");
@@ -188,10 +188,9 @@ fn is_allowed(cluster: &Cluster, (subject, verb, resource, namespace): Right) ->
 
 #[test]
 fn an_api_server_accepts_the_manifests_and_their_grants_suffice() {
-    let Some(programs) = programs("manifests") else {
+    let Some(cluster) = Cluster::of("manifests", Mode::Grpc) else {
         return;
     };
-    let cluster = Cluster::start(programs, Mode::Grpc);
     let renderings = cluster.renderings();
     for namespace in NAMESPACES {
         cluster.kubectl(&["create", "namespace", namespace], None);

@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use adit_testkit::platforms::{End, PLATFORMS, Platform};
 use adit_tls::selfsigned::Usage;
 
 use crate::balance::balance;
@@ -22,12 +23,6 @@ use crate::namespace::{BODY, Node};
 use crate::pages;
 use crate::process::Process;
 use crate::wait::{poll, secs};
-
-#[path = "../loopback/cases/platforms/rows.rs"]
-#[expect(dead_code, reason = "ports of health checks are asked for elsewhere")]
-mod rows;
-
-use self::rows::{End, PLATFORMS, Platform};
 
 /// Names the platform. Set in the process with its own file system and network.
 const INSIDE: &str = "ADIT_TEST_PLATFORM_INSIDE";

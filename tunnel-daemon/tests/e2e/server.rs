@@ -1,8 +1,10 @@
 //! Servers and agents of a cluster, started as installations start them.
 
-use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+
+use adit_testkit::http;
+use adit_testkit::scrape::sample;
 
 use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
 use crate::go;
@@ -207,12 +209,7 @@ pub(crate) struct Server {
 impl Server {
     /// A sample of its metrics; `None` if the series is missing.
     pub(crate) fn value(&self, series: &str) -> Option<f64> {
-        let text = ask(self.health, "/metrics").ok()?;
-        let line = text.lines().find(|line| {
-            line.rsplit_once(' ')
-                .is_some_and(|(name, _)| name == series)
-        })?;
-        line.rsplit_once(' ')?.1.parse().ok()
+        sample(&ask(self.health, "/metrics").ok()?, series)
     }
 
     pub(crate) fn links(&self, count: f64) {
@@ -238,15 +235,9 @@ pub(crate) fn ask(port: u16, path: &str) -> Result<String, String> {
 
 /// Body of a GET.
 pub(crate) fn ask_at(address: SocketAddr, path: &str) -> Result<String, String> {
-    use std::io::Read as _;
-    let failed = |error: std::io::Error| error.to_string();
-    let mut stream = std::net::TcpStream::connect(address).map_err(failed)?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).map_err(failed)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).map_err(failed)?;
-    match answer.split_once("\r\n\r\n") {
-        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
-        _ => Err(answer),
+    let answer = http::get(address, path).map_err(|error| error.to_string())?;
+    match answer.status {
+        200 => Ok(answer.body().to_owned()),
+        _ => Err(answer.text),
     }
 }

@@ -1,15 +1,14 @@
 //! Requests of the API server into the cluster use the tunnel.
 
-use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
+use crate::cluster::{AUDIENCE, Cluster, Mode};
 use crate::namespace::{BODY, Node};
 use crate::wait::{secs, until};
 
 /// `kubectl get --raw` of a pod that only the agent reaches. The agent authenticates by its token.
 fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
-    let Some(programs) = programs(test) else {
+    let Some(cluster) = Cluster::of(test, mode) else {
         return;
     };
-    let cluster = Cluster::start(programs, mode);
     let server = cluster.server(called, &[]);
     let node = Node::start(&cluster, 0);
     let raw = [

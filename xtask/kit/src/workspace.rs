@@ -188,7 +188,7 @@ impl Workspace {
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) fn sha256(file: &Path) -> anyhow::Result<String> {
+pub fn sha256(file: &Path) -> anyhow::Result<String> {
     let sum = output_of(
         Command::new("sha256sum").arg("--binary").arg(file),
         MINUTES_5,

@@ -60,7 +60,8 @@ fn uses(workspace: &Workspace) -> anyhow::Result<Uses> {
         .context("Cargo.toml names no members")?
     {
         let folder = folder.as_str().unwrap_or_default();
-        if !PRODUCT.iter().any(|product| folder.starts_with(product)) {
+        let is_product = PRODUCT.iter().any(|product| folder.starts_with(product));
+        if !is_product || folder.contains("/tests/") {
             continue;
         }
         let file = format!("{folder}/Cargo.toml");

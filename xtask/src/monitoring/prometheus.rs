@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use super::fleet::Job;
 use super::queries::Query;
-use crate::stack::{Process, free_port, http_get};
+use crate::stack::Process;
+use xtask_kit::net::{free_port, http_get};
 
 /// Between two attempts to reach it.
 const PAUSE: Duration = Duration::from_millis(200);

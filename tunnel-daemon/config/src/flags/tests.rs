@@ -60,6 +60,12 @@ fn agent(more: &[&str]) -> Result<AgentPlan, ConfigError> {
     })
 }
 
+/// Asserts that the error's message contains these words.
+#[track_caller]
+pub(super) fn says(error: &ConfigError, words: &str) {
+    assert!(error.message().contains(words), "{words}: {error}");
+}
+
 #[test]
 fn flag_definitions_are_consistent() {
     use clap::CommandFactory as _;
@@ -170,20 +176,14 @@ fn grants_are_parsed_and_errors_name_the_entry_and_the_remedy() {
         assert!(error.message().contains(part), "{error}");
     }
     let error = server(&[unix, "--insecure-allow-unauthenticated-agents", grants[0]]).unwrap_err();
-    assert!(
-        error.message().contains("give --cluster-ca-cert"),
-        "{error}"
-    );
+    says(&error, "give --cluster-ca-cert");
 }
 
 #[test]
 fn a_tcp_frontend_fails_closed() {
     let tcp = "--frontend=grpc=tcp:0.0.0.0:8131";
     let error = server(&[tcp, "--cluster-ca-cert=PEM"]).unwrap_err();
-    assert!(
-        error.message().contains("--insecure-plaintext-frontend"),
-        "{error}"
-    );
+    says(&error, "--insecure-plaintext-frontend");
     let error = server(&[
         tcp,
         "--cluster-ca-cert=PEM",
@@ -210,11 +210,7 @@ fn agents_must_be_authenticated() {
     let unix = "--frontend=grpc=unix:/run/a.sock";
     let error = server(&[unix]).unwrap_err();
     assert!(error.message().contains("--cluster-ca-cert"));
-    assert!(
-        error
-            .message()
-            .contains("--insecure-allow-unauthenticated-agents")
-    );
+    says(&error, "--insecure-allow-unauthenticated-agents");
     let (plan, _) = server(&[unix, "--insecure-allow-unauthenticated-agents"]).unwrap();
     assert!(plan.agents.insecure_unauthenticated);
 }
@@ -242,11 +238,9 @@ fn contradictions_are_refused_with_the_flags_named() {
         assert_eq!(error.exit_code(), 1);
     }
     let long = format!("--frontend=grpc=unix:/{}", "x".repeat(107));
-    assert!(
-        server(&[&long, "--cluster-ca-cert=PEM"])
-            .unwrap_err()
-            .message()
-            .contains("108 bytes")
+    says(
+        &server(&[&long, "--cluster-ca-cert=PEM"]).unwrap_err(),
+        "108 bytes",
     );
     #[rustfmt::skip] // A table: one case a row.
     let cases = [
@@ -258,10 +252,7 @@ fn contradictions_are_refused_with_the_flags_named() {
         (vec!["--proxy-server-host=a", "--dial-timeout=0"], "--dial-timeout"),
     ];
     for (args, part) in cases {
-        assert!(
-            agent(&args).unwrap_err().message().contains(part),
-            "{args:?}"
-        );
+        says(&agent(&args).unwrap_err(), part);
     }
 }
 

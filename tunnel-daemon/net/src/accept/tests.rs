@@ -4,6 +4,8 @@ mod handshakes;
 
 use super::*;
 use crate::listen::{ListenAddr, StaleFile};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use std::{
     collections::VecDeque,
     future::pending,
@@ -92,25 +94,28 @@ impl AcceptEvents for Counts {
     }
 }
 
+/// A handler that reports each connection.
+fn reporting() -> (
+    impl Fn(ByteStream) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    mpsc::Receiver<()>,
+) {
+    let (arrived, arrivals) = mpsc::channel(1);
+    let handle = move |_stream: ByteStream| {
+        let arrived = arrived.clone();
+        async move { arrived.send(()).await.unwrap() }.boxed()
+    };
+    (handle, arrivals)
+}
+
 /// Runs a script until its connection arrives; returns the time that took, and the number of backoffs.
 async fn run_script(errors: Vec<i32>) -> (Duration, usize) {
     let (_theirs, script) = Script::of(errors, 1);
     let (tasks, counts) = (Tasks::new(4), Arc::new(Counts::default()));
-    let (arrived, mut arrivals) = mpsc::channel(1);
-    let handle = move |_stream: ByteStream| {
-        let arrived = arrived.clone();
-        async move { arrived.send(()).await.unwrap() }
-    };
+    let (handle, mut arrivals) = reporting();
     let started = Instant::now();
-    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
-    let accepting = accept_loop(
-        script,
-        None,
-        tasks.clone(),
-        events,
-        tasks.stopping(),
-        handle,
-    );
+    let (events, stop): (Arc<dyn AcceptEvents>, _) =
+        (Arc::<Counts>::clone(&counts), tasks.stopping());
+    let accepting = accept_loop(script, None, tasks.clone(), events, stop, handle);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
     arrivals.recv().await.unwrap();
     (started.elapsed(), counts.failed.load(Ordering::SeqCst))
@@ -168,20 +173,9 @@ impl AcceptEvents for Room {
 async fn without_room_no_connection_is_accepted_and_room_is_polled() {
     let (_theirs, script) = Script::of(Vec::new(), 1);
     let (tasks, room) = (Tasks::new(4), Arc::new(Room::default()));
-    let (arrived, mut arrivals) = mpsc::channel(1);
-    let handle = move |_stream: ByteStream| {
-        let arrived = arrived.clone();
-        async move { arrived.send(()).await.unwrap() }
-    };
-    let events: Arc<dyn AcceptEvents> = Arc::<Room>::clone(&room);
-    let accepting = accept_loop(
-        script,
-        None,
-        tasks.clone(),
-        events,
-        tasks.stopping(),
-        handle,
-    );
+    let (handle, mut arrivals) = reporting();
+    let (events, stop): (Arc<dyn AcceptEvents>, _) = (Arc::<Room>::clone(&room), tasks.stopping());
+    let accepting = accept_loop(script, None, tasks.clone(), events, stop, handle);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
     let waited = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await;
     waited.expect_err("there is no room");
@@ -207,15 +201,9 @@ async fn connection_beyond_the_task_limit_is_closed_and_counted() {
         let _open = stream;
         pending::<()>().await;
     };
-    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
-    let accepting = accept_loop(
-        listener,
-        None,
-        tasks.clone(),
-        events,
-        tasks.stopping(),
-        handle,
-    );
+    let (events, stop): (Arc<dyn AcceptEvents>, _) =
+        (Arc::<Counts>::clone(&counts), tasks.stopping());
+    let accepting = accept_loop(listener, None, tasks.clone(), events, stop, handle);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
     let _first = UnixStream::connect(&path).await.unwrap();
     let mut second = UnixStream::connect(&path).await.unwrap();

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::frontend::events::FrontendContext;
 use crate::router::{DialLimits, Router};
-use adit_net::accounts::Accounts;
 use adit_host::descriptors::Descriptors;
+use adit_net::accounts::Accounts;
 use adit_net::tasks::Tasks;
 use adit_telemetry::{AccessLog, ServerMetrics};
 

@@ -33,11 +33,7 @@ rows!(drained_only_agent_still_takes_new_tunnels: both);
 /// Upstream (agents): When an agent stops, the next request on an open connection fails at once.
 fn second_request_fails_promptly_once_the_agent_is_gone(combo: Combo) {
     let mut stack = Stack::start(combo);
-    let mut client = stack
-        .client("get", "http")
-        .flag("requests", 2)
-        .flag("pause", true)
-        .begin();
+    let mut client = stack.begin("get http requests=2 pause=true");
     client.process().named_event("paused", secs(10));
     stack.agents[0].process.kill();
     stack.await_backends(0);
@@ -80,10 +76,7 @@ rows!(agent_reconnects_when_its_server_restarts: both);
 /// Upstream (agents): A request in flight survives a second agent with the same id.
 fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
     let mut stack = Stack::start(combo);
-    let client = stack
-        .client("get", "http")
-        .flag("path", "/wait?ms=2500")
-        .begin();
+    let client = stack.begin("get http path=/wait?ms=2500");
     stack.await_agent_metric("open_endpoint_connections", &[], 1.0);
     stack.add_agent("agent-0", &[]);
     stack.await_backends(1);
@@ -314,12 +307,7 @@ fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
         .start();
     stub.named_event("linked", secs(10));
     stack.await_backends(1);
-    let talk = || {
-        stack
-            .client_to("wrong", "10.0.0.1:80")
-            .flag("kind", "tagged")
-            .begin()
-    };
+    let talk = || stack.begin("wrong 10.0.0.1:80 kind=tagged");
     let mut first = talk();
     first.process().named_event("tag", secs(10));
     stub.line("now the second link");
@@ -343,11 +331,7 @@ fn half_open_agent_is_replaced_by_its_new_link_at_once(combo: Combo) {
     stack.assert_serves();
     stack.agents[0].process.signal(Signal::STOP);
     stack.add_agent("agent-0", &[]);
-    let report = stack
-        .client("get", "http")
-        .flag("timeout", "3s")
-        .run()
-        .good();
+    let report = stack.good("get http timeout=3s");
     let took = report.number("elapsed_ms");
     assert!(took < 2_000.0, "the request took {took} ms: {report:?}");
 }

@@ -41,10 +41,7 @@ const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
 /// Upstream (dials): With CONNECT an unknown name gives status 502 with `no such host`.
 fn unknown_name_is_a_502_with_the_agents_text(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client_to("dial-fail", "no-such-host.invalid:80")
-        .run()
-        .bad();
+    let report = stack.bad("dial-fail no-such-host.invalid:80");
     assert_eq!(report.number("status"), 502.0);
     assert!(report.text("body").contains("no such host"), "{report:?}");
     stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
@@ -55,7 +52,7 @@ rows!(unknown_name_is_a_502_with_the_agents_text: connect);
 /// Upstream (dials): With CONNECT a closed port gives status 502 with `connection refused` and a complete body.
 fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack.client("dial-fail", "closed").run().bad();
+    let report = stack.bad("dial-fail closed");
     assert_eq!(report.number("status"), 502.0);
     assert!(
         report.text("body").contains("connection refused"),
@@ -171,11 +168,7 @@ rows!(established_line_comes_before_the_targets_first_byte: adit_go_connect adit
 /// Upstream (tunnels): The 200 of a CONNECT is complete before the first byte of the target.
 fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
     let stack = Stack::start(combo);
-    stack
-        .client("banner", "banner")
-        .flag("times", 50)
-        .run()
-        .good();
+    stack.good("banner banner times=50");
 }
 rows!(nothing_is_sent_together_with_the_established_line: adit_go_connect adit_adit_connect);
 

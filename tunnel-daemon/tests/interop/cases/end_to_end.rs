@@ -14,7 +14,7 @@ const DIAL_FAILURES: &str = "dial_failure_count";
 /// Upstream (tunnels): CONNECT and a GET work over a unix socket, and over TCP with mutual TLS.
 fn get_through_a_tunnel_brings_the_body(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack.client("get", "http").flag("requests", 3).run().good();
+    let report = stack.good("get http requests=3");
     assert_eq!(report.text("body"), "hello from the target\n");
     assert_eq!(report.number("tunnels"), 1.0);
     assert_eq!(report.get("done"), true);
@@ -24,7 +24,7 @@ rows!(get_through_a_tunnel_brings_the_body: skew);
 /// Upstream (dials): A closed port fails the dial with `connection refused`. Server and agent count one failure each.
 fn refused_target_is_named_and_counted_on_both_ends(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack.client("dial-fail", "closed").run().bad();
+    let report = stack.bad("dial-fail closed");
     report.error_has("connection refused");
     assert_eq!(report.text("reason"), "endpoint");
     stack.await_server_metric(DIAL_FAILURES, &[("reason", "error_response")], 1.0);
@@ -37,10 +37,7 @@ rows!(refused_target_is_named_and_counted_on_both_ends: go_go adit_go go_adit ad
 fn tunnel_from_an_ended_context_fails_with_its_deadline(combo: Combo) {
     let stack = Stack::start(combo);
     stack
-        .client("get", "http")
-        .flag("expired", true)
-        .run()
-        .bad()
+        .bad("get http expired=true")
         .error_has("context deadline exceeded");
     stack.assert_serves();
 }
@@ -49,12 +46,7 @@ rows!(tunnel_from_an_ended_context_fails_with_its_deadline: go_go adit_go);
 /// Upstream (tunnels): A request to a target that never answers ends at its deadline and leaves nothing behind.
 fn request_deadline_ends_the_tunnel_without_leak(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("get", "http")
-        .flag("path", "/wait?ms=60000")
-        .flag("timeout", "1s")
-        .run()
-        .bad();
+    let report = stack.bad("get http path=/wait?ms=60000 timeout=1s");
     report.error_has("context deadline exceeded");
     assert_eq!(report.get("done"), true);
     stack.await_server_metric("established_connections", &[], 0.0);
@@ -64,15 +56,8 @@ rows!(request_deadline_ends_the_tunnel_without_leak: grpc);
 
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 fn client_that_gives_up_on_a_silent_agent_is_counted_once(combo: Combo) {
-    let stack = Stack::with(combo, 0, &[]);
-    let stub = stack.stub_agent("silent").start();
-    stub.named_event("linked", secs(10));
-    stack.await_backends(1);
-    let report = stack
-        .client_to("dial-fail", "10.0.0.1:80")
-        .flag("timeout", "1s")
-        .run()
-        .bad();
+    let (stack, _stub) = Stack::with_stub(combo, "silent");
+    let report = stack.bad("dial-fail 10.0.0.1:80 timeout=1s");
     assert_eq!(report.text("reason"), "context");
     assert_eq!(report.get("done"), true);
     stack.await_server_metric(DIAL_FAILURES, &[("reason", "frontend_close")], 1.0);
@@ -83,13 +68,8 @@ rows!(client_that_gives_up_on_a_silent_agent_is_counted_once: go_go adit_go);
 /// Upstream (dials): 50 requests cancelled while they wait leave no tunnel and no socket.
 fn fifty_cancelled_requests_leave_nothing_behind(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("concurrent", "http")
-        .flag("tunnels", 50)
-        .flag("path", "/wait?ms=3000")
-        .flag("cancel-min", "1s")
-        .flag("cancel-max", "2s")
-        .run();
+    let report =
+        stack.run("concurrent http tunnels=50 path=/wait?ms=3000 cancel-min=1s cancel-max=2s");
     assert_eq!(report.number("good"), 0.0);
     assert_eq!(report.number("ended"), 50.0);
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
@@ -101,11 +81,7 @@ rows!(fifty_cancelled_requests_leave_nothing_behind: both);
 /// Upstream (dials): An agent gives up a target that never accepts after 5 s and says so.
 fn agent_gives_up_on_a_black_hole_after_five_seconds(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("dial-fail", "black_hole")
-        .flag("timeout", "25s")
-        .run()
-        .bad();
+    let report = stack.bad("dial-fail black_hole timeout=25s");
     let took = report.number("dial_ms");
     assert!(
         (4_000.0..8_000.0).contains(&took),
@@ -125,12 +101,7 @@ rows!(agent_gives_up_on_a_black_hole_after_five_seconds: both);
 /// Upstream (tunnels): Cancelling the context of a tunnel ends the request in progress.
 fn ending_the_tunnel_context_fails_the_request(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("get", "http")
-        .flag("path", "/wait?ms=60000")
-        .flag("cancel-tunnel-after", "700ms")
-        .run()
-        .bad();
+    let report = stack.bad("get http path=/wait?ms=60000 cancel-tunnel-after=700ms");
     let took = report.number("elapsed_ms");
     assert!(
         took < 5_000.0,
@@ -143,11 +114,7 @@ rows!(ending_the_tunnel_context_fails_the_request: grpc);
 /// Upstream (tunnels): 20 MiB arrive complete, up to the last bytes before the close.
 fn twenty_mebibytes_arrive_whole(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("get", "http")
-        .flag("path", "/bytes?n=20971520")
-        .run()
-        .good();
+    let report = stack.good("get http path=/bytes?n=20971520");
     assert_eq!(report.number("length"), 20_971_520.0);
 }
 rows!(twenty_mebibytes_arrive_whole: skew);
@@ -159,12 +126,7 @@ rows!(twenty_mebibytes_arrive_whole: skew);
 fn last_bytes_before_the_targets_close_arrive(combo: Combo) {
     let stack = Stack::start(combo);
     for _ in 0..5 {
-        stack
-            .client("bulk-down", "source")
-            .flag("bytes", 1_000_003)
-            .flag("streams", 4)
-            .run()
-            .good();
+        stack.good("bulk-down source bytes=1000003 streams=4");
     }
 }
 rows!(last_bytes_before_the_targets_close_arrive: go_adit adit_adit go_adit_connect adit_adit_connect
@@ -173,12 +135,7 @@ rows!(last_bytes_before_the_targets_close_arrive: go_adit adit_adit go_adit_conn
 /// Upstream (tunnels): 100 concurrent POSTs through two agents get their own bodies back.
 fn a_hundred_posts_through_two_agents_get_their_own_bodies_back(combo: Combo) {
     let stack = Stack::with(combo, 2, &[]);
-    let report = stack
-        .client("concurrent", "http")
-        .flag("tunnels", 100)
-        .flag("requests", 3)
-        .run()
-        .good();
+    let report = stack.good("concurrent http tunnels=100 requests=3");
     assert_eq!(report.number("good"), 300.0);
     assert_eq!(report.number("ended"), 100.0);
 }
@@ -187,12 +144,7 @@ rows!(a_hundred_posts_through_two_agents_get_their_own_bodies_back: both);
 /// Upstream (tunnels): Ten concurrent downloads of 10 MiB complete.
 fn ten_downloads_at_once_complete(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("concurrent", "http")
-        .flag("tunnels", 10)
-        .flag("path", "/bytes?n=10485760")
-        .run()
-        .good();
+    let report = stack.good("concurrent http tunnels=10 path=/bytes?n=10485760");
     assert_eq!(report.number("good"), 10.0);
 }
 rows!(ten_downloads_at_once_complete: both);
@@ -202,31 +154,15 @@ rows!(ten_downloads_at_once_complete: both);
 /// Limit (memory): Drain rate above which a full link waits for its slow readers
 fn bulk_bytes_arrive_in_order_in_both_directions(combo: Combo) {
     let stack = Stack::start(combo);
-    stack
-        .client("bulk-up", "sink")
-        .flag("bytes", 16 << 20)
-        .flag("streams", 3)
-        .run()
-        .good();
-    stack
-        .client("slow-read", "source")
-        .flag("rate", 20_000_000)
-        .flag("for", "2s")
-        .run()
-        .good();
+    stack.good("bulk-up sink bytes=16777216 streams=3");
+    stack.good("slow-read source rate=20000000 for=2s");
 }
 rows!(bulk_bytes_arrive_in_order_in_both_directions: both);
 
 /// Upstream (tunnels): Short reads of an echo give 10, 10 and 5 bytes, and the close is clean.
 fn small_reads_split_a_message_and_never_merge_two(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("echo", "echo")
-        .flag("messages", 3)
-        .flag("size", 25)
-        .flag("read", 10)
-        .run()
-        .good();
+    let report = stack.good("echo echo messages=3 size=25 read=10");
     // A CONNECT tunnel is a byte stream without message boundaries, so the client checks the content only.
     if combo.mode == Mode::Grpc {
         assert_eq!(report.get("reads").to_string(), "[10,10,5,10,10,5,10,10,5]");
@@ -269,11 +205,7 @@ fn any_authority_is_taken_on_the_socket(combo: Combo) {
         "localhost",
         "not a host at all %zz",
     ] {
-        stack
-            .client("get", "http")
-            .flag("authority", authority)
-            .run()
-            .good();
+        stack.good(&format!("get http authority={authority}"));
     }
 }
 rows!(any_authority_is_taken_on_the_socket: go_go adit_go);

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::combo::{Combo, Maker};
-use crate::support::go::skip_loudly;
-use crate::support::http;
-use crate::support::stack::{Agent, Stack};
+use crate::support::skip::skip;
+use crate::support::stack::{Agent, Stack, get};
 use crate::support::wait::{is_nightly, secs, until};
 
 /// Number of dials in a test.
@@ -114,7 +113,7 @@ fn is_enclosed(test: &str) -> bool {
     let probe = enclosed(&["true"]);
     if !probe.status.success() {
         let why = String::from_utf8_lossy(&probe.stderr);
-        skip_loudly(test, why.trim());
+        skip(test, why.trim());
         return false;
     }
     let program = std::env::current_exe().expect("this test");
@@ -204,8 +203,8 @@ fn a_stopped_server_is_told_of_within_a_minute(combo: Combo) {
     };
     let is_told = || {
         let has_link = agent.metric("open_server_connections", &[]) > 0.0;
-        let text = http::get(agent.health_port, "/readyz?verbose").map(|answer| answer.body);
-        let is_silent = text.is_some_and(|text| text.contains("[-]servers 1 silent"));
+        let answer = get(agent.health_port, "/readyz?verbose");
+        let is_silent = answer.is_some_and(|it| it.text.contains("[-]servers 1 silent"));
         (is_silent || !has_link).then_some(())
     };
     let began = Instant::now();

@@ -79,11 +79,7 @@ fn tapped(combo: Combo, pings: u32, server_flags: &[&str]) -> (Stack, Tap) {
 
 /// Opens a tunnel and completes one request. The client sends another request when it reads a line.
 fn held(stack: &Stack) -> Running {
-    let mut client = stack
-        .client("get", "http")
-        .flag("requests", 2)
-        .flag("pause", true)
-        .begin();
+    let mut client = stack.begin("get http requests=2 pause=true");
     client.process().named_event("paused", secs(10));
     client
 }
@@ -103,25 +99,10 @@ fn assert_held(mut client: Running) {
 fn a_loaded_agent_gets_no_goaway(combo: Combo) {
     let (stack, tap) = tapped(combo, 0, &[]);
     let kept = held(&stack);
-    stack
-        .client("bulk-up", "sink")
-        .flag("bytes", 16 << 20)
-        .flag("streams", 3)
-        .run()
-        .good();
-    stack
-        .client("slow-read", "source")
-        .flag("rate", 20_000_000)
-        .flag("for", "2s")
-        .run()
-        .good();
+    stack.good("bulk-up sink bytes=16777216 streams=3");
+    stack.good("slow-read source rate=20000000 for=2s");
     for _ in 0..3 {
-        stack
-            .client("concurrent", "http")
-            .flag("tunnels", 100)
-            .flag("requests", 3)
-            .run()
-            .good();
+        stack.good("concurrent http tunnels=100 requests=3");
     }
     assert_held(kept);
     tap.assert_calm();
@@ -154,11 +135,7 @@ fn a_stopping_server_sends_no_goaway_while_an_agent_holds_tunnels(combo: Combo) 
     let (mut stack, tap) = tapped(combo, 0, &["--graceful-shutdown-timeout=30s"]);
     let kept = held(&stack);
     // The download takes much longer than the agent's probe interval, which is 100 ms here.
-    let download = stack
-        .client("slow-read", "source")
-        .flag("rate", 2_000_000)
-        .flag("for", "3s")
-        .begin();
+    let download = stack.begin("slow-read source rate=2000000 for=3s");
     stack.await_server_metric("established_connections", &[], 2.0);
     stack.server.process.signal(Signal::TERM);
     if !combo.server.is_ours() {

@@ -26,11 +26,7 @@ fn two_links(stack: &Stack, mode: &str) -> Process {
 fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
     let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let _stub = two_links(&stack, "forge-dial");
-    let report = stack
-        .client_to("dial-fail", "victim.test:80")
-        .flag("timeout", "5s")
-        .run()
-        .bad();
+    let report = stack.bad("dial-fail victim.test:80 timeout=5s");
     report.error_has("refused by the agent that was asked");
 }
 rows!(another_agents_answer_to_a_dial_is_refused: adit_go adit_go_connect);
@@ -39,11 +35,7 @@ rows!(another_agents_answer_to_a_dial_is_refused: adit_go adit_go_connect);
 fn another_agents_data_does_not_reach_the_tunnel(combo: Combo) {
     let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
     let stub = two_links(&stack, "forge-data");
-    stack
-        .client_to("wrong", "victim.test:80")
-        .flag("kind", "tagged")
-        .run()
-        .good();
+    stack.good("wrong victim.test:80 kind=tagged");
     stub.named_event("forged", secs(1));
 }
 rows!(another_agents_data_does_not_reach_the_tunnel: go_go adit_go);
@@ -64,11 +56,7 @@ fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) 
         event["event"] == "linked" && event["link"] == "b"
     });
     stack.await_server_metric("ready_backends", &[("proxy_strategy", "destHost")], 2.0);
-    stack
-        .client_to("wrong", "victim.test:80")
-        .flag("kind", "tagged")
-        .run()
-        .good();
+    stack.good("wrong victim.test:80 kind=tagged");
 }
 rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 
@@ -77,11 +65,7 @@ rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_an_agent_affect_no_other_tunnel(combo: Combo) {
     let mut stack = Stack::start(combo);
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
     // The witness has its tunnel, through the well-behaved agent, before the stub connects.
     stack.await_server_metric("established_connections", &[], 1.0);
     let stub = stack.stub_agent("malformed").start();
@@ -100,11 +84,7 @@ fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
     let stub = stack.stub_agent("harmless").start();
     stub.named_event("sent", secs(10));
     stack.await_backends(1);
-    stack
-        .client_to("wrong", "10.0.0.1:80")
-        .flag("kind", "tagged")
-        .run()
-        .good();
+    stack.good("wrong 10.0.0.1:80 kind=tagged");
 }
 rows!(harmless_packets_of_an_agent_have_no_effect: go_go adit_go);
 
@@ -120,17 +100,8 @@ fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
     stub.named_event("linked", secs(10));
     stack.add_agent("honest", &["--agent-identifiers=host=127.0.0.1"]);
     stack.await_server_metric("ready_backends", &[("proxy_strategy", "destHost")], 2.0);
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
-    stack
-        .client_to("wrong", "big.test:80")
-        .flag("kind", "tagged")
-        .flag("timeout", "3s")
-        .run()
-        .bad();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
+    stack.bad("wrong big.test:80 kind=tagged timeout=3s");
     witness.report().good();
     stack.assert_serves();
 }
@@ -140,14 +111,8 @@ rows!(oversized_packet_of_an_agent_spares_the_other_agent: go_go adit_go);
 ///
 /// Upstream (dials): A dial fails at once when its agent is lost.
 fn dial_fails_at_once_when_its_agent_goes(combo: Combo) {
-    let stack = Stack::with(combo, 0, &[]);
-    let mut stub = stack.stub_agent("silent").start();
-    stub.named_event("linked", secs(10));
-    stack.await_backends(1);
-    let client = stack
-        .client_to("dial-fail", "10.0.0.1:80")
-        .flag("timeout", "20s")
-        .begin();
+    let (stack, mut stub) = Stack::with_stub(combo, "silent");
+    let client = stack.begin("dial-fail 10.0.0.1:80 timeout=20s");
     stub.event("DIAL_REQ", secs(5), |event| event["type"] == "DIAL_REQ");
     stub.kill();
     let report = client.report().bad();

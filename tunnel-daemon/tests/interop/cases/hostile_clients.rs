@@ -9,7 +9,7 @@ use crate::support::wait::secs;
 
 /// Sends one kind of invalid packets to the echo target.
 fn misbehave(stack: &Stack, kind: &str) -> Report {
-    stack.client("wrong", "echo").flag("kind", kind).run()
+    stack.run(&format!("wrong echo kind={kind}"))
 }
 
 /// Received packets of one type.
@@ -27,7 +27,7 @@ fn packets(report: &Report, kind: &str) -> Vec<Value> {
 /// Upstream (choice): Without an agent a dial fails with `No agent available`, counted as `no_agent`.
 fn dial_without_an_agent_fails_with_no_agent_available(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
-    let report = stack.client_to("dial-fail", "127.0.0.1:80").run().bad();
+    let report = stack.bad("dial-fail 127.0.0.1:80");
     report.error_has("No agent available");
     assert_eq!(report.text("reason"), "endpoint");
     stack.await_server_metric("dial_failure_count", &[("reason", "no_agent")], 1.0);
@@ -40,14 +40,8 @@ rows!(dial_without_an_agent_fails_with_no_agent_available: go_go adit_go);
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
 /// stay at the server.
 fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
-    let stack = Stack::with(combo, 0, &[]);
-    let stub = stack.stub_agent("silent").start();
-    stub.named_event("linked", secs(10));
-    stack.await_backends(1);
-    let mut client = stack
-        .client_to("wrong", "some.host:1234")
-        .flag("kind", "unanswered")
-        .begin();
+    let (stack, stub) = Stack::with_stub(combo, "silent");
+    let mut client = stack.begin("wrong some.host:1234 kind=unanswered");
     let dial = stub.event("DIAL_REQ", secs(5), |event| event["type"] == "DIAL_REQ");
     // The client waits for the dial: if a client leaves before its dial was written, the server does not dial.
     client.process().line("the agent has the dial");
@@ -114,12 +108,7 @@ rows!(second_conn_id_on_a_stream_closes_both: go_go adit_go adit_adit);
 /// Upstream (tunnels): 1,000 streams on one HTTP/2 connection are served.
 fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
     let stack = Stack::start(combo);
-    let report = stack
-        .client("many-streams", "echo")
-        .flag("streams", 1000)
-        .flag("timeout", "60s")
-        .run()
-        .good();
+    let report = stack.good("many-streams echo streams=1000 timeout=60s");
     assert_eq!(report.number("good"), 1000.0);
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
 }
@@ -129,14 +118,9 @@ rows!(a_thousand_streams_on_one_connection_are_served: grpc);
 fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let source = stack.targets.address("source");
-    stack
-        .client("many-streams", "echo")
-        .flag("streams", 50)
-        .flag("unread", 20)
-        .flag("source", source)
-        .flag("timeout", "20s")
-        .run()
-        .good();
+    stack.good(&format!(
+        "many-streams echo streams=50 unread=20 source={source} timeout=20s"
+    ));
 }
 rows!(unread_streams_do_not_stop_the_others_of_their_connection: our_server);
 
@@ -153,11 +137,7 @@ rows!(harmless_packets_have_no_effect: grpc);
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_hurt_nobody_else(combo: Combo) {
     let mut stack = Stack::start(combo);
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
     misbehave(&stack, "malformed");
     misbehave(&stack, "malformed-later");
     witness.report().good();
@@ -171,11 +151,7 @@ rows!(malformed_packets_hurt_nobody_else: our_server);
 fn largest_message_passes_and_a_larger_one_hurts_only_itself(combo: Combo) {
     let stack = Stack::start(combo);
     misbehave(&stack, "largest").good();
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
     let report = misbehave(&stack, "oversized");
     assert_eq!(report.get("ended"), true, "{report:?}");
     witness.report().good();
@@ -188,16 +164,9 @@ rows!(largest_message_passes_and_a_larger_one_hurts_only_itself: grpc);
 ///
 /// Upstream (packets): No empty DATA packet is sent.
 fn data_without_bytes_is_never_passed_on(combo: Combo) {
-    let stack = Stack::with(combo, 0, &[]);
-    let stub = stack.stub_agent("echo").start();
-    stub.named_event("linked", secs(10));
-    stack.await_backends(1);
+    let (stack, stub) = Stack::with_stub(combo, "echo");
     // The stub's echo carries a tag, so the client's own check fails. The test checks what the stub received.
-    stack
-        .client_to("wrong", "10.0.0.1:80")
-        .flag("kind", "empty-data")
-        .flag("timeout", "2s")
-        .run();
+    stack.run("wrong 10.0.0.1:80 kind=empty-data timeout=2s");
     stub.event("the honest DATA", secs(5), |event| {
         event["data"] == "after nothing"
     });
@@ -222,11 +191,7 @@ rows!(ten_thousand_tiny_messages_are_echoed: grpc);
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn client_cannot_touch_tunnels_of_others(combo: Combo) {
     let stack = Stack::start(combo);
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
     misbehave(&stack, "foreign-conn");
     misbehave(&stack, "foreign-conn");
     witness.report().good();

@@ -15,13 +15,7 @@ const ROUNDS: usize = 3;
 
 /// Median echo time in microseconds of one round.
 fn echo_p50(stack: &Stack) -> f64 {
-    let report = stack
-        .client("echo", "echo")
-        .flag("messages", MESSAGES)
-        .flag("size", 64)
-        .flag("read", 64)
-        .run()
-        .good();
+    let report = stack.good(&format!("echo echo messages={MESSAGES} size=64 read=64"));
     report.number("p50_us")
 }
 
@@ -66,11 +60,7 @@ fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
     let stack = Stack::start(combo);
     let stalled = stack.client("stall", "source").flag("streams", 4).start();
     stalled.named_event("stalled", secs(10));
-    stack
-        .client("bulk-down", "source")
-        .flag("bytes", 256 << 20)
-        .run()
-        .good();
+    stack.good("bulk-down source bytes=268435456");
     drop(stalled);
     stack.assert_serves();
 }
@@ -112,13 +102,9 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
     let stack = Stack::start(combo);
     for round in 0..5 {
         let id = format!("round-{round}");
-        stack
-            .client("bulk-up", "sink")
-            .flag("bytes", BYTES)
-            .flag("id", &id)
-            .flag("close-at-once", true)
-            .run()
-            .good();
+        stack.good(&format!(
+            "bulk-up sink bytes={BYTES} id={id} close-at-once=true"
+        ));
         let got = until("the sink saw the end", secs(10), || {
             let got = stack.targets.received(&format!("{id}-0"));
             (got["done"] == true).then_some(got)
@@ -189,13 +175,9 @@ fn assert_slow_reader_is_served(combo: Combo, bytes: u64) {
     const RATE: u64 = 20_000;
     let length = if is_nightly() { 60 } else { 14 };
     let stack = Stack::start(combo);
-    let report = stack
-        .client("slow-read", "source")
-        .flag("rate", RATE)
-        .flag("for", format!("{length}s"))
-        .flag("bytes", bytes)
-        .run()
-        .good();
+    let report = stack.good(&format!(
+        "slow-read source rate={RATE} for={length}s bytes={bytes}"
+    ));
     let least = (length - 4) * RATE;
     assert!(report.number("bytes") > least as f64, "{report:?}");
     for reason in ["budget", "stalled", "half_closed_idle"] {

@@ -27,13 +27,7 @@ struct Times {
 }
 
 fn echoes(stack: &Stack) -> Times {
-    let report = stack
-        .client("echo", "echo")
-        .flag("messages", 400)
-        .flag("size", 64)
-        .flag("read", 64)
-        .run()
-        .good();
+    let report = stack.good("echo echo messages=400 size=64 read=64");
     Times {
         p50: report.number("p50_us"),
         p99: report.number("p99_us"),

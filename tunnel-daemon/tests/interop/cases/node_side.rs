@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use crate::support::combo::{Combo, Maker};
 use crate::support::metrics::Scrape;
+use crate::support::ports;
 use crate::support::process::Process;
-use crate::support::stack::{Agent, Stack};
+use crate::support::stack::{Agent, Stack, get};
 use crate::support::wait::{secs, until};
-use crate::support::{http, ports};
 
 /// The reason in log and probe for a server without lanes.
 const WHY: &str = "no connected server takes lanes";
@@ -57,10 +57,10 @@ fn add_node_agent(stack: &mut Stack, servers: &[u16], destination: &str) -> u16 
 
 /// The agent's readiness report, which covers its listeners.
 fn told(stack: &Stack) -> String {
-    let answer = http::get(stack.agents[0].health_port, "/readyz?verbose");
+    let answer = get(stack.agents[0].health_port, "/readyz?verbose");
     let answer = answer.expect("the agent answers");
     assert_eq!(answer.status, 200, "not a matter of readiness");
-    answer.body
+    answer.text
 }
 
 /// Waits until the agent has counted `count` connections that it refused without lanes.
@@ -70,8 +70,8 @@ fn await_refused(stack: &Stack, count: u32) {
         &format!("{count} refusals are counted"),
         secs(HELD_MAX_SECS),
         || {
-            let answer = http::get(stack.agents[0].health_port, "/metrics")?;
-            let scrape = Scrape::parse(&answer.body);
+            let answer = get(stack.agents[0].health_port, "/metrics")?;
+            let scrape = Scrape::parse(answer.body());
             let of = |labels: &[(&str, &str)]| scrape.value("adit_node_refusals_total", labels);
             (of(&[("reason", "no_lanes")]) == want && of(&[]) == want).then_some(())
         },
@@ -126,11 +126,7 @@ fn a_server_without_lanes_is_named_and_tunnels_from_it_go_on(combo: Combo) {
     until("a warning at the start", secs(5), || {
         (warnings(at_start) > 0).then_some(())
     });
-    let witness = stack
-        .client("echo", "echo")
-        .flag("messages", 100)
-        .flag("gap", "20ms")
-        .begin();
+    let witness = stack.begin("echo echo messages=100 gap=20ms");
     for count in 1..=3 {
         assert_reset(local);
         await_refused(&stack, count);
@@ -164,7 +160,7 @@ fn start_our_server(stack: &Stack, destination: &str, agent_port: u16) -> Proces
     let program = Maker::Adit.server().0;
     let process = Process::service("ours", &program, &args, stack.dir.path());
     until("our server answers /healthz", secs(20), || {
-        http::get(health_port, "/healthz").filter(|answer| answer.status == 200)
+        get(health_port, "/healthz").filter(|answer| answer.status == 200)
     });
     process
 }

@@ -18,11 +18,7 @@ const SLACK: Duration = Duration::from_secs(5);
 
 /// Starts a client that sends forever, and one that never reads its tunnels.
 fn endless_clients(stack: &Stack) -> (Running, Process) {
-    let talker = stack
-        .client("echo", "echo")
-        .flag("messages", 1_000_000)
-        .flag("gap", "20ms")
-        .begin();
+    let talker = stack.begin("echo echo messages=1000000 gap=20ms");
     let stalled = stack.client("stall", "source").flag("streams", 2).start();
     stalled.named_event("stalled", secs(10));
     stack.await_server_metric("established_connections", &[], 3.0);

@@ -5,7 +5,6 @@
 use crate::support::combo::Combo;
 use crate::support::go::Release;
 use crate::support::stack::Stack;
-use crate::support::wait::secs;
 
 /// Checks bodies, echoes and concurrent tunnels.
 fn assert_serves_clients_of(combo: Combo, release: Release) {
@@ -98,10 +97,7 @@ rows!(clients_of_v0_30_3_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 ///
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 fn an_older_client_that_gives_up_is_counted_once(combo: Combo) {
-    let stack = Stack::with(combo, 0, &[]);
-    let stub = stack.stub_agent("silent").start();
-    stub.named_event("linked", secs(10));
-    stack.await_backends(1);
+    let (stack, _stub) = Stack::with_stub(combo, "silent");
     for (release, count) in [(Release::V0340, 1.0), (Release::V0303, 2.0)] {
         let report = stack
             .client_to("dial-fail", "10.0.0.1:80")

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Once;
 
 use super::go::{self, Program, Release};
+use super::skip;
 
 /// Whether rows with our binary run. `ADIT_INTEROP_OURS=1` or `=0` overrides it.
 const OURS_BY_DEFAULT: bool = true;
@@ -138,29 +139,22 @@ fn with(program: PathBuf, args: &[&str]) -> (PathBuf, Vec<String>) {
 /// missing binary of another commit.
 pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
     let combo = Combo::named(row);
+    let skip = |why: &str| skip::skip(&format!("{test}::{row}"), why);
     if go::toolchain().is_none() {
         assert!(
             env::var_os("CI").is_none(),
             "no Go toolchain: install Go 1.26 or name it in ADIT_GO"
         );
-        go::skip_loudly(
-            &format!("{test}::{row}"),
-            "no Go toolchain on PATH or in ADIT_GO",
-        );
-        return;
+        return skip("no Go toolchain on PATH or in ADIT_GO");
     }
     if combo.needs_adit() && !ours() {
-        go::skip_loudly(
-            &format!("{test}::{row}"),
-            "rows with our binary are off; ADIT_INTEROP_OURS=1 turns them on",
-        );
-        return;
+        return skip("rows with our binary are off; ADIT_INTEROP_OURS=1 turns them on");
     }
     if combo.needs_previous() && env::var_os(PREVIOUS).is_none() {
         static SAID: Once = Once::new();
         // Printed once instead of for each row, because the reason is the same.
         SAID.call_once(|| {
-            go::skip_loudly(
+            skip::skip(
                 "all rows with aditprevious",
                 "ADIT_PREVIOUS names no binary of another commit",
             );

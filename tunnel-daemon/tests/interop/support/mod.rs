@@ -4,12 +4,9 @@
 pub(crate) mod combo;
 mod built;
 pub(crate) mod certs;
-pub(crate) mod go;
-pub(crate) mod http;
 pub(crate) mod metrics;
 pub(crate) mod namespace;
 pub(crate) mod peer;
-pub(crate) mod ports;
-pub(crate) mod process;
 pub(crate) mod stack;
-pub(crate) mod wait;
+
+pub(crate) use adit_testkit::{blocking as wait, go, ports, process, skip};

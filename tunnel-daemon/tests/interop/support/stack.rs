@@ -1,17 +1,19 @@
 //! A running server with agents and targets, each in its own process.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
+use adit_testkit::http::{self, Answer};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::certs::Certs;
 use super::combo::{Combo, Maker, Mode};
 use super::metrics::Scrape;
-use super::peer::Peer;
+use super::peer::{Peer, Report, Running};
+use super::ports;
 use super::process::Process;
 use super::wait::{secs, until};
-use super::{http, ports};
 
 /// A server process and its ports. The flags are kept for a restart.
 pub(crate) struct Server {
@@ -118,6 +120,45 @@ impl Stack {
             .flag("target", address)
     }
 
+    /// Starts a client. The words are its subcommand, the name or address of its target, and flags as `NAME=VALUE`.
+    pub(crate) fn begin(&self, words: &str) -> Running {
+        let mut words = words.split(' ');
+        let mut next = || words.next().expect("a subcommand and a target");
+        let client = match (next(), next()) {
+            (command, address) if address.contains(':') => self.client_to(command, address),
+            (command, target) => self.client(command, target),
+        };
+        let flags = words.map(|word| word.split_once('=').expect("NAME=VALUE"));
+        let client = flags.fold(client, |client, (name, value)| client.flag(name, value));
+        client.begin()
+    }
+
+    /// As [`Stack::begin`], to its end.
+    pub(crate) fn run(&self, words: &str) -> Report {
+        self.begin(words).report()
+    }
+
+    /// As [`Stack::run`], for a client that must succeed.
+    #[track_caller]
+    pub(crate) fn good(&self, words: &str) -> Report {
+        self.run(words).good()
+    }
+
+    /// As [`Stack::run`], for a client that must fail.
+    #[track_caller]
+    pub(crate) fn bad(&self, words: &str) -> Report {
+        self.run(words).bad()
+    }
+
+    /// As [`Stack::start`], with a stub of this mode instead of the agent.
+    pub(crate) fn with_stub(combo: Combo, mode: &str) -> (Self, Process) {
+        let stack = Self::with(combo, 0, &[]);
+        let stub = stack.stub_agent(mode).start();
+        stub.named_event("linked", secs(10));
+        stack.await_backends(1);
+        (stack, stub)
+    }
+
     pub(crate) fn stub_agent(&self, mode: &str) -> Peer<'_> {
         Peer::new("agent-stub", self.dir.path())
             .flag("server", format!("127.0.0.1:{}", self.server.agent_port))
@@ -216,13 +257,13 @@ impl Server {
                 process.is_running(),
                 "the server ended at start; its log is below"
             );
-            http::get(port, "/healthz").filter(|answer| answer.status == 200)
+            get(port, "/healthz").filter(|answer| answer.status == 200)
         });
     }
 
     /// Status of its readiness probe; 0 without an answer.
     pub(crate) fn ready_status(&self) -> u16 {
-        http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
+        get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
     }
 
     /// Value of a metric, named without its prefix. Read from the admin port, because each release exports metrics there.
@@ -306,7 +347,7 @@ impl Agent {
 
     /// Status of its readiness probe; 0 without an answer.
     pub(crate) fn ready_status(&self) -> u16 {
-        http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
+        get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
     }
 
     /// Value of a metric, named without its prefix.
@@ -347,13 +388,17 @@ impl Targets {
 
     /// What the sink `id` received: bytes, intact, done.
     pub(crate) fn received(&self, id: &str) -> serde_json::Value {
-        let answer =
-            http::get(self.port("http"), &format!("/sink?id={id}")).expect("the target answers");
-        serde_json::from_str(&answer.body).expect("the target speaks JSON")
+        let answer = get(self.port("http"), &format!("/sink?id={id}")).expect("the target answers");
+        serde_json::from_str(answer.body()).expect("the target speaks JSON")
     }
 }
 
 fn scrape(port: u16) -> Option<Scrape> {
-    let answer = http::get(port, "/metrics").filter(|answer| answer.status == 200)?;
-    Some(Scrape::parse(&answer.body))
+    let answer = get(port, "/metrics").filter(|answer| answer.status == 200)?;
+    Some(Scrape::parse(answer.body()))
+}
+
+/// Requests a path from a port of this host.
+pub(crate) fn get(port: u16, path: &str) -> Option<Answer> {
+    http::get(SocketAddr::from(([127, 0, 0, 1], port)), path).ok()
 }

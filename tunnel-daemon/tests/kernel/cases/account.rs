@@ -18,6 +18,17 @@ use crate::support::accounting::Accounting;
 use crate::support::named::{CLIENT, LABELS, TARGET, connect, exchange, listener};
 use crate::support::privilege::ready;
 
+async fn loopback() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()
+}
+
+/// Both ends of a connection: the registered one, and the one that the listener accepted.
+async fn pair(accounting: &Accounting, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let address = listener.local_addr().unwrap();
+    let ours = connect(&accounting.accounts, address).await;
+    (ours, listener.accept().await.unwrap().0)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_of_a_connection_count_what_they_sent_and_received() {
     if !ready("accounting for both ends of a connection") {
@@ -60,7 +71,7 @@ async fn unregistered_sockets_are_not_counted() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(10));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let listener = loopback().await;
     let mut foreign = TcpStream::connect(listener.local_addr().unwrap())
         .await
         .unwrap();
@@ -69,8 +80,7 @@ async fn unregistered_sockets_are_not_counted() {
     assert_eq!((sent, received), (20, 10));
     drop((foreign, accepted));
     // Events arrive in order: once the end of this registered connection arrives, no event of the first one is outstanding.
-    let mut named = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
-    let (mut accepted, _) = listener.accept().await.unwrap();
+    let (mut named, mut accepted) = pair(&accounting, &listener).await;
     let _both = tokio::join!(exchange(&mut named, 1), exchange(&mut accepted, 2));
     drop((named, accepted));
     accounting.ended(LABELS, "target", 1).await;
@@ -85,12 +95,10 @@ async fn byte_counts_are_exact_whichever_end_closes_first() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(10));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = loopback().await;
     let mut expected = (0, 0);
     for (round, we_first) in [true, false, true, false].into_iter().enumerate() {
-        let mut ours = connect(&accounting.accounts, address).await;
-        let (mut theirs, _) = listener.accept().await.unwrap();
+        let (mut ours, mut theirs) = pair(&accounting, &listener).await;
         let (first, second) = if we_first {
             (&mut ours, &mut theirs)
         } else {
@@ -123,11 +131,9 @@ async fn a_reset_counts_no_more_bytes_than_were_sent() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(10));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = loopback().await;
     for we_reset in [true, false] {
-        let mut ours = connect(&accounting.accounts, address).await;
-        let (mut theirs, _) = listener.accept().await.unwrap();
+        let (mut ours, mut theirs) = pair(&accounting, &listener).await;
         ours.write_all(&[1; 5_000]).await.unwrap();
         theirs.write_all(&[2; 300]).await.unwrap();
         let mut block = [0; 5_000];
@@ -227,7 +233,7 @@ async fn label_sets_beyond_the_limit_are_counted_as_other() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(2));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let listener = loopback().await;
     for agent in ["a", "b", "c", "d", "a"] {
         let socket = TcpSocket::new_v4().unwrap();
         let labels = Labels { agent, ..TARGET };
@@ -266,9 +272,7 @@ async fn a_full_socket_table_evicts_idle_sockets_and_counts_them() {
     let cookie = accounting.accounts.cookie(&forgotten).unwrap();
     assert!(accounting.table.live(cookie).is_some());
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = plain.local_addr().unwrap();
-    let mut kept = connect(&accounting.accounts, address).await;
-    let (mut theirs, _) = plain.accept().await.unwrap();
+    let (mut kept, mut theirs) = pair(&accounting, &plain).await;
     // A cookie that no socket has.
     const NOBODYS: u64 = 1 << 60;
     let mut named = 0;
@@ -296,8 +300,7 @@ async fn a_full_socket_table_evicts_idle_sockets_and_counts_them() {
         .await;
     accounting.ended(LABELS, "target", 1).await;
     assert_eq!(accounting.bytes(LABELS, "target"), (10, 20));
-    let mut later = connect(&accounting.accounts, address).await;
-    let (mut theirs, _) = plain.accept().await.unwrap();
+    let (mut later, mut theirs) = pair(&accounting, &plain).await;
     let _both = tokio::join!(exchange(&mut later, 30), exchange(&mut theirs, 40));
     drop((later, theirs));
     accounting.ended(LABELS, "target", 2).await;
@@ -310,9 +313,8 @@ async fn an_open_connection_has_live_counters() {
         return;
     }
     let accounting = Accounting::start(Options::with_series_max(10));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
-    let (mut theirs, _) = listener.accept().await.unwrap();
+    let listener = loopback().await;
+    let (mut ours, mut theirs) = pair(&accounting, &listener).await;
     let cookie = accounting.accounts.cookie(&ours).unwrap();
     // The handshake yields a round-trip time and no payload bytes.
     let account = accounting.table.live(cookie).unwrap().account;
@@ -363,7 +365,7 @@ async fn two_ebpf_programs_see_the_same_connection() {
         }
         let accounting = Accounting::start(Options::with_series_max(10));
         let mut redirect = redirect.unwrap_or_else(Redirect::attach);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let listener = loopback().await;
         let socket = TcpSocket::new_v4().unwrap();
         let cookie = accounting.accounts.connecting(&socket, &TARGET).unwrap();
         redirect
@@ -441,7 +443,7 @@ async fn the_cost_of_a_program_call_is_printed() {
     let _counted = aya::sys::enable_stats(aya::sys::Stats::RunTime).unwrap();
     for named in [true, false] {
         let accounting = Accounting::start(Options::with_series_max(10));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let listener = loopback().await;
         let address = listener.local_addr().unwrap();
         for _connection in 0..200 {
             let mut ours = if named {

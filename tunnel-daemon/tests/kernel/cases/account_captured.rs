@@ -63,7 +63,7 @@ fn captured_by_the_server(target: SocketAddr, lanes: &str) {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         "--account=on".to_owned(),
         lanes.to_owned(),
     ];
@@ -148,7 +148,7 @@ fn byte_counts_agree_for_clients_of_an_agents_ipv6_listener() {
 fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
     let nodes = Cgroup::new();
     let flags = [
-        format!("--redirect-cgroup={}", nodes.path().display()),
+        nodes.flag(),
         format!("--redirect-apiserver={service}={api}"),
     ];
     by_the_agent(api, &flags, |_agent| {

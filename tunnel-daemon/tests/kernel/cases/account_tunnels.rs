@@ -425,7 +425,7 @@ async fn kernel_and_relay_byte_counts_agree_on_raw_lanes_with_io_uring() {
     }
     match probe(Preference::IoUring) {
         Ok(_) => the_kernel_counts_what_relays_move("io-uring").await,
-        Err(error) => skip(test, &error.to_string()),
+        Err(error) => skip(test, error),
     }
 }
 

@@ -25,6 +25,26 @@ fn rule(to: SocketAddr, action: Action) -> RedirectRule {
     }
 }
 
+/// Makes this the only rule.
+fn only(redirect: &Redirect, to: SocketAddr, action: Action) {
+    redirect.set_rules(&[rule(to, action)]).unwrap();
+}
+
+/// A listener for calls that the redirect takes.
+fn listening(redirect: &Redirect, number: u32) -> TcpListener {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let set = redirect.set_listener(number, &listener, Some(at), None);
+    set.unwrap();
+    listener
+}
+
+/// Asserts that the client is denied its call.
+fn is_denied(client: &mut Client, target: SocketAddr) {
+    let error = client.call(target).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+}
+
 fn calls(redirect: &Redirect, outcome: &str) -> u64 {
     let calls = redirect.calls().unwrap();
     calls.iter().find(|(name, _)| *name == outcome).unwrap().1
@@ -38,24 +58,17 @@ fn a_rule_whose_listener_is_missing_or_gone_leaves_the_call_alone() {
     }
     let (cgroup, target) = (Cgroup::new(), target("127.5.0.1"));
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    redirect
-        .set_rules(&[rule(target, Action::Redirect(7))])
-        .unwrap();
+    only(&redirect, target, Action::Redirect(7));
     let mut client = Client::start(Some(cgroup.path()));
     assert!(client.call(target).unwrap().is_direct());
     assert_eq!(calls(&redirect, "no_listener"), 1);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    redirect.set_listener(7, &listener, Some(at), None).unwrap();
+    let listener = listening(&redirect, 7);
     drop(listener);
     assert!(client.call(target).unwrap().is_direct());
     assert_eq!(calls(&redirect, "listener_gone"), 1);
     // With `RedirectOrDeny` the same call fails.
-    redirect
-        .set_rules(&[rule(target, Action::RedirectOrDeny(7))])
-        .unwrap();
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    only(&redirect, target, Action::RedirectOrDeny(7));
+    is_denied(&mut client, target);
     assert_eq!(calls(&redirect, "denied"), 1);
     drop(client);
 }
@@ -75,12 +88,8 @@ fn a_caller_in_another_network_namespace_is_left_alone() {
     }
     let (cgroup, target) = (Cgroup::new(), target("127.6.0.1"));
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    redirect.set_listener(0, &listener, Some(at), None).unwrap();
-    redirect
-        .set_rules(&[rule(target, Action::Redirect(0))])
-        .unwrap();
+    let _listener = listening(&redirect, 0);
+    only(&redirect, target, Action::Redirect(0));
     let mut apart = Client::start_apart(cgroup.path());
     // Loopback is down in that namespace.
     let error = apart.call(target).unwrap_err();
@@ -98,12 +107,8 @@ fn the_listener_gets_the_original_destination_of_its_peer_once() {
     }
     let (cgroup, asked) = (Cgroup::new(), "198.51.100.9:4711".parse().unwrap());
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    redirect.set_listener(0, &listener, Some(at), None).unwrap();
-    redirect
-        .set_rules(&[rule(asked, Action::Redirect(0))])
-        .unwrap();
+    let listener = listening(&redirect, 0);
+    only(&redirect, asked, Action::Redirect(0));
     let mut client = Client::start(Some(cgroup.path()));
     let answer = std::thread::spawn(move || (client.call(asked), client));
     let (socket, peer) = listener.accept().unwrap();
@@ -125,12 +130,8 @@ fn an_unread_destination_entry_is_removed_with_its_connection() {
     }
     let (cgroup, asked) = (Cgroup::new(), "198.51.100.9:4712".parse().unwrap());
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    redirect.set_listener(0, &listener, Some(at), None).unwrap();
-    redirect
-        .set_rules(&[rule(asked, Action::Redirect(0))])
-        .unwrap();
+    let listener = listening(&redirect, 0);
+    only(&redirect, asked, Action::Redirect(0));
     let mut client = Client::start(Some(cgroup.path()));
     let calling = std::thread::spawn(move || {
         // The test accepts without answering; the reset below ends the call.
@@ -167,21 +168,15 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     let ours = Redirect::attach(OBJECT, outer.path()).unwrap();
     let some = TcpListener::bind("127.0.0.1:0").unwrap();
     first.set_listener(0, &some, Some(backend), None).unwrap();
-    first
-        .set_rules(&[rule(service, Action::Redirect(0))])
-        .unwrap();
+    only(&first, service, Action::Redirect(0));
     // A rule of `ours` for the Service matches nothing, because `ours` sees the backend address.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    ours.set_listener(0, &listener, Some(at), None).unwrap();
-    ours.set_rules(&[rule(service, Action::Redirect(0))])
-        .unwrap();
+    let listener = listening(&ours, 0);
+    only(&ours, service, Action::Redirect(0));
     let mut client = Client::start(Some(&inner));
     assert!(client.call(service).unwrap().is_direct());
     assert_eq!(calls(&ours, "no_rule"), 1);
     // A rule for the backend matches, and the recorded destination is the backend.
-    ours.set_rules(&[rule(backend, Action::Redirect(0))])
-        .unwrap();
+    only(&ours, backend, Action::Redirect(0));
     let calling = std::thread::spawn(move || (client.call(service), client));
     let (socket, peer) = listener.accept().unwrap();
     assert_eq!(ours.origin(&socket, peer).unwrap(), Some(backend));
@@ -205,9 +200,7 @@ fn three_on(outer: &Cgroup, inner: &Cgroup) -> [Redirect; 3] {
 fn lead(redirect: &Redirect, from: SocketAddr, to: SocketAddr) {
     let here = TcpListener::bind("127.0.0.1:0").unwrap();
     redirect.set_listener(0, &here, Some(to), None).unwrap();
-    redirect
-        .set_rules(&[rule(from, Action::Redirect(0))])
-        .unwrap();
+    only(redirect, from, Action::Redirect(0));
 }
 
 /// Limit (redirect): Several eBPF programs at one hook | all run: those of a cgroup in attach order, then those of its
@@ -263,9 +256,7 @@ fn sibling_and_parent_programs_leave_each_others_connections_alone() {
     for ((redirect, listener), asked) in redirects.iter().zip(&listeners).zip(asked) {
         let at = listener.local_addr().unwrap();
         redirect.set_listener(0, listener, Some(at), None).unwrap();
-        redirect
-            .set_rules(&[rule(asked, Action::Redirect(0))])
-            .unwrap();
+        only(redirect, asked, Action::Redirect(0));
     }
     let mut client = Client::start(Some(inner.path()));
     for ((whose, listener), asked) in listeners.iter().enumerate().zip(asked) {
@@ -316,8 +307,7 @@ fn a_call_that_one_program_denies_fails_though_the_others_run() {
             .set_rules(&[rule(service, Action::RedirectOrDeny(0))])
             .unwrap();
         let mut client = Client::start(Some(inner.path()));
-        let error = client.call(service).unwrap_err();
-        assert!(error.contains("not permitted"), "{error}");
+        is_denied(&mut client, service);
         for (number, redirect) in redirects.iter().enumerate() {
             let outcome = if number == denies {
                 "denied"
@@ -333,13 +323,8 @@ fn a_call_that_one_program_denies_fails_though_the_others_run() {
 /// A server that cannot pin its programs redirects nothing, and leaves no denying program behind.
 #[test]
 fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
-    let test = "programs that cannot be pinned";
-    if !ready(test) {
+    let Some(_mounted) = Bpffs::ready("programs that cannot be pinned") else {
         return;
-    }
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
     };
     let (cgroup, target) = (Cgroup::new(), target("127.36.0.1"));
     let folder = pins::folder(cgroup.path()).unwrap();
@@ -348,12 +333,9 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     let map = in_the_way.map("REDIRECT_CALLS").unwrap();
     map.pin(&folder).unwrap();
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-    redirect
-        .set_rules(&[rule(target, Action::RedirectOrDeny(0))])
-        .unwrap();
+    only(&redirect, target, Action::RedirectOrDeny(0));
     let mut client = Client::start(Some(cgroup.path()));
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    is_denied(&mut client, target);
     let pinned = redirect.pin(cgroup.path());
     std::fs::remove_file(&folder).unwrap();
     assert!(pinned.is_err() && !pins::beside(&folder).exists());
@@ -366,25 +348,17 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
 /// them.
 #[test]
 fn unpinned_programs_deny_nothing_from_that_moment() {
-    let test = "programs whose pins are let go";
-    if !ready(test) {
+    let Some(_mounted) = Bpffs::ready("programs whose pins are let go") else {
         return;
-    }
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
     };
     let (cgroup, target) = (Cgroup::new(), target("127.39.0.1"));
     let mut client = Client::start(Some(cgroup.path()));
     for round in 0..20 {
         let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
-        redirect
-            .set_rules(&[rule(target, Action::RedirectOrDeny(0))])
-            .unwrap();
+        only(&redirect, target, Action::RedirectOrDeny(0));
         redirect.pin(cgroup.path()).unwrap();
         drop(redirect);
-        let denied = client.call(target).unwrap_err();
-        assert!(denied.contains("not permitted"), "{denied}");
+        is_denied(&mut client, target);
         unpin(cgroup.path()).unwrap();
         let seen = client.call(target);
         assert!(
@@ -430,13 +404,8 @@ fn other_programs_at_the_same_hook_are_listed_with_name_and_order() {
 /// The kernel detaches a pinned program with a delay after its pin is removed.
 #[test]
 fn programs_pinned_by_a_predecessor_are_not_listed() {
-    let test = "other programs after a restart";
-    if !ready(test) {
+    let Some(_mounted) = Bpffs::ready("other programs after a restart") else {
         return;
-    }
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
     };
     let cgroup = Cgroup::new();
     let predecessor = Redirect::attach(OBJECT, cgroup.path()).unwrap();

@@ -12,7 +12,7 @@ use crate::support::client::{Client, Seen, over};
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::role::{Role, tell};
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, calls};
 
 const ROLE: &str = "captured-sockets";
 /// Longest wait for an echoed datagram.
@@ -52,14 +52,7 @@ fn an_ipv6_socket_keeps_the_cgroup_of_its_creation_when_its_process_moves() {
 
 /// Flags of a server that captures calls to an address, on any port.
 fn flags(target: SocketAddr, captured: &Cgroup) -> [String; 2] {
-    [
-        format!("--redirect={}", target.ip()),
-        format!("--redirect-cgroup={}", captured.path().display()),
-    ]
-}
-
-fn calls(outcome: &str) -> String {
-    format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
+    [format!("--redirect={}", target.ip()), captured.flag()]
 }
 
 fn udp_is_left_alone(at: &str) {

@@ -325,7 +325,7 @@ fn own_clock(test: &str) -> bool {
     if !own {
         say(
             test,
-            &format!("it sets the clock, and {OWN_CLOCK} is not set"),
+            format!("it sets the clock, and {OWN_CLOCK} is not set"),
         );
     }
     own
@@ -346,7 +346,7 @@ fn a_clock_jump_cuts_no_tunnel_on_raw_lanes_or_the_link_with_io_uring() {
     }
     match probe(Preference::IoUring) {
         Ok(_) => nothing_is_cut(&[PLAINTEXT, "--relay-engine=io-uring"], "raw-lane"),
-        Err(error) => skip(test, &error.to_string()),
+        Err(error) => skip(test, error),
     }
 }
 

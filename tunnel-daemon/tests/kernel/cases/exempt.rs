@@ -61,6 +61,11 @@ fn connected(own: &OwnSockets, target: SocketAddr) -> TcpStream {
     })
 }
 
+fn tell_way(socket: &str, is_direct: bool, otherwise: &str) {
+    let way = if is_direct { "direct" } else { otherwise };
+    tell(&format!("{socket}: {way}"));
+}
+
 /// Plays a process that redirects calls of its own cgroup.
 pub(crate) fn play(arguments: &str) {
     let (cgroup, target) = arguments.split_once(' ').unwrap();
@@ -86,11 +91,7 @@ pub(crate) fn play(arguments: &str) {
     let own = Socket::new(domain, Type::STREAM, None).unwrap();
     redirect.exempt(socket_cookie(&own).unwrap()).unwrap();
     let seen = over(own, target).unwrap();
-    tell(if seen.is_direct() {
-        "exempt: direct"
-    } else {
-        "exempt: redirected"
-    });
+    tell_way("exempt", seen.is_direct(), "redirected");
     let counts = || {
         let all = redirect.calls().unwrap();
         let of = |outcome: &str| all.iter().find(|(name, _)| *name == outcome).unwrap().1;
@@ -109,20 +110,12 @@ pub(crate) fn play(arguments: &str) {
     let bound = Socket::new(domain, Type::STREAM, None).unwrap();
     bound.bind_device(Some(b"lo")).unwrap();
     let seen = over(bound, target).unwrap();
-    tell(if seen.is_direct() {
-        "bound: direct"
-    } else {
-        "bound: redirected"
-    });
+    tell_way("bound", seen.is_direct(), "redirected");
     let other = Socket::new(domain, Type::STREAM, None).unwrap();
     other.connect(&target.into()).unwrap();
     let (socket, peer) = listener.accept().unwrap();
     let origin = redirect.origin(&socket, peer).unwrap();
-    tell(if origin == Some(target) {
-        "other: redirected"
-    } else {
-        "other: direct"
-    });
+    tell_way("other", origin != Some(target), "redirected");
     let denying = RedirectRule {
         action: Action::RedirectOrDeny(0),
         ..rule
@@ -132,9 +125,5 @@ pub(crate) fn play(arguments: &str) {
     bound.bind_device(Some(b"lo")).unwrap();
     let denied =
         over(bound, target).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
-    tell(if denied {
-        "bound, of a rule that denies: denied"
-    } else {
-        "bound, of a rule that denies: direct"
-    });
+    tell_way("bound, of a rule that denies", !denied, "denied");
 }

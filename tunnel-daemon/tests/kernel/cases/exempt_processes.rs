@@ -11,7 +11,7 @@ use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, skip};
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, calls};
 
 /// The map of exempt processes. The kernel truncates its name.
 const MAP: &str = "REDIRECT_PROCES";
@@ -76,7 +76,7 @@ fn calls_to_the_agent_port_exempt_no_process_with_redirect_agents_captured() {
         // The agent port stays excluded.
         "--redirect=127.0.0.1".to_owned(),
         "--redirect-agents=captured".to_owned(),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
     ];
     let server = world.server(None, &flags);
     let _agent = world.agent(&server, None);
@@ -85,10 +85,9 @@ fn calls_to_the_agent_port_exempt_no_process_with_redirect_agents_captured() {
         assert!(!client.call(target).unwrap().is_direct());
         client.carry(server.agents, NO_HELLO_BYTES).unwrap_err();
     }
-    let outcome = |name: &str| format!("adit_redirect_calls_total{{outcome=\"{name}\"}}");
-    server.metric_is(&outcome("redirected"), 2.0);
-    server.metric_is(&outcome("excluded"), 2.0);
-    assert_eq!(server.metric(&outcome("exempt")), 0.0);
+    server.metric_is(&calls("redirected"), 2.0);
+    server.metric_is(&calls("excluded"), 2.0);
+    assert_eq!(server.metric(&calls("exempt")), 0.0);
     drop(client);
 }
 
@@ -108,11 +107,8 @@ fn a_process_that_calls_loopback_of_another_namespace_stays_captured() {
         assert!(scene.server.agents.ip().is_loopback());
         client.carry(scene.server.agents, 1).unwrap_err();
     }
-    let exempt = "adit_redirect_calls_total{outcome=\"exempt\"}";
-    scene
-        .server
-        .metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 2.0);
-    assert_eq!(scene.server.metric(exempt), 0.0);
+    scene.server.metric_is(&calls("redirected"), 2.0);
+    assert_eq!(scene.server.metric(&calls("exempt")), 0.0);
 }
 
 fn forgotten(on_failure: &str, address: &str) {
@@ -121,7 +117,7 @@ fn forgotten(on_failure: &str, address: &str) {
     let flags = [
         format!("--redirect={target}"),
         format!("--redirect-on-failure={on_failure}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
     ];
     let mut server = world.server(None, &flags);
     let agent = world.agent(&server, None);

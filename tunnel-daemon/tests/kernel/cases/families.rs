@@ -33,7 +33,7 @@ fn listeners_on_all_addresses_accept_ipv4_despite_bindv6only() {
     };
     namespace.inside(|| {
         if let Err(error) = fs::write(ONLY_V6, "1") {
-            return say(TEST, &format!("{ONLY_V6}: {error}"));
+            return say(TEST, format!("{ONLY_V6}: {error}"));
         }
         let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
         let [v4, v6] = takes(&listen(any, |_socket| ()).unwrap());

@@ -94,7 +94,7 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
         unreachable(client.call(api));
         unreachable(client.call(service));
 
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let cgroup = nodes.flag();
         let redirect = format!("--redirect-apiserver={service}={api}");
         let netns = format!("--redirect-netns={}", pod.path().display());
         let flags = [cgroup.as_str(), &redirect, &netns];

@@ -5,7 +5,7 @@
 use std::fs;
 use std::mem::offset_of;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit_ebpf_abi::{ARRIVAL_AGE_MAX_NS, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival};
 use adit_redirect::redirect::address;
@@ -13,6 +13,7 @@ use aya::maps::{HashMap, Map, MapData, MapInfo};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::redirect::{Scene, scene};
+use crate::support::blocking;
 use crate::support::client::{Client, Seen};
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
@@ -43,14 +44,6 @@ fn arrivals_of(process: u32) -> Arrivals {
     HashMap::try_from(Map::LruHashMap(map)).unwrap()
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let limit = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < limit, "not in time: {what}");
-        std::thread::yield_now();
-    }
-}
-
 /// Whether each thread of a process is stopped.
 fn stands_still(process: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
@@ -69,14 +62,12 @@ fn call_accepted_late(scene: &Scene, asked: SocketAddr, by_ns: u64) -> Result<Se
     let mut arrivals = arrivals_of(process);
     let mut client = Client::start(Some(scene.clients.path()));
     kill_process(pid, Signal::STOP).unwrap();
-    until("the server stands still", || stands_still(process));
-    let calling = std::thread::spawn(move || client.call(asked));
-    let mut found = None;
-    until("a note", || {
-        found = arrivals.iter().find_map(Result::ok);
-        found.is_some()
+    blocking::until("the server stands still", PATIENCE, || {
+        stands_still(process).then_some(())
     });
-    let (key, mut note) = found.unwrap();
+    let calling = std::thread::spawn(move || client.call(asked));
+    let (key, mut note) =
+        blocking::until("a note", PATIENCE, || arrivals.iter().find_map(Result::ok));
     let arrival = Arrival::from_bytes(note);
     assert_eq!(address(&arrival.destination), asked);
     let earlier = arrival.established_ns.checked_sub(by_ns);

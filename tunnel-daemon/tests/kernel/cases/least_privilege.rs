@@ -39,7 +39,7 @@ fn profiles(test: &str) -> bool {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
     let there = folder.exists();
     if !there {
-        say(test, &format!("{} is not here", folder.display()));
+        say(test, format!("{} is not here", folder.display()));
     }
     there
 }
@@ -86,7 +86,7 @@ fn capturing_in_other_namespaces_needs_the_syscalls_of_a_helper() {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         format!("--redirect-netns={}", namespace.path().display()),
     ];
     let args = world.server_args(&flags);
@@ -112,7 +112,7 @@ fn a_profile_without_bpf_is_reported_and_the_server_serves() {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         "--account=on".to_owned(),
     ];
     // As in production, calls outside the profile fail instead of killing the process.
@@ -123,7 +123,7 @@ fn a_profile_without_bpf_is_reported_and_the_server_serves() {
         threads: None,
     };
     let args = world.server_args(&flags);
-    let server = confined::start("server", &rights, &args, world.dir());
+    let server = Daemon(confined::start("server", &rights, &args, world.dir()));
     server.until_up();
     let _agent = linked_agent(&world, User::Root, &server, &[]);
     let missing = "adit_redirect_state{state=\"missing\"}";

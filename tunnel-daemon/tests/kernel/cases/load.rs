@@ -15,6 +15,7 @@ use aya::util::online_cpus;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::cgroup::Cgroup;
+use crate::support::daemon::to_load;
 use crate::support::privilege::{ready, say};
 
 /// Path of a freshly built object. `cargo xtask test --nightly` sets it if the eBPF toolchain is installed.
@@ -77,11 +78,7 @@ fn the_least_privileges_are_enough_to_load_and_attach() {
     let path = cgroup.path().to_owned();
     // Capabilities belong to threads, and this thread ends. The verifier is stricter without CAP_PERFMON.
     let programs = std::thread::spawn(move || {
-        let mut least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
-        if kernel() < (6, 8) {
-            // Before Linux 6.8 the verifier took numbers that the compiler spills to the stack for pointers.
-            least |= CapabilitySet::PERFMON;
-        }
+        let least = to_load();
         let sets = CapabilitySets {
             effective: least,
             permitted: least,
@@ -92,16 +89,6 @@ fn the_least_privileges_are_enough_to_load_and_attach() {
         redirect.programs()
     });
     assert_eq!(programs.join().unwrap(), 5);
-}
-
-/// Major and minor version of the running kernel.
-fn kernel() -> (u32, u32) {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy().into_owned();
-    let mut numbers = release
-        .split(['.', '-'])
-        .map_while(|part| part.parse().ok());
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 #[test]

@@ -11,11 +11,12 @@ use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, say};
 use crate::support::target::target;
+use crate::support::world::calls;
 
 /// As [`ready`], and whether this host has Multipath TCP. A host without it is no failure.
 fn ready_mptcp(test: &str) -> bool {
     if let Err(error) = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP)) {
-        say(test, &format!("no Multipath TCP here: {error}"));
+        say(test, format!("no Multipath TCP here: {error}"));
         return false;
     }
     ready(test)
@@ -33,9 +34,7 @@ fn an_mptcp_connection_is_redirected_and_shows_the_listener_as_its_peer() {
     assert!(!seen.is_direct(), "{seen:?}");
     // The program's socket is not the subflow's socket, so no destination is recorded for its cookie.
     assert!(scene.server.listeners.contains(&seen.peer), "{seen:?}");
-    scene
-        .server
-        .metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 1.0);
+    scene.server.metric_is(&calls("redirected"), 1.0);
 }
 
 #[test]

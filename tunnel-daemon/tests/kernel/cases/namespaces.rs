@@ -21,7 +21,7 @@ use crate::support::listening::listening_at;
 use crate::support::namespace::{Namespace, helped_by_ourselves};
 use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::target::target;
-use crate::support::world::{World, sample};
+use crate::support::world::{World, calls, nodes_of, sample};
 
 pub(super) const CAPTURED: &str = "adit_redirect_namespaces{state=\"captured\"}";
 const RULE: &str = "--redirect=198.51.100.0/24";
@@ -232,9 +232,7 @@ fn without_the_flag_other_namespaces_are_left_alone() {
     let mut client = Client::start_in(&namespace, scene.clients.path());
     let error = client.call(asked()).unwrap_err();
     assert!(error.contains("unreachable"), "{error}");
-    scene
-        .server
-        .metric_is("adit_redirect_calls_total{outcome=\"no_listener\"}", 1.0);
+    scene.server.metric_is(&calls("no_listener"), 1.0);
     let off = scene
         .server
         .metric("adit_redirect_netns_helper{state=\"off\"}");
@@ -381,14 +379,14 @@ fn without_the_privilege_the_flag_and_the_remedy_are_named_and_the_rest_works() 
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return skip("no CAP_SYS_ADMIN", &why);
         }
-        Err(error) => return skip("no CAP_SYS_ADMIN", &error.to_string()),
+        Err(error) => return skip("no CAP_SYS_ADMIN", error),
     }
     let (clients, world) = (Cgroup::new(), World::new());
     let target = target("127.13.0.1");
     let program = std::env::current_exe().unwrap();
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         flag(&namespace),
     ];
     let program = program.display().to_string();
@@ -417,7 +415,7 @@ fn an_agents_redirect_reaches_into_other_namespaces() {
     let server = world.server(None, &[format!("--allowed-destination={api}")]);
     let nodes = Cgroup::new();
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let cgroup = nodes.flag();
     let redirect = format!("--redirect-apiserver={service}={api}");
     let flags = [cgroup.as_str(), &redirect, &flag(&namespace)];
     let _agent = world.agent_with(&server, None, &flags);
@@ -466,12 +464,10 @@ fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service:
     // Server and agent run in the namespace of their thread.
     node.inside(|| {
         let api = target("127.0.0.1");
-        let world = World::new();
-        let server = world.server(None, &[format!("--allowed-destination={api}")]);
-        let nodes = Cgroup::new();
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let (world, server, nodes) = nodes_of(api);
         let redirect = format!("--redirect-apiserver={service}={api}");
         let address = format!("--redirect-node-address={node_ip}");
+        let cgroup = nodes.flag();
         let flags = [cgroup.as_str(), &redirect, &address];
         let this = Command::new(std::env::current_exe().unwrap());
         let (agent, health) = world.probed_agent_by(this, &server, None, &flags);

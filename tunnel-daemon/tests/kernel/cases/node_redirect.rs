@@ -9,7 +9,7 @@ use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::ready;
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, calls, nodes_of};
 
 /// Limit (redirect): A program on a node that calls a Service address | reaches the control plane, also with the agent
 /// among the captured
@@ -19,14 +19,11 @@ fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
         return;
     }
     let api = target("127.0.0.1");
-    let world = World::new();
-    let server = world.server(None, &[format!("--allowed-destination={api}")]);
-    let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let (world, server, nodes) = nodes_of(api);
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     let flag = format!("--redirect-apiserver={service}={api}");
     // The agent itself is in the captured cgroup.
-    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&nodes.flag(), &flag]);
     let mut client = Client::start(Some(nodes.path()));
     for _ in 0..3 {
         let seen = client.call(service).unwrap();
@@ -52,12 +49,9 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
         return;
     }
     let api = target("127.0.0.1");
-    let world = World::new();
-    let server = world.server(None, &[format!("--allowed-destination={api}")]);
-    let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let (world, server, nodes) = nodes_of(api);
     let flag = format!("--redirect-apiserver={}={api}", server.agents);
-    let agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let agent = world.agent_with(&server, Some(nodes.path()), &[&nodes.flag(), &flag]);
     let mut client = Client::start(Some(nodes.path()));
     // The link and the first lanes may have been opened before the programs were attached. Replacements for lanes in use are
     // opened after that.
@@ -78,12 +72,9 @@ fn connections_of_a_node_go_direct_without_its_agent() {
     }
     let api = target("127.0.0.1");
     let service = target("127.4.0.1");
-    let world = World::new();
-    let server = world.server(None, &[format!("--allowed-destination={api}")]);
-    let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let (world, server, nodes) = nodes_of(api);
     let flag = format!("--redirect-apiserver={service}={api}");
-    let mut agent = world.agent_with(&server, None, &[&cgroup, &flag]);
+    let mut agent = world.agent_with(&server, None, &[&nodes.flag(), &flag]);
     let mut client = Client::start(Some(nodes.path()));
     assert!(!client.call(service).unwrap().is_direct());
     agent.kill();
@@ -106,20 +97,18 @@ fn own_dials_of_a_captured_server_are_left_alone() {
         &[
             format!("--allowed-destination={api}"),
             format!("--redirect={api}"),
-            format!("--redirect-cgroup={}", servers.path().display()),
+            servers.flag(),
         ],
     );
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     let flag = format!("--redirect-apiserver={service}={api}");
-    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&nodes.flag(), &flag]);
     let mut node = Client::start(Some(nodes.path()));
     assert!(!node.call(service).unwrap().is_direct());
     // Other processes of its cgroup are captured.
     let mut neighbour = Client::start(Some(servers.path()));
     assert!(!neighbour.call(api).unwrap().is_direct());
     // The programs saw the server's own call, and left it alone.
-    let calls = |outcome: &str| format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}");
     server.metric_is(&calls("exempt"), 1.0);
     server.metric_is(&calls("redirected"), 1.0);
     // The server's socket is exempt, not its process.

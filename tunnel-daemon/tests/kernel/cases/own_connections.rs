@@ -17,7 +17,7 @@ use crate::support::client::Client;
 use crate::support::forward_proxy::ForwardProxy;
 use crate::support::name_server::NameServer;
 use crate::support::target::target;
-use crate::support::world::{PROXY, World, sample};
+use crate::support::world::{PROXY, World, calls, sample};
 
 /// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,10 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NAMES: &str = "127.30.0.53";
 /// The address that it returns for all names.
 const KNOWN: Ipv4Addr = Ipv4Addr::new(127, 5, 0, 1);
-
-fn calls(outcome: &str) -> String {
-    format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
-}
 
 /// Series for the agent's own connections to the server.
 fn bytes_of(role: &str, direction: &str) -> String {
@@ -57,13 +53,12 @@ fn dns_queries_over_tcp_of_a_captured_server_bypass_its_own_redirect() {
         let flags = [
             format!("--allowed-destination={api}"),
             format!("--redirect={NAMES}"),
-            format!("--redirect-cgroup={}", servers.path().display()),
+            servers.flag(),
         ];
         let server = world.server_by(command, Some(servers.path()), &flags);
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
         let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
         let flag = format!("--redirect-apiserver={service}=api.test:{}", api.port());
-        let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+        let _agent = world.agent_with(&server, Some(nodes.path()), &[&nodes.flag(), &flag]);
         let mut node = Client::start(Some(nodes.path()));
         assert!(!node.call(service).unwrap().is_direct());
         assert!(names.connections() > 0, "UDP was enough");
@@ -97,7 +92,7 @@ fn dns_queries_over_tcp_of_a_captured_agent_bypass_its_own_redirect() {
         let nodes = Cgroup::new();
         let server = world.server(None, &[format!("--allowed-destination={api}")]);
         let command = names.asked_by(&program, &world.dir().join("etc"));
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let cgroup = nodes.flag();
         let flag = format!("--redirect-apiserver={}={api}", names.at);
         let flags = [cgroup.as_str(), &flag];
         let agent = world.agent_by(command, &server, Some(nodes.path()), &flags);
@@ -146,7 +141,7 @@ fn calls_of_a_captured_agent_to_its_forward_proxy_bypass_its_redirect() {
         let proxy = ForwardProxy::start("127.31.0.1", server.agents);
         let mut command = Command::new(&program);
         command.env(PROXY, format!("http://{}", proxy.at));
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let cgroup = nodes.flag();
         let flag = format!("--redirect-apiserver={}={api}", proxy.at);
         let flags = [cgroup.as_str(), &flag, account];
         let (agent, health) = world.probed_agent_by(command, &server, Some(nodes.path()), &flags);

@@ -2,20 +2,20 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit::agent::{self, RunningAgent};
 use adit::server::{self, RunningServer};
-use adit_config::Command as Program;
 use socket2::{Domain, Socket, Type};
 use tokio::runtime::Runtime;
 
+use crate::support::blocking;
 use crate::support::client::{Seen, over};
 use crate::support::privilege::{ready, skip};
 use crate::support::role::{Role, tell, told};
 use crate::support::target::target;
 use crate::support::wait::until;
-use crate::support::world::{World, command, get, runtime, sample};
+use crate::support::world::{World, agent_plan, get, is_ready, runtime, sample, server_plan};
 
 /// Clients that the kernel accounts for. They have no destination class, because no rule of Adit redirected them.
 const CLIENTS: &str = r#"adit_ebpf_connections_total{agent="kernel",destination_class="",role="client",tenant="default"}"#;
@@ -82,17 +82,14 @@ fn behind(setup: &str, what: &str, role: &str, arguments: &str) -> Option<Role> 
         command.args(["--net", "sh", "-c", setup, "sh"]).args(words);
         command
     };
-    match unshare(&["true"]).output() {
-        Ok(output) if output.status.success() => (),
-        Ok(output) => {
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            skip(what, &why);
-            return None;
-        }
-        Err(error) => {
-            skip(what, &error.to_string());
-            return None;
-        }
+    let why = match unshare(&["true"]).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(why) = why {
+        skip(what, why);
+        return None;
     }
     let program = std::env::current_exe().unwrap().display().to_string();
     Some(Role::start_by(unshare(&[&program]), role, None, arguments))
@@ -108,42 +105,33 @@ fn are_accounted_for(role: &mut Role, what: &str, clients: u32) {
 /// Limit (redirect): REDIRECT and TPROXY rules of a packet filter | lead to the listener as eBPF does
 #[test]
 fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
-    let what = "packet filter rules";
-    let arguments = "ip 127.0.0.1:0";
-    let Some(mut role) = behind(&redirect("ip"), what, "packet-filter", arguments) else {
-        return;
-    };
-    assert_eq!(role.hear(), "peer as asked, not direct");
-    assert_eq!(role.hear(), "refused: 1");
-    are_accounted_for(&mut role, what, 1);
+    leads_through_the_tunnel("packet filter rules", "ip 127.0.0.1:0", 1, 1);
 }
 
 /// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
 #[test]
 fn a_redirect_rule_of_ipv6_leads_through_the_tunnel() {
-    let what = "packet filter rules of IPv6";
-    let arguments = "ip6 [::1]:0";
-    let Some(mut role) = behind(&redirect("ip6"), what, "packet-filter", arguments) else {
-        return;
-    };
-    assert_eq!(role.hear(), "peer as asked, not direct");
-    assert_eq!(role.hear(), "refused: 1");
-    are_accounted_for(&mut role, what, 1);
+    leads_through_the_tunnel("packet filter rules of IPv6", "ip6 [::1]:0", 1, 1);
 }
 
 /// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
 #[test]
 fn redirect_rules_of_both_families_lead_to_one_listener() {
-    let what = "packet filter rules of both families";
-    let arguments = "inet [::]:0";
-    let Some(mut role) = behind(&redirect("inet"), what, "packet-filter", arguments) else {
+    // Calls of IPv4, of IPv4 as IPv6, and of IPv6.
+    leads_through_the_tunnel("packet filter rules of both families", "inet [::]:0", 3, 2);
+}
+
+/// `arguments` are a table, and where the listener is. Some of its clients are refused.
+fn leads_through_the_tunnel(what: &str, arguments: &str, clients: u32, refused: u32) {
+    let (table, _listener) = arguments.split_once(' ').unwrap();
+    let Some(mut role) = behind(&redirect(table), what, "packet-filter", arguments) else {
         return;
     };
-    for _call in ["IPv4", "IPv4 as IPv6", "IPv6"] {
+    for _call in 0..clients {
         assert_eq!(role.hear(), "peer as asked, not direct");
     }
-    assert_eq!(role.hear(), "refused: 2");
-    are_accounted_for(&mut role, what, 3);
+    assert_eq!(role.hear(), format!("refused: {refused}"));
+    are_accounted_for(&mut role, what, clients);
 }
 
 /// Limit (redirect): REDIRECT and TPROXY rules of a packet filter
@@ -177,20 +165,13 @@ impl Stand {
             format!("--transparent-bind-address={bind}"),
             "--account=on".to_owned(),
         ];
-        let Program::Server(plan) = command(world.server_args(&flags)) else {
-            panic!("no server");
-        };
+        let plan = server_plan(&world.server_args(&flags));
         let server = runtime.block_on(server::start(&plan)).unwrap();
-        let Program::Agent(plan) = command(world.agent_args(server.agents)) else {
-            panic!("no agent");
-        };
+        let plan = agent_plan(&world.agent_args(server.agents));
         let agent = runtime.block_on(agent::start(&plan)).unwrap();
         let (health, listener) = (server.health.unwrap(), server.transparent.unwrap());
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !get(health, "/readyz").starts_with("HTTP/1.1 200") {
-            assert!(Instant::now() < deadline, "no link");
-            std::thread::yield_now();
-        }
+        let linked = || is_ready(health).then_some(());
+        blocking::until("a link", Duration::from_secs(20), linked);
         Self {
             _world: world,
             runtime,

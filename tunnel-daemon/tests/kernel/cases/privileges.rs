@@ -1,10 +1,12 @@
 //! The real program drops its start-up privileges in each thread, and works without them afterwards.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rustix::thread::CapabilitySet;
 
 use super::namespaces::{child_of, namespaces};
+use crate::support::blocking;
 use crate::support::bpffs::{Bpffs, open_to_all};
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
@@ -14,7 +16,7 @@ use crate::support::namespace::Namespace;
 use crate::support::privilege::{ready, say, skip};
 use crate::support::stranger::{STRANGER, Stranger};
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, calls, is_ready};
 
 /// Capabilities that a process of root may keep, by number: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_NET_BIND_SERVICE,
 /// CAP_IPC_LOCK and CAP_SYS_RESOURCE.
@@ -71,8 +73,7 @@ pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[
     let agent = Daemon::start(user, "agent", &args, world.dir());
     // Lanes open shortly after the link.
     server.until("the agent is linked and has lanes", |server| {
-        server.get("/readyz").starts_with("HTTP/1.1 200")
-            && server.metric("adit_lanes{state=\"idle\"}") >= 1.0
+        is_ready(server.address("health")) && server.metric("adit_lanes{state=\"idle\"}") >= 1.0
     });
     agent
 }
@@ -88,16 +89,10 @@ fn prepared(user: User) -> World {
 
 /// Calls until a call goes through the tunnel: lanes open shortly after the link.
 fn captured(client: &mut Client, at: SocketAddr) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    loop {
-        let outcome = client.call(at);
-        if let Ok(seen) = &outcome
-            && !seen.is_direct()
-        {
-            return;
-        }
-        assert!(std::time::Instant::now() < deadline, "{outcome:?}");
-    }
+    blocking::until("a captured call", Duration::from_secs(60), || {
+        let seen = client.call(at).ok()?;
+        (!seen.is_direct()).then_some(())
+    });
 }
 
 fn account(class: SocketAddr) -> String {
@@ -113,7 +108,7 @@ pub(super) fn redirecting_server(user: User) {
     let world = prepared(user);
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         "--account=on".to_owned(),
     ];
     let server = server(&world, user, "server", &flags);
@@ -133,7 +128,7 @@ pub(super) fn redirecting_server(user: User) {
     });
     assert_eq!(server.metric("adit_redirect_state{state=\"active\"}"), 1.0);
     server.until("the kernel's counts", |server| {
-        server.metric("adit_redirect_calls_total{outcome=\"redirected\"}") >= 5.0
+        server.metric(&calls("redirected")) >= 5.0
     });
     // Threads that started meanwhile hold no capabilities either.
     assert_nothing_left(&server, user, &THREADS);
@@ -196,7 +191,7 @@ pub(super) fn redirecting_agent(user: User) {
         &[format!("--allowed-destination={api}")],
     );
     let flags = [
-        format!("--redirect-cgroup={}", nodes.path().display()),
+        nodes.flag(),
         format!("--redirect-apiserver={service}={api}"),
         "--account=on".to_owned(),
     ];
@@ -290,7 +285,7 @@ pub(super) fn closed_on_failure(test: &str, user: User) {
         [
             format!("--redirect={target}"),
             format!("--redirect-on-failure={mode}"),
-            format!("--redirect-cgroup={}", clients.path().display()),
+            clients.flag(),
         ]
     };
     let closed = server(&world, user, "closed", &flags("closed"));
@@ -367,7 +362,7 @@ fn with_ambient_capabilities_other_namespaces_are_closed_on_failure() {
 fn in_namespace(target: SocketAddr, clients: &Cgroup, namespace: &Namespace) -> [String; 3] {
     [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         format!("--redirect-netns={}", namespace.path().display()),
     ]
 }

@@ -126,7 +126,7 @@ fn told(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
                 "--destination-proxy-header".to_owned(),
             ],
         );
-        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let cgroup = nodes.flag();
         let redirect = format!("--redirect-apiserver={service}={api}");
         let address = format!("--redirect-node-address={node_ip}");
         let flags = [cgroup.as_str(), &redirect, &address];

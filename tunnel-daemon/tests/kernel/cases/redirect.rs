@@ -19,7 +19,7 @@ use crate::support::client::Client;
 use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::role::Role;
 use crate::support::target::target;
-use crate::support::world::{ServerProcess, World};
+use crate::support::world::{ServerProcess, World, calls};
 
 pub(super) struct Scene {
     pub(super) server: ServerProcess,
@@ -50,7 +50,7 @@ pub(super) fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> S
     let world = World::new();
     let behind = behind(agents.path(), v4, v6);
     let mut all: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-    all.push(format!("--redirect-cgroup={}", clients.path().display()));
+    all.push(clients.flag());
     let server = world.server(None, &all);
     let agent = world.agent(&server, Some(agents.path()));
     Scene {
@@ -79,9 +79,7 @@ fn a_plain_program_reaches_the_agents_targets_and_sees_the_address_it_dialled() 
     // An IPv6 socket that connects to the IPv4-mapped address.
     let seen = client.call_mapped(asked).unwrap();
     assert_eq!(seen.peer, "[::ffff:198.51.100.7]:9090".parse().unwrap());
-    scene
-        .server
-        .metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 2.0);
+    scene.server.metric_is(&calls("redirected"), 2.0);
     assert_eq!(
         scene.server.metric("adit_redirect_state{state=\"active\"}"),
         1.0
@@ -205,7 +203,7 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
         // The agent's destination, and all of loopback, which contains the agent's connection to the server.
         format!("--redirect={target}"),
         format!("--redirect={all}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
     ];
     let server = world.server(Some(clients.path()), &flags);
     let agent = world.agent(&server, Some(clients.path()));
@@ -215,7 +213,7 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
         assert!(!seen.is_direct(), "{seen:?}");
     }
     // One tunnel per call: no connection was redirected twice.
-    server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 5.0);
+    server.metric_is(&calls("redirected"), 5.0);
     let opened: f64 = ["lane", "link", "raw-lane"]
         .iter()
         .map(|path| server.metric(&format!("adit_tunnels_opened_total{{path=\"{path}\"}}")))
@@ -245,7 +243,7 @@ pub(super) fn closed(test: &str, address: &str) {
         [
             format!("--redirect={target}"),
             format!("--redirect-on-failure={mode}"),
-            format!("--redirect-cgroup={}", clients.path().display()),
+            clients.flag(),
         ]
     };
     let mut client = Client::start(Some(clients.path()));
@@ -282,20 +280,15 @@ pub(super) fn closed(test: &str, address: &str) {
 /// A recreated cgroup of the same name gets another folder, so the old folder would stay forever.
 #[test]
 fn pins_of_a_removed_cgroup_are_deleted() {
-    let test = "pins of a cgroup that is gone";
-    if !ready(test) {
+    let Some(_mounted) = Bpffs::ready("pins of a cgroup that is gone") else {
         return;
-    }
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
     };
     let world = World::new();
     let flags = |cgroup: &Cgroup| {
         [
             "--redirect=198.51.100.0/24".to_owned(),
             "--redirect-on-failure=closed".to_owned(),
-            format!("--redirect-cgroup={}", cgroup.path().display()),
+            cgroup.flag(),
         ]
     };
     let (gone, other) = (Cgroup::new(), Cgroup::new());
@@ -322,10 +315,7 @@ fn pins_of_a_removed_cgroup_are_deleted() {
 /// `end` removes or recreates the captured cgroup.
 fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
     let (clients, world) = (Cgroup::new(), World::new());
-    let flags = [
-        "--redirect=198.51.100.0/24".to_owned(),
-        format!("--redirect-cgroup={}", clients.path().display()),
-    ];
+    let flags = ["--redirect=198.51.100.0/24".to_owned(), clients.flag()];
     let server = world.server(None, &flags);
     let _agent = world.agent(&server, None);
     server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
@@ -400,7 +390,7 @@ fn a_target_reset_reaches_a_captured_client_as_rst_and_not_as_fin() {
         let (clients, world) = (Cgroup::new(), World::new());
         let flags = [
             format!("--redirect={target}"),
-            format!("--redirect-cgroup={}", clients.path().display()),
+            clients.flag(),
             lanes.to_owned(),
         ];
         let server = world.server(None, &flags);
@@ -424,7 +414,7 @@ fn the_relay_moves_a_captured_connection_on_plaintext_raw_lanes() {
     let target = target("127.11.0.1");
     let flags = [
         format!("--redirect={target}"),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
         "--lane-security=plaintext".to_owned(),
     ];
     let server = world.server(None, &flags);

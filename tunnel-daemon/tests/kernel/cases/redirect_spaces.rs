@@ -17,7 +17,7 @@ use crate::support::namespace::Namespace;
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::role::Role;
 use crate::support::target::{serve, target};
-use crate::support::world::{ServerProcess, World};
+use crate::support::world::{ServerProcess, World, calls};
 
 const PART: &str = "only a part of the host";
 const V4: Addresses = Addresses {
@@ -47,10 +47,7 @@ impl Addresses {
     /// Flags of a server that captures calls to pods.
     fn flags(&self, captured: &Cgroup) -> [String; 2] {
         let pods = self.inner[1].parse::<IpNet>().unwrap().trunc();
-        [
-            format!("--redirect={pods}"),
-            format!("--redirect-cgroup={}", captured.path().display()),
-        ]
+        [format!("--redirect={pods}"), captured.flag()]
     }
 }
 
@@ -96,17 +93,17 @@ fn by_the_redirect_only(test: &str, addresses: &Addresses) {
         assert_eq!(seen.caller.ip(), ip(inner[0]));
         let received = client.carry(asked, BULK).unwrap();
         assert!(received > BULK, "the target greets: {received}");
-        let mut calls = 2.0;
+        let mut redirected = 2.0;
         if let IpAddr::V4(v4) = asked.ip() {
             let mapped = SocketAddr::new(v4.to_ipv6_mapped().into(), asked.port());
             assert_eq!(client.call_mapped(asked).unwrap().peer, mapped);
-            calls += 1.0;
+            redirected += 1.0;
         }
         // Calls without a rule go direct, and so do calls of the node, which has its own route.
         assert!(client.call(beside).unwrap().is_direct());
         assert!(neighbour.call(asked).unwrap().is_direct());
         unreachable(stranger.call(asked));
-        server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", calls);
+        server.metric_is(&calls("redirected"), redirected);
         let readyz = server.readyz();
         assert!(!readyz.contains(PART), "{readyz}");
 

@@ -6,11 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::namespaces::{CAPTURED, closed_until_captured, flag, namespaces, until_captured};
 use super::redirect::{closed, direct, killed, no_loop, scene};
-use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::nodes_of;
 
 /// Limit (redirect): A program on a node that calls a Service address
 #[test]
@@ -19,15 +18,13 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
         return;
     }
     let (api, neighbour) = (target("::1"), target("::1"));
-    let world = World::new();
-    let server = world.server(None, &[format!("--allowed-destination={api}")]);
-    let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let (world, server, nodes) = nodes_of(api);
     let service: SocketAddr = "[2001:db8::1]:443".parse().unwrap();
     let nowhere = format!("--redirect-apiserver={service}={api}");
+    let captured = nodes.flag();
     // A Service address at which another program listens, too.
     let taken = format!("--redirect-apiserver={neighbour}={api}");
-    let flags = [cgroup.as_str(), &nowhere, &taken];
+    let flags = [captured.as_str(), &nowhere, &taken];
     let mut agent = world.agent_with(&server, Some(nodes.path()), &flags);
     let mut client = Client::start(Some(nodes.path()));
     for service in [service, neighbour] {
@@ -53,15 +50,12 @@ fn an_ipv4_mapped_service_address_is_treated_as_ipv4() {
         return;
     }
     let api = target("127.0.0.1");
-    let world = World::new();
-    let server = world.server(None, &[format!("--allowed-destination={api}")]);
-    let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let (world, server, nodes) = nodes_of(api);
     let flag = format!(
         "--redirect-apiserver=[::ffff:198.51.100.1]:443=[::ffff:127.0.0.1]:{}",
         api.port()
     );
-    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&nodes.flag(), &flag]);
     let mut client = Client::start(Some(nodes.path()));
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     assert_eq!(client.call(service).unwrap().peer, service);

@@ -12,7 +12,7 @@ use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::ready;
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, runtime, server_plan};
 
 const FAILED: &str = "adit_redirect_reloads_total{result=\"failed\"}";
 const OK: &str = "adit_redirect_reloads_total{result=\"ok\"}";
@@ -164,7 +164,7 @@ fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect-file={}", file.display()),
-        format!("--redirect-cgroup={}", clients.path().display()),
+        clients.flag(),
     ];
     let server = world.server(None, &flags);
     let _agent = world.agent(&server, None);
@@ -222,9 +222,8 @@ fn an_agents_services_follow_their_file() {
     let allowed = [first, second].map(|at| format!("--allowed-destination={at}"));
     let server = world.server(None, &allowed);
     let nodes = Cgroup::new();
-    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
     let followed = format!("--redirect-file={}", file.display());
-    let _agent = world.agent_with(&server, None, &[&cgroup, &followed]);
+    let _agent = world.agent_with(&server, None, &[&nodes.flag(), &followed]);
     let mut client = Client::start(Some(nodes.path()));
     assert_eq!(client.call(service).unwrap().peer, service);
     put(&file, &format!("redirect-apiserver {later}={second}\n"));
@@ -245,10 +244,7 @@ fn a_server_does_not_start_with_a_broken_file() {
         format!("--redirect-file={}", file.display()),
         "--redirect-cgroup=/nowhere".to_owned(),
     ]);
-    let adit_config::Command::Server(plan) = crate::support::world::command(args) else {
-        panic!("no server");
-    };
-    let runtime = crate::support::world::runtime();
+    let (plan, runtime) = (server_plan(&args), runtime());
     let Err(error) = runtime.block_on(adit::server::start(&plan)) else {
         panic!("it started");
     };

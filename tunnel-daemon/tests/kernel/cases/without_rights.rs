@@ -1,12 +1,10 @@
 //! Server and agent without any capability, with flags for all eBPF features: tunnels work, and the programs report what is
 //! missing.
 
-use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 
 use adit_host::cgroup::cgroup2_mount;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use adit_testkit::http;
 
 use super::account_tunnels::{Moved, World, child, drive, odd_sizes, said};
 use crate::support::accounting::sample;
@@ -52,8 +50,9 @@ async fn child_without_rights() {
         (world.server.health, world.server.metrics.scrape()),
         (world.agent.health, world.agent.metrics.scrape()),
     ] {
-        let answer = readyz(health.unwrap()).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let answer = http::get(health.unwrap(), "/readyz?verbose").unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        let answer = answer.text;
         for lacking in LACKING {
             let lines: Vec<&str> = answer
                 .lines()
@@ -66,13 +65,4 @@ async fn child_without_rights() {
         assert_eq!(sample(&scrape, "adit_ebpf_account_attached"), Some(0));
     }
     println!("worked with {}", mount.display());
-}
-
-async fn readyz(health: SocketAddr) -> String {
-    let mut probe = TcpStream::connect(health).await.unwrap();
-    let request = b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-    probe.write_all(request).await.unwrap();
-    let mut answer = String::new();
-    probe.read_to_string(&mut answer).await.unwrap();
-    answer
 }

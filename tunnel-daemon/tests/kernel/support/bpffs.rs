@@ -8,6 +8,8 @@ use std::process::Command;
 
 use adit_redirect::pins::bpffs_mount;
 
+use super::privilege::{ready, skip};
+
 /// The host's bpffs, or a bpffs of the tests. Every program that finds it mounted pins there, and tests run in several
 /// processes. So the last user unmounts it.
 pub(crate) struct Bpffs {
@@ -35,6 +37,15 @@ fn turn() -> File {
 }
 
 impl Bpffs {
+    /// As [`Bpffs::somewhere`], on a host that permits the test. Otherwise prints that the test is skipped.
+    pub(crate) fn ready(test: &str) -> Option<Self> {
+        if !ready(test) {
+            return None;
+        }
+        let mounted = Self::somewhere();
+        mounted.map_err(|why| skip(test, why)).ok()
+    }
+
     pub(crate) fn somewhere() -> Result<Self, String> {
         let _turn = turn();
         match bpffs_mount() {

@@ -4,18 +4,20 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use adit_testkit::process::{Process, built};
+use adit_testkit::scrape::{lanes_opened, sample};
+use rustix::process::Signal;
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities,
     configure_capability_in_ambient_set, set_capabilities, set_capabilities_secure_bits,
 };
 
 use super::confined::{self, Profile, Rights};
-use super::world::{get, lanes_opened};
+use super::world::get;
 
 /// Longer than any step of these tests takes, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -48,23 +50,19 @@ impl User {
 }
 
 /// A running `adit`; dropping it kills it.
-pub(crate) struct Daemon {
-    child: Child,
-    log: PathBuf,
-}
+pub(crate) struct Daemon(pub(crate) Process);
 
 impl Daemon {
-    /// Starts it with its log at `dir/name`, and waits until it is up. `args[0]` is the program name.
+    /// Starts it, and waits until it is up. `args[0]` is the program name.
     pub(crate) fn start(user: User, name: &str, args: &[String], dir: &Path) -> Self {
-        let daemon = match user {
-            User::Root => Self::start_command(name, as_it_is(args), dir),
-            User::Ambient => {
-                let command = with_ambient(args, CapabilitySet::empty());
-                Self::start_command(name, command, dir)
-            }
-            User::AmbientWith(further) => {
-                Self::start_command(name, with_ambient(args, further), dir)
-            }
+        let ambient = |further| {
+            let command = with_ambient(args, further);
+            Process::start_command(name, command, dir)
+        };
+        let daemon = Self(match user {
+            User::Root => Process::start(name, args, dir),
+            User::Ambient => ambient(CapabilitySet::empty()),
+            User::AmbientWith(further) => ambient(further),
             User::Confined(further) => {
                 let rights = Rights {
                     profile: Profile::of(&args[1]).with(further),
@@ -74,26 +72,14 @@ impl Daemon {
                 };
                 confined::start(name, &rights, args, dir)
             }
-        };
+        });
         daemon.until_up();
         daemon
     }
 
-    /// Starts a prepared command with its log at `dir/name`.
-    pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
-        let log = dir.join(name);
-        let file = File::create(&log).expect("the log file opens");
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(file);
-        let child = command.spawn().expect("the program starts");
-        Self { child, log }
-    }
-
-    /// Process id.
+    /// Its process id.
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.0.id()
     }
 
     pub(crate) fn until_up(&self) {
@@ -104,7 +90,7 @@ impl Daemon {
     }
 
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        self.0.log()
     }
 
     /// An address in the log line that reports the start.
@@ -133,12 +119,7 @@ impl Daemon {
 
     /// A sample of its metrics; 0 if the series is missing.
     pub(crate) fn metric(&self, series: &str) -> f64 {
-        let text = self.get("/metrics");
-        let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
-        let mut found = lines.filter(|(name, _)| *name == series);
-        found
-            .next()
-            .map_or(0.0, |(_, value)| value.parse().expect("a number"))
+        sample(&self.get("/metrics"), series).unwrap_or(0.0)
     }
 
     /// Number of lanes opened since the start.
@@ -150,7 +131,8 @@ impl Daemon {
     pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
-            assert!(!self.has_ended(), "ended before {what}");
+            let has_ended = self.0.status_field("State").starts_with('Z');
+            assert!(!has_ended, "ended before {what}");
             assert!(
                 Instant::now() < deadline,
                 "not in time: {what}\n{}",
@@ -160,18 +142,9 @@ impl Daemon {
         }
     }
 
-    /// Leaves the exit status for a later wait. `/proc` would not do: a zombie may be the first thread of a process that
-    /// calls `exec`.
-    fn has_ended(&self) -> bool {
-        let raw = i32::try_from(self.child.id()).expect("process ids fit");
-        let id = WaitId::Pid(Pid::from_raw(raw).expect("positive"));
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        waitid(id, options).expect("a child").is_some()
-    }
-
     /// Contents of `/proc/PID/task/TID/status`, by thread name.
     pub(crate) fn threads(&self) -> Vec<(String, String)> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id())).expect("it runs");
         tasks
             .flatten()
             // Threads of the blocking pool come and go.
@@ -182,26 +155,8 @@ impl Daemon {
 
     /// Sends SIGTERM, and waits for the end.
     pub(crate) fn end(mut self) -> ExitStatus {
-        let raw = i32::try_from(self.child.id()).expect("process ids fit");
-        kill_process(Pid::from_raw(raw).expect("positive"), Signal::TERM).expect("it runs");
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end\n{}", self.log());
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ended_before = self.child.kill();
-        let ended = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- {}: {ended:?}\n{}", self.log.display(), self.log());
-        }
+        self.0.signal(Signal::TERM);
+        self.0.wait(PATIENCE)
     }
 }
 
@@ -210,26 +165,6 @@ pub(crate) fn field<'a>(status: &'a str, name: &str) -> &'a str {
     let mut lines = status.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap_or_else(|| panic!("no {name}")).trim()
-}
-
-/// The program that cargo built. In a machine without cargo, the installed program.
-fn program() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_BIN_EXE_adit"));
-    if built.exists() {
-        return built;
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut found = std::env::split_paths(&path).map(|folder| folder.join("adit"));
-    found
-        .find(|file| file.exists())
-        .expect("adit is built, or installed")
-}
-
-fn as_it_is(args: &[String]) -> Command {
-    let (called, rest) = args.split_first().expect("a name");
-    let mut command = Command::new(program());
-    command.arg0(called).args(rest);
-    command
 }
 
 fn with_ambient(args: &[String], further: CapabilitySet) -> Command {
@@ -268,7 +203,7 @@ fn launcher_becomes_the_program() {
     let further = further.parse().expect("a number");
     let ambient = to_load() | CapabilitySet::from_bits_retain(further);
     // Opened here, because the other user may lack access to its folder.
-    let program = File::open(program()).expect("the program is there");
+    let program = File::open(built()).expect("the program is there");
     rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).expect("an open file");
     // Changing the user would clear the capabilities.
     set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP).expect("root may");

@@ -1,16 +1,16 @@
 //! A server and an agent as separate processes, with their certificates and sockets.
 
-use std::ffi::OsString;
-use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit::{agent, server};
-use adit_config::{Command, parse};
+use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_testkit::{args, blocking, http, scrape};
 use adit_tls::selfsigned::ThrowawayFiles;
 use tempfile::TempDir;
 
+use super::cgroup::Cgroup;
 use super::namespace;
 use super::role::{Role, tell, told};
 
@@ -23,6 +23,13 @@ pub(crate) struct World {
     ip: IpAddr,
     files: ThrowawayFiles,
     dir: TempDir,
+}
+
+/// A server that dials `api` for its agents, and the cgroup of a node's processes.
+pub(crate) fn nodes_of(api: SocketAddr) -> (World, ServerProcess, Cgroup) {
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    (world, server, Cgroup::new())
 }
 
 /// A server's process.
@@ -59,48 +66,23 @@ impl World {
     }
 
     pub(crate) fn server_args(&self, flags: &[String]) -> Vec<String> {
-        let mut args = vec![
-            "adit".to_owned(),
-            "server".to_owned(),
-            format!(
-                "--frontend=http-connect=unix:{}",
-                self.dir.path().join("c").display()
-            ),
-            format!("--cluster-cert={}", self.files.cert("server").display()),
-            format!("--cluster-key={}", self.files.key("server").display()),
-            format!("--cluster-ca-cert={}", self.files.ca_file().display()),
-            format!("--agent-bind-address={}", self.ip),
-            "--agent-port=0".to_owned(),
-            "--health-bind-address=127.0.0.1".to_owned(),
-            "--health-port=0".to_owned(),
-            "--admin-port=off".to_owned(),
-        ];
+        let mut args = args::server(&self.files, &self.ip.to_string(), "0");
+        let socket = self.dir.path().join("c");
+        args.push(format!("--frontend=http-connect=unix:{}", socket.display()));
         args.extend_from_slice(flags);
         args
     }
 
     pub(crate) fn agent_args(&self, agents: SocketAddr) -> Vec<String> {
-        vec![
-            "adit".to_owned(),
-            "agent".to_owned(),
-            format!("--proxy-server-host={agents}"),
-            format!("--ca-cert={}", self.files.ca_file().display()),
-            format!("--agent-cert={}", self.files.cert("agent").display()),
-            format!("--agent-key={}", self.files.key("agent").display()),
-            "--agent-id=kernel".to_owned(),
-            "--sync-interval=50ms".to_owned(),
-            "--health-server-port=off".to_owned(),
-            "--admin-server-port=off".to_owned(),
-        ]
+        let mut args = self.probed_agent_args(agents);
+        args.retain(|arg| !arg.starts_with("--health-server-"));
+        args.push("--health-server-port=off".to_owned());
+        args
     }
 
     /// As [`World::agent_args`], with a health port.
     pub(crate) fn probed_agent_args(&self, agents: SocketAddr) -> Vec<String> {
-        let mut args = self.agent_args(agents);
-        args.retain(|arg| !arg.starts_with("--health-server-port"));
-        args.push("--health-server-host=127.0.0.1".to_owned());
-        args.push("--health-server-port=0".to_owned());
-        args
+        args::agent(&self.files, &agents.to_string(), "kernel")
     }
 
     /// Starts a server with these flags, in a cgroup if one is given.
@@ -187,8 +169,7 @@ fn linked(
     let told = role.hear();
     let health = told.strip_prefix("up ");
     server.until("the agent is linked", || {
-        let ready = get(server.health, "/readyz");
-        ready.starts_with("HTTP/1.1 200").then_some(())
+        is_ready(server.health).then_some(())
     });
     (role, health.map(|at| at.parse().expect("an address")))
 }
@@ -201,7 +182,7 @@ impl ServerProcess {
 
     /// Number of lanes opened since the start: open and closed lanes.
     pub(crate) fn lanes_opened(&self) -> f64 {
-        lanes_opened(&get(self.health, "/metrics"))
+        scrape::lanes_opened(&get(self.health, "/metrics"))
     }
 
     /// Waits for a value of a series.
@@ -211,15 +192,9 @@ impl ServerProcess {
         });
     }
 
-    pub(crate) fn until<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if let Some(found) = condition() {
-                return found;
-            }
-            assert!(Instant::now() < deadline, "not in time: {what}");
-            std::thread::yield_now();
-        }
+    #[track_caller]
+    pub(crate) fn until<T>(&self, what: &str, condition: impl FnMut() -> Option<T>) -> T {
+        blocking::until(what, LIMIT, condition)
     }
 
     pub(crate) fn readyz(&self) -> String {
@@ -229,37 +204,22 @@ impl ServerProcess {
 
 /// A sample of the metrics at a health port, if the series is there.
 pub(crate) fn sample(health: SocketAddr, series: &str) -> Option<f64> {
-    let text = get(health, "/metrics");
-    text.lines()
-        .filter_map(|line| line.rsplit_once(' '))
-        .find(|(name, _)| *name == series)
-        .and_then(|(_, value)| value.parse().ok())
+    scrape::sample(&get(health, "/metrics"), series)
 }
 
-/// Number of lanes opened since the start, from the text of a scrape: open and closed lanes.
-pub(crate) fn lanes_opened(text: &str) -> f64 {
-    let is_lane = |name: &str| {
-        name.starts_with("adit_lanes{") || name.starts_with("adit_lanes_closed_total{")
-    };
-    text.lines()
-        .filter_map(|line| line.rsplit_once(' '))
-        .filter(|(name, _)| is_lane(name))
-        .map(|(_, value)| value.parse::<f64>().expect("a number"))
-        .sum()
+/// Whether the health port says that the program is ready.
+pub(crate) fn is_ready(health: SocketAddr) -> bool {
+    http::get(health, "/readyz").is_ok_and(|answer| answer.status == 200)
+}
+
+/// The series of calls with this outcome.
+pub(crate) fn calls(outcome: &str) -> String {
+    format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
 }
 
 /// A port's HTTP answer, including the head.
 pub(crate) fn get(at: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(at).expect("the health port listens");
-    stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    )
-    .expect("it reads");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
-    text
+    http::get(at, path).expect("the health port answers").text
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
@@ -270,23 +230,27 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .expect("a runtime")
 }
 
-pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
-    let environment = |name: &str| match name {
-        "HTTPS_PROXY" => std::env::var(PROXY).ok(),
-        _ => None,
-    };
-    match parse(args.into_iter().map(OsString::from), &environment) {
-        Ok(parsed) => parsed.command,
-        Err(error) => panic!("{}", error.message()),
-    }
+/// The plan of a server with this command line.
+pub(crate) fn server_plan(args: &[String]) -> ServerPlan {
+    args::server_plan(args).expect("flags are right")
+}
+
+/// The plan of an agent with this command line.
+pub(crate) fn agent_plan(args: &[String]) -> AgentPlan {
+    let proxy = std::env::var(PROXY)
+        .ok()
+        .map(|proxy| ("HTTPS_PROXY", proxy));
+    args::agent_plan_in(proxy.as_slice(), args).expect("flags are right")
+}
+
+fn split(arguments: &str) -> Vec<String> {
+    arguments.split('\t').map(str::to_owned).collect()
 }
 
 /// Main function of the server process: prints its addresses, and runs until its input is closed.
 pub(super) fn play_server(arguments: &str) {
     namespace::helped_by_ourselves();
-    let Command::Server(plan) = command(arguments.split('\t').map(str::to_owned)) else {
-        panic!("no server");
-    };
+    let plan = server_plan(&split(arguments));
     let runtime = runtime();
     let running = runtime
         .block_on(server::start(&plan))
@@ -305,9 +269,7 @@ pub(super) fn play_server(arguments: &str) {
 /// Main function of the agent process.
 pub(super) fn play_agent(arguments: &str) {
     namespace::helped_by_ourselves();
-    let Command::Agent(plan) = command(arguments.split('\t').map(str::to_owned)) else {
-        panic!("no agent");
-    };
+    let plan = agent_plan(&split(arguments));
     let runtime = runtime();
     let running = runtime
         .block_on(agent::start(&plan))

@@ -124,10 +124,7 @@ async fn dials_cancelled_by_their_clients_are_cancelled_at_the_agent_at_once() {
     let (mut given_up, mut conn) = (1, 100);
     for how in ALL {
         let client = Client::dial(&world, how, "silent.test:1").await;
-        let dial = match link.payload().await {
-            Some(Payload::DialRequest(dial)) => dial.random,
-            other => panic!("{how:?}: no dial but {other:?}"),
-        };
+        let dial = link.dialed().await.random;
         let pending = format!("{PREFIX}pending_backend_dials");
         world.server_metric(&pending, 1.0).await;
         let left = client.leave(how).await;
@@ -158,13 +155,9 @@ async fn client_packets_before_the_answer_stay_at_the_server() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("silent", "").await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
     call.dial(DIAL, "silent.test:1");
-    let dial = match link.payload().await {
-        Some(Payload::DialRequest(dial)) => dial.random,
-        other => panic!("no dial but {other:?}"),
-    };
+    let dial = link.dialed().await.random;
     let closed = |text: &str| {
         Some(Payload::CloseResponse(wire::CloseResponse {
             connect_id: 1,
@@ -189,11 +182,10 @@ async fn client_packets_before_the_answer_stay_at_the_server() {
 /// Upstream (dials): A dial that its client cancels is cancelled at the agent and counted once on both ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_aborts_a_pending_connect_when_the_client_disconnects() {
-    let (port, _echo) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
-        let world = World::start(&[&[DIAL_TIMEOUT], lanes].concat()).await;
-        let agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
-        world.links(1).await;
+        let (world, agent) =
+            World::linked(&[&[DIAL_TIMEOUT], lanes].concat(), &[DIAL_TIMEOUT]).await;
         let hole = targets::silent_host();
         for (number, how) in ALL.into_iter().enumerate() {
             let client = Client::dial(&world, how, &hole.address).await;
@@ -204,7 +196,7 @@ async fn an_agent_aborts_a_pending_connect_when_the_client_disconnects() {
             assert_given_up(&world, given_up).await;
             drop(left);
         }
-        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        world.assert_serves(&target).await;
         // A cancelled dial does not count as a failure.
         let scrapes = [
             world.server().metrics.scrape().text(),

@@ -9,10 +9,11 @@ use adit::agent::RunningAgent;
 use adit::status::Socket;
 use adit::status::model::{LinkStatus, Role, Status, TunnelStatus, Tunnels};
 
+use crate::support::blocking;
 use crate::support::lanes::{IDLE, value, warm};
 use crate::support::raw::Connection;
 use crate::support::skip::skip_unprivileged;
-use crate::support::wait::{until, until_blocking};
+use crate::support::wait::until;
 use crate::support::world::{World, echo};
 use crate::support::{connect, targets};
 
@@ -76,8 +77,7 @@ fn only_link(status: &Status) -> &LinkStatus {
 /// lane
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for (flags, path) in [
         (&["--lane-security=plaintext"][..], "raw-lane"),
         (&[], "lane"),
@@ -136,8 +136,7 @@ async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grpc_tunnels_and_links_are_reported() {
     let (world, _agent) = watched(&[]).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     // An agent without Adit's headers counts as a Go agent.
     let go = Connection::agent(&world).await;
     let _link = go.link("agent-2", "").await;
@@ -170,8 +169,8 @@ async fn tunnels_on_the_link_are_reported_by_both_ends() {
     let socket = format!("--admin-socket={}", agent_socket(&world).display());
     let _agent = world.agent("agent-1", &[&socket]).await;
     world.links(1).await;
-    let (port, _target) = targets::echo().await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, &targets::pattern(0, 300_000)).await;
     for socket in [server_socket(&world), agent_socket(&world)] {
         let told = settled(&socket, 300_000, 300_000).await;
@@ -304,7 +303,7 @@ fn as_nobody(program: &Path, args: &[&str]) -> std::io::Result<Output> {
     let mut command = Command::new(program);
     command.args(args).uid(NOBODY).gid(NOBODY);
     // A child that another test forks at this moment may hold the copy open for writing until its exec.
-    until_blocking("the copy of the binary", PATIENCE, || {
+    blocking::until("the copy of the binary", PATIENCE, || {
         match command.output() {
             Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
             ran => Some(ran),

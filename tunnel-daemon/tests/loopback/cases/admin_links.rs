@@ -44,8 +44,7 @@ fn links(world: &World) -> Links {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unlinked_agent_loses_its_tunnels_and_may_reconnect() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = world().await;
     let agent = world.agent("agent 1&2", &[]).await;
     world.links(1).await;
@@ -77,8 +76,7 @@ async fn an_unlinked_agent_loses_its_tunnels_and_may_reconnect() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_agent_keeps_its_tunnels_and_gets_no_new_ones() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = world().await;
     let first = world.agent("first", &[]).await;
     world.links(1).await;

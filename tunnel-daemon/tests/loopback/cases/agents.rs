@@ -95,9 +95,8 @@ async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (mut world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let mut tunnel = world.tunnel(&target).await;
     echo(&mut tunnel, b"before").await;
     world.restart_server().await;
@@ -112,8 +111,7 @@ async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_in_the_zone_of_the_server_get_the_dials() {
     const DIALS: i64 = 8;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--zone=east"]).await;
     let elsewhere = world
         .agent("elsewhere", &["--agent-identifiers=zone=west"])
@@ -138,8 +136,7 @@ async fn agents_in_the_zone_of_the_server_get_the_dials() {
 /// Upstream (choice): A draining agent is picked only when all agents for the destination are draining.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let (world, draining) = World::with_agent().await;
     draining.drain();
     let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
@@ -162,7 +159,7 @@ async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
 /// read DRAIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_takes_effect_for_the_next_dial() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let mut stub = connection.link("stub", "").await;
@@ -176,7 +173,7 @@ async fn drain_takes_effect_for_the_next_dial() {
     let _agent = world.agent("fresh", &[]).await;
     world.links(2).await;
     for _dial in 0..10 {
-        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        world.assert_serves(&target).await;
     }
 }
 
@@ -185,8 +182,7 @@ async fn drain_takes_effect_for_the_next_dial() {
 /// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newest_stream_of_an_id_takes_new_dials() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let _half_open = connection.link("same", "").await;
@@ -204,8 +200,7 @@ async fn newest_stream_of_an_id_takes_new_dials() {
 /// Upstream (agents): Two links with one agent id do not mix their tunnels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let series = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
     for flags in [&["--lanes-per-link=0"][..], &[]] {
         let world = World::start(flags).await;
@@ -248,8 +243,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--dial-timeout=500ms"]).await;
     let (connection, window) = Connection::deaf_agent(&world).await;
     let mut deaf = connection.link("deaf", "").await;
@@ -284,13 +278,10 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     window.send(65_535).expect("the connection lives");
     world.server_metric(ready, 1.0).await;
     world.server_metric("adit_links_retired", 0.0).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_client, mut call) = Connection::proxied(&world).await;
     call.dial(1, "second.test:1");
-    match deaf.payload().await {
-        Some(Payload::DialRequest(dial)) => assert_eq!(dial.address, "second.test:1"),
-        other => panic!("no dial but {other:?}"),
-    }
+    let dial = deaf.dialed().await;
+    assert_eq!(dial.address, "second.test:1");
 }
 
 /// A dial queued behind an unsent dial is unsent too, so the server retries it at another agent.
@@ -298,8 +289,7 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dials_queued_behind_an_unsent_dial_go_to_another_agent() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     // Below the 2 s after which the server hedges a dial.
     let world = World::start(&["--dial-timeout=1900ms"]).await;
     let (connection, _window) = Connection::deaf_agent(&world).await;
@@ -360,13 +350,13 @@ async fn a_dial_refused_by_its_target_is_not_retried_at_another_agent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_that_restarts_under_another_id_serves() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
     agent.stop().await;
     world.links(0).await;
     let _agent = world.agent("another", &[]).await;
     world.links(1).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 }
 
 /// The host of one server is down: a connect to that server lasts until its timeout.

@@ -56,7 +56,7 @@ impl Front {
 /// AKS has such a proxy. Links and lanes offer the ALPN name by which it routes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_pass_a_proxy_that_routes_by_alpn() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let front = Front::to(world.server().agents, "konnectivity").await;
     let agent = world
@@ -67,7 +67,7 @@ async fn lanes_pass_a_proxy_that_routes_by_alpn() {
         )
         .await;
     warm(&world).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
     assert!(value(&world, HITS) >= 1.0);
     assert_eq!(front.dropped.load(Relaxed), 0);
     // An agent without that name does not pass.

@@ -245,7 +245,7 @@ impl Mistakes {
         let name = format!("wrong-{number}");
         let args = self.args(wrong);
         let mut process = Process::start(&name, &args, self.world.dir.path());
-        let status = process.end(Duration::from_secs(20));
+        let status = process.wait(Duration::from_secs(20));
         let log = process.log();
         let flaw = flaw(&log, status.code(), wrong, |text| self.filled(text))?;
         let Wrong { line, with, .. } = wrong;
@@ -353,7 +353,7 @@ async fn files_without_read_permission_are_named_with_the_remedy() {
         } else {
             Process::start(&log, &args, dir)
         };
-        let status = process.end(Duration::from_secs(20));
+        let status = process.wait(Duration::from_secs(20));
         mode(0o600);
         let log = process.log();
         let flaw = flaw(&log, status.code(), &wrong, str::to_owned);

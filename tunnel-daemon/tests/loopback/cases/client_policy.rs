@@ -1,11 +1,10 @@
 //! Destinations that `--client-allow-target` allows, for all clients or per certificate.
 
 use adit::demo::grpc_client::GrpcTunnel;
-use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 
 use super::processes::Processes;
-use crate::support::process::{metric, scrape};
+use crate::support::process::{json_lines, metric, scrape};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, sample};
@@ -80,18 +79,19 @@ async fn a_rule_with_a_common_name_applies_to_that_certificate_only() {
         format!("--client-allow-target=cn=client,127.0.0.1:{port}"),
         format!("--client-allow-target=127.0.0.1:{other}"),
     ];
-    let world = World::start(&[
-        &rules[0],
-        &rules[1],
-        "--frontend=http-connect=tcp:127.0.0.1:0",
-        "--frontend=grpc=tcp:127.0.0.1:0",
-        "--server-cert={certs}/server.crt",
-        "--server-key={certs}/server.key",
-        "--server-ca-cert={certs}/ca.crt",
-    ])
+    let (world, _agent) = World::linked(
+        &[
+            &rules[0],
+            &rules[1],
+            "--frontend=http-connect=tcp:127.0.0.1:0",
+            "--frontend=grpc=tcp:127.0.0.1:0",
+            "--server-cert={certs}/server.crt",
+            "--server-key={certs}/server.key",
+            "--server-ca-cert={certs}/ca.crt",
+        ],
+        &[],
+    )
     .await;
-    let _agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
     let (named, open) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{other}"));
     for (client, target, status) in [
         ("client", &named, "200"),
@@ -139,9 +139,7 @@ async fn a_denial_by_the_server_is_one_line_in_its_log() {
     assert_eq!(status, 403, "{body}");
     let failed = || {
         let log = processes.server.log();
-        let lines = log
-            .lines()
-            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let lines = json_lines(&log);
         lines
             .filter(|line| line["target"] == "adit::dial")
             .collect::<Vec<_>>()

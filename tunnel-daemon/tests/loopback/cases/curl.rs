@@ -11,9 +11,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::lane_processes::nightly;
 use super::tunnels::{V4, on_tcp};
+use crate::support::blocking;
 use crate::support::skip::skip;
 use crate::support::targets;
-use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
 /// Size of the page: several reads, and more than one flow-control window.
@@ -156,7 +156,7 @@ impl Demo {
             out,
             _outer: outer,
         };
-        until_blocking("the guide", Duration::from_secs(120), || {
+        blocking::until("the guide", Duration::from_secs(120), || {
             demo.printed()
                 .contains("--egress-selector-config-file=")
                 .then_some(())

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use adit_net::tasks::Tasks;
 use rustix::process::Signal;
-use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use super::processes::Processes;
 use crate::support::clients::{Io, Kind};
-use crate::support::process::{Process, at_least, metric};
+use crate::support::process::{Process, access_events, at_least, metric};
 use crate::support::targets;
-use crate::support::wait::{until, within};
+use crate::support::wait::within;
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
@@ -128,18 +127,11 @@ async fn clients_and_targets_of_a_server_after_a_second_sigterm_see_a_reset() {
         let mut midway = Midway::start(row, &["--shutdown-grace=60s"]).await;
         let server = &mut midway.processes.server;
         server.signal(Signal::TERM);
-        until("the first signal is noticed", || {
-            server.log().contains("shutting down")
-        })
-        .await;
+        server.logs("shutting down").await;
         server.signal(Signal::TERM);
-        let status = server.end(Duration::from_secs(20));
+        let status = server.wait(Duration::from_secs(20));
         assert_eq!(status.code(), Some(1), "{}", midway.what);
-        let log = server.log();
-        let lines = log
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok());
-        let events = lines.filter(|line: &Value| line["target"] == "adit::access");
+        let events = access_events(&server.log()).into_iter();
         let cut: Vec<_> = events.map(|event| event["destination"].clone()).collect();
         assert_eq!(cut, [midway.target.as_str()], "{}", midway.what);
         midway.assert_cut().await;

@@ -60,8 +60,7 @@ async fn assert_ends(stream: &mut (impl AsyncRead + Unpin)) {
 /// The server checks existing links against the changed list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_agent_loses_its_link_and_its_tunnels() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let denying = Denying::start("# nobody yet\n", &["--proxy-strategies=destHost,default"]).await;
     let world = &denying.world;
     let other = world
@@ -109,8 +108,8 @@ async fn a_denied_agent_loses_its_link_and_its_tunnels() {
 /// Tunnels that the agent opened end too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denied_agent_loses_access_to_the_control_plane() {
-    let (port, _target) = targets::echo().await;
-    let destination = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
+    let destination = target.clone();
     let allowed = format!("--allowed-destination={destination}");
     let denying = Denying::start("", &[&allowed]).await;
     let agent = node::agent(&denying.world, &[&destination]).await;
@@ -127,12 +126,12 @@ async fn a_denied_agent_loses_access_to_the_control_plane() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relayed_tunnel_of_a_denied_agent_ends() {
     let way = Way::Epoll;
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let denying = Denying::start("", way.flags()).await;
     let world = &denying.world;
     let agent = world.agent("agent-1", way.flags()).await;
     warm(world).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"before").await;
     denying.write("cn=agent\n");
     world.links(0).await;

@@ -10,16 +10,16 @@ use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::UnixStream;
 
+use crate::support::connect::say;
 use crate::support::lanes::warm;
 use crate::support::raw::Connection;
 use crate::support::server_lane::{ServerLane, request};
-use crate::support::stub_lane::{Stub, link, one_idle};
+use crate::support::stub_lane::{self, Stub, one_idle};
 use crate::support::stub_server::StubServer;
 use crate::support::targets::Sum;
 use crate::support::wait::{until, within};
-use crate::support::world::{World, sample};
+use crate::support::world::{World, agent_metric, sample};
 use crate::support::{connect, targets};
 
 /// Exceeds the limit of every test step, so a program that waits for all of it fails the test.
@@ -54,10 +54,7 @@ async fn stays(leaving: Pin<&mut impl Future<Output = ()>>, why: &str) {
 
 async fn linked(agent: &RunningAgent) {
     const SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
-    until("a link", || {
-        sample(&agent.metrics.scrape().text(), SERVERS) == Some(1.0)
-    })
-    .await;
+    agent_metric(agent, SERVERS, 1.0).await;
 }
 
 /// The server sends the dial before it has read DRAIN.
@@ -65,14 +62,14 @@ async fn linked(agent: &RunningAgent) {
 /// Limit (times): Dials in progress when an agent gets SIGTERM | served within the grace period
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;
     let agent = world.agent_of(server.port(), "a", &[]).await;
     let mut link = server.accept().await.greet(&[]);
     linked(&agent).await;
     agent.drain();
-    link.dial(1, &format!("127.0.0.1:{port}"));
+    link.dial(1, &target);
     let mut leaving = pin!(agent.idle(GRACE));
     let served = async {
         let conn = loop {
@@ -103,20 +100,13 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_drains_is_served() {
     const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
     for lanes in [true, false] {
         let way: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
-        let world = World::start(&[&[DIAL_TIMEOUT], way].concat()).await;
-        let agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
-        world.links(1).await;
+        let (world, agent) = World::linked(&[&[DIAL_TIMEOUT], way].concat(), &[DIAL_TIMEOUT]).await;
         if lanes {
             warm(&world).await;
         }
         let slow = targets::silent_host();
-        let mut client = UnixStream::connect(world.connect())
-            .await
-            .expect("the frontend listens");
-        client
-            .write_all(&connect::head(&slow.address))
-            .await
-            .expect("taken");
+        let mut client = world.client().await;
+        say(&mut client, &connect::head(&slow.address)).await;
         until("a dial", || slow.dials() == 1).await;
         agent.drain();
         let mut leaving = pin!(agent.idle(GRACE));
@@ -136,8 +126,7 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_drains_is_served() {
 /// After its grace period an agent refuses dials with a reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_refused_by_a_stopping_agent_has_that_reason() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;
     let agent = world.agent_of(server.port(), "a", &[]).await;
@@ -244,8 +233,7 @@ async fn a_stopping_agent_first_delivers_the_last_bytes_of_a_tunnel() {
 async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     const OVER: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
     let mut world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
     let tcp = targets::connect_with_small_window(world.server().agents);
     let mut lane = Stub::connect_over(tcp, &world, "agent").await;
     assert!(lane.bind(&grant).await);
@@ -301,16 +289,11 @@ async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
     const BYTES: usize = 200 * 1024;
     const CONN: i64 = 5;
     let mut world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let mut link = connection.link("stub", "").await;
-    world.links(1).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_connection, mut link) = Connection::linked(&world, "stub", "").await;
+    let (client, mut call) = Connection::proxied(&world).await;
     let answer = async {
-        match link.payload().await {
-            Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, CONN),
-            other => panic!("no dial but {other:?}"),
-        }
+        let random = link.dialed().await.random;
+        link.dial_response(random, CONN);
     };
     let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), answer);
     call.data(conn, targets::pattern(0, BYTES));
@@ -347,20 +330,15 @@ async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_waits_for_no_client_without_a_tunnel() {
     const HTTP_CONNECTIONS: &str = "konnectivity_network_proxy_server_http_connections";
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (mut world, _agent) = World::with_agent().await;
     let began = Instant::now();
     // The frontend accepts this connection before the later ones.
-    let mute = UnixStream::connect(world.grpc())
-        .await
-        .expect("the frontend listens");
+    let mute = world.grpc_socket().await;
     let idle = Connection::client(&world).await;
-    let busy = Connection::client(&world).await;
-    let mut call = busy.proxy().await;
-    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
-    let silent = UnixStream::connect(world.connect())
-        .await
-        .expect("the frontend listens");
+    let (busy, mut call) = Connection::proxied(&world).await;
+    let conn = call.open(1, &target).await;
+    let silent = world.client().await;
     world.server_metric(HTTP_CONNECTIONS, 1.0).await;
 
     let mut leaving = pin!(world.stop_server(GRACE));

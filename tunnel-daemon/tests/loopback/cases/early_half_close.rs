@@ -8,7 +8,7 @@ use adit_core::wire::packets as wire;
 use adit_core::wire::packets::packet::Payload;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::support::clients::Kind;
@@ -58,9 +58,11 @@ async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both(
     let target = format!("127.0.0.1:{port}");
     for kind in Kind::ALL {
         for carrier in CARRIERS {
-            let world = World::start(&[kind.flags(), carrier.flags()].concat()).await;
-            let _agent = world.agent("agent-1", carrier.agent_flags()).await;
-            world.links(1).await;
+            let (world, _agent) = World::linked(
+                &[kind.flags(), carrier.flags()].concat(),
+                carrier.agent_flags(),
+            )
+            .await;
             let mut clients = JoinSet::new();
             for number in 0..CLIENTS {
                 let mut stream = kind.connect_first(&world).await;
@@ -94,10 +96,7 @@ async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both(
 
 /// The id of the next dial request on the link.
 async fn dial_of(link: &mut Call) -> i64 {
-    match link.payload().await {
-        Some(Payload::DialRequest(dial)) => dial.random,
-        other => panic!("no dial but {other:?}"),
-    }
+    link.dialed().await.random
 }
 
 /// A Go agent's tunnel has no half-close, so CLOSE_REQ follows the data, as upstream sends it.
@@ -106,11 +105,9 @@ async fn dial_of(link: &mut Call) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_dial_of_a_half_closed_client_continues_until_it_disconnects() {
     let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
-    let connection = Connection::agent(&world).await;
-    let mut link = connection.link("silent", "").await;
-    world.links(1).await;
+    let (_connection, mut link) = Connection::linked(&world, "silent", "").await;
     let request = [connect::head(TARGET), b"early".to_vec()].concat();
-    let mut stream = UnixStream::connect(world.connect()).await.expect("welcome");
+    let mut stream = world.client().await;
     stream.write_all(&request).await.expect("taken");
     stream.shutdown().await.expect("a half-close");
     let dial = dial_of(&mut link).await;
@@ -124,7 +121,7 @@ async fn the_dial_of_a_half_closed_client_continues_until_it_disconnects() {
     let head = connect::read_head(&mut stream).await;
     assert_eq!(head, connect::ESTABLISHED);
 
-    let mut unix = UnixStream::connect(world.connect()).await.expect("welcome");
+    let mut unix = world.client().await;
     unix.write_all(&request).await.expect("taken");
     unix.shutdown().await.expect("a half-close");
     let dial = dial_of(&mut link).await;
@@ -146,11 +143,9 @@ async fn the_dial_of_a_half_closed_client_continues_until_it_disconnects() {
 async fn a_client_that_disconnects_behind_unread_bytes_cancels_its_dial() {
     const MUCH: usize = 100 * 1024;
     let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
-    let connection = Connection::agent(&world).await;
-    let mut link = connection.link("silent", "").await;
-    world.links(1).await;
+    let (_connection, mut link) = Connection::linked(&world, "silent", "").await;
     let request = [connect::head(TARGET), pattern(0, MUCH)].concat();
-    let mut unix = UnixStream::connect(world.connect()).await.expect("welcome");
+    let mut unix = world.client().await;
     unix.write_all(&request).await.expect("taken");
     let dial = dial_of(&mut link).await;
     drop(unix);

@@ -4,7 +4,7 @@ use adit::demo::grpc_client::GrpcTunnel;
 use serde_json::Value;
 
 use super::processes::Processes;
-use crate::support::process::{Process, at_least, metric, scrape, sum};
+use crate::support::process::{Process, access_events, at_least, json_lines, metric, scrape, sum};
 use crate::support::raw::Connection;
 use crate::support::targets::closed_port;
 use crate::support::wait::until;
@@ -15,9 +15,7 @@ const FAMILY: &str = "adit_dial_failures_total";
 
 /// The `dial failed` lines of a log: destination, reason, stage, agent, path.
 fn failed(log: &str) -> Vec<[String; 5]> {
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = json_lines(log);
     let failed = lines.filter(|line| line["target"] == "adit::dial");
     let fields = ["destination", "reason", "stage", "agent", "path"];
     failed
@@ -26,15 +24,6 @@ fn failed(log: &str) -> Vec<[String; 5]> {
             assert!(line["error"].is_string(), "{line}");
             fields.map(|field| line[field].as_str().unwrap_or_default().to_owned())
         })
-        .collect()
-}
-
-fn access_events(log: &str) -> Vec<Value> {
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines
-        .filter(|line| line["target"] == "adit::access")
         .collect()
 }
 

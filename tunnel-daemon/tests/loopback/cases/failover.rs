@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use super::processes::Processes;
 use super::silent_agents::stop;
 use crate::support::balancer::Balancer;
+use crate::support::connect::say;
 use crate::support::lanes::{IDLE, value};
 use crate::support::process::{ask, metric};
 use crate::support::wait::{until, within};
@@ -24,13 +25,9 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// Dials `target`. Returns the response head and the time until it arrived.
 async fn dial(socket: std::path::PathBuf, target: String) -> (String, Duration) {
-    use tokio::io::AsyncWriteExt as _;
     let began = Instant::now();
     let mut stream = UnixStream::connect(socket).await.expect("a server");
-    stream
-        .write_all(&connect::head(&target))
-        .await
-        .expect("a server");
+    say(&mut stream, &connect::head(&target)).await;
     let head = connect::read_head(&mut stream).await;
     let took = began.elapsed();
     if head.contains(" 200 ") {
@@ -63,8 +60,7 @@ async fn dials(world: &World, target: &str) -> (Vec<String>, Duration) {
 /// Limit (times): Hedge of an unanswered dial
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for flags in [&[][..], &["--lanes-per-link=0"]] {
         let processes = Processes::start(flags).await;
         let stopped = processes.agent("stopped", &[]);
@@ -79,10 +75,7 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
         assert!(failed.is_empty(), "{failed:?}");
         // Well below the dial timeout of 25 s.
         assert!(slowest < Duration::from_secs(15), "{slowest:?}");
-        until("the agents asked are named", || {
-            processes.server.log().contains("stopped,other")
-        })
-        .await;
+        processes.server.logs("stopped,other").await;
         let retries = metric_of(&processes, "adit_dial_retries_total{reason=\"slow\"}").await
             + metric_of(&processes, "adit_dial_retries_total{reason=\"silent\"}").await;
         assert!(retries >= 1.0, "{retries}");
@@ -133,7 +126,7 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
 /// The kernel resets the connections of a process that it kills, so the agent is gone and not silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let processes = Processes::start(&["--proxy-strategies=destHost,default"]).await;
     let mut silent = processes.agent("silent", &["--agent-identifiers=ipv4=127.0.0.1"]);
     let _answers_all = processes.agent("default", &[]);
@@ -142,7 +135,6 @@ async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
     metric(processes.health, SILENT, 1.0).await;
     silent.kill();
     metric(processes.health, LINKS, 1.0).await;
-    let target = format!("127.0.0.1:{port}");
     let (head, _took) = dial(processes.world.connect(), target).await;
     assert!(head.contains(" 200 "), "{head}");
 }
@@ -152,8 +144,7 @@ async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
 /// Limit (times): A dial on a silent link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let balancer = Balancer::to(&[world.server().agents]).await;
     // The agent's lanes also pass through the balancer, so they freeze too.
@@ -173,8 +164,7 @@ async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
 /// Limit (times): A silent server | the agent opens another connection after 4 s; for a Go server 4 s or 31 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replaced_link_stays_open_until_its_tunnels_end() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--lanes-per-link=0"]).await;
     let balancer = Balancer::to(&[world.server().agents]).await;
     let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;

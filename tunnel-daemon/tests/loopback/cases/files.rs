@@ -143,7 +143,7 @@ async fn ports_and_sockets_in_use_are_named() {
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_server_certificate_is_used_by_the_next_handshake() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let (ca, cert, key) = (
         world.files.ca_file(),
@@ -180,7 +180,7 @@ async fn replaced_server_certificate_is_used_by_the_next_handshake() {
     })
     .await;
     assert_eq!(world.server().links(), 1);
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 }
 
 /// The log names the file for which `adit_tls_reloads_total` counts a failure.
@@ -204,7 +204,7 @@ async fn broken_new_certificate_is_named_in_the_log() {
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_ca_applies_to_the_next_handshake_on_both_sides() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (mut world, _agent) = World::with_agent().await;
     let dir = world.files.dir().to_owned();
     let new_ca = ThrowawayCa::new("the next CA").expect("a CA");
@@ -250,7 +250,7 @@ async fn replaced_ca_applies_to_the_next_handshake_on_both_sides() {
     // The restarted server accepts only the agent's new certificate.
     world.restart_server().await;
     world.links(1).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 }
 
 /// Whether the server answers HTTP/2, and thus has accepted the client's certificate.

@@ -109,7 +109,7 @@ async fn agent_of(world: &World, host: &str, env: &[(&str, String)]) -> RunningA
 /// Only the proxy can resolve the name. The CONNECT request equals upstream's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_reaches_its_server_through_the_proxy() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     for variable in ["HTTPS_PROXY", "https_proxy"] {
         let world = World::start(&[]).await;
         let server = world.server().agents;
@@ -117,7 +117,7 @@ async fn an_agent_reaches_its_server_through_the_proxy() {
         let env = [(variable, format!("http://{}", proxy.address))];
         let _agent = agent_of(&world, "server.test", &env).await;
         world.links(1).await;
-        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        world.assert_serves(&target).await;
         let name = format!("server.test:{}", server.port());
         let head = format!("CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n");
         let asked = proxy.asked();

@@ -168,12 +168,7 @@ impl Tunnel {
         })
         .await;
         let mut call = client.proxy().await;
-        let accepted = async {
-            while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-            lane.end.accept();
-            lane.flush().await;
-        };
-        let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+        let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), lane.accept());
         Self {
             counting,
             lane,

@@ -18,7 +18,7 @@ use super::metrics::full;
 use crate::support::lanes::{BUSY, HITS, value, warm};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_for, until_still, within};
-use crate::support::world::{World, sample};
+use crate::support::world::{World, endpoints_left, sample};
 use crate::support::{connect, targets};
 
 /// A failed connection gets 30 s for its last bytes. The rest is for a busy machine.
@@ -29,9 +29,7 @@ const TARGET_RESET: &str = "adit_tunnels_closed_total{reason=\"target_reset\"}";
 /// A server and an agent whose tunnels use framed lanes or the link.
 async fn world(lanes: bool, flags: &[&str]) -> (World, RunningAgent) {
     let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
-    let world = World::start(&[by_link, flags].concat()).await;
-    let agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
+    let (world, agent) = World::linked(&[by_link, flags].concat(), &[]).await;
     if lanes {
         warm(&world).await;
     }
@@ -113,12 +111,9 @@ async fn an_end_is_found(lanes: bool) {
 
     let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
     world.server_metric(idle, 1.0).await;
-    until("its target is let go", || {
-        agent.metrics.open_endpoint_connections() == 2
-    })
-    .await;
+    endpoints_left(&agent, 2).await;
     if lanes {
-        until("so is its lane", || value(&world, BUSY) == 2.0).await;
+        world.server_metric(BUSY, 2.0).await;
     }
     let mut some = vec![0; 1_000_000];
     within("bytes after the pause", paused.read_exact(&mut some))
@@ -178,10 +173,7 @@ async fn a_target_breaks_off(lanes: bool) {
         sample(&agents, TARGET_RESET) == Some(1.0)
     })
     .await;
-    until("its connection is closed", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
     // The client first gets the bytes that were read before the reset.
     let mut rest = Vec::new();
     let _end = within("the end", stream.read_to_end(&mut rest)).await;
@@ -223,15 +215,11 @@ async fn a_grpc_client_that_disconnects_behind_stuck_bytes_is_detected_at_once()
     let (world, agent) = world(false, &[]).await;
     let (sink, port) = targets::with_small_window();
     let _sink = targets::deaf_on(sink);
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
+    let (connection, mut call) = Connection::proxied(&world).await;
     let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
     call.upload(conn, UPLOAD_BLOCKS);
     world.server_metric(&full("Proxy"), 1.0).await;
     drop((call, connection));
     world.server_metric(CLIENT_GONE, 1.0).await;
-    until("its target is let go", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
 }

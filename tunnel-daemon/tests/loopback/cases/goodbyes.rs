@@ -58,7 +58,7 @@ async fn stopping_agent_is_logged_as_left_and_not_as_disconnected() {
     let (server, mut agent) = linked(&mut world).await;
     until("the agent is up", || event(&agent, "agent is up").is_some()).await;
     agent.signal(Signal::TERM);
-    assert_eq!(agent.end(END).code(), Some(0));
+    assert_eq!(agent.wait(END).code(), Some(0));
     until("it left", || event(&server, "agent left").is_some()).await;
     let left = event(&server, "agent left").expect("logged");
     assert_eq!(left["agent"], "agent-1");
@@ -74,7 +74,7 @@ async fn stopping_server_is_logged_as_left_and_not_as_disconnected() {
     let mut world = World::start(&[]).await;
     let (mut server, agent) = linked(&mut world).await;
     server.signal(Signal::TERM);
-    assert_eq!(server.end(END).code(), Some(0));
+    assert_eq!(server.wait(END).code(), Some(0));
     until("it left", || event(&agent, "server left").is_some()).await;
     let log = agent.log();
     assert!(

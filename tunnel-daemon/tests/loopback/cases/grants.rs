@@ -28,7 +28,7 @@ fn value(world: &World, series: &str) -> Option<f64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_claims_only_what_is_granted_to_it() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[
         "--proxy-strategies=destHost",
         "--agent-grant=cn=agent,id=agent-1,ipv4=127.0.0.0/24",
@@ -79,7 +79,7 @@ async fn certificate_claims_only_what_is_granted_to_it() {
         .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
         .await;
     world.links(2).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
     assert_eq!(value(&world, "adit_agent_claims_unverified"), Some(0.0));
     assert_eq!(value(&world, "adit_claimed_identities_total"), Some(0.0));
 }
@@ -105,8 +105,7 @@ async fn without_grants_claims_are_accepted_and_counted() {
 /// The newest stream wins only within one certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let owner = world.agent("same", &[]).await;
     world.links(1).await;
@@ -120,8 +119,7 @@ async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
     // Without the owner the id is free, so the intruder gets the dial.
     owner.stop().await;
     world.links(1).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_client, mut call) = Connection::proxied(&world).await;
     call.dial(1, &target);
     assert!(intruder.payload().await.is_some());
 }

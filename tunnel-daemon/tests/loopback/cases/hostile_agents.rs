@@ -16,14 +16,6 @@ use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets, tls};
 
-/// The id of the next dial on a link.
-async fn dialed(link: &mut Call) -> i64 {
-    match link.payload().await {
-        Some(Payload::DialRequest(dial)) => dial.random,
-        other => panic!("no dial but {other:?}"),
-    }
-}
-
 /// Two stub agents. Dials to `victim.test` go to the first.
 async fn two_links(world: &World) -> (Connection, Call, Connection, Call) {
     let (one, two) = (
@@ -55,7 +47,7 @@ async fn another_agents_answer_to_a_dial_is_refused() {
     let channel = world.channel().await;
     let dial = GrpcTunnel::open(channel, "victim.test:80");
     let answer = async {
-        let random = dialed(&mut victim).await;
+        let random = victim.dialed().await.random;
         thief.dial_response(random, 666);
         // The server closes the forged connection id at the agent that sent it.
         let back = thief.payload().await;
@@ -85,7 +77,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
     let channel = world.channel().await;
     let dial = GrpcTunnel::open(channel, "victim.test:80");
     let answer = async {
-        let random = dialed(&mut victim).await;
+        let random = victim.dialed().await.random;
         victim.dial_response(random, 5);
     };
     let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
@@ -124,13 +116,12 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_an_agent_affect_no_other_tunnel() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--proxy-strategies=destHost"]).await;
     let _honest = world
         .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
         .await;
     world.links(1).await;
-    let target = format!("127.0.0.1:{port}");
     let mut witness = world.tunnel(&target).await;
     for body in malformed() {
         let connection = Connection::agent(&world).await;
@@ -147,13 +138,13 @@ async fn malformed_packets_of_an_agent_affect_no_other_tunnel() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--proxy-strategies=destHost"]).await;
     let _honest = world
         .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
         .await;
     world.links(1).await;
-    let mut witness = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    let mut witness = world.tunnel(&target).await;
     let bodies: [&[u8]; 3] = [
         b"\x00\xff\xff\xff\xff",
         b"\x01\x00\x00\x00\x00",
@@ -172,7 +163,7 @@ async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
     world.links(2).await;
     let dial = GrpcTunnel::open(world.channel().await, "big.test:80");
     let answer = async {
-        let random = dialed(&mut link).await;
+        let random = link.dialed().await.random;
         link.dial_response(random, 5);
         link.message(&encoded(
             PacketType::Data.into(),
@@ -195,7 +186,7 @@ async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
     for round in 0..2 {
         let dial = GrpcTunnel::open(world.channel().await, "a.test:1");
         let answer = async {
-            let random = dialed(&mut link).await;
+            let random = link.dialed().await.random;
             // The second round claims the id of the first tunnel, which is open.
             link.dial_response(random, 5);
             link.dial_response(random, 6 + round);
@@ -258,10 +249,10 @@ async fn speak(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
 /// Garbage, plain HTTP, and clients without a valid certificate. The connected agent is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_clients_of_the_agent_port_are_refused_and_disturb_no_agent() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let address = world.server().agents;
-    let mut witness = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut witness = connect::open(&world.connect(), &target).await;
     let words: [&[u8]; 4] = [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",

@@ -10,9 +10,10 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
+use crate::support::connect::say;
 use crate::support::raw::{self, Connection, data, dial_request, encoded, framed};
-use crate::support::wait::{stands_still, until, within};
-use crate::support::world::{World, echo, sample};
+use crate::support::wait::{stands_still, within};
+use crate::support::world::{World, echo, endpoints_left, sample};
 use crate::support::{connect, targets};
 
 /// Invalid messages: no packet at all, or an unknown or inconsistent type, payload or id.
@@ -54,12 +55,10 @@ fn fin(side: i32) -> Payload {
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let mut witness = world.tunnel(&target).await;
-    let connection = Connection::client(&world).await;
-    let mut sibling = connection.proxy().await;
+    let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
     for body in malformed() {
         // Before a dial, on a stream of its own, and in the middle of an open tunnel.
@@ -75,20 +74,16 @@ async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
         echo(&mut witness, b"unharmed").await;
         sibling.echo(sibling_conn, b"unharmed").await;
     }
-    until("the offenders' targets are closed", || {
-        agent.metrics.open_endpoint_connections() == 2
-    })
-    .await;
+    endpoints_left(&agent, 2).await;
     assert_eq!(world.server().links(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
-    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
+    let conn = call.open(1, &target).await;
     for body in [
         Vec::new(),
         encoded(42, None),
@@ -104,11 +99,9 @@ async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
-    let connection = Connection::client(&world).await;
-    let mut sibling = connection.proxy().await;
+    let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
 
     let mut call = connection.proxy().await;
@@ -143,11 +136,9 @@ async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel(
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn truncated_packets_end_their_own_stream_only() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
-    let connection = Connection::client(&world).await;
-    let mut sibling = connection.proxy().await;
+    let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
     let message = framed(&encoded(
         PacketType::DialReq.into(),
@@ -168,8 +159,7 @@ async fn truncated_packets_end_their_own_stream_only() {
 async fn a_call_that_ends_inside_a_message_resets_its_target() {
     let (port, _target, mut seen) = targets::summing().await;
     let (world, _agent) = World::with_agent().await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
     let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
     let message = framed(&encoded(
         PacketType::Data.into(),
@@ -201,9 +191,8 @@ async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_out_of_order_get_upstreams_answers() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let connection = Connection::client(&world).await;
     let closed = |id: i64, text: &str| {
         Some(Payload::CloseResponse(wire::CloseResponse {
@@ -226,21 +215,16 @@ async fn packets_out_of_order_get_upstreams_answers() {
         call.payload().await,
         closed(conn, "mismatched connection IDs")
     );
-    until("the tunnel is closed", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
 }
 
 /// Clients disconnect during a dial, after its answer, and during an upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     for round in 0..30 {
-        let connection = Connection::client(&world).await;
-        let mut call = connection.proxy().await;
+        let (connection, mut call) = Connection::proxied(&world).await;
         call.dial(round, &target);
         if round % 3 > 0 {
             call.next().await;
@@ -249,19 +233,11 @@ async fn clients_that_vanish_leave_nothing_behind() {
             call.data(1, vec![7; 200_000]);
         }
         drop((call, connection));
-        let mut stream = UnixStream::connect(world.connect())
-            .await
-            .expect("the frontend listens");
-        stream
-            .write_all(&connect::head(&target))
-            .await
-            .expect("the request is taken");
+        let mut stream = world.client().await;
+        say(&mut stream, &connect::head(&target)).await;
         drop(stream);
     }
-    until("no target connection is left", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
     for gauge in [
         "pending_backend_dials",
         "established_connections",
@@ -278,7 +254,7 @@ async fn clients_that_vanish_leave_nothing_behind() {
 /// Go sends the socket's path as `:authority`, which HTTP libraries refuse.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let path = world.grpc();
     let path = path.to_str().expect("a text path");
@@ -287,17 +263,12 @@ async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
         path.replace('/', "%2F"),
         "localhost".to_owned(),
     ] {
-        let mut stream = UnixStream::connect(world.grpc())
-            .await
-            .expect("the frontend listens");
+        let mut stream = world.grpc_socket().await;
         let dial = framed(&encoded(
             PacketType::DialReq.into(),
-            Some(dial_request(4242, &format!("127.0.0.1:{port}"))),
+            Some(dial_request(4242, &target)),
         ));
-        stream
-            .write_all(&call_by_hand(&authority, &dial))
-            .await
-            .expect("taken");
+        say(&mut stream, &call_by_hand(&authority, &dial)).await;
         let mut data = BytesMut::new();
         let packet = within("the answer to a dial", async {
             loop {
@@ -363,7 +334,7 @@ pub(super) async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_other_than_connect_are_refused_with_a_status() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let mut huge = connect::head("a:1");
     huge.truncate(huge.len() - 2);
@@ -399,7 +370,7 @@ async fn requests_other_than_connect_are_refused_with_a_status() {
     }
     let head = connect::read_head(&mut stream).await;
     assert!(head.starts_with("HTTP/1.1 431 "), "{head:?}");
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 }
 
 /// The limit applies only to the head, not to open tunnels.
@@ -407,19 +378,17 @@ async fn requests_other_than_connect_are_refused_with_a_status() {
 /// Limit (times): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_head_is_cut_at_its_timeout() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start_adjusted(&[], |_isolation, heads| {
         heads.head_timeout = Duration::from_millis(400);
     })
     .await;
     let _agent = world.agent("a", &[]).await;
     world.links(1).await;
-    let mut tunnel = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut tunnel = connect::open(&world.connect(), &target).await;
     for head in [&b""[..], b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost"] {
         let started = Instant::now();
-        let mut slow = UnixStream::connect(world.connect())
-            .await
-            .expect("the frontend listens");
+        let mut slow = world.client().await;
         slow.write_all(head).await.expect("taken");
         let answer = connect::rest(&mut slow).await;
         assert_eq!(answer, "", "upstream says nothing");
@@ -434,12 +403,12 @@ async fn a_slow_head_is_cut_at_its_timeout() {
 /// Limit (sizes): CONNECT head
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_head_is_refused_at_its_limit() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start_adjusted(&[], |_isolation, heads| heads.head_bytes_max = 1024).await;
     let _agent = world.agent("a", &[]).await;
     world.links(1).await;
     let head = |octets: usize| {
-        let mut head = connect::head(&format!("127.0.0.1:{port}"));
+        let mut head = connect::head(&target);
         head.truncate(head.len() - 2);
         head.extend(b"X: ");
         head.resize(octets - 4, b'a');
@@ -455,30 +424,20 @@ async fn a_long_head_is_refused_at_its_limit() {
 /// Slow-loris attack: clients never finish their heads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_heads_hold_only_their_own_connections() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let mut slow = Vec::new();
     for _client in 0..200 {
-        let mut stream = UnixStream::connect(world.connect())
-            .await
-            .expect("the frontend listens");
-        stream
-            .write_all(b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost")
-            .await
-            .expect("taken");
+        let mut stream = world.client().await;
+        say(&mut stream, b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost").await;
         slow.push(stream);
-        let mut stream = UnixStream::connect(world.grpc())
-            .await
-            .expect("the frontend listens");
-        stream
-            .write_all(b"PRI * HTTP/2.0\r\n")
-            .await
-            .expect("taken");
+        let mut stream = world.grpc_socket().await;
+        say(&mut stream, b"PRI * HTTP/2.0\r\n").await;
         slow.push(stream);
     }
     let gauge = "konnectivity_network_proxy_server_http_connections";
     world.server_metric(gauge, 200.0).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
     drop(slow);
     world.server_metric(gauge, 0.0).await;
 }
@@ -488,10 +447,9 @@ async fn unfinished_heads_hold_only_their_own_connections() {
 /// Limit (peers): Answers to packets without a tunnel before a client's call is reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_client, mut call) = Connection::proxied(&world).await;
     let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
     for _packet in 0..1000 {
         call.packet(PacketType::CloseReq, close.clone());
@@ -501,7 +459,7 @@ async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
         answers += 1;
     }
     assert!(answers <= 16, "{answers} answers");
-    let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    let mut tunnel = world.tunnel(&target).await;
     echo(&mut tunnel, b"others go on").await;
 }
 

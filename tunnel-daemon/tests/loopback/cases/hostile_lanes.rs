@@ -16,25 +16,21 @@ use tokio::task::JoinSet;
 use super::hostile_agents::turned_away;
 use crate::support::lanes::{BUSY, value};
 use crate::support::raw::Connection;
-use crate::support::stub_lane::{Stub, bind, bound, link, one_idle};
+use crate::support::stub_lane::{self, Stub, bind, bound, one_idle};
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
 use crate::support::{connect, tls};
 
 async fn refused(world: &World, reason: &str, count: f64) {
     let series = format!("adit_lanes_refused_total{{reason=\"{reason}\"}}");
-    until(&format!("{series} = {count}"), || {
-        value(world, &series) == count
-    })
-    .await;
+    world.server_metric(&series, count).await;
 }
 
 /// A lane needs a proof made from the secret of its own link. Failures are counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_without_proof_are_refused() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
 
     // The right proof, to check the stub itself.
     assert!(Stub::connect(&world, "agent").await.bind(&grant).await);
@@ -83,8 +79,7 @@ async fn lanes_without_proof_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (mut call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, mut call, grant) = stub_lane::agent(&world).await;
     assert!(!Stub::connect(&world, "client").await.bind(&grant).await);
     refused(&world, "no_link", 1.0).await;
     let wrong = LaneGrant {
@@ -94,8 +89,7 @@ async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
     assert!(!Stub::connect(&world, "agent").await.bind(&wrong).await);
     refused(&world, "no_link", 2.0).await;
 
-    let mut lane = Stub::connect(&world, "agent").await;
-    assert!(lane.bind(&grant).await);
+    let mut lane = Stub::granted(&world, &grant).await;
     call.finish();
     world.links(0).await;
     // The lane ends with its link, and the secret is no longer valid.
@@ -153,8 +147,7 @@ async fn connections_that_do_not_bind_are_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
     let frame = |kind, sequence, payload: &[u8]| {
         let length = u32::try_from(payload.len()).expect("small");
         let header = Header {
@@ -176,8 +169,7 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     ];
     let closed = "adit_lanes_closed_total{reason=\"violation\"}";
     for (count, offence) in (1..).zip(&offences) {
-        let mut lane = Stub::connect(&world, "agent").await;
-        assert!(lane.bind(&grant).await);
+        let mut lane = Stub::granted(&world, &grant).await;
         one_idle(&world).await;
         let socket = world.connect();
         let head = connect::head("10.0.0.1:80");
@@ -232,7 +224,7 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
     );
     // The agent does not acknowledge RESET either.
     let cut = "adit_lanes_closed_total{reason=\"silent\"}";
-    until("the lane is cut", || value(&world, cut) == 1.0).await;
+    world.server_metric(cut, 1.0).await;
     assert_reset(lane).await;
 }
 
@@ -243,14 +235,8 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     let world = World::start(&[]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
-    let accepted = async {
-        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-        lane.end.accept();
-        lane.flush().await;
-    };
-    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+    let (client, mut call) = Connection::proxied(&world).await;
+    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), lane.accept());
     // More than all buffers on the path hold.
     call.upload(conn, BLOCKS);
     let (tcp, _session) = lane.stream.get_ref();
@@ -260,10 +246,10 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     let left = Instant::now();
     drop((call, client));
     let cut = "adit_lanes_closed_total{reason=\"silent\"}";
-    until("the lane is cut", || value(&world, cut) == 1.0).await;
+    world.server_metric(cut, 1.0).await;
     let waited = left.elapsed();
     assert!(waited >= Duration::from_secs(5), "{waited:?}");
-    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
     assert_eq!(value(&world, gone), 1.0);
     assert_reset(lane).await;
@@ -309,12 +295,7 @@ async fn a_stalled_client_does_not_hide_the_loss_of_its_agent() {
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
     let socket = world.connect();
-    let opened = async {
-        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-        lane.end.accept();
-        lane.flush().await;
-    };
-    let (_client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), opened);
+    let (_client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), lane.accept());
     // Fills all buffers on the path, until a flush blocks for 2 s.
     within("nobody reads", async {
         loop {
@@ -329,10 +310,9 @@ async fn a_stalled_client_does_not_hide_the_loss_of_its_agent() {
     let (tcp, _session) = lane.stream.get_ref();
     adit_net::socket::set_reset_on_close(tcp).expect("it lives");
     drop(lane);
-    until("the tunnel ends", || {
-        value(&world, "adit_tunnels_closed_total{reason=\"lane_lost\"}") == 1.0
-    })
-    .await;
+    world
+        .server_metric("adit_tunnels_closed_total{reason=\"lane_lost\"}", 1.0)
+        .await;
 }
 
 /// Each round of pings covers all lanes. A lane is not declared dead because others were checked before it.
@@ -342,12 +322,10 @@ async fn a_stalled_client_does_not_hide_the_loss_of_its_agent() {
 async fn hundreds_of_idle_lanes_survive_pings_and_silent_ones_do_not() {
     const LANES: usize = 300;
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
     let (answered, mut lanes) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     for _lane in 0..LANES {
-        let mut lane = Stub::connect(&world, "agent").await;
-        assert!(lane.bind(&grant).await);
+        let mut lane = Stub::granted(&world, &grant).await;
         // Answers pings until it is closed.
         let answered = Arc::clone(&answered);
         lanes.spawn(async move {
@@ -367,17 +345,15 @@ async fn hundreds_of_idle_lanes_survive_pings_and_silent_ones_do_not() {
             }
         });
     }
-    let mut silent = Stub::connect(&world, "agent").await;
-    assert!(silent.bind(&grant).await);
+    let _silent = Stub::granted(&world, &grant).await;
     let idle = "adit_lanes{state=\"idle\"}";
-    until("all lanes", || value(&world, idle) == 301.0).await;
+    world.server_metric(idle, 301.0).await;
     let pool = world.server().lanes().pop().expect("a pool");
     for sweep in 1..=3 {
         pool.ping_idle().await;
         let expected = if sweep == 1 { 301.0 } else { 300.0 };
         // A lane is briefly not counted as idle while the server reads its answer between two rounds.
-        let all = format!("all lanes after sweep {sweep}");
-        until(&all, || value(&world, idle) == expected).await;
+        world.server_metric(idle, expected).await;
         until("all answers", || answered.load(Relaxed) == sweep * LANES).await;
     }
     let closed = "adit_lanes_closed_total{reason=\"silent\"}";
@@ -390,18 +366,12 @@ async fn hundreds_of_idle_lanes_survive_pings_and_silent_ones_do_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_lanes_drained_or_lost_by_their_agent_close_within_seconds() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
     let mut lanes = Vec::new();
     for _lane in 0..3 {
-        let mut lane = Stub::connect(&world, "agent").await;
-        assert!(lane.bind(&grant).await);
-        lanes.push(lane);
+        lanes.push(Stub::granted(&world, &grant).await);
     }
-    until("idle lanes", || {
-        value(&world, "adit_lanes{state=\"idle\"}") == 3.0
-    })
-    .await;
+    world.server_metric("adit_lanes{state=\"idle\"}", 3.0).await;
     let mut drained = lanes.pop().expect("three of them");
     drained.end.drain();
     drained.flush().await;
@@ -409,7 +379,7 @@ async fn idle_lanes_drained_or_lost_by_their_agent_close_within_seconds() {
     drop(lanes.pop());
     for reason in ["drained", "lost"] {
         let series = format!("adit_lanes_closed_total{{reason=\"{reason}\"}}");
-        until(&series, || value(&world, &series) == 1.0).await;
+        world.server_metric(&series, 1.0).await;
     }
     one_idle(&world).await;
 }
@@ -418,8 +388,7 @@ async fn idle_lanes_drained_or_lost_by_their_agent_close_within_seconds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_beyond_the_limit_is_not_bound() {
     let world = World::start(&["--lanes-per-link=2"]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, _call, grant) = stub_lane::agent(&world).await;
     assert_eq!(grant.lanes_max, 2);
     let mut lanes = Vec::new();
     for room in [true, true, false] {

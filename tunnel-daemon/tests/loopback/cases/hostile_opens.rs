@@ -4,8 +4,7 @@
 use adit_core::lane::{FrameType, Header, LaneEvent, OpenRequest, RefusalCode};
 
 use crate::support::lanes::value;
-use crate::support::raw::Connection;
-use crate::support::stub_lane::{Stub, bound, link, one_idle};
+use crate::support::stub_lane::{self, Stub, bound, one_idle};
 use crate::support::targets;
 use crate::support::world::World;
 
@@ -13,8 +12,8 @@ use crate::support::world::World;
 /// its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_requests_a_raw_lane_is_refused() {
-    let (port, _echo) = targets::echo().await;
-    let address = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
+    let address = target.clone();
     let world = World::start(&[&format!("--allowed-destination={address}")]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
@@ -144,10 +143,8 @@ async fn an_agent_with_endless_forbidden_opens_loses_its_lane() {
 async fn pipelined_opens_cost_an_agent_at_most_their_lane() {
     for flags in [&[][..], &["--allowed-destination=10.0.0.1:1"]] {
         let world = World::start(flags).await;
-        let connection = Connection::agent(&world).await;
-        let (_call, grant) = link(&world, &connection, "agent-1").await;
-        let mut lane = Stub::connect(&world, "agent").await;
-        assert!(lane.bind(&grant).await);
+        let (_connection, _call, grant) = stub_lane::agent(&world).await;
+        let mut lane = Stub::granted(&world, &grant).await;
         one_idle(&world).await;
         let frames: Vec<u8> = (1..=20_000).flat_map(open).collect();
         // Sends all at once, then reads answers until the server closes the lane or has answered everything.

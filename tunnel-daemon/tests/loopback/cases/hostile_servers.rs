@@ -6,16 +6,14 @@ use adit_core::wire::packets::packet::Payload;
 use crate::support::raw::{data, encoded};
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
-use crate::support::wait::until;
-use crate::support::world::World;
+use crate::support::world::{World, endpoints_left};
 
 /// Upstream's agent loses its whole link.
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_oversized_packet_of_a_server_ends_its_own_tunnel_only() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     for greeting in [&[][..], &[("adit-link", "1")]] {
         let mut server = StubServer::start(&world).await;
@@ -44,10 +42,7 @@ async fn an_oversized_packet_of_a_server_ends_its_own_tunnel_only() {
         link.echo(spared, b"unharmed").await;
         let fresh = link.open_with_window(3, &target, 1 << 20).await;
         link.echo(fresh, b"and new ones open").await;
-        until("the hurt tunnel's target is closed", || {
-            agent.metrics.open_endpoint_connections() == 2
-        })
-        .await;
+        endpoints_left(&agent, 2).await;
         let offences = "adit_protocol_offences_total{kind=\"oversize\"} 2";
         assert!(agent.metrics.scrape().text().contains(offences));
         agent.stop().await;

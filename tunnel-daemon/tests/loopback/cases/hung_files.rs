@@ -70,7 +70,7 @@ async fn a_start_that_waits_for_a_file_names_it_and_ends_by_sigterm() {
     })
     .await;
     server.signal(Signal::TERM);
-    let status = server.end(EXIT);
+    let status = server.wait(EXIT);
     assert_eq!(status.code(), Some(0), "{}", server.log());
     assert!(!server.log().contains("server is up"));
 }
@@ -138,7 +138,7 @@ async fn a_pipe_or_folder_in_place_of_a_file_ends_the_start_and_is_named() {
             args.retain(|arg| !arg.starts_with(&format!("{flag}=")));
             args.push(format!("{flag}={}", file.display()));
             let mut server = Process::start("server", &args, world.dir.path());
-            assert!(!server.end(EXIT).success(), "{flag}");
+            assert!(!server.wait(EXIT).success(), "{flag}");
             let log = server.log();
             let last = log.lines().last().unwrap_or_default();
             assert!(

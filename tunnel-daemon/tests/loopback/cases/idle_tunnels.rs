@@ -13,11 +13,12 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::lane_processes::nightly;
+use crate::support::blocking;
 use crate::support::process::{
     Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
-use crate::support::wait::{until_blocking, within_for};
+use crate::support::wait::within_for;
 use crate::support::ways::Way;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
@@ -112,7 +113,7 @@ fn targets_apart(dir: &Path) -> (Process, u16) {
         let port = line.strip_prefix(LISTENS.0)?.strip_suffix(LISTENS.1)?;
         port.parse::<u16>().ok()
     };
-    let port = until_blocking("targets", Duration::from_secs(20), || {
+    let port = blocking::until("targets", Duration::from_secs(20), || {
         process.log().lines().find_map(port)
     });
     (process, port)
@@ -207,7 +208,7 @@ fn clients_apart(way: Way) {
     let dir = TempDir::new().expect("a directory");
     let test = "clients_of_idle_tunnels_are_all_served";
     let mut clients = apart(clients(way), test, dir.path());
-    let status = clients.end(CLIENTS_WITHIN);
+    let status = clients.wait(CLIENTS_WITHIN);
     assert!(status.success(), "{status}");
     assert!(clients.log().contains(ALL_SERVED), "the test is not there");
 }

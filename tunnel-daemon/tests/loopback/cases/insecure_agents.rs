@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::processes::{Processes, free_ports, linked, upstreams_flags};
 use crate::support::lanes::{BUSY, HITS, IDLE, MISSES};
-use crate::support::process::{Process, metric, scrape, value};
+use crate::support::process::{Process, json_lines, metric, scrape, value};
 use crate::support::raw::Connection;
 use crate::support::stub_lane::Stub;
 use crate::support::wait::{until, within};
@@ -24,9 +24,7 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Number of such warnings in a JSON log.
 fn warnings(log: &str) -> usize {
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = json_lines(log);
     let says = |line: &Value| {
         let message = line["message"].as_str();
         line["level"] == "WARN" && message.is_some_and(|message| message.contains(WARNING))
@@ -54,7 +52,7 @@ fn anyone(world: &World, agents: SocketAddr) -> Process {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, server) = open_to_anyone().await;
     let (agents, health) = (server.address("agents"), server.address("health"));
     metric(health, GAUGE, 1.0).await;
@@ -63,7 +61,7 @@ async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
     // As the flag asks, an agent without a certificate serves.
     let _agent = anyone(&world, agents);
     metric(health, LINKS, 1.0).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
     assert_eq!(warnings(&server.log()), 1, "once, not for each agent");
 }
 
@@ -71,12 +69,12 @@ async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
 /// none, and requests for lanes are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_without_a_certificate_has_no_lanes() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, server) = open_to_anyone().await;
     let (agents, health) = (server.address("agents"), server.address("health"));
     let _agent = anyone(&world, agents);
     metric(health, LINKS, 1.0).await;
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 
     // A hand-made greeting that requests lanes. The server grants `adit-link`, but no lanes.
     let ca = world.files.ca_file();
@@ -141,7 +139,7 @@ async fn a_server_without_a_ca_and_the_flag_does_not_start_and_names_both_flags(
     ];
     for (name, args) in [("native", &native[..]), ("compat", &compat)] {
         let mut server = Process::start(name, args, world.dir.path());
-        let status = server.end(Duration::from_secs(20));
+        let status = server.wait(Duration::from_secs(20));
         let log = server.log();
         assert_eq!(status.code(), Some(1), "{name}: {log}");
         let first = log.lines().next().unwrap_or_default();
@@ -154,7 +152,7 @@ async fn a_server_without_a_ca_and_the_flag_does_not_start_and_names_both_flags(
 /// Under upstream's program name Adit's flag works the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_insecure_flag_works_under_upstreams_program_name() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     linked(&world);
@@ -162,9 +160,8 @@ async fn the_insecure_flag_works_under_upstreams_program_name() {
     let flags = ["--cluster-ca-cert=", INSECURE];
     let (server, _agent, health) = upstreams_flags(&world, "--mode=grpc", &flags).await;
     metric(health, GAUGE, 1.0).await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
-    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
+    let conn = call.open(1, &target).await;
     call.echo(conn, b"from anyone").await;
     until("the warning", || server.log().contains(WARNING)).await;
     assert_eq!(server.log().matches(WARNING).count(), 1);

@@ -6,7 +6,7 @@ use tokio::net::UnixStream;
 
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until, within};
-use crate::support::world::{World, echo, sample};
+use crate::support::world::{World, echo, endpoints_left, sample};
 use crate::support::{connect, targets};
 
 /// Allowed slowdown of an echo beside stalled readers. Generous, because other tests run concurrently.
@@ -57,9 +57,8 @@ async fn stalled(world: &World, target: &str) -> Stalled {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_readers_do_not_slow_the_others_down() {
     let (source, _source) = targets::source(u64::MAX).await;
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let before = medians(&world, &target).await;
     let stalled = stalled(&world, &format!("127.0.0.1:{source}")).await;
     until("eight downloads are open", || {
@@ -100,10 +99,7 @@ async fn stalled_readers_do_not_slow_the_others_down() {
         );
     }
     drop(stalled);
-    until("the downloads are over", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
     world.server_metric("adit_held_bytes", 0.0).await;
 }
 
@@ -115,7 +111,7 @@ async fn stalled_targets_do_not_stop_new_dials() {
         Ok(())
     })
     .await;
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let mut senders = Vec::new();
     for _sender in 0..4 {
@@ -138,16 +134,15 @@ async fn stalled_targets_do_not_stop_new_dials() {
         senders.push(stream);
     }
     for _dial in 0..10 {
-        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        world.assert_serves(&target).await;
     }
     drop(senders);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_proxy_streams_share_one_connection() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let connection = Connection::client(&world).await;
     let mut calls = Vec::new();
     for random in 0..1000 {
@@ -165,10 +160,7 @@ async fn thousand_proxy_streams_share_one_connection() {
             other => panic!("{other:?}"),
         }
     }
-    until("a target connection each", || {
-        agent.metrics.open_endpoint_connections() == 1000
-    })
-    .await;
+    endpoints_left(&agent, 1000).await;
     for (conn, call) in &mut open {
         call.data(*conn, "all at once");
     }
@@ -176,10 +168,7 @@ async fn thousand_proxy_streams_share_one_connection() {
         call.echo_arrives(*conn, b"all at once").await;
     }
     drop((open, connection));
-    until("no target connection is left", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
 }
 
 /// Paused streams delay neither siblings nor new dials on their connection.
@@ -188,7 +177,7 @@ async fn thousand_proxy_streams_share_one_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     let (source, _source) = targets::source(u64::MAX).await;
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
     let connection = Connection::client(&world).await;
     let mut paused = Vec::new();
@@ -199,14 +188,11 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     }
     for random in 100..120 {
         let mut call = connection.proxy().await;
-        let conn = call.open(random, &format!("127.0.0.1:{port}")).await;
+        let conn = call.open(random, &target).await;
         call.echo(conn, b"not held up").await;
     }
     drop((paused, connection));
-    until("no target connection is left", || {
-        agent.metrics.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
 }
 
 /// All streams of a Go client's connection share a window of 64 KiB at first. The paused stream leaves about 5 KiB of it. If
@@ -215,7 +201,7 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
 async fn idle_streams_reserve_nothing_of_their_connections_window() {
     const KEPT: usize = 60_000;
     let (source, _source) = targets::source(KEPT as u64).await;
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
     let connection = Connection::go_client(&world).await;
     let mut paused = connection.proxy().await;
@@ -224,7 +210,7 @@ async fn idle_streams_reserve_nothing_of_their_connections_window() {
     let mut idle = Vec::new();
     for random in 1..=200 {
         let mut call = connection.proxy().await;
-        let conn = call.open(random, &format!("127.0.0.1:{port}")).await;
+        let conn = call.open(random, &target).await;
         call.echo(conn, b"not held up").await;
         idle.push(call);
     }

@@ -18,9 +18,9 @@ use adit_tls::tls::{Alpn, ClientTls, ServerTls};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::task::JoinSet;
 
-use super::plaintext_lanes::Tap;
+use super::plaintext_lanes::{Tap, cancels_a_dial, fails_dials, is_reset_by_its_target, over};
+use crate::support::connect::hears;
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::skip::skip_unprivileged;
 use crate::support::wait::{until, within};
@@ -32,7 +32,6 @@ use crate::support::{connect, targets};
 const DEADLINE: Duration = Duration::from_secs(10);
 
 const KTLS: &str = "--lane-security=ktls";
-const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
 const FRAMED: &str = "adit_tunnels_opened_total{path=\"lane\"}";
 const PIPED: &str = "adit_tunnels_opened_total{path=\"ktls-lane\"}";
 
@@ -61,17 +60,8 @@ fn is_possible(test: &str) -> bool {
 /// A server and an agent that both want kernel TLS.
 async fn both(flags: &[&str]) -> (World, RunningAgent) {
     let flags = [&[KTLS], flags].concat();
-    let world = World::start(&flags).await;
-    let agent = world.agent("agent-1", &flags).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, agent) = World::warm(&flags, &flags).await;
     (world, agent)
-}
-
-/// Waits until `tunnels` lanes are used up and no lane is busy.
-async fn over(world: &World, tunnels: f64) {
-    until("lanes are used up", || value(world, USED) == tunnels).await;
-    until("no lane is busy", || value(world, BUSY) == 0.0).await;
 }
 
 /// The flag at one end or at both, on hosts with and without kernel TLS. The tap sees no plaintext.
@@ -108,8 +98,8 @@ async fn tunnels_are_encrypted_with_the_flag_at_either_or_both_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_kernel_tls_tunnels_use_frames() {
     let (world, _agent) = both(&[]).await;
-    let (port, _target) = targets::echo().await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"either way").await;
     let (piped, framed) = (value(&world, PIPED), value(&world, FRAMED));
     if has_kernel_tls() {
@@ -129,8 +119,8 @@ async fn bytes_arrive_whole_with_either_engine() {
             continue;
         }
         let (world, agent) = both(&[&format!("--relay-engine={engine}")]).await;
-        let (port, _target) = targets::echo().await;
-        let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+        let (target, _echo) = targets::local_echo().await;
+        let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, b"small").await;
         let sent = targets::pattern(0, 6_000_000);
         connect::echo_to_the_end(&mut stream, &sent).await;
@@ -168,24 +158,16 @@ async fn first_bytes_of_either_side_arrive() {
         let (port, _target) = targets::server_first(welcome.clone().leak()).await;
         until("enough lanes", || value(&world, IDLE) >= 3.0).await;
         let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-        let mut got = vec![0; welcome.len()];
-        within("the greeting", stream.read_exact(&mut got))
-            .await
-            .expect("the tunnel lives");
-        assert!(got == welcome, "{round}");
+        hears(&mut stream, &welcome).await;
         drop(stream);
         until("enough lanes", || value(&world, IDLE) >= 3.0).await;
         let mut request = connect::head(&format!("127.0.0.1:{echo}"));
         let early = targets::pattern(7, 1 + 463 * round);
         request.extend_from_slice(&early);
         let mut answer = connect::request(&world.connect(), &request).await;
-        let mut got = vec![0; early.len()];
-        within("early bytes", answer.stream.read_exact(&mut got))
-            .await
-            .expect("the tunnel lives");
-        assert!(got == early, "{round}");
+        hears(&mut answer.stream, &early).await;
     }
-    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     assert!(value(&world, PIPED) > 0.0);
     let lost = "adit_lanes_closed_total{reason=\"lost\"}";
     assert_eq!(value(&world, lost), 0.0);
@@ -199,19 +181,10 @@ async fn a_burst_of_dials_succeeds() {
         return;
     }
     let (world, _agent) = both(&[]).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
-    let (socket, mut opening) = (world.connect(), JoinSet::new());
-    for _tunnel in 0..TUNNELS {
-        let (socket, target) = (socket.clone(), target.clone());
-        opening.spawn(async move { connect::open(&socket, &target).await });
-    }
-    let mut streams = within("all dials", opening.join_all()).await;
-    for stream in &mut streams {
-        connect::echo(stream, b"each of them works").await;
-    }
+    let (target, _echo) = targets::local_echo().await;
+    let streams = connect::burst(&world.connect(), &target, TUNNELS).await;
     drop(streams);
-    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     assert!(value(&world, PIPED) > 0.0);
     let lost = "adit_lanes_closed_total{reason=\"lost\"}";
     assert_eq!(value(&world, lost), 0.0);
@@ -223,22 +196,8 @@ async fn failed_dials_keep_their_lane_and_a_cancelled_dial_closes_it() {
         return;
     }
     let (world, _agent) = both(&[]).await;
-    let (_held, closed) = targets::closed_port();
-    let closed = closed.to_string();
-    for _dial in 0..20 {
-        let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
-        assert!(text.contains("connection refused"), "{status} {text}");
-    }
-    assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
-    let target = targets::silent_host();
-    let mut stream = UnixStream::connect(world.connect())
-        .await
-        .expect("it listens");
-    let head = connect::head(&target.address);
-    stream.write_all(&head).await.expect("taken");
-    until("the dial is under way", || value(&world, BUSY) == 1.0).await;
-    drop(stream);
-    over(&world, 1.0).await;
+    fails_dials(&world).await;
+    cancels_a_dial(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,14 +206,7 @@ async fn a_target_reset_is_counted_as_target_reset() {
         return;
     }
     let (world, _agent) = both(&[]).await;
-    let (port, _target) = targets::resetting().await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    stream.write_all(b"go").await.expect("taken");
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
-    over(&world, 1.0).await;
-    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-    world.server_metric(reset, 1.0).await;
+    is_reset_by_its_target(&world).await;
 }
 
 /// Both ends of a new TLS connection set up like a lane. The exchanged greeting ensures that no session ticket follows.

@@ -11,7 +11,7 @@ use crate::support::lanes::{HITS, IDLE, MISSES, warm};
 use crate::support::server_lane::ServerLane;
 use crate::support::stub_server::StubServer;
 use crate::support::wait::{until, within, within_for};
-use crate::support::world::{World, sample, server_plan};
+use crate::support::world::{World, agent_metric, sample, server_plan};
 use crate::support::{connect, targets};
 
 fn value(server: &RunningServer, series: &str) -> f64 {
@@ -124,8 +124,7 @@ async fn a_server_that_answers_no_lane_blocks_no_lanes_to_other_servers() {
 /// protocol of lanes again. Dials use the link. Attempts keep to the backoff, even while dials want lanes.
 async fn lanes_led_astray(protocols: &[&str]) {
     const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;
     let agent = world.agent_of(server.port(), "a", &[]).await;
@@ -145,10 +144,7 @@ async fn lanes_led_astray(protocols: &[&str]) {
     let paused = [came[3] - came[2], came[4] - came[3]];
     let in_time = paused.iter().zip(PAUSES).all(|(was, least)| *was >= least);
     assert!(in_time, "{paused:?}");
-    until("the lane is bound", || {
-        sample(&agent.metrics.scrape().text(), IDLE) == Some(1.0)
-    })
-    .await;
+    agent_metric(&agent, IDLE, 1.0).await;
     agent.stop().await;
 }
 

@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use adit_core::wire::packets::packet::Payload;
 use adit_net::tasks::Tasks;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use crate::support::clients::Kind;
+use crate::support::connect::say;
 use crate::support::lanes::{BUSY, HITS, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_still, within};
@@ -62,7 +62,7 @@ async fn assert_reset(stream: &mut (impl AsyncRead + Unpin), what: &str) {
 async fn ended(world: &World, lanes: bool, reason: &str) {
     let series = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
     world.server_metric(&series, 1.0).await;
-    until("the lane comes back", || value(world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     let lost = value(world, "adit_lanes_closed_total{reason=\"lost\"}");
     assert_eq!((value(world, HITS), lost), (f64::from(lanes), 0.0));
 }
@@ -153,15 +153,11 @@ async fn a_target_reset_resets_a_unix_socket_client_with_undelivered_bytes() {
 async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
     for kind in [Kind::Tcp, Kind::Tls] {
         let world = World::start(kind.flags()).await;
-        let connection = Connection::agent(&world).await;
-        let mut link = connection.link("stub", "").await;
-        world.links(1).await;
+        let (connection, mut link) = Connection::linked(&world, "stub", "").await;
         let open = kind.open(&world, "target.test:80");
         let answer = async {
-            match link.payload().await {
-                Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, 5),
-                other => panic!("no dial but {other:?}"),
-            }
+            let random = link.dialed().await.random;
+            link.dial_response(random, 5);
         };
         let (mut stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
         link.data(5, targets::pattern(0, HALF));
@@ -180,8 +176,7 @@ async fn a_client_disconnect_midway_resets_the_target_of_its_tunnel() {
     for lanes in [true, false] {
         let (world, agent) = Kind::Unix.world(lanes).await;
         let (port, _target, mut seen) = targets::summing().await;
-        let client = Connection::client(&world).await;
-        let mut call = client.proxy().await;
+        let (client, mut call) = Connection::proxied(&world).await;
         let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
         call.data(conn, targets::pattern(0, HALF));
         drop((call, client));
@@ -205,10 +200,7 @@ async fn a_stopping_agent_resets_the_targets_of_its_tunnels() {
         let (world, agent) = Kind::Unix.world(lanes).await;
         let (port, _target, mut seen) = targets::summing().await;
         let mut client = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-        client
-            .write_all(&targets::pattern(0, HALF))
-            .await
-            .expect("it is taken");
+        say(&mut client, &targets::pattern(0, HALF)).await;
         within("the agent's end", agent.stop()).await;
         let sum = within("the target's report", seen.recv()).await;
         let cut = sum.is_some_and(|sum| !sum.clean);

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::raw::Connection;
 use crate::support::skip::skip_unprivileged;
-use crate::support::stub_lane::{Stub, link, one_idle};
+use crate::support::stub_lane::{self, Stub, one_idle};
 use crate::support::wait::{until, within, within_for};
 use crate::support::wire::Wire;
 use crate::support::world::{World, sample};
@@ -51,12 +51,10 @@ async fn echo_on(lane: &mut Stub, client: &mut UnixStream, bytes: &[u8]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_reset_ends_only_its_own_tunnel() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (mut call, grant) = link(&world, &connection, "agent-1").await;
+    let (_connection, mut call, grant) = stub_lane::agent(&world).await;
     let mut tunnels = Vec::new();
     for _tunnel in 0..2 {
-        let mut lane = Stub::connect(&world, "agent").await;
-        assert!(lane.bind(&grant).await);
+        let mut lane = Stub::granted(&world, &grant).await;
         one_idle(&world).await;
         let socket = world.connect();
         let answer = async {
@@ -95,8 +93,7 @@ async fn a_lane_reset_ends_only_its_own_tunnel() {
 
     // Without an idle lane the dial uses the link.
     assert_eq!(world.server().links(), 1);
-    let dialer = Connection::client(&world).await;
-    let mut dial = dialer.proxy().await;
+    let (_dialer, mut dial) = Connection::proxied(&world).await;
     dial.dial(1, "10.0.0.1:80");
     let asked = call.payload().await;
     assert!(matches!(asked, Some(Payload::DialRequest(_))), "{asked:?}");
@@ -244,10 +241,7 @@ async fn without_link_and_path(flags: &[&str]) {
 /// A half-closed silent tunnel on a lane. The flags of one end shorten the timeout. The server counts `reason`.
 async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], reason: &str) {
     const BEATS: u8 = 12;
-    let world = World::start(server_flags).await;
-    let _agent = world.agent("agent-1", agent_flags).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, _agent) = World::warm(server_flags, agent_flags).await;
     // The target sends at intervals for longer than the timeout, then sends nothing more and never closes.
     let (port, _target) = targets::serve(|mut stream| async move {
         let mut rest = Vec::new();
@@ -271,9 +265,9 @@ async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], rea
     end.expect_err("it is cut");
     assert!(silent.elapsed() >= Duration::from_secs(1));
     let closed = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
-    until(&closed, || value(&world, &closed) == 1.0).await;
+    world.server_metric(&closed, 1.0).await;
     // Only the tunnel is reset. Its lane stays open.
-    until("the lane is free", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     let counts =
         [HITS, "adit_lanes_closed_total{reason=\"lost\"}"].map(|series| value(&world, series));
     assert_eq!(counts, [1.0, 0.0]);

@@ -6,8 +6,7 @@ use crate::support::lanes::IDLE;
 use crate::support::server_lane::{ServerLane, ready, request};
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
-use crate::support::wait::until;
-use crate::support::world::{World, sample};
+use crate::support::world::{World, agent_metric};
 
 /// How frames are packed into TLS records.
 #[derive(Clone, Copy, Debug)]
@@ -117,10 +116,7 @@ async fn a_partial_record_behind_ready_reaches_the_lane() {
     let sealed = lane.sealed(&frames);
     let (first, second) = sealed.split_at(sealed.len() - 100);
     lane.write_sealed(first).await;
-    until("the lane is bound", || {
-        sample(&agent.metrics.scrape().text(), IDLE) == Some(1.0)
-    })
-    .await;
+    agent_metric(&agent, IDLE, 1.0).await;
     lane.write_sealed(second).await;
     serves(&mut lane).await;
 }

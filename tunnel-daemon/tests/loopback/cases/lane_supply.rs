@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::net::UnixStream;
-use tokio::task::JoinSet;
-
 use crate::support::lanes::{HITS, IDLE, MISSES, value};
 use crate::support::raw::Connection;
 use crate::support::stub_lane;
@@ -25,8 +22,7 @@ async fn an_agent_that_drains_or_stops_opens_no_lane() {
     const TUNNELS: usize = 20;
     /// Shorter than the open tunnel.
     const GRACE: Duration = Duration::from_millis(300);
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for (flags, drains) in [
         (&[][..], true),
         (&[], false),
@@ -64,36 +60,22 @@ async fn an_agent_that_drains_or_stops_opens_no_lane() {
     }
 }
 
-async fn burst(world: &World, target: &str, dials: usize) -> Vec<UnixStream> {
-    let mut opening = JoinSet::new();
-    for _dial in 0..dials {
-        let (socket, target) = (world.connect(), target.to_owned());
-        opening.spawn(async move { connect::open(&socket, &target).await });
-    }
-    let mut streams = within("all dials", opening.join_all()).await;
-    for stream in &mut streams {
-        connect::echo(stream, b"each of them works").await;
-    }
-    streams
-}
-
 /// Tunnels stay on the link for life when no lane is idle, so lanes have to be there before a burst.
 ///
 /// Limit (peers): Idle lanes of an agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn most_of_a_first_burst_and_all_of_the_second_are_on_lanes() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     // Those of a small burst nearly all find a warm lane. Of a large one most miss, and the server asks for as many lanes.
     for (dials, least) in [(17, 11.0), (60, 16.0)] {
         let (world, _agent) = World::with_agent().await;
         until("warm lanes", || value(&world, IDLE) >= 16.0).await;
-        let first = burst(&world, &target, dials).await;
+        let first = connect::burst(&world.connect(), &target, dials).await;
         let (hits, misses) = (value(&world, HITS), value(&world, MISSES));
         assert_eq!(hits + misses, dials as f64);
         assert!(hits >= least, "{hits} of {dials} on lanes");
         until("lanes for as many", || value(&world, IDLE) >= dials as f64).await;
-        let second = burst(&world, &target, dials).await;
+        let second = connect::burst(&world.connect(), &target, dials).await;
         assert_eq!(value(&world, MISSES), misses, "of {dials} in the second");
         drop((first, second));
         assert_eq!(value(&world, UNBOUND), 0.0);
@@ -107,8 +89,7 @@ async fn most_of_a_first_burst_and_all_of_the_second_are_on_lanes() {
 async fn eight_agents_of_one_address_and_certificate_leave_places_to_others() {
     const AGENTS: usize = 8;
     const DIALS: usize = 10;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let mut agents = Vec::new();
     for number in 0..AGENTS {
@@ -116,7 +97,7 @@ async fn eight_agents_of_one_address_and_certificate_leave_places_to_others() {
     }
     world.links(AGENTS).await;
     for _burst in 0..3 {
-        let streams = burst(&world, &target, AGENTS * DIALS).await;
+        let streams = connect::burst(&world.connect(), &target, AGENTS * DIALS).await;
         until("lanes of all", || {
             let pools = world.server().lanes();
             pools.iter().all(|lanes| lanes.idle_lanes() >= 4)
@@ -150,7 +131,7 @@ async fn an_agent_keeps_fewer_idle_lanes_beside_many_agents() {
     let agent = world.agent("agent-1", &[]).await;
     let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
     until("eight", || wanted() == Some(8.0)).await;
-    until("its lanes", || value(&world, IDLE) == 8.0).await;
+    world.server_metric(IDLE, 8.0).await;
     drop((others, connections));
     // The server says so within a second, on one of these lanes.
     world.links(1).await;

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::lanes::{BUSY, HITS, IDLE, MISSES, value};
 use crate::support::targets::Sum;
-use crate::support::wait::{until, within};
+use crate::support::wait::within;
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
@@ -17,10 +17,8 @@ use crate::support::{connect, targets};
 async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
     // More than the target's socket buffers hold, less than those of the lane.
     const BYTES: usize = 1_500_000;
-    let world = World::start(&["--lanes-per-link=1"]).await;
-    let _agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
-    until("a lane", || value(&world, IDLE) == 1.0).await;
+    let (world, _agent) = World::linked(&["--lanes-per-link=1"], &[]).await;
+    world.server_metric(IDLE, 1.0).await;
     let (listener, port) = targets::with_small_window();
     let (echo, _target) = targets::echo().await;
     let (slow, echo) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{echo}"));
@@ -36,7 +34,7 @@ async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
         .expect("the tunnel takes it");
     client.shutdown().await.expect("its own end");
     let over = "adit_tunnels_closed_total{reason=\"clean\"}";
-    until("the end of the tunnel", || value(&world, over) == 1.0).await;
+    world.server_metric(over, 1.0).await;
 
     for _tunnel in 0..3 {
         let mut next = connect::open(&socket, &echo).await;
@@ -53,7 +51,7 @@ async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
         .expect("a clean end");
     assert_eq!(Sum::of(&received), Sum::of(&sent));
 
-    until("the lane", || value(&world, IDLE) == 1.0).await;
+    world.server_metric(IDLE, 1.0).await;
     let mut last = connect::open(&socket, &echo).await;
     connect::echo(&mut last, b"on the lane again").await;
     assert_eq!(value(&world, HITS), 2.0);

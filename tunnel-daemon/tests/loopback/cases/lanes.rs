@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::task::JoinSet;
 
 use adit_core::wire::packets::packet::Payload;
 
@@ -16,10 +15,8 @@ use crate::support::{connect, targets};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_of_both_frontends_reuse_lanes() {
-    let (world, _agent) = World::with_agent().await;
-    warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (world, _agent) = World::warm(&[], &[]).await;
+    let (target, _echo) = targets::local_echo().await;
     for _round in 0..50 {
         world.assert_serves(&target).await;
     }
@@ -31,7 +28,7 @@ async fn tunnels_of_both_frontends_reuse_lanes() {
     assert_eq!(answers, [value(&world, HITS), value(&world, HITS)]);
     assert!(value(&world, HITS) >= 90.0);
     assert!(opened(&world.server().metrics.scrape().text()) < 20.0);
-    until("lanes come back", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     assert_eq!(
         value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
         0.0
@@ -40,15 +37,13 @@ async fn tunnels_of_both_frontends_reuse_lanes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn either_end_can_disable_lanes() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     for (server_flags, agent_flags) in [
         (&["--lanes-per-link=0"][..], &[][..]),
         (&[], &["--lanes=0"]),
     ] {
-        let world = World::start(server_flags).await;
-        let _agent = world.agent("agent-1", agent_flags).await;
-        world.links(1).await;
-        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        let (world, _agent) = World::linked(server_flags, agent_flags).await;
+        world.assert_serves(&target).await;
         let lanes = [IDLE, BUSY, HITS, MISSES].map(|series| value(&world, series));
         assert_eq!(lanes, [0.0; 4]);
     }
@@ -57,19 +52,9 @@ async fn either_end_can_disable_lanes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_uses_lanes_or_the_link_and_the_agent_opens_more_lanes() {
     const TUNNELS: usize = 300;
-    let (mut world, agent) = World::with_agent().await;
-    warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
-    let (socket, mut opening) = (world.connect(), JoinSet::new());
-    for _tunnel in 0..TUNNELS {
-        let (socket, target) = (socket.clone(), target.clone());
-        opening.spawn(async move { connect::open(&socket, &target).await });
-    }
-    let mut streams = within("all dials", opening.join_all()).await;
-    for stream in &mut streams {
-        connect::echo(stream, b"each of them works").await;
-    }
+    let (mut world, agent) = World::warm(&[], &[]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let streams = connect::burst(&world.connect(), &target, TUNNELS).await;
     let dials = value(&world, HITS) + value(&world, MISSES);
     assert_eq!(dials, TUNNELS as f64);
     assert!(value(&world, MISSES) > 0.0);
@@ -78,7 +63,7 @@ async fn a_burst_uses_lanes_or_the_link_and_the_agent_opens_more_lanes() {
     until("more lanes are wanted", || wanted() >= Some(8.0)).await;
     until("lanes for the next burst", || value(&world, IDLE) >= 8.0).await;
     drop(streams);
-    until("lanes come back", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     // Without a link the agent wants no lanes.
     world.stop_server(Duration::ZERO).await;
     until("no lane is wanted", || wanted() == Some(0.0)).await;
@@ -97,14 +82,8 @@ async fn an_agent_opens_four_lanes_at_once_and_those_that_its_server_asks_for() 
     let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
     world.links(1).await;
     warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
-    let (socket, mut opening) = (world.connect(), JoinSet::new());
-    for _tunnel in 0..TUNNELS {
-        let (socket, target) = (socket.clone(), target.clone());
-        opening.spawn(async move { connect::open(&socket, &target).await });
-    }
-    let mut streams = within("all dials", opening.join_all()).await;
+    let (target, _echo) = targets::local_echo().await;
+    let mut streams = connect::open_many(&world.connect(), &target, TUNNELS).await;
     let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
     let least = MISSING as f64;
     until("more lanes are wanted", || wanted() >= Some(least)).await;
@@ -133,16 +112,13 @@ async fn an_agent_opens_four_lanes_at_once_and_those_that_its_server_asks_for() 
 /// Limit (peers): Lanes of one link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_are_capped_by_the_smaller_of_both_limits() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for (server_flags, agent_flags) in [
         (&["--lanes-per-link=2"][..], &[][..]),
         (&[], &["--lanes=2"]),
     ] {
-        let world = World::start(server_flags).await;
-        let _agent = world.agent("agent-1", agent_flags).await;
-        world.links(1).await;
-        until("two lanes", || value(&world, IDLE) == 2.0).await;
+        let (world, _agent) = World::linked(server_flags, agent_flags).await;
+        world.server_metric(IDLE, 2.0).await;
         let mut streams = Vec::new();
         for _tunnel in 0..5 {
             streams.push(connect::open(&world.connect(), &target).await);
@@ -156,21 +132,19 @@ async fn lanes_are_capped_by_the_smaller_of_both_limits() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
-    let (world, _agent) = World::with_agent().await;
-    warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (world, _agent) = World::warm(&[], &[]).await;
+    let (target, _echo) = targets::local_echo().await;
     let mut stream = connect::open(&world.connect(), &target).await;
     let sent = targets::pattern(0, 8_000_000);
     connect::echo_to_the_end(&mut stream, &sent).await;
-    until("the lane comes back", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
 
     // A client that disconnects with bytes in flight.
     let mut stream = connect::open(&world.connect(), &target).await;
     stream.write_all(&sent[..1_000_000]).await.expect("taken");
     drop(stream);
-    until("the lane is clean again", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     assert_eq!(
         value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
         0.0
@@ -180,8 +154,7 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_reads_nothing_holds_up_only_itself() {
-    let (world, _agent) = World::with_agent().await;
-    warm(&world).await;
+    let (world, _agent) = World::warm(&[], &[]).await;
     let (source, _flood) = targets::source(u64::MAX).await;
     let (port, _target) = targets::echo().await;
     let mut stalled = Vec::new();
@@ -210,18 +183,14 @@ async fn tunnels_on_lanes_outlive_their_link() {
     let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
     world.links(1).await;
     warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"before").await;
     let (source, _flood) = targets::source(u64::MAX).await;
     let mut paused = connect::open(&world.connect(), &format!("127.0.0.1:{source}")).await;
     wire.cut_link();
     world.links(0).await;
-    until("idle lanes go with their link", || {
-        value(&world, IDLE) == 0.0
-    })
-    .await;
+    world.server_metric(IDLE, 0.0).await;
     connect::echo(&mut stream, b"after").await;
     // The agent reconnects, with lanes of its new link.
     world.links(1).await;
@@ -237,7 +206,7 @@ async fn tunnels_on_lanes_outlive_their_link() {
         .expect("the tunnel lives");
     connect::echo(&mut stream, b"still").await;
     drop((stream, paused));
-    until("the old lane is closed", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     world.assert_serves(&target).await;
     agent.stop().await;
 }
@@ -250,25 +219,22 @@ fn pause() -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_error_reads_the_same_on_a_lane() {
-    let (world, _agent) = World::with_agent().await;
-    warm(&world).await;
+    let (world, _agent) = World::warm(&[], &[]).await;
     let (_held, target) = targets::closed_port();
     let target = target.to_string();
     let (status, text) = connect::refused(&world.connect(), &connect::head(&target)).await;
     assert!(text.contains("connection refused"), "{status} {text}");
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
-    until("the lane is free again", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
 }
 
 /// As on a link, the client gets a close with a reason before its connection ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_closes_tunnels_on_lanes_with_a_reason() {
-    let (mut world, _agent) = World::with_agent().await;
-    warm(&world).await;
-    let (port, _target) = targets::echo().await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
-    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    let (mut world, _agent) = World::warm(&[], &[]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
+    let conn = call.open(1, &target).await;
     call.echo(conn, b"before").await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
     world.stop_server(Duration::ZERO).await;
@@ -318,8 +284,5 @@ async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
             .expect("the tunnel lives");
     }
     drop(readers);
-    until("nothing is held", || {
-        value(&world, "adit_held_bytes") == 0.0
-    })
-    .await;
+    world.server_metric("adit_held_bytes", 0.0).await;
 }

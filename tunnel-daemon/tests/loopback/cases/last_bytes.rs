@@ -19,7 +19,7 @@ use crate::support::clients::{Io, Kind};
 use crate::support::raw::Connection;
 use crate::support::targets::{self, Sum, pattern};
 use crate::support::wait::{until, until_still, within};
-use crate::support::world::{World, sample};
+use crate::support::world::{World, endpoints_left, sample};
 
 /// More than a kernel buffers for a peer that does not read, and less than it takes from a writer.
 const BYTES: usize = 1_300_000;
@@ -92,10 +92,7 @@ async fn an_upload_before_a_close_reaches_a_target_with_unread_output() {
         confirmed.expect("a confirmed close");
         let sum = within("the target's report", heard.recv()).await;
         assert_eq!(sum, Some(Sum::of(&bytes)), "lanes: {lanes}");
-        until("the connection is closed", || {
-            agent.metrics.open_endpoint_connections() == 0
-        })
-        .await;
+        endpoints_left(&agent, 0).await;
     }
 }
 
@@ -121,15 +118,11 @@ async fn heard_by_a_speaker(
 async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_keeps_sending() {
     for kind in Kind::ALL {
         let world = World::start(kind.flags()).await;
-        let connection = Connection::agent(&world).await;
-        let mut link = connection.link("stub", "").await;
-        world.links(1).await;
+        let (_connection, mut link) = Connection::linked(&world, "stub", "").await;
         let open = kind.open(&world, "target.test:80");
         let answer = async {
-            match link.payload().await {
-                Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, CONN),
-                other => panic!("no dial but {other:?}"),
-            }
+            let random = link.dialed().await.random;
+            link.dial_response(random, CONN);
         };
         let (stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
         let bytes = pattern(0, BYTES);

@@ -71,7 +71,7 @@ async fn live(rights: impl Fn(&str) -> Rights, flags: &[&str]) {
     assert!(scrape(agent_health).await.contains("adit_build_info"));
     for process in [&mut agent, &mut server] {
         process.signal(Signal::TERM);
-        let status = process.end(Duration::from_secs(20));
+        let status = process.wait(Duration::from_secs(20));
         assert_eq!(status.code(), Some(0), "{status}");
     }
 }
@@ -179,7 +179,7 @@ async fn a_log_file_at_its_limit_needs_only_syscalls_of_the_profile() {
     })
     .await;
     server.signal(Signal::TERM);
-    assert_eq!(server.end(Duration::from_secs(20)).code(), Some(0));
+    assert_eq!(server.wait(Duration::from_secs(20)).code(), Some(0));
 }
 
 /// The profiles omit the calls of io_uring. `deploy/seccomp/README.md` says how to add them.

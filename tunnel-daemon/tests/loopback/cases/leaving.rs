@@ -110,7 +110,7 @@ impl Deaf {
 fn leaves(process: &mut Process) {
     let start = Instant::now();
     process.signal(Signal::TERM);
-    let status = process.end(LIMIT);
+    let status = process.wait(LIMIT);
     assert_eq!(status.code(), Some(0), "{status}");
     let took = start.elapsed();
     assert!(

@@ -67,9 +67,7 @@ async fn pause(world: &World, frontend: Frontend, source: &str) -> Option<Box<dy
             Err(error) => panic!("{error}"),
         };
     }
-    let mut stream = UnixStream::connect(world.connect())
-        .await
-        .expect("a server");
+    let mut stream = world.client().await;
     let request = connect::head(source);
     stream.write_all(&request).await.expect("a server");
     let head = connect::read_head(&mut stream).await;

@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::lane_processes::nightly;
+use crate::support::connect::say;
 use crate::support::memory_cgroup::MemoryCgroup;
 use crate::support::process::{metric, scrape, sum};
 use crate::support::skip::skip;
@@ -161,10 +162,7 @@ impl Client {
             _ => {
                 let stream = UnixStream::connect(world.connect()).await;
                 let mut stream = stream.expect("a server");
-                stream
-                    .write_all(&connect::head(target))
-                    .await
-                    .expect("a server");
+                say(&mut stream, &connect::head(target)).await;
                 let head = connect::read_head(&mut stream).await;
                 if !head.contains(" 200 ") {
                     let mut body = String::new();

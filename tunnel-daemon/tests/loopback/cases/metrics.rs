@@ -31,8 +31,7 @@ async fn stalled_clients_are_counted_until_they_read() {
     let (port, _target) = targets::source(BYTES as u64).await;
     let (world, _agent) = World::with_agent().await;
     let target = format!("127.0.0.1:{port}");
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
     call.open(1, &target).await;
     world.server_metric(&full("Connect"), 1.0).await;
     let mut stream = connect::open(&world.connect(), &target).await;
@@ -70,13 +69,10 @@ async fn client_of_a_stalled_agent_is_counted_and_loses_nothing() {
     let world = World::start(&[]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("slow", "").await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_client, mut call) = Connection::proxied(&world).await;
     call.dial(1, "a.test:1");
-    match link.payload().await {
-        Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, 5),
-        other => panic!("no dial but {other:?}"),
-    }
+    let random = link.dialed().await.random;
+    link.dial_response(random, 5);
     let open = call.payload().await;
     assert!(matches!(open, Some(Payload::DialResponse(_))), "{open:?}");
     for piece in 0..PIECES {
@@ -121,13 +117,10 @@ async fn packets_that_come_in_pieces_are_counted_once() {
     let world = World::start(&[]).await;
     let agent = Connection::agent(&world).await;
     let mut link = agent.link("raw", "").await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
+    let (_client, mut call) = Connection::proxied(&world).await;
     call.dial(1, "a.test:1");
-    match link.payload().await {
-        Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, AGENTS),
-        other => panic!("no dial but {other:?}"),
-    }
+    let random = link.dialed().await.random;
+    link.dial_response(random, AGENTS);
     let Some(Payload::DialResponse(open)) = call.payload().await else {
         panic!("no answer");
     };
@@ -146,8 +139,7 @@ async fn packets_that_come_in_pieces_are_counted_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_streams_are_counted_and_clean_ends_are_not() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let balancer = Balancer::to(&[world.server().agents]).await;
     let agent = world
@@ -162,8 +154,7 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     let scrape = world.server().metrics.scrape();
-    let connection = Connection::client(&world).await;
-    let mut clean = connection.proxy().await;
+    let (connection, mut clean) = Connection::proxied(&world).await;
     let conn = clean.open(1, &target).await;
     clean.echo(conn, b"clean").await;
     clean.finish();
@@ -212,8 +203,7 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_cut_at_shutdown_are_counted_as_shutdown() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let (mut world, _agent) = World::with_agent().await;
     let mut grpc = world.tunnel(&target).await;
     let mut http = connect::open(&world.connect(), &target).await;
@@ -247,8 +237,7 @@ async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
     let args = world.agent_args("warns", world.server().agents.port(), &flags);
     let agent = Process::start("warns", &args, world.dir.path());
     world.links(1).await;
-    let connection = Connection::client(&world).await;
-    let mut call = connection.proxy().await;
+    let (_connection, mut call) = Connection::proxied(&world).await;
     let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
     assert!(!agent.log().contains("queue towards a target is full"));
     for _piece in 0..128 {
@@ -267,9 +256,8 @@ async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
 /// Metrics need no authentication, so they must contain no targets and no secrets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scrape_names_no_target_and_no_secret() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     world.assert_serves(&target).await;
     let mut open = connect::open(&world.connect(), &target).await;
     connect::echo(&mut open, b"while it is open, too").await;

@@ -4,32 +4,20 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::processes::Processes;
-use crate::support::process::{at_least, metric};
+use crate::support::process::{access_events, at_least, json_lines, metric};
 use crate::support::wait::until;
 use crate::support::{connect, targets};
 
 const TEXT: &[u8] = b"bytes that are counted before the tunnel ends";
 
-fn access_events(log: &str) -> Vec<Value> {
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines
-        .filter(|line| line["target"] == "adit::access")
-        .collect()
-}
-
 fn stop_line(log: &str) -> Option<Value> {
-    let mut lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut lines = json_lines(log);
     lines.find(|line| line["message"] == "stopped")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_an_open_tunnel_are_counted_and_logged_when_it_is_cut() {
-    let (port, _echo) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let rows = [
         ("link", "--lanes-per-link=0", "--lane-security=tls"),
         ("lane", "--lanes-per-link=4", "--lane-security=tls"),

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::support::blocking;
 use crate::support::process::Process;
 use crate::support::skip::{has_v6, skip_unprivileged};
-use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
 /// Environment variable with a peer's role: `listen ADDRESS WORD` or `connect ADDRESS`.
@@ -275,7 +275,7 @@ async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
     );
     for (port, name) in [("7001", "one"), ("7002", "two")] {
         let address = format!("{loopback}:{port}");
-        until_blocking(
+        blocking::until(
             &format!("the API of {name}"),
             Duration::from_secs(30),
             || {

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::processes::Processes;
 use crate::support::node::{OPEN, OPENED, connect, echo};
 use crate::support::process::{
-    Process, descriptors_without_lanes, metric, no_descriptor_left, scrape,
+    Process, descriptors_without_lanes, json_lines, metric, no_descriptor_left, scrape,
 };
 use crate::support::targets;
 use crate::support::wait::{until, within};
@@ -28,9 +28,7 @@ async fn pair(destination: &str) -> (Processes, Process) {
 /// The server's access events of tunnels that agents opened.
 fn events(server: &Process) -> Vec<Value> {
     let log = server.log();
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines = json_lines(&log);
     let of_agents =
         lines.filter(|event| event["target"] == "adit::access" && event["opened_by"] == "agent");
     of_agents.collect()
@@ -38,8 +36,8 @@ fn events(server: &Process) -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_tunnel_has_an_access_event_that_names_its_agent_and_certificate() {
-    let (port, _target) = targets::echo().await;
-    let destination = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
+    let destination = target.clone();
     let (processes, agent) = pair(&destination).await;
     let mut stream = connect(agent.address("address")).await;
     echo(&mut stream, b"in the log").await;
@@ -76,8 +74,8 @@ async fn each_tunnel_has_an_access_event_that_names_its_agent_and_certificate() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_server_resets_connections_and_its_successor_takes_new_ones() {
-    let (port, _target) = targets::echo().await;
-    let (mut processes, agent) = pair(&format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (mut processes, agent) = pair(&target).await;
     let address = agent.address("address");
     let mut stream = connect(address).await;
     echo(&mut stream, b"before").await;
@@ -116,8 +114,8 @@ async fn a_killed_agent_leaves_no_connection_at_the_destination() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_tunnels_leave_no_descriptor_behind() {
-    let (port, _target) = targets::echo().await;
-    let (processes, agent) = pair(&format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (processes, agent) = pair(&target).await;
     let (address, health) = (agent.address("address"), agent.address("health"));
     echo(&mut connect(address).await, b"first").await;
     metric(processes.health, OPEN, 0.0).await;

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use adit::agent::RunningAgent;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::io::AsyncReadExt as _;
 
 use crate::support::lanes::{IDLE, value as at_server};
 use crate::support::node::{
     self, OPEN, assert_quiet, assert_reset, connect, echo, refusals, refused,
 };
 use crate::support::ports;
+use crate::support::process::ask;
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
 use crate::support::wait::{until, within};
-use crate::support::world::World;
+use crate::support::world::{World, agent_metric};
 
 /// Opens one more connection, and asserts that it is reset and that both ends count this reason and no other.
 async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, reason: &str) {
@@ -33,10 +33,7 @@ async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, re
         .collect();
     let counted = node::value(agent, &series);
     assert_eq!(counted, before.0 + 1.0, "listener {listener}: {told:#?}");
-    until("the server says so, too", || {
-        at_server(world, &series) == before.1 + 1.0
-    })
-    .await;
+    world.server_metric(&series, before.1 + 1.0).await;
     assert_quiet(world, agent).await;
 }
 
@@ -97,15 +94,12 @@ async fn unlisted_destinations_are_refused_and_listed_ones_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_list_every_tunnel_is_refused() {
-    let (port, _target) = targets::echo().await;
-    let (world, agent) = node::world(&[], &[&format!("127.0.0.1:{port}")]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (world, agent) = node::world(&[], &[&target]).await;
     for count in 1..=3 {
         assert_reset(agent.target_listeners[0]).await;
         let series = refusals("not_allowed");
-        until("it is counted", || {
-            node::value(&agent, &series) == f64::from(count)
-        })
-        .await;
+        agent_metric(&agent, &series, f64::from(count)).await;
     }
     assert_eq!(at_server(&world, "adit_node_tunnels_opened_total"), 0.0);
 }
@@ -139,10 +133,7 @@ async fn an_unresponsive_destination_times_out_and_can_be_cancelled() {
     assert_refused(&world, &agent, 0, "timed_out").await;
     // The server stops dialling when the client resets its connection.
     let stream = connect(agent.target_listeners[0]).await;
-    until("the server dials", || {
-        at_server(&world, "adit_node_waiting") == 1.0
-    })
-    .await;
+    world.server_metric("adit_node_waiting", 1.0).await;
     socket2::SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .expect("a flag");
@@ -160,12 +151,11 @@ async fn an_unresponsive_destination_times_out_and_can_be_cancelled() {
 /// Limit (times): A node's connection without a free lane or server | reset after 5 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_waits_at_most_five_seconds_for_a_lane() {
-    let (port, _target) = targets::echo().await;
-    let destination = format!("127.0.0.1:{port}");
+    let (destination, _echo) = targets::local_echo().await;
     let allowed = format!("--allowed-destination={destination}");
     let world = World::start(&[&allowed, "--lanes-per-link=1"]).await;
     let agent = node::agent(&world, &[&destination]).await;
-    until("its lane", || at_server(&world, IDLE) == 1.0).await;
+    world.server_metric(IDLE, 1.0).await;
     let mut first = connect(agent.target_listeners[0]).await;
     echo(&mut first, b"the only lane").await;
     let since = Instant::now();
@@ -176,10 +166,7 @@ async fn a_connection_waits_at_most_five_seconds_for_a_lane() {
     assert_eq!(node::value(&agent, &refusals("no_lane")), 1.0);
     // A held connection gets a lane that becomes free in time.
     let mut second = connect(agent.target_listeners[0]).await;
-    until("it is held", || {
-        node::value(&agent, "adit_node_waiting") == 1.0
-    })
-    .await;
+    agent_metric(&agent, "adit_node_waiting", 1.0).await;
     drop(first);
     echo(&mut second, b"in time").await;
     assert_eq!(refused(&agent), 1.0);
@@ -193,7 +180,6 @@ async fn with_a_go_server_connections_are_reset_at_once_and_readyz_says_why() {
     let target = "--target=0:10.96.0.1:443";
     let agent = world.agent_of(server.port(), "a", &[target]).await;
     let health = agent.health.expect("a health port");
-    let ready = format!("http://{health}/readyz?verbose");
     let caller = server.accept().await;
     let _link = caller.greet(&[]);
     until("a link", || {
@@ -204,13 +190,10 @@ async fn with_a_go_server_connections_are_reset_at_once_and_readyz_says_why() {
     let since = Instant::now();
     for count in 1..=2 {
         assert_reset(agent.target_listeners[0]).await;
-        until("it is counted", || {
-            node::value(&agent, &refusals("no_lanes")) == f64::from(count)
-        })
-        .await;
+        agent_metric(&agent, &refusals("no_lanes"), f64::from(count)).await;
     }
     assert!(since.elapsed() < Duration::from_secs(4), "not held");
-    let told = get(&ready).await;
+    let told = ask(health, "/readyz?verbose").await;
     assert!(
         told.contains("[-]node-to-control-plane no connected server takes lanes"),
         "{told}"
@@ -266,8 +249,7 @@ async fn without_any_server_a_connection_is_reset_after_five_seconds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_agent_closes_its_listeners_and_serves_on() {
-    let (port, _target) = targets::echo().await;
-    let destination = format!("127.0.0.1:{port}");
+    let (destination, _echo) = targets::local_echo().await;
     let (_world, agent) = node::world(&[&destination], &[&destination]).await;
     let address = agent.target_listeners[0];
     let mut stream = connect(address).await;
@@ -281,28 +263,8 @@ async fn a_draining_agent_closes_its_listeners_and_serves_on() {
     within("its listener is closed", refused).await;
     echo(&mut stream, b"behind").await;
     // The listener may have accepted a last probe just before it closed; its connection ends soon.
-    until("only that tunnel is open", || {
-        node::value(&agent, OPEN) == 1.0
-    })
-    .await;
+    agent_metric(&agent, OPEN, 1.0).await;
     drop(stream);
     within("nothing is left", agent.idle(Duration::from_secs(20))).await;
     assert_eq!(node::value(&agent, OPEN), 0.0);
-}
-
-/// The response to a GET, head included, whatever its status.
-async fn get(url: &str) -> String {
-    use tokio::io::AsyncWriteExt as _;
-    let rest = url.strip_prefix("http://").expect("http");
-    let (address, path) = rest.split_once('/').expect("a path");
-    let mut stream = tokio::net::TcpStream::connect(address)
-        .await
-        .expect("it listens");
-    let request = format!("GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.expect("taken");
-    let mut answer = String::new();
-    within("an answer", stream.read_to_string(&mut answer))
-        .await
-        .expect("text");
-    answer
 }

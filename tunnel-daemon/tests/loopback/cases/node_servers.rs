@@ -50,8 +50,8 @@ async fn two(destination: &str) -> (World, RunningServer, RunningAgent) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_spread_over_servers_at_random() {
     const CONNECTIONS: u32 = 60;
-    let (port, _target) = targets::echo().await;
-    let (world, second, agent) = two(&format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (world, second, agent) = two(&target).await;
     for _connection in 0..CONNECTIONS {
         let mut stream = connect(agent.target_listeners[0]).await;
         echo(&mut stream, b"to either").await;
@@ -93,8 +93,8 @@ async fn a_server_that_stops_before_its_answer_is_replaced_by_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_drains_gets_no_more_connections() {
-    let (port, _target) = targets::echo().await;
-    let (world, second, agent) = two(&format!("127.0.0.1:{port}")).await;
+    let (target, _echo) = targets::local_echo().await;
+    let (world, second, agent) = two(&target).await;
     // Opens connections until both servers have one.
     let mut held = Vec::new();
     while at_server(&world, OPENED) == 0.0 || at(&second, OPENED) == 0.0 {

@@ -7,10 +7,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
+use crate::support::connect::{hears, say};
 use crate::support::lanes::{IDLE, opened, value as at_server, warm};
 use crate::support::node::{self, OPEN, OPENED, assert_quiet, connect, echo};
 use crate::support::wait::{until, within};
-use crate::support::world::World;
+use crate::support::world::{World, agent_metric};
 use crate::support::{connect as frontend, targets};
 
 /// A world with one allowed destination, and its agent's listener for it.
@@ -34,10 +35,7 @@ async fn connections_reach_their_destination_through_the_server() {
         let mut stream = connect(agent.target_listeners[0]).await;
         echo(&mut stream, b"from the node").await;
         drop(stream);
-        until("it is counted", || {
-            at_server(&world, OPENED) == f64::from(round)
-        })
-        .await;
+        world.server_metric(OPENED, f64::from(round)).await;
     }
     // The server must notice an OPEN on an idle lane as it arrives. A check of idle lanes once a second would take ten seconds.
     let elapsed = since.elapsed();
@@ -61,18 +59,9 @@ async fn bulk_data_arrives_unchanged_in_both_directions() {
     for flags in [&[][..], &["--lane-security=plaintext"]] {
         let (world, agent) = world_to(port, flags).await;
         let sent = targets::pattern(0, 20_000_000);
-        let (mut read, mut write) = connect(agent.target_listeners[0]).await.into_split();
-        let back = async {
-            let mut back = Vec::new();
-            read.read_to_end(&mut back).await.expect("the tunnel lives");
-            back
-        };
-        let there = async {
-            write.write_all(&sent).await.expect("the tunnel lives");
-            write.shutdown().await.expect("a half-close");
-        };
-        let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
-        assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
+        let mut stream = connect(agent.target_listeners[0]).await;
+        frontend::echo_to_the_end(&mut stream, &sent).await;
+        drop(stream);
         assert_quiet(&world, &agent).await;
         let clean = "adit_node_tunnels_closed_total{reason=\"clean\"}";
         let (server, agent) = (at_server(&world, clean), node::value(&agent, clean));
@@ -87,10 +76,7 @@ async fn either_side_may_half_close_first() {
     let (port, _summing, mut seen) = targets::summing().await;
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    stream
-        .write_all(&targets::pattern(0, 300_000))
-        .await
-        .expect("taken");
+    say(&mut stream, &targets::pattern(0, 300_000)).await;
     stream.shutdown().await.expect("a half-close");
     let sum = within("the sum", seen.recv()).await.expect("a sum");
     assert_eq!(sum, targets::Sum::of(&targets::pattern(0, 300_000)));
@@ -150,7 +136,7 @@ async fn resets_are_forwarded_as_resets_in_both_directions() {
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     stream.write_all(b"cut off").await.expect("taken");
-    until("it is open", || at_server(&world, OPEN) == 1.0).await;
+    world.server_metric(OPEN, 1.0).await;
     socket2::SockRef::from(&stream)
         .set_linger(Some(Duration::ZERO))
         .expect("a flag");
@@ -170,11 +156,7 @@ async fn bytes_of_a_server_first_destination_arrive() {
     let (port, _target) = targets::server_first(b"hello node\n").await;
     let (_world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    let mut greeting = [0; 11];
-    within("a greeting", stream.read_exact(&mut greeting))
-        .await
-        .expect("open");
-    assert_eq!(&greeting, b"hello node\n");
+    hears(&mut stream, b"hello node\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,11 +177,7 @@ async fn ipv6_works_at_both_ends() {
         .await
         .expect("one");
     accepted.write_all(b"six").await.expect("taken");
-    let mut read = [0; 3];
-    within("its word", stream.read_exact(&mut read))
-        .await
-        .expect("open");
-    assert_eq!(&read, b"six");
+    hears(&mut stream, b"six").await;
 }
 
 /// Limit (isolation): 200 simultaneous connections of a node | all served, nothing leaks
@@ -242,7 +220,7 @@ async fn both_ends_open_tunnels_at_once_on_few_lanes_and_all_succeed() {
             let target = format!("127.0.0.1:{port}");
             for _dial in 0..EACH / 3 {
                 let mut stream = frontend::open(&socket, &target).await;
-                frontend::echo(&mut stream, b"to the node").await;
+                echo(&mut stream, b"to the node").await;
             }
         });
         tasks.spawn(async move {
@@ -265,19 +243,18 @@ async fn both_ends_open_tunnels_at_once_on_few_lanes_and_all_succeed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_of_both_ends_alternate_on_one_lane() {
-    let (port, _target) = targets::echo().await;
-    let destination = format!("127.0.0.1:{port}");
+    let (destination, _echo) = targets::local_echo().await;
     let allowed = format!("--allowed-destination={destination}");
     let world = World::start(&[&allowed, "--lanes-per-link=1"]).await;
     let agent = node::agent(&world, &[&destination]).await;
-    until("its lane", || at_server(&world, IDLE) == 1.0).await;
+    world.server_metric(IDLE, 1.0).await;
     for _round in 0..50 {
         let mut stream = connect(agent.target_listeners[0]).await;
         echo(&mut stream, b"up").await;
         drop(stream);
         assert_quiet(&world, &agent).await;
         let mut stream = frontend::open(&world.connect(), &destination).await;
-        frontend::echo(&mut stream, b"down").await;
+        echo(&mut stream, b"down").await;
         drop(stream);
         assert_quiet(&world, &agent).await;
     }
@@ -301,11 +278,7 @@ async fn a_destination_gets_the_source_and_the_agent_in_a_proxy_header() {
     let addresses = (source, agent.target_listeners[0]);
     let mut expected = adit_core::proxy_header::header_v2(Some(addresses), "agent-1").to_vec();
     expected.extend(b"payload");
-    let mut read = vec![0; expected.len()];
-    within("the header", accepted.read_exact(&mut read))
-        .await
-        .expect("open");
-    assert_eq!(read, expected);
+    hears(&mut accepted, &expected).await;
 }
 
 /// A connection that comes before any server waits for one.
@@ -319,10 +292,7 @@ async fn an_agent_listens_before_any_server_starts() {
     let target = format!("--target=0:{destination}");
     let agent = world.agent_of(agents, "agent-1", &[&target]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    until("it is held", || {
-        node::value(&agent, "adit_node_waiting") == 1.0
-    })
-    .await;
+    agent_metric(&agent, "adit_node_waiting", 1.0).await;
     world.start_server(agents).await;
     echo(&mut stream, b"at last").await;
 }
@@ -343,10 +313,7 @@ async fn connections_are_reset_at_the_end_of_their_agents_grace() {
 async fn waiting_connections_are_reset_when_their_agent_stops() {
     let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    until("it is held", || {
-        node::value(&agent, "adit_node_waiting") == 1.0
-    })
-    .await;
+    agent_metric(&agent, "adit_node_waiting", 1.0).await;
     within("the agent's end", agent.stop()).await;
     assert_is_reset(&mut stream).await;
 }

@@ -1,6 +1,5 @@
 //! Limits as a peer sees them.
 
-use adit_core::lane::LaneEvent;
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{self as wire, PacketType};
 
@@ -63,9 +62,7 @@ impl Raw {
         let client = Connection::client(world).await;
         let mut call = client.proxy().await;
         call.dial(1, "a:1");
-        let Some(Payload::DialRequest(dial)) = link.payload().await else {
-            panic!("no dial");
-        };
+        let dial = link.dialed().await;
         let answer = wire::DialResponse {
             error: String::new(),
             connect_id: RAW_CONN,
@@ -150,8 +147,7 @@ async fn clients_start_with_packets_of_at_most_32_kibibytes() {
         if flags == PLAINTEXT {
             warm(&world).await;
         }
-        let client = Connection::client(&world).await;
-        let mut call = client.proxy().await;
+        let (_client, mut call) = Connection::proxied(&world).await;
         call.open(1, &format!("127.0.0.1:{port}")).await;
         let sizes = sizes(&mut call, BYTES).await;
         assert!(largest(&sizes) <= 32 * KIB, "{flags:?}: {sizes:?}");
@@ -207,14 +203,8 @@ async fn large_over_a_lane() {
     let world = World::start(&[]).await;
     let (_connection, _link, mut lane) = bound(&world).await;
     one_idle(&world).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
-    let accepted = async {
-        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-        lane.end.accept();
-        lane.flush().await;
-    };
-    tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+    let (_client, mut call) = Connection::proxied(&world).await;
+    tokio::join!(call.open(1, "10.0.0.1:80"), lane.accept());
     within("a large packet", async {
         loop {
             lane.end.send(vec![0; BYTES].into());
@@ -288,9 +278,8 @@ async fn windows_are_2_mebibytes_for_a_go_agent_and_16_for_an_adit_agent() {
 /// Limit (sizes): HTTP/2 header list | 256 KiB; 96 KiB from an agent that uses frames of 16 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_lists_of_256_kibibytes_are_accepted_and_longer_ones_refused() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
-    let target = format!("127.0.0.1:{port}");
     let (fits, long) = ("a".repeat(255 * KIB), "a".repeat(257 * KIB));
 
     let client = Connection::client(&world).await;

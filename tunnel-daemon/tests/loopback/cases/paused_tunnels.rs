@@ -105,10 +105,9 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     )
     .await;
 
-    let (port, _echo) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     within_for(DIALS, "new tunnels", async {
         for _dial in 0..10 {
-            let target = format!("127.0.0.1:{port}");
             processes.world.assert_serves(&target).await;
         }
     })
@@ -153,12 +152,10 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connection() {
     const STREAMS: u32 = 300;
-    let world = World::start(&["--lanes-per-link=0"]).await;
-    let _agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
+    let (world, _agent) = World::linked(&["--lanes-per-link=0"], &[]).await;
     let (sink, sink_port) = targets::with_small_window();
     let sink = targets::deaf_on(sink);
-    let (port, _echo) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let connection = Connection::client(&world).await;
     let mut uploads = Vec::new();
     for random in 0..i64::from(STREAMS) {
@@ -172,7 +169,7 @@ async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connect
         .await;
     for random in 1000..1020 {
         let mut call = connection.proxy().await;
-        let conn = call.open(random, &format!("127.0.0.1:{port}")).await;
+        let conn = call.open(random, &target).await;
         call.echo(conn, b"not held up").await;
     }
     let _cut = sink.drain(Duration::ZERO).await;
@@ -190,9 +187,7 @@ async fn a_client_connection_has_the_largest_window_and_its_streams_small_ones()
     const DEFAULT: u32 = 65_535;
     const STREAM_MAX: u32 = 1 << 20;
     let world = World::start(&[]).await;
-    let mut stream = UnixStream::connect(world.grpc())
-        .await
-        .expect("the frontend listens");
+    let mut stream = world.grpc_socket().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     stream.write_all(preface).await.expect("taken");
     let (mut of_stream, mut of_connection) = (DEFAULT, DEFAULT);

@@ -12,10 +12,11 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use crate::support::clients::Kind;
+use crate::support::connect::hears;
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, until_still, within};
 use crate::support::ways::engine_is_possible;
-use crate::support::world::{World, echo, sample};
+use crate::support::world::{World, echo, endpoints_left, sample};
 use crate::support::{connect, targets};
 
 const PLAINTEXT: &str = "--lane-security=plaintext";
@@ -27,17 +28,48 @@ const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 /// A server and an agent that both have plaintext lanes.
 async fn plain(flags: &[&str]) -> (World, RunningAgent) {
     let flags = [&[PLAINTEXT], flags].concat();
-    let world = World::start(&flags).await;
-    let agent = world.agent("agent-1", &flags).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, agent) = World::warm(&flags, &flags).await;
     (world, agent)
 }
 
 /// Waits until this many lanes are used up and no lane is busy.
-async fn over(world: &World, tunnels: f64) {
-    until("lanes are used up", || value(world, USED) == tunnels).await;
-    until("no lane is busy", || value(world, BUSY) == 0.0).await;
+pub(super) async fn over(world: &World, tunnels: f64) {
+    world.server_metric(USED, tunnels).await;
+    world.server_metric(BUSY, 0.0).await;
+}
+
+/// A reset of the target ends the only tunnel.
+pub(super) async fn is_reset_by_its_target(world: &World) {
+    let (port, _target) = targets::resetting().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.write_all(b"go").await.expect("taken");
+    let mut rest = Vec::new();
+    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    over(world, 1.0).await;
+    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+    world.server_metric(reset, 1.0).await;
+}
+
+/// A client leaves during its dial.
+pub(super) async fn cancels_a_dial(world: &World) {
+    let target = targets::silent_host();
+    let mut stream = world.client().await;
+    let head = connect::head(&target.address);
+    stream.write_all(&head).await.expect("taken");
+    world.server_metric(BUSY, 1.0).await;
+    drop(stream);
+    over(world, 1.0).await;
+}
+
+/// Dials that fail return their lane.
+pub(super) async fn fails_dials(world: &World) {
+    let (_held, closed) = targets::closed_port();
+    let closed = closed.to_string();
+    for _dial in 0..20 {
+        let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
+        assert!(text.contains("connection refused"), "{status} {text}");
+    }
+    assert_eq!((value(world, HITS), value(world, USED)), (20.0, 0.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,8 +81,7 @@ async fn bytes_arrive_whole_with_either_engine() {
         let (world, agent) = plain(&[&format!("--relay-engine={engine}")]).await;
         let series = format!("adit_relay_tunnels{{driver=\"{engine}\"}}");
         assert_eq!(value(&world, &series), 0.0);
-        let (port, _target) = targets::echo().await;
-        let target = format!("127.0.0.1:{port}");
+        let (target, _echo) = targets::local_echo().await;
         let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, b"small").await;
         let sent = targets::pattern(0, 16_000_000);
@@ -76,11 +107,7 @@ async fn first_bytes_of_either_side_arrive() {
     let (world, _agent) = plain(&[]).await;
     let (port, _target) = targets::server_first(b"welcome").await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    let mut welcome = [0; 7];
-    within("the greeting", stream.read_exact(&mut welcome))
-        .await
-        .expect("the tunnel lives");
-    assert_eq!(&welcome, b"welcome");
+    hears(&mut stream, b"welcome").await;
     connect::echo(&mut stream, b"and back").await;
 
     until("enough lanes", || value(&world, IDLE) >= 3.0).await;
@@ -88,11 +115,7 @@ async fn first_bytes_of_either_side_arrive() {
     let mut request = connect::head(&format!("127.0.0.1:{port}"));
     request.extend_from_slice(b"early");
     let mut answer = connect::request(&world.connect(), &request).await;
-    let mut early = [0; 5];
-    within("early bytes", answer.stream.read_exact(&mut early))
-        .await
-        .expect("the tunnel lives");
-    assert_eq!(&early, b"early");
+    hears(&mut answer.stream, b"early").await;
     drop((stream, answer));
     over(&world, 2.0).await;
 }
@@ -101,8 +124,7 @@ async fn first_bytes_of_either_side_arrive() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_frontends_share_plaintext_lanes() {
     let (world, _agent) = plain(&[]).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for round in 1..=10 {
         let mut tunnel = world.tunnel(&target).await;
         echo(&mut tunnel, b"in frames").await;
@@ -121,19 +143,10 @@ async fn both_frontends_share_plaintext_lanes() {
 async fn a_burst_of_dials_succeeds() {
     const TUNNELS: usize = 300;
     let (world, _agent) = plain(&[]).await;
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
-    let (socket, mut opening) = (world.connect(), JoinSet::new());
-    for _tunnel in 0..TUNNELS {
-        let (socket, target) = (socket.clone(), target.clone());
-        opening.spawn(async move { connect::open(&socket, &target).await });
-    }
-    let mut streams = within("all dials", opening.join_all()).await;
-    for stream in &mut streams {
-        connect::echo(stream, b"each of them works").await;
-    }
+    let (target, _echo) = targets::local_echo().await;
+    let streams = connect::burst(&world.connect(), &target, TUNNELS).await;
     drop(streams);
-    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    world.server_metric(BUSY, 0.0).await;
     // Not every tunnel used up its lane.
     for path in ["lane", "raw-lane"] {
         let series = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
@@ -175,13 +188,7 @@ async fn lanes_stay_encrypted_unless_both_ends_set_plaintext() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_dial_keeps_its_lane() {
     let (world, _agent) = plain(&[]).await;
-    let (_held, closed) = targets::closed_port();
-    let closed = closed.to_string();
-    for _dial in 0..20 {
-        let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
-        assert!(text.contains("connection refused"), "{status} {text}");
-    }
-    assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
+    fails_dials(&world).await;
 }
 
 /// A client leaves during its dial. The agent may already have switched to raw bytes, so the lane is closed. The core's
@@ -189,36 +196,18 @@ async fn a_failed_dial_keeps_its_lane() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_dial_closes_its_lane() {
     let (world, _agent) = plain(&[]).await;
-    let target = targets::silent_host();
-    let mut stream = UnixStream::connect(world.connect())
-        .await
-        .expect("it listens");
-    let head = connect::head(&target.address);
-    stream.write_all(&head).await.expect("taken");
-    until("the dial is under way", || value(&world, BUSY) == 1.0).await;
-    drop(stream);
-    over(&world, 1.0).await;
+    cancels_a_dial(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_reset_is_counted_as_target_reset() {
     let (world, _agent) = plain(&[]).await;
-    let (port, _target) = targets::resetting().await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    stream.write_all(b"go").await.expect("taken");
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
-    over(&world, 1.0).await;
-    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-    world.server_metric(reset, 1.0).await;
+    is_reset_by_its_target(&world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tunnel_half_closed_and_silent_is_cut() {
-    let world = World::start(&[PLAINTEXT, "--half-closed-timeout=1s"]).await;
-    let _agent = world.agent("agent-1", &[PLAINTEXT]).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, _agent) = World::warm(&[PLAINTEXT, "--half-closed-timeout=1s"], &[PLAINTEXT]).await;
     let (port, _target) = targets::deaf().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     stream.shutdown().await.expect("a half-close");
@@ -244,9 +233,11 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     }
     let engine = format!("--relay-engine={engine}");
     let flags: [&str; 2] = [PLAINTEXT, &engine];
-    let world = World::start(&[&flags[..], &["--half-closed-timeout=1s"]].concat()).await;
-    let agent = world.agent("agent-1", &flags).await;
-    world.links(1).await;
+    let (world, agent) = World::linked(
+        &[&flags[..], &["--half-closed-timeout=1s"]].concat(),
+        &flags,
+    )
+    .await;
     let (port, _source) = targets::source(u64::MAX).await;
     let source = format!("127.0.0.1:{port}");
     let mut paused = open_raw_tunnel(&world, &source).await;
@@ -280,10 +271,7 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
         () = slowly => panic!("a tunnel that moves is cut"),
         () = world.server_metric(idle, 1.0) => (),
     }
-    until("its target is let go", || {
-        agent.metrics.open_endpoint_connections() == 2
-    })
-    .await;
+    endpoints_left(&agent, 2).await;
     assert_eq!(value(&world, BUSY), 2.0);
     let mut all = vec![0; 1_000_000];
     within("bytes after the pause", paused.read_exact(&mut all))
@@ -303,8 +291,7 @@ async fn a_half_close_behind_stuck_bytes_is_cut() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_or_agent_that_stops_ends_its_tunnels() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for server_stops in [true, false] {
         let (mut world, agent) = plain(&[]).await;
         let mut stream = connect::open(&world.connect(), &target).await;
@@ -355,9 +342,7 @@ async fn a_stopping_server_ends_tunnels_without_any_bytes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_resets_clients_of_tunnels_without_any_bytes() {
     let flags = [&[PLAINTEXT], Kind::Tcp.flags()].concat();
-    let mut world = World::start(&flags).await;
-    let _agent = world.agent("agent-1", &[PLAINTEXT]).await;
-    world.links(1).await;
+    let (mut world, _agent) = World::linked(&flags, &[PLAINTEXT]).await;
     warm(&world).await;
     let (port, _target) = targets::deaf().await;
     let mut stream = Kind::Tcp.open(&world, &format!("127.0.0.1:{port}")).await;

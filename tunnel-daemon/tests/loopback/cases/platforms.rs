@@ -5,8 +5,6 @@
 //! The test needs `unshare`, `mount` and `ip`, and root or user namespaces. docs/reference/platforms.md has the table of
 //! results.
 
-mod rows;
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -17,11 +15,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use adit_testkit::platforms::{End, PLATFORMS, Platform};
 use adit_tls::selfsigned::ThrowawayFiles;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use self::rows::{End, PLATFORMS, Platform};
 use crate::support::process::named_program;
 use crate::support::skip::skip_unprivileged;
 

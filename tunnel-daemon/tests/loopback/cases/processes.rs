@@ -7,12 +7,15 @@ use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use crate::support::process::{Process, descriptors_without_lanes, metric, no_descriptor_left};
+use crate::support::process::{
+    Process, access_events, descriptors_without_lanes, metric, no_descriptor_left,
+};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::World;
 use crate::support::{connect, ports, targets};
 
+const ENDPOINTS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 /// Limit for new dials to work again after a kill -9.
 const RECOVERED: Duration = Duration::from_secs(5);
@@ -95,12 +98,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
     let mut agent = processes.agent("killed", &flags);
     metric(processes.health, LINKS, 2.0).await;
     processes.world.assert_serves(&kept_target).await;
-    metric(
-        kept_health,
-        "konnectivity_network_proxy_agent_open_endpoint_connections",
-        0.0,
-    )
-    .await;
+    metric(kept_health, ENDPOINTS, 0.0).await;
     let server_fds = descriptors_without_lanes(&processes.server, processes.health).await;
     let kept_fds = descriptors_without_lanes(&kept, kept_health).await;
     let mut random = rand::rngs::StdRng::seed_from_u64(15);
@@ -136,12 +134,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
         metric(processes.health, &series, 0.0).await;
     }
     metric(processes.health, "adit_held_bytes", 0.0).await;
-    metric(
-        kept_health,
-        "konnectivity_network_proxy_agent_open_endpoint_connections",
-        0.0,
-    )
-    .await;
+    metric(kept_health, ENDPOINTS, 0.0).await;
     metric(kept_health, "adit_held_bytes", 0.0).await;
     no_descriptor_left(&processes.server, processes.health, server_fds).await;
     no_descriptor_left(&kept, kept_health, kept_fds).await;
@@ -155,12 +148,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
         while cut.join_next().await.is_some() {}
     })
     .await;
-    metric(
-        kept_health,
-        "konnectivity_network_proxy_agent_open_endpoint_connections",
-        0.0,
-    )
-    .await;
+    metric(kept_health, ENDPOINTS, 0.0).await;
     let args = processes
         .world
         .server_args(&processes.agents.port().to_string());
@@ -177,8 +165,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
 /// Limit (times): SIGTERM to exit, native mode
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let grace = Duration::from_secs(1);
     let mut processes = Processes::start(&["--shutdown-grace=1s"]).await;
     let mut agent = processes.agent("a", &["--shutdown-grace=1s"]);
@@ -195,7 +182,7 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     agent.signal(Signal::TERM);
     // While it drains, open tunnels continue. So do new dials, because this is the only agent.
     connect::echo(&mut stream, b"while draining").await;
-    assert!(agent.end(limit).success());
+    assert!(agent.wait(limit).success());
     assert!(
         start.elapsed() >= grace / 2,
         "it did not wait for its tunnels"
@@ -207,35 +194,30 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     let mut call = connection.proxy().await;
     call.open(2, &target).await;
     processes.server.signal(Signal::TERM);
-    assert!(processes.server.end(limit).success());
+    assert!(processes.server.wait(limit).success());
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_signal_ends_the_server_at_once() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let mut processes = Processes::start(&["--shutdown-grace=60s"]).await;
     let _agent = processes.agent("a", &[]);
     metric(processes.health, LINKS, 1.0).await;
-    let _open = connect::open(&processes.world.connect(), &format!("127.0.0.1:{port}")).await;
+    let _open = connect::open(&processes.world.connect(), &target).await;
     processes.server.signal(Signal::TERM);
-    until("the first signal is noticed", || {
-        processes.server.log().contains("shutting down")
-    })
-    .await;
+    processes.server.logs("shutting down").await;
     processes.server.signal(Signal::TERM);
-    let status = processes.server.end(Duration::from_secs(20));
+    let status = processes.server.wait(Duration::from_secs(20));
     assert_eq!(status.code(), Some(1), "as upstream");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn symlinks_with_upstreams_names_take_upstreams_flags() {
-    let (port, _target) = targets::echo().await;
-    let mut world = World::start(&[]).await;
-    world.stop_server(Duration::ZERO).await;
-    linked(&world);
+    let (target, _echo) = targets::local_echo().await;
+    let world = compat().await;
     let (_server, mut agent, health) = upstreams_flags(&world, "-mode=http-connect", &[]).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"drop-in").await;
     // As in upstream, the first signal drains without limit, and the second ends the agent with code 0.
     agent.signal(Signal::TERM);
@@ -243,7 +225,15 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     metric(health, drained, 1.0).await;
     connect::echo(&mut stream, b"draining").await;
     agent.signal(Signal::TERM);
-    assert!(agent.end(Duration::from_secs(20)).success());
+    assert!(agent.wait(Duration::from_secs(20)).success());
+}
+
+/// A world without a server, for programs with upstream's names.
+async fn compat() -> World {
+    let mut world = World::start(&[]).await;
+    world.stop_server(Duration::ZERO).await;
+    linked(&world);
+    world
 }
 
 /// A linked server and agent with upstream's names and flags, and the server's health port.
@@ -301,9 +291,7 @@ pub(super) async fn upstreams_flags(
 /// klog's `--stderrthreshold` is ERROR by default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn log_file_lines_below_error_stay_off_standard_error() {
-    let mut world = World::start(&[]).await;
-    world.stop_server(Duration::ZERO).await;
-    linked(&world);
+    let world = compat().await;
     let path = world.dir.path().join("klog");
     let file = format!("--log-file={}", path.display());
     let flags = ["--logtostderr=false", file.as_str()];
@@ -326,36 +314,28 @@ async fn a_compat_server_runs_without_its_admin_port() {
         format!("--admin-port={taken}"),
         format!("--admin-bind-address={no_name}"),
     ] {
-        let mut world = World::start(&[]).await;
-        world.stop_server(Duration::ZERO).await;
-        linked(&world);
+        let world = compat().await;
         let (server, _agent, _health) = upstreams_flags(&world, "--mode=grpc", &[&flag]).await;
-        until("the line that says so", || {
-            server.log().contains("going on without it")
-        })
-        .await;
+        server.logs("going on without it").await;
     }
 }
 
 /// Upstream's server waits without limit for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_exits_within_its_grace_with_a_client_stream_open() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     for (flag, grace) in [
         ("--graceful-shutdown-timeout=0s", Duration::ZERO),
         ("--graceful-shutdown-timeout=1s", Duration::from_secs(1)),
     ] {
-        let mut world = World::start(&[]).await;
-        world.stop_server(Duration::ZERO).await;
-        linked(&world);
+        let world = compat().await;
         let (mut server, _agent, _health) = upstreams_flags(&world, "--mode=grpc", &[flag]).await;
-        let connection = Connection::client(&world).await;
-        let mut call = connection.proxy().await;
-        let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+        let (_connection, mut call) = Connection::proxied(&world).await;
+        let conn = call.open(1, &target).await;
         call.echo(conn, b"open").await;
         let start = Instant::now();
         server.signal(Signal::TERM);
-        assert_eq!(server.end(grace + Duration::from_secs(10)).code(), Some(0));
+        assert_eq!(server.wait(grace + Duration::from_secs(10)).code(), Some(0));
         assert!(start.elapsed() >= grace / 2, "it did not wait");
     }
 }
@@ -379,15 +359,7 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     drop(call);
     let refused = connect::refused(&processes.world.connect(), &connect::head(&closed)).await;
     assert!(refused.1.contains("connection refused"), "{refused:?}");
-    let events = || -> Vec<serde_json::Value> {
-        let log = processes.server.log();
-        let lines = log
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok());
-        lines
-            .filter(|event: &serde_json::Value| event["target"] == "adit::access")
-            .collect()
-    };
+    let events = || access_events(&processes.server.log());
     until("three events", || events().len() >= 3).await;
     drop(connection);
     let mut seen: Vec<[String; 6]> = events()
@@ -435,10 +407,7 @@ async fn a_client_that_disconnects_after_a_stall_of_ten_seconds_is_logged() {
     // The client's window fills, and the client reads no more. The subject of this test is the time.
     tokio::time::sleep(Duration::from_secs(11)).await;
     drop((call, connection));
-    until("its event", || {
-        processes.server.log().contains("\"client_stalled\"")
-    })
-    .await;
+    processes.server.logs("\"client_stalled\"").await;
     let log = processes.server.log();
     let event = log.lines().find(|line| line.contains("client_stalled"));
     assert!(

@@ -5,7 +5,7 @@ use adit_relay::{Basis, Choice, Preference, probe};
 use serde_json::Value;
 
 use super::processes::Processes;
-use crate::support::process::{Process, ask, at_least, scrape};
+use crate::support::process::{Process, ask, at_least, json_lines, scrape};
 use crate::support::skip::skip_unprivileged;
 use crate::support::wait::until;
 use crate::support::{connect, targets};
@@ -31,8 +31,7 @@ fn word(basis: Basis) -> &'static str {
 /// Log events whose message starts like this.
 fn events(process: &Process, message: &str) -> Vec<Value> {
     let log = process.log();
-    let lines = log.lines();
-    let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let events = json_lines(&log);
     events
         .filter(|event| {
             let said = event["message"].as_str();
@@ -84,8 +83,7 @@ async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Proces
 
 /// Opens and closes a tunnel, and returns its access event.
 async fn access_event(processes: &Processes) -> Value {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let mut stream = connect::open(&processes.world.connect(), &target).await;
     connect::echo_to_the_end(&mut stream, b"there and back").await;
     drop(stream);

@@ -56,8 +56,7 @@ fn as_second(files: &ThrowawayFiles) -> [String; 4] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let flags = [
         "--agent-crl={certs}/crl.pem",
         "--proxy-strategies=destHost,default",
@@ -91,7 +90,7 @@ async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() 
     .await;
     world.links(1).await;
     revoke(&world.files, &["agent-2"]);
-    until("the other one's end", || value(&world, ENDED) == 2.0).await;
+    world.server_metric(ENDED, 2.0).await;
     world.links(1).await;
     agent.stop().await;
     other.stop().await;
@@ -99,9 +98,7 @@ async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_whose_ca_is_removed_loses_its_link() {
-    let world = World::start(&[]).await;
-    let agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
+    let (world, agent) = World::with_agent().await;
     let another = ThrowawayCa::new("another").expect("a CA").cert_pem();
     // The bundle contains both CAs, so that no agent is refused while one replaces the other.
     let both = format!("{}{another}", world.files.ca().cert_pem());

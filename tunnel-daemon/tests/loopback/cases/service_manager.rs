@@ -49,7 +49,7 @@ async fn world() -> (World, UnixDatagram, std::path::PathBuf, UnixListener) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_takes_over_the_socket_of_its_frontend_and_notifies() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, told, notify, socket) = world().await;
     let before = std::fs::metadata(world.connect()).expect("a socket");
     let command = command(&world.server_args("0"), &notify, &socket);
@@ -58,13 +58,13 @@ async fn a_server_takes_over_the_socket_of_its_frontend_and_notifies() {
     let args = world.agent_args("a", server.address("agents").port(), &["--log-format=json"]);
     let _agent = Process::start("a", &args, world.dir.path());
     metric(server.address("health"), LINKS, 1.0).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"through the socket that was passed").await;
     drop(stream);
 
     server.signal(Signal::TERM);
     assert_eq!(notification(&told), "STOPPING=1\n");
-    assert!(server.end(LIMIT).success());
+    assert!(server.wait(LIMIT).success());
     // Clients can connect to the socket while no server runs.
     let after = std::fs::metadata(world.connect()).expect("the file of the service manager stays");
     use std::os::unix::fs::MetadataExt as _;
@@ -79,7 +79,7 @@ async fn a_passed_connection_is_refused() {
     let (accepted, _peer) = listener.accept().expect("a connection");
     let command = command(&world.server_args("0"), &notify, &accepted);
     let mut server = Process::start_command("server", command, world.dir.path());
-    assert_eq!(server.end(LIMIT).code(), Some(1));
+    assert_eq!(server.wait(LIMIT).code(), Some(1));
     let log = server.log();
     assert!(
         log.contains("cannot be used: it does not listen: leave Accept=yes out"),
@@ -98,7 +98,7 @@ async fn an_unused_passed_socket_is_named() {
     for (name, args) in [("server", world.server_args("0")), ("agent", agent)] {
         let command = command(&args, &notify, &socket);
         let mut process = Process::start_command(name, command, world.dir.path());
-        assert_eq!(process.end(LIMIT).code(), Some(1));
+        assert_eq!(process.wait(LIMIT).code(), Some(1));
         let log = process.log();
         let expected = format!(
             "the service manager passed sockets at which nothing is to listen: {}; give a --frontend",

@@ -30,7 +30,7 @@ async fn logs(process: &Process, text: &str, times: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let admin = "--admin-socket={certs}/admin.sock";
     let mut world = World::start(&["--log-format=json", admin]).await;
     world.stop_server(std::time::Duration::ZERO).await;
@@ -41,7 +41,7 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
     let of_agent = |flags: &[&str]| world.agent_args("a", agents.port(), flags);
     let agent = start(&world, default, "a", &of_agent(&["--log-format=json"]));
     metric(health, LINKS, 1.0).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
 
     for process in [&server, &agent] {
         process.signal(Signal::HUP);
@@ -58,14 +58,11 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
         .await;
     }
     connect::echo(&mut stream, b"after all of them").await;
-    let mut other = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut other = connect::open(&world.connect(), &target).await;
     connect::echo(&mut other, b"debugged").await;
     drop(other);
     for process in [&server, &agent] {
-        until("debug lines", || {
-            process.log().contains("\"level\":\"DEBUG\"")
-        })
-        .await;
+        process.logs("\"level\":\"DEBUG\"").await;
     }
 
     let asked = Socket::new(&socket);

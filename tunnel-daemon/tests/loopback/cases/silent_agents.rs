@@ -35,8 +35,7 @@ pub(super) async fn stop(agent: &Process) {
 /// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_agent_is_avoided_until_it_responds_again() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let processes = Processes::start(&[]).await;
     let (one, other) = (processes.agent("one", &[]), processes.agent("other", &[]));
     metric(processes.health, LINKS, 2.0).await;

@@ -41,7 +41,7 @@ async fn silent_and_slow_peers_block_no_agent() {
         ..limit
     };
     setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(Duration::ZERO).await;
     let args = world.server_args("0");
@@ -66,5 +66,5 @@ async fn silent_and_slow_peers_block_no_agent() {
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
     // After this timeout the slow peers are cut off in any case.
     assert!(began.elapsed() < TLS_HANDSHAKE_TIMEOUT, "it had to wait");
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
 }

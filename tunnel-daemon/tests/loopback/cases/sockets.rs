@@ -12,7 +12,7 @@ use crate::support::{connect, targets};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn quick_connects_leave_no_descriptor_or_task_behind() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(std::time::Duration::ZERO).await;
     let server = Process::start("server", &world.server_args("0"), world.dir.path());
@@ -21,7 +21,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
     let agent = Process::start("agent", &args, world.dir.path());
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
     // Each frontend is used once, so that descriptors opened once for good are already open.
-    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&target).await;
     metric(
         health,
         "konnectivity_network_proxy_server_established_connections",
@@ -62,7 +62,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
     })
     .await;
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"still here").await;
     drop(agent);
 }

@@ -12,8 +12,7 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_ready_by_whichever_strategy_finds_an_agent() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let flags = [
         "--proxy-strategies=destHost,defaultRoute",
         "--admin-socket={certs}/admin.sock",

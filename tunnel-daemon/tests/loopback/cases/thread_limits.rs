@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use adit_tls::selfsigned::Usage;
 
+use crate::support::blocking;
 use crate::support::confined::{self, Profile, Rights};
 use crate::support::process::{Process, ask, at_least};
 use crate::support::skip::skip_unprivileged;
 use crate::support::targets;
-use crate::support::wait::{until_blocking, within};
+use crate::support::wait::within;
 use crate::support::world::World;
 
 /// More threads than any start needs.
@@ -35,7 +36,7 @@ fn with_least_threads(world: &World, name: &str, args: &[String], up: &str) -> P
         };
         let label = format!("{name}-{threads}");
         let mut process = confined::start(&label, &rights, args, world.dir.path());
-        let ended: Option<ExitStatus> = until_blocking(&label, START, || {
+        let ended: Option<ExitStatus> = blocking::until(&label, START, || {
             let ended = process.ended();
             (ended.is_some() || process.log().contains(up)).then_some(ended)
         });

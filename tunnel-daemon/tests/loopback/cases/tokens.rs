@@ -218,15 +218,12 @@ async fn a_refused_token_gets_upstreams_error_text() {
 /// Upstream (configuration): Tokens are accepted only for the account and audience; each refusal has upstream's text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_with_a_token_serves_and_has_lanes() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let tokens = Tokens::start(&[]).await;
     let _agent = tokens.agent("agent-1", "node-1", &[]).await;
     tokens.world.links(1).await;
     lanes::warm(&tokens.world).await;
-    tokens
-        .world
-        .assert_serves(&format!("127.0.0.1:{port}"))
-        .await;
+    tokens.world.assert_serves(&target).await;
     assert!(tokens.value("adit_tunnels_opened_total{path=\"lane\"}") >= 1.0);
 }
 
@@ -267,8 +264,7 @@ async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_b
 /// The API server restarts beside its own proxy: open links stay, and agents that reconnect have to wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_stay_while_the_api_server_is_down_and_new_ones_wait_for_it() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let mut tokens = Tokens::start(&[]).await;
     let _agent = tokens.agent("agent-1", "node-1", &[]).await;
     tokens.world.links(1).await;
@@ -288,8 +284,7 @@ async fn links_stay_while_the_api_server_is_down_and_new_ones_wait_for_it() {
 /// A stolen token must not take over the agent id of every node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let tokens = Tokens::start(&[]).await;
     let owner = tokens.agent("agent-1", "node-1", &[]).await;
     tokens.world.links(1).await;
@@ -336,17 +331,14 @@ async fn a_token_claims_only_what_is_granted_to_its_node() {
 /// A server accepts either proof during a migration from certificates to tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_presented_proof_must_be_valid_where_either_suffices() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let tokens = Tokens::start_with(&[]).await;
     let by_certificate = tokens.world.agent("agent-1", &[]).await;
     let by_token = tokens.agent("agent-2", "node-2", &[]).await;
     let file = format!("--token-path={}", tokens.token_file("node-3").display());
     let by_both = tokens.world.agent("agent-3", &[&file]).await;
     tokens.world.links(3).await;
-    tokens
-        .world
-        .assert_serves(&format!("127.0.0.1:{port}"))
-        .await;
+    tokens.world.assert_serves(&target).await;
     let owners = tokens.world.server().lanes().into_iter();
     let mut owners: Vec<String> = owners
         .map(|pool| pool.identity().owner().expect("an owner").to_string())

@@ -4,8 +4,12 @@ use adit::agent::RunningAgent;
 use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
+use super::hostile_agents::turned_away;
+
+use crate::support::connect::{hears, say};
 use crate::support::raw::Connection;
 use crate::support::skip::has_v6;
 use crate::support::targets::{Sum, pattern};
@@ -58,10 +62,7 @@ async fn connect_client_may_half_close_and_still_read() {
     let (world, _agent) = World::with_agent().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     let bytes = pattern(3, BULK);
-    stream
-        .write_all(&bytes)
-        .await
-        .expect("the tunnel takes bytes");
+    say(&mut stream, &bytes).await;
     stream.shutdown().await.expect("half-closed");
     let answer = connect::rest(&mut stream).await;
     let expected = Sum::of(&bytes);
@@ -95,10 +96,7 @@ async fn upload_then_immediate_close_delivers_all_bytes() {
         );
 
         let mut stream = connect::open(&world.connect(), &target).await;
-        stream
-            .write_all(&bytes)
-            .await
-            .expect("the tunnel takes bytes");
+        say(&mut stream, &bytes).await;
         drop(stream);
         let sum = within("the target's report", seen.recv())
             .await
@@ -113,17 +111,14 @@ async fn upload_then_immediate_close_delivers_all_bytes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = World::with_agent().await;
-    let stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let stream = connect::open(&world.connect(), &target).await;
     let (mut read, mut write) = stream.into_split();
     let bytes = pattern(11, BULK);
     let expected = Sum::of(&bytes);
     let sending = async {
-        write
-            .write_all(&bytes)
-            .await
-            .expect("the tunnel takes bytes");
+        say(&mut write, &bytes).await;
         write.shutdown().await.expect("half-closed");
     };
     let mut back = Vec::new();
@@ -192,9 +187,8 @@ async fn bytes_pipelined_behind_connect_arrive_first() {
 /// Limit (times): A half-closed and silent tunnel
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
-    let world = World::start(&["--lanes-per-link=0", "--half-closed-timeout=1s"]).await;
-    let _agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
+    let (world, _agent) =
+        World::linked(&["--lanes-per-link=0", "--half-closed-timeout=1s"], &[]).await;
     // The target sends one byte after the client's EOF, then nothing, and never closes.
     let (port, _target) = targets::serve(|mut stream| async move {
         let mut rest = Vec::new();
@@ -222,20 +216,14 @@ async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
     let (port, _target) = targets::server_first(b"220 ready\r\n").await;
     let (world, _agent) = World::with_agent().await;
     for _round in 0..50 {
-        let mut stream = UnixStream::connect(world.connect())
-            .await
-            .expect("the frontend listens");
+        let mut stream = world.client().await;
         let head = connect::head(&format!("127.0.0.1:{port}"));
         stream.write_all(&head).await.expect("the request is taken");
         assert_eq!(
             connect::read_head(&mut stream).await,
             "HTTP/1.1 200 Connection Established\r\n\r\n"
         );
-        let mut greeting = [0; 11];
-        within("the greeting", stream.read_exact(&mut greeting))
-            .await
-            .expect("the tunnel lives");
-        assert_eq!(&greeting, b"220 ready\r\n");
+        hears(&mut stream, b"220 ready\r\n").await;
         connect::echo(&mut stream, b"EHLO").await;
     }
 }
@@ -297,33 +285,27 @@ async fn grpc_over_tcp_of_ipv6_requires_a_client_certificate_and_carries_an_echo
     }
 }
 
-async fn grpc_over_tcp(at: &str) {
-    let (port, _target) = targets::echo().await;
-    let (world, _agent) = on_tcp("grpc", at).await;
-    let address = world.server().frontends[0];
-    assert_eq!(address.is_ipv6(), at == V6);
-    let ca = world.files.ca_file();
+/// A client of the world's TCP frontend. Clients of another protocol and those without a certificate are refused.
+async fn secured(world: &World, alpn: &[u8], other: &[u8]) -> TlsStream<TcpStream> {
+    let (address, ca) = (world.server().frontends[0], world.files.ca_file());
     let (cert, key) = (world.files.cert("client"), world.files.key("client"));
     let identity = Some((cert.as_path(), key.as_path()));
-    let stream = tls::dial_as(b"h2", address, &ca, identity)
-        .await
-        .expect("welcome");
-    let connection = Connection::over(stream).await;
-    let mut call = connection.proxy().await;
-    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
-    call.echo(conn, b"over TLS").await;
+    let stream = tls::dial_as(alpn, address, &ca, identity).await;
+    let wrong = tls::dial_as(other, address, &ca, identity).await;
+    assert!(wrong.is_err(), "another protocol");
+    let nobody = tls::dial_as(alpn, address, &ca, None).await;
+    assert!(turned_away(nobody).await, "no certificate");
+    stream.expect("welcome")
+}
 
-    assert!(
-        tls::dial_as(b"http/1.1", address, &ca, identity)
-            .await
-            .is_err(),
-        "HTTP/2 only"
-    );
-    let nobody = tls::dial_as(b"h2", address, &ca, None).await;
-    assert!(
-        super::hostile_agents::turned_away(nobody).await,
-        "no certificate"
-    );
+async fn grpc_over_tcp(at: &str) {
+    let (target, _echo) = targets::local_echo().await;
+    let (world, _agent) = on_tcp("grpc", at).await;
+    assert_eq!(world.server().frontends[0].is_ipv6(), at == V6);
+    let connection = Connection::over(secured(&world, b"h2", b"http/1.1").await).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &target).await;
+    call.echo(conn, b"over TLS").await;
 }
 
 /// HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
@@ -340,40 +322,13 @@ async fn connect_over_tcp_of_ipv6_requires_a_client_certificate_and_carries_an_e
 }
 
 async fn connect_over_tcp(at: &str) {
-    let (port, _target) = targets::echo().await;
+    let (target, _echo) = targets::local_echo().await;
     let (world, _agent) = on_tcp("http-connect", at).await;
-    let address = world.server().frontends[0];
-    assert_eq!(address.is_ipv6(), at == V6);
-    let ca = world.files.ca_file();
-    let (cert, key) = (world.files.cert("client"), world.files.key("client"));
-    let identity = Some((cert.as_path(), key.as_path()));
-    let mut stream = tls::dial_as(b"http/1.1", address, &ca, identity)
-        .await
-        .expect("welcome");
-    let head = connect::head(&format!("127.0.0.1:{port}"));
+    assert_eq!(world.server().frontends[0].is_ipv6(), at == V6);
+    let mut stream = secured(&world, b"http/1.1", b"h2").await;
+    let head = connect::head(&target);
     stream.write_all(&head).await.expect("the request is taken");
-    let mut answer = [0; 39];
-    within("the answer", stream.read_exact(&mut answer))
-        .await
-        .expect("an answer");
-    assert_eq!(&answer, b"HTTP/1.1 200 Connection Established\r\n\r\n");
-    stream
-        .write_all(b"over TLS")
-        .await
-        .expect("the tunnel takes bytes");
-    let mut back = [0; 8];
-    within("the echo", stream.read_exact(&mut back))
-        .await
-        .expect("the tunnel lives");
-    assert_eq!(&back, b"over TLS");
-
-    assert!(
-        tls::dial_as(b"h2", address, &ca, identity).await.is_err(),
-        "no HTTP/2 here"
-    );
-    let nobody = tls::dial_as(b"http/1.1", address, &ca, None).await;
-    assert!(
-        super::hostile_agents::turned_away(nobody).await,
-        "no certificate"
-    );
+    hears(&mut stream, b"HTTP/1.1 200 Connection Established\r\n\r\n").await;
+    say(&mut stream, b"over TLS").await;
+    hears(&mut stream, b"over TLS").await;
 }

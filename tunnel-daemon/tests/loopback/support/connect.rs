@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
+use super::clients::Io;
 use super::wait::within;
 
 /// The head of the answer when a tunnel is open.
@@ -21,10 +23,7 @@ pub(crate) async fn request(socket: &Path, request: &[u8]) -> Answer {
     let mut stream = UnixStream::connect(socket)
         .await
         .expect("the frontend listens");
-    stream
-        .write_all(request)
-        .await
-        .expect("the request is taken");
+    say(&mut stream, request).await;
     let head = read_head(&mut stream).await;
     Answer { head, stream }
 }
@@ -80,22 +79,49 @@ pub(crate) async fn rest(stream: &mut UnixStream) -> String {
     body
 }
 
+/// Opens this many tunnels at the same time.
+pub(crate) async fn open_many(socket: &Path, target: &str, count: usize) -> Vec<UnixStream> {
+    let opening: JoinSet<UnixStream> = (0..count)
+        .map(|_tunnel| {
+            let (socket, target) = (socket.to_owned(), target.to_owned());
+            async move { open(&socket, &target).await }
+        })
+        .collect();
+    within("all tunnels", opening.join_all()).await
+}
+
+/// As [`open_many`], and each tunnel has echoed.
+pub(crate) async fn burst(socket: &Path, target: &str, count: usize) -> Vec<UnixStream> {
+    let mut streams = open_many(socket, target, count).await;
+    for stream in &mut streams {
+        echo(stream, b"each of them works").await;
+    }
+    streams
+}
+
+/// Sends bytes, which the peer must take.
+pub(crate) async fn say(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
+    let taken = within("bytes to be taken", stream.write_all(bytes)).await;
+    taken.expect("the peer takes bytes");
+}
+
+/// Reads as many bytes as expected, and compares them.
+pub(crate) async fn hears(stream: &mut (impl AsyncRead + Unpin), expected: &[u8]) {
+    let mut read = vec![0; expected.len()];
+    let whole = within("bytes to arrive", stream.read_exact(&mut read)).await;
+    whole.expect("the tunnel lives");
+    assert!(read == expected, "{} arrived", read.escape_ascii());
+}
+
 /// Sends `text` and expects it back.
-pub(crate) async fn echo(stream: &mut UnixStream, text: &[u8]) {
-    stream
-        .write_all(text)
-        .await
-        .expect("the tunnel takes bytes");
-    let mut back = vec![0; text.len()];
-    within("an echo", stream.read_exact(&mut back))
-        .await
-        .expect("the tunnel lives");
-    assert_eq!(back, text);
+pub(crate) async fn echo(stream: &mut impl Io, text: &[u8]) {
+    say(stream, text).await;
+    hears(stream, text).await;
 }
 
 /// Sends `bytes`, half-closes, and expects all of them back before EOF.
-pub(crate) async fn echo_to_the_end(stream: &mut UnixStream, bytes: &[u8]) {
-    let (mut read, mut write) = stream.split();
+pub(crate) async fn echo_to_the_end(stream: &mut impl Io, bytes: &[u8]) {
+    let (mut read, mut write) = tokio::io::split(stream);
     let back = async {
         let mut back = Vec::new();
         read.read_to_end(&mut back).await.expect("the tunnel lives");

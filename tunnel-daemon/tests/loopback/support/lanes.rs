@@ -1,5 +1,7 @@
 //! Metrics of a server's lanes.
 
+pub(crate) use adit_testkit::scrape::lanes_opened as opened;
+
 use super::wait::until;
 use super::world::{World, sample};
 
@@ -11,18 +13,6 @@ pub(crate) const BUSY: &str = "adit_lanes{state=\"busy\"}";
 pub(crate) const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
 /// Dials that got no lane.
 pub(crate) const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
-
-/// Number of lanes bound since the start, from a scrape: open lanes plus closed lanes.
-pub(crate) fn opened(text: &str) -> f64 {
-    let lanes = |line: &&str| {
-        line.starts_with("adit_lanes{") || line.starts_with("adit_lanes_closed_total{")
-    };
-    text.lines()
-        .filter(lanes)
-        .filter_map(|line| line.rsplit_once(' '))
-        .map(|(_, value)| value.parse::<f64>().expect("a number"))
-        .sum()
-}
 
 /// The value of a series, which must exist.
 pub(crate) fn value(world: &World, series: &str) -> f64 {

@@ -5,26 +5,21 @@
 pub(crate) mod api;
 pub(crate) mod balancer;
 pub(crate) mod clients;
-pub(crate) mod confined;
 pub(crate) mod connect;
 pub(crate) mod lanes;
 pub(crate) mod long_path;
 pub(crate) mod memory_cgroup;
 pub(crate) mod node;
 pub(crate) mod patterned;
-/// All test binaries share these lock files, so that no port is given twice.
-#[path = "../../interop/support/ports.rs"]
-pub(crate) mod ports;
-pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod seeded;
 pub(crate) mod server_lane;
-pub(crate) mod skip;
 pub(crate) mod stub_lane;
 pub(crate) mod stub_server;
 pub(crate) mod targets;
 pub(crate) mod tls;
-pub(crate) mod wait;
 pub(crate) mod ways;
 pub(crate) mod wire;
 pub(crate) mod world;
+
+pub(crate) use adit_testkit::{blocking, confined, ports, process, skip, wait};

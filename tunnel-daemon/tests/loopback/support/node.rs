@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
+pub(crate) use super::connect::echo;
 use super::wait::{until, within};
 use super::world::{World, sample};
 
@@ -54,19 +55,6 @@ pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
     let stream = stream.expect("the agent listens");
     stream.set_nodelay(true).expect("a flag");
     stream
-}
-
-/// Sends `text` and expects it back.
-pub(crate) async fn echo(stream: &mut TcpStream, text: &[u8]) {
-    stream
-        .write_all(text)
-        .await
-        .expect("the tunnel takes bytes");
-    let mut back = vec![0; text.len()];
-    within("an echo", stream.read_exact(&mut back))
-        .await
-        .expect("the tunnel lives");
-    assert_eq!(back, text);
 }
 
 /// Asserts that a connection to this listener is reset, not closed.

@@ -98,8 +98,7 @@ impl Connection {
 
     /// As [`Self::client`], with the initial windows of Go's clients.
     pub(crate) async fn go_client(world: &World) -> Self {
-        let stream = UnixStream::connect(world.grpc()).await;
-        let stream = stream.expect("the frontend listens");
+        let stream = world.grpc_socket().await;
         let (connection, _never_changed) =
             Self::with_windows(stream, WINDOW_BYTES, WINDOW_BYTES).await;
         connection
@@ -107,8 +106,7 @@ impl Connection {
 
     /// As [`Self::client`], with this window for each stream.
     pub(crate) async fn small_window_client(world: &World, window: u32) -> Self {
-        let stream = UnixStream::connect(world.grpc()).await;
-        let stream = stream.expect("the frontend listens");
+        let stream = world.grpc_socket().await;
         let (connection, _never_changed) = Self::with_windows(stream, window, 1 << 30).await;
         connection
     }
@@ -118,8 +116,7 @@ impl Connection {
         world: &World,
         window: u32,
     ) -> (Self, oneshot::Sender<()>) {
-        let stream = UnixStream::connect(world.grpc()).await;
-        let mut stream = stream.expect("the frontend listens");
+        let mut stream = world.grpc_socket().await;
         let (near, mut far) = tokio::io::duplex(64 * 1024);
         let (stop, stopped) = oneshot::channel();
         let (mut connection, _never_changed) = Self::with_windows(near, window, 1 << 30).await;
@@ -153,6 +150,21 @@ impl Connection {
         agents: SocketAddr,
     ) -> (Self, oneshot::Sender<u32>) {
         Self::with_windows(welcomed_at(world, agents, "agent").await, 0, 1 << 30).await
+    }
+
+    /// A client of the gRPC frontend with one call.
+    pub(crate) async fn proxied(world: &World) -> (Self, Call) {
+        let connection = Self::client(world).await;
+        let call = connection.proxy().await;
+        (connection, call)
+    }
+
+    /// A peer with an agent's certificate and the only link of the server.
+    pub(crate) async fn linked(world: &World, id: &str, identifiers: &str) -> (Self, Call) {
+        let connection = Self::agent(world).await;
+        let link = connection.link(id, identifiers).await;
+        world.links(1).await;
+        (connection, link)
     }
 
     pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)]) -> Call {
@@ -325,6 +337,14 @@ impl Call {
     /// The next packet's payload.
     pub(crate) async fn payload(&mut self) -> Option<Payload> {
         self.next().await.and_then(|packet| packet.payload)
+    }
+
+    /// The next packet of a link, which must be a dial.
+    pub(crate) async fn dialed(&mut self) -> wire::DialRequest {
+        match self.payload().await {
+            Some(Payload::DialRequest(dial)) => dial,
+            other => panic!("no dial but {other:?}"),
+        }
     }
 
     /// Dials, and returns the connection id.

@@ -73,6 +73,13 @@ impl Stub {
         Self::connect_over(tcp.expect("it listens"), world, name).await
     }
 
+    /// A bound lane of an agent's link.
+    pub(crate) async fn granted(world: &World, grant: &LaneGrant) -> Self {
+        let mut lane = Self::connect(world, "agent").await;
+        assert!(lane.bind(grant).await);
+        lane
+    }
+
     /// The same over an existing connection.
     pub(crate) async fn connect_over(tcp: TcpStream, world: &World, name: &str) -> Self {
         let (cert, key) = (world.files.cert(name), world.files.key(name));
@@ -184,6 +191,13 @@ impl Stub {
         }
     }
 
+    /// Accepts the next tunnel.
+    pub(crate) async fn accept(&mut self) {
+        while !matches!(self.event().await, Some(LaneEvent::Open(_))) {}
+        self.end.accept();
+        self.flush().await;
+    }
+
     pub(crate) async fn flush(&mut self) {
         while let Some(frame) = self.end.poll_frame() {
             self.send(&frame).await;
@@ -191,12 +205,17 @@ impl Stub {
     }
 }
 
-/// An agent with one bound lane.
-pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
+/// An agent with the link `agent-1` that may have lanes.
+pub(crate) async fn agent(world: &World) -> (Connection, Call, LaneGrant) {
     let connection = Connection::agent(world).await;
     let (call, grant) = link(world, &connection, "agent-1").await;
-    let mut lane = Stub::connect(world, "agent").await;
-    assert!(lane.bind(&grant).await);
+    (connection, call, grant)
+}
+
+/// An agent with one bound lane.
+pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
+    let (connection, call, grant) = agent(world).await;
+    let lane = Stub::granted(world, &grant).await;
     (connection, call, lane)
 }
 

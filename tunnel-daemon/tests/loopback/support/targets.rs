@@ -49,6 +49,12 @@ pub(crate) async fn echo() -> (u16, Tasks) {
     serve(echo_one).await
 }
 
+/// As [`echo`], with its address on 127.0.0.1.
+pub(crate) async fn local_echo() -> (String, Tasks) {
+    let (port, tasks) = echo().await;
+    (format!("127.0.0.1:{port}"), tasks)
+}
+
 /// The same on an existing listener.
 pub(crate) fn echo_on(listener: TcpListener) -> Tasks {
     serve_on(listener, echo_one)

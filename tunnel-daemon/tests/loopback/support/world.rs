@@ -1,17 +1,19 @@
 //! A server with its frontends, agents, certificates and sockets, all in this process.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit::agent::{self, RunningAgent};
 use adit::demo::grpc_client::{self, GrpcTunnel};
 use adit::server::{self, RunningServer};
-use adit_config::plan::{AgentPlan, ConnectPlan, IsolationPlan, ServerPlan};
-use adit_config::{Command, parse};
+use adit_config::plan::{ConnectPlan, IsolationPlan};
+use adit_testkit::args;
+pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, server_plan};
+pub(crate) use adit_testkit::scrape::sample;
 use adit_tls::selfsigned::ThrowawayFiles;
 use bytes::Bytes;
 use tempfile::TempDir;
+use tokio::net::UnixStream;
 use tonic::transport::Channel;
 
 use super::wait::{until, within};
@@ -66,28 +68,31 @@ impl World {
 
     /// A world with one linked agent, `agent-1`.
     pub(crate) async fn with_agent() -> (Self, RunningAgent) {
-        let world = Self::start(&[]).await;
-        let agent = world.agent("agent-1", &[]).await;
+        Self::linked(&[], &[]).await
+    }
+
+    /// As [`World::with_agent`], with flags for the server and for the agent.
+    pub(crate) async fn linked(flags: &[&str], of_agent: &[&str]) -> (Self, RunningAgent) {
+        let world = Self::start(flags).await;
+        let agent = world.agent("agent-1", of_agent).await;
         world.links(1).await;
+        (world, agent)
+    }
+
+    /// As [`World::linked`], with lanes that wait for tunnels.
+    pub(crate) async fn warm(flags: &[&str], of_agent: &[&str]) -> (Self, RunningAgent) {
+        let (world, agent) = Self::linked(flags, of_agent).await;
+        super::lanes::warm(&world).await;
         (world, agent)
     }
 
     /// The command line of this world's server, program name included.
     pub(crate) fn server_args(&self, agent_port: &str) -> Vec<String> {
-        let mut args = vec![
-            "adit".to_owned(),
-            "server".to_owned(),
+        let mut args = args::server(&self.files, "127.0.0.1", agent_port);
+        args.extend([
             format!("--frontend=grpc=unix:{}", self.grpc().display()),
             format!("--frontend=http-connect=unix:{}", self.connect().display()),
-            format!("--cluster-cert={}", self.files.cert("server").display()),
-            format!("--cluster-key={}", self.files.key("server").display()),
-            format!("--cluster-ca-cert={}", self.files.ca_file().display()),
-            "--agent-bind-address=127.0.0.1".to_owned(),
-            format!("--agent-port={agent_port}"),
-            "--health-bind-address=127.0.0.1".to_owned(),
-            "--health-port=0".to_owned(),
-            "--admin-port=off".to_owned(),
-        ];
+        ]);
         let certs = self.files.dir().display().to_string();
         let flags = self.flags.iter();
         with_flags(&mut args, flags.map(|flag| flag.replace("{certs}", &certs)));
@@ -96,20 +101,8 @@ impl World {
 
     /// The command line of an agent of this world's server, program name included.
     pub(crate) fn agent_args(&self, id: &str, port: u16, flags: &[&str]) -> Vec<String> {
-        let mut args = vec![
-            "adit".to_owned(),
-            "agent".to_owned(),
-            format!("--proxy-server-host=127.0.0.1:{port}"),
-            format!("--ca-cert={}", self.files.ca_file().display()),
-            format!("--agent-cert={}", self.files.cert("agent").display()),
-            format!("--agent-key={}", self.files.key("agent").display()),
-            format!("--agent-id={id}"),
-            "--sync-interval=50ms".to_owned(),
-            "--sync-interval-cap=200ms".to_owned(),
-            "--health-server-host=127.0.0.1".to_owned(),
-            "--health-server-port=0".to_owned(),
-            "--admin-server-port=off".to_owned(),
-        ];
+        let mut args = args::agent(&self.files, &format!("127.0.0.1:{port}"), id);
+        args.push("--sync-interval-cap=200ms".to_owned());
         with_flags(&mut args, flags.iter().map(|flag| (*flag).to_owned()));
         args
     }
@@ -173,6 +166,18 @@ impl World {
         self.dir.path().join("connect.sock")
     }
 
+    /// A connection to the HTTP-CONNECT frontend, before any request.
+    pub(crate) async fn client(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.connect()).await;
+        stream.expect("the frontend listens")
+    }
+
+    /// A connection to the gRPC frontend, before any byte.
+    pub(crate) async fn grpc_socket(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.grpc()).await;
+        stream.expect("the frontend listens")
+    }
+
     pub(crate) async fn channel(&self) -> Channel {
         channel(&self.grpc()).await
     }
@@ -206,43 +211,19 @@ fn with_flags(args: &mut Vec<String>, flags: impl Iterator<Item = String>) {
     }
 }
 
-/// Parses a server's command line.
-pub(crate) fn server_plan(args: &[String]) -> Result<ServerPlan, String> {
-    match command(args)? {
-        Command::Server(plan) => Ok(*plan),
-        other => Err(format!("{other:?} is no server")),
-    }
+/// Waits until the agent has this many connections to targets.
+pub(crate) async fn endpoints_left(agent: &RunningAgent, count: i64) {
+    let open = || agent.metrics.open_endpoint_connections();
+    until(&format!("{count} connections to targets"), || {
+        open() == count
+    })
+    .await;
 }
 
-/// Parses an agent's command line.
-pub(crate) fn agent_plan(args: &[String]) -> Result<AgentPlan, String> {
-    match command(args)? {
-        Command::Agent(plan) => Ok(*plan),
-        other => Err(format!("{other:?} is no agent")),
-    }
-}
-
-/// As [`agent_plan`], with these environment variables.
-pub(crate) fn agent_plan_in(env: &[(&str, String)], args: &[String]) -> Result<AgentPlan, String> {
-    let value = |name: &str| {
-        let mut found = env.iter().filter(|(known, _)| *known == name);
-        found.next().map(|(_, value)| value.clone())
-    };
-    match command_in(&value, args)? {
-        Command::Agent(plan) => Ok(*plan),
-        other => Err(format!("{other:?} is no agent")),
-    }
-}
-
-fn command(args: &[String]) -> Result<Command, String> {
-    command_in(&|_name: &str| None, args)
-}
-
-fn command_in(env: &dyn Fn(&str) -> Option<String>, args: &[String]) -> Result<Command, String> {
-    match parse(args.iter().map(OsString::from), env) {
-        Ok(parsed) => Ok(parsed.command),
-        Err(error) => Err(error.message().to_owned()),
-    }
+/// Waits until a series of the agent has this value.
+pub(crate) async fn agent_metric(agent: &RunningAgent, series: &str, value: f64) {
+    let (scrape, what) = (agent.metrics.scrape(), format!("{series} = {value}"));
+    until(&what, || sample(&scrape.text(), series) == Some(value)).await;
 }
 
 /// A gRPC client connection.
@@ -273,12 +254,4 @@ pub(crate) async fn echo(tunnel: &mut GrpcTunnel, text: &[u8]) {
         back.extend_from_slice(&read.expect("the tunnel is open"));
     }
     assert_eq!(back, text);
-}
-
-/// The value of a series in a scrape; `None` if the series is missing, so that no test passes on a misspelt name.
-pub(crate) fn sample(text: &str, series: &str) -> Option<f64> {
-    text.lines()
-        .filter_map(|line| line.rsplit_once(' '))
-        .find(|(name, _)| *name == series)
-        .and_then(|(_, value)| value.parse().ok())
 }

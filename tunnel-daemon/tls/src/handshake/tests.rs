@@ -73,9 +73,27 @@ fn read_failed(error: io::Error) -> HandshakeError {
 /// Both sides of one handshake against `host`, up to the first byte from the server. With TLS 1.3 only that byte shows a
 /// client whether the server accepted its certificate.
 async fn shake(world: &World, host: &str) -> (Ended, Ended) {
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (server, client) = loaded(world);
     shake_once_more(&server, &client, host).await
+}
+
+fn loaded(world: &World) -> (Arc<ReloadableServerTls>, Arc<ReloadableClientTls>) {
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    (server, Reloadable::load(world.client.clone()).unwrap())
+}
+
+/// Both sides of one handshake against `host`, with these protocols for the connection if given.
+async fn handshake(
+    (server, client): &(Arc<ReloadableServerTls>, Arc<ReloadableClientTls>),
+    host: &str,
+    alpn: Option<&Alpn>,
+) -> (Ended, Ended) {
+    let ((ours, server_address), (theirs, client_address)) = sockets().await;
+    let (name, limit) = (server_name(host).unwrap(), TLS_HANDSHAKE_TIMEOUT);
+    tokio::join!(
+        accept_tls(theirs, client_address, server, limit),
+        connect_tls(ours, server_address, client, name, alpn, limit)
+    )
 }
 
 /// Why both sides failed.
@@ -169,26 +187,7 @@ async fn server_certificate_is_no_client_certificate() {
 async fn a_failed_write_reports_the_alert_that_lies_unread_behind_it() {
     let mut world = world();
     world.client.identity = None;
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let client = Reloadable::load(world.client.clone()).unwrap();
-    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
-    let name = server_name("localhost").unwrap();
-    let (accepted, connected) = tokio::join!(
-        accept_tls(
-            server_socket,
-            client_address,
-            &server,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-        connect_tls(
-            client_socket,
-            server_address,
-            &client,
-            name,
-            None,
-            TLS_HANDSHAKE_TIMEOUT
-        )
-    );
+    let (accepted, connected) = handshake(&loaded(&world), "localhost", None).await;
     assert!(accepted.is_err(), "the server has closed its socket");
     let mut stream = connected.unwrap();
     let write_until_it_fails = async {
@@ -265,18 +264,12 @@ async fn both_ends_export_the_same_keying_material_per_connection() {
     let mut seen = Vec::new();
     for _ in 0..2 {
         let (server, client) = shake(&world, "localhost").await;
-        let (mut at_server, mut at_client) = ([0; 32], [0; 32]);
-        let (server, client) = (server.unwrap(), client.unwrap());
-        server
-            .as_tls()
-            .unwrap()
-            .export_keying_material(b"EXPORTER-test", b"", &mut at_server)
-            .unwrap();
-        client
-            .as_tls()
-            .unwrap()
-            .export_keying_material(b"EXPORTER-test", b"", &mut at_client)
-            .unwrap();
+        let [at_server, at_client] = [server.unwrap(), client.unwrap()].map(|stream| {
+            let (tls, mut material) = (stream.as_tls().unwrap(), [0; 32]);
+            tls.export_keying_material(b"EXPORTER-test", b"", &mut material)
+                .unwrap();
+            material
+        });
         assert_eq!(at_server, at_client);
         seen.push(at_server);
     }
@@ -335,41 +328,17 @@ async fn megabytes_pass_intact_in_both_directions() {
 #[tokio::test]
 async fn next_handshake_uses_replaced_files_of_both_sides() {
     use crate::reload::{Reload, Reloaded};
-    let World {
-        files,
-        server,
-        client,
-    } = world();
-    let (server, client) = (
-        Reloadable::load(server).unwrap(),
-        Reloadable::load(client).unwrap(),
-    );
+    let world = world();
+    let (files, sides) = (&world.files, loaded(&world));
     files
         .issue("server", Usage::Server, &["renewed.example".to_owned()])
         .unwrap();
     files
         .issue("agent", Usage::Client, &["renewed-agent".to_owned()])
         .unwrap();
-    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
-    assert_eq!(client.reload_now().unwrap(), Reloaded::Replaced);
-    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
-    let name = server_name("renewed.example").unwrap();
-    let (accepted, connected) = tokio::join!(
-        accept_tls(
-            server_socket,
-            client_address,
-            &server,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-        connect_tls(
-            client_socket,
-            server_address,
-            &client,
-            name,
-            None,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-    );
+    assert_eq!(sides.0.reload_now().unwrap(), Reloaded::Replaced);
+    assert_eq!(sides.1.reload_now().unwrap(), Reloaded::Replaced);
+    let (accepted, connected) = handshake(&sides, "renewed.example", None).await;
     connected.unwrap();
     assert_eq!(
         accepted.unwrap().principal().unwrap().names,
@@ -398,8 +367,7 @@ fn is_resumed(stream: &Ended) -> bool {
 #[tokio::test]
 async fn no_session_is_resumed_after_its_certificate_has_expired() {
     let world = world();
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (server, client) = loaded(&world);
     let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
     assert!(!is_resumed(&accepted));
     connected.unwrap();
@@ -472,8 +440,7 @@ async fn an_expired_session_does_not_affect_other_sessions() {
 async fn sessions_survive_a_server_renewal_but_no_change_of_its_cas() {
     use crate::reload::{Reload, Reloaded};
     let world = world();
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (server, client) = loaded(&world);
     let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
     assert!(!is_resumed(&accepted));
     let names = ["localhost".to_owned()];
@@ -492,32 +459,18 @@ async fn sessions_survive_a_server_renewal_but_no_change_of_its_cas() {
 
 #[tokio::test]
 async fn tls_works_over_unix_sockets() {
-    let World {
-        files: _files,
-        server,
-        client,
-    } = world();
-    let (server, client) = (
-        Reloadable::load(server).unwrap(),
-        Reloadable::load(client).unwrap(),
-    );
+    let world = world();
+    let (server, client) = loaded(&world);
     let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
     let name = server_name("localhost").unwrap();
+    let (ours, theirs, limit) = (
+        Socket::Unix(ours),
+        Socket::Unix(theirs),
+        TLS_HANDSHAKE_TIMEOUT,
+    );
     let (accepted, connected) = tokio::join!(
-        accept_tls(
-            Socket::Unix(ours),
-            PeerAddr::Unix,
-            &server,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-        connect_tls(
-            Socket::Unix(theirs),
-            PeerAddr::Unix,
-            &client,
-            name,
-            None,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
+        accept_tls(ours, PeerAddr::Unix, &server, limit),
+        connect_tls(theirs, PeerAddr::Unix, &client, name, None, limit),
     );
     assert_eq!(accepted.unwrap().peer(), PeerAddr::Unix);
     assert!(connected.unwrap().tcp().is_none());

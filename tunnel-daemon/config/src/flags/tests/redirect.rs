@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{agent, server};
+use super::{agent, says, server};
 use crate::plan::{AgentCalls, OnFailure};
 
 /// Limit (redirect): Values of `--redirect` and `--redirect-exclude` | 4,096
@@ -55,11 +55,7 @@ fn a_redirect_needs_a_cgroup_and_contradictions_are_refused() {
         (&[][..], "no frontend"),
     ] {
         let error = with(args).unwrap_err();
-        assert!(
-            error.message().contains(said),
-            "{said}: {}",
-            error.message()
-        );
+        says(&error, said);
     }
     assert!(with(&too_many[..4097]).is_ok());
 }

@@ -28,6 +28,12 @@ pub(super) fn run(program: &str, args: &[&str]) -> Result<Parsed, ConfigError> {
     )
 }
 
+/// Asserts that the error's message contains these words.
+#[track_caller]
+pub(super) fn says(error: &ConfigError, words: &str) {
+    assert!(error.message().contains(words), "{words}: {error}");
+}
+
 /// `name=default` of each flag whose default is not the zero of its type, sorted.
 fn defaults(flags: &[Flag<'_>]) -> Vec<String> {
     let mut defaults: Vec<String> = flags

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{FRAMED, KTLS, PIPED, is_possible};
 use crate::support::lanes::{BUSY, value, warm};
-use crate::support::wait::{until, within};
+use crate::support::wait::within;
 use crate::support::world::{World, agent_plan, echo};
 use crate::support::{connect, targets};
 
@@ -122,15 +122,14 @@ fn a_tunnel_uses_frames_and_loses_no_byte_if_the_agents_kernel_refuses_keys() {
         return;
     }
     refused(End::Agent, libc::TLS_TX, async |world: &World| {
-        let (port, _target) = targets::echo().await;
-        let target = format!("127.0.0.1:{port}");
+        let (target, _echo) = targets::local_echo().await;
         // The second tunnel may get the same lane, whose keys the kernel refuses again.
         for round in 0..2 {
             let mut stream = connect::open(&world.connect(), &target).await;
             connect::echo(&mut stream, b"small").await;
             connect::echo_to_the_end(&mut stream, &targets::pattern(round, BYTES)).await;
             drop(stream);
-            until("no lane is busy", || value(world, BUSY) == 0.0).await;
+            world.server_metric(BUSY, 0.0).await;
         }
         let opened = [FRAMED, PIPED].map(|series| value(world, series));
         assert_eq!(opened, [2.0, 0.0]);
@@ -151,11 +150,10 @@ fn a_lane_with_partly_accepted_keys_is_dropped_and_its_dial_fails() {
         (End::Server, libc::TLS_RX),
     ] {
         refused(end, way, async move |world: &World| {
-            let (port, _target) = targets::echo().await;
-            let target = format!("127.0.0.1:{port}");
+            let (target, _echo) = targets::local_echo().await;
             let (status, text) = connect::refused(&world.connect(), &connect::head(&target)).await;
             assert_eq!(status, 502, "{end:?} {way}: {text}");
-            until("the lane is gone", || value(world, LOST) == 1.0).await;
+            world.server_metric(LOST, 1.0).await;
             assert_eq!(value(world, PIPED), 0.0);
             // Framed tunnels still work.
             let mut tunnel = world.tunnel(&target).await;

@@ -1,18 +1,28 @@
 //! Tests of the negotiated application protocol, version and cipher suite.
 
+use std::io;
 use std::sync::Arc;
 
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
-use super::{World, shake, sockets, world};
+use super::{Ended, World, handshake, loaded, shake, sockets, world};
 use crate::{
     cause::TlsCause,
-    handshake::{accept_tls, connect_tls},
-    reload::Reloadable,
+    handshake::accept_tls,
+    stream::Socket,
     tls::{Alpn, AlpnRule, server_name},
 };
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use adit_config::tls_policy::TlsPolicy;
+
+fn no_protocol() -> Alpn {
+    Alpn {
+        protocols: vec![],
+        rule: AlpnRule::Optional,
+        records: None,
+    }
+}
 
 /// Upstream (agents): A custom ALPN protocol is offered and selected.
 #[tokio::test]
@@ -28,11 +38,7 @@ async fn custom_protocol_is_selected_by_a_listener_that_speaks_no_other() {
 #[tokio::test]
 async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
     let mut world = world();
-    world.client.alpn = Alpn {
-        protocols: vec![],
-        rule: AlpnRule::Optional,
-        records: None,
-    };
+    world.client.alpn = no_protocol();
     let (server, _client) = shake(&world, "localhost").await;
     assert_eq!(server.unwrap_err().cause, TlsCause::NoProtocol);
     world.server.alpn = Alpn::http11();
@@ -44,11 +50,7 @@ async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
 #[tokio::test]
 async fn client_that_needs_a_protocol_refuses_a_server_without_any() {
     let mut world = world();
-    world.server.alpn = Alpn {
-        protocols: vec![],
-        rule: AlpnRule::Optional,
-        records: None,
-    };
+    world.server.alpn = no_protocol();
     let (_server, client) = shake(&world, "localhost").await;
     assert_eq!(client.unwrap_err().cause, TlsCause::NoProtocol);
 }
@@ -72,15 +74,7 @@ async fn sides_without_a_common_version_refuse_each_other() {
         Some(rustls::ProtocolVersion::TLSv1_3)
     );
     client.unwrap();
-    let config = old_client(&world);
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let ((client_socket, _), (server_socket, peer)) = sockets().await;
-    let connect =
-        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
-    let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
-        connect
-    );
+    let (accepted, connected) = with_old_client(&world).await;
     assert!(accepted.is_err() && connected.is_err());
 }
 
@@ -91,15 +85,7 @@ async fn tls12_uses_the_suite_that_was_chosen() {
     let suites = ["TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"].map(str::to_owned);
     world.server.policy = TlsPolicy::parse("", &suites, &mut Vec::new()).unwrap();
     world.server.client_ca = None;
-    let config = old_client(&world);
-    let server = Reloadable::load(world.server.clone()).unwrap();
-    let ((client_socket, _), (server_socket, peer)) = sockets().await;
-    let connect =
-        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
-    let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
-        connect
-    );
+    let (accepted, connected) = with_old_client(&world).await;
     assert_eq!(
         accepted.unwrap().tls_version(),
         Some(rustls::ProtocolVersion::TLSv1_2)
@@ -117,8 +103,8 @@ async fn tls12_uses_the_suite_that_was_chosen() {
     );
 }
 
-/// A client that supports TLS 1.2 at most.
-fn old_client(world: &World) -> Arc<rustls::ClientConfig> {
+/// A handshake with a client that supports TLS 1.2 at most.
+async fn with_old_client(world: &World) -> (Ended, io::Result<TlsStream<Socket>>) {
     use rustls_pki_types::{CertificateDer, pem::PemObject};
     let mut roots = rustls::RootCertStore::empty();
     roots
@@ -131,40 +117,21 @@ fn old_client(world: &World) -> Arc<rustls::ClientConfig> {
             .with_root_certificates(roots)
             .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Arc::new(config)
+    let (server, _client) = loaded(world);
+    let ((ours, _), (theirs, peer)) = sockets().await;
+    let connector = TlsConnector::from(Arc::new(config));
+    tokio::join!(
+        accept_tls(theirs, peer, &server, TLS_HANDSHAKE_TIMEOUT),
+        connector.connect(server_name("localhost").unwrap(), ours)
+    )
 }
 
 #[tokio::test]
 async fn protocols_can_be_replaced_for_one_connection() {
-    let World {
-        files: _files,
-        mut server,
-        client,
-    } = world();
-    server.alpn = Alpn::grpc(&["x-lane"]);
-    let (server, client) = (
-        Reloadable::load(server).unwrap(),
-        Reloadable::load(client).unwrap(),
-    );
-    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
-    let name = server_name("localhost").unwrap();
+    let mut world = world();
+    world.server.alpn = Alpn::grpc(&["x-lane"]);
     let lane = Alpn::grpc::<&str>(&[]).records_beside("x-lane");
-    let (accepted, connected) = tokio::join!(
-        accept_tls(
-            server_socket,
-            client_address,
-            &server,
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-        connect_tls(
-            client_socket,
-            server_address,
-            &client,
-            name,
-            Some(&lane),
-            TLS_HANDSHAKE_TIMEOUT
-        ),
-    );
+    let (accepted, connected) = handshake(&loaded(&world), "localhost", Some(&lane)).await;
     assert_eq!(accepted.unwrap().alpn(), Some(b"x-lane".as_slice()));
     connected.unwrap();
 }

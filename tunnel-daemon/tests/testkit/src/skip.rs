@@ -5,12 +5,16 @@ use std::io::Write as _;
 use std::net::TcpListener;
 
 /// Reports what is skipped, and why, past the test harness, which captures the output of tests that pass.
-pub(crate) fn skip(what: &str, why: impl Display) {
-    writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
+pub fn skip(what: &str, why: impl Display) {
+    say(&format!("SKIPPED {what}: {why}"));
+}
+
+pub(crate) fn say(line: &str) {
+    writeln!(std::io::stderr(), "{line}").ok();
 }
 
 /// Whether this host has IPv6. Without IPv6 `test` is reported as skipped.
-pub(crate) fn has_v6(test: &str) -> bool {
+pub fn has_v6(test: &str) -> bool {
     let bound = TcpListener::bind("[::1]:0");
     if let Err(error) = &bound {
         skip(test, format_args!("no IPv6 here: {error}"));
@@ -23,8 +27,10 @@ pub(crate) fn has_v6(test: &str) -> bool {
 ///
 /// # Panics
 /// As root where `CI` is set.
-pub(crate) fn skip_unprivileged(what: &str, why: impl Display) {
-    let must = std::env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
+pub fn skip_unprivileged(what: &str, why: impl Display) {
+    let ci = std::env::var_os("CI")
+        .is_some_and(|value| !value.is_empty() && value != "false" && value != "0");
+    let must = ci && rustix::process::geteuid().is_root();
     assert!(!must, "{what} must run as root in CI, but: {why}");
     skip(what, why);
 }

@@ -15,7 +15,7 @@ static GIVEN: Mutex<(Option<u16>, Vec<File>)> = Mutex::new((None, Vec::new()));
 
 /// A port on which nothing listens, reserved until this process ends. Tests run in several processes, so a locked file
 /// reserves each port.
-pub(crate) fn free() -> u16 {
+pub fn free() -> u16 {
     let mut given = GIVEN.lock().expect("no holder of the ports panics");
     let span = u32::from(LAST - FIRST);
     let mut port = given.0.unwrap_or_else(|| {

@@ -9,13 +9,13 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Awaits `work`. After the limit the test fails and names what did not happen.
 #[track_caller]
-pub(crate) fn within<T>(what: &str, work: impl Future<Output = T>) -> impl Future<Output = T> {
+pub fn within<T>(what: &str, work: impl Future<Output = T>) -> impl Future<Output = T> {
     within_for(LIMIT, what, work)
 }
 
 /// As [`within`] with another limit.
 #[track_caller]
-pub(crate) fn within_for<T>(
+pub fn within_for<T>(
     limit: Duration,
     what: &str,
     work: impl Future<Output = T>,
@@ -31,13 +31,13 @@ pub(crate) fn within_for<T>(
 
 /// Checks the condition until it holds.
 #[track_caller]
-pub(crate) fn until(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
+pub fn until(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
     until_for(LIMIT, what, condition)
 }
 
 /// As [`until`] with another limit.
 #[track_caller]
-pub(crate) fn until_for(
+pub fn until_for(
     limit: Duration,
     what: &str,
     mut condition: impl FnMut() -> bool,
@@ -52,12 +52,12 @@ pub(crate) fn until_for(
 /// Checks a number until it has not changed for a second, which means that its source is blocked. A check may take a good part
 /// of a second, as one of the table of all sockets of a host does.
 #[track_caller]
-pub(crate) fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
+pub fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
     within(what, stands_still(async move || number()))
 }
 
 /// As [`until_still`], for a number from an asynchronous call, and without a limit.
-pub(crate) async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
+pub async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
     const STILL: Duration = Duration::from_secs(1);
     const LOOKS: u32 = 5;
     let (mut last, mut looks, mut since) = (number().await, 0, Instant::now());
@@ -69,22 +69,5 @@ pub(crate) async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
         } else {
             (last, looks, since) = (now, 0, Instant::now());
         }
-    }
-}
-
-/// As [`until`], for tests without a runtime.
-#[track_caller]
-pub(crate) fn until_blocking<T>(
-    what: &str,
-    limit: Duration,
-    mut condition: impl FnMut() -> Option<T>,
-) -> T {
-    let end = Instant::now() + limit;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < end, "not within {limit:?}: {what}");
-        std::thread::sleep(POLL);
     }
 }

@@ -1,22 +1,22 @@
 //! Command lines from the platforms' own sources (autumn 2026), with invented hosts and ids.
 
 /// One end of an installation.
-pub(super) struct End {
+pub struct End {
     /// The name that the program is called by.
-    pub(super) called: &'static str,
+    pub called: &'static str,
     /// The port of its health checks.
-    pub(super) health: u16,
-    pub(super) flags: &'static [&'static str],
+    pub health: u16,
+    pub flags: &'static [&'static str],
 }
 
-pub(super) struct Platform {
-    pub(super) name: &'static str,
-    pub(super) proof: &'static str,
-    pub(super) server: Option<End>,
-    pub(super) agent: Option<End>,
+pub struct Platform {
+    pub name: &'static str,
+    pub proof: &'static str,
+    pub server: Option<End>,
+    pub agent: Option<End>,
 }
 
-pub(super) const PLATFORMS: &[Platform] = &[
+pub const PLATFORMS: &[Platform] = &[
     Platform {
         name: "Kubernetes documentation, upstream's kubernetes and kind examples, linode",
         proof: "token",

@@ -10,10 +10,11 @@ use adit_host::cgroup::cgroup2_mount;
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A cgroup below the mount. Processes in it must end before it is dropped.
-pub(crate) struct Cgroup(PathBuf);
+pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    pub(crate) fn new() -> Self {
+    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
         let mount = cgroup2_mount().expect("checked before");
         let name = format!(
             "adit-test-{}-{}",
@@ -28,13 +29,18 @@ impl Cgroup {
     }
 
     /// A child cgroup. Drop it before its parent.
-    pub(crate) fn below(&self) -> Self {
+    pub fn below(&self) -> Self {
         let path = self.0.join("below");
         fs::create_dir(&path).expect("root makes cgroups");
         Self(path)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The flag of a server or agent that captures the cgroup's processes.
+    pub fn flag(&self) -> String {
+        format!("--redirect-cgroup={}", self.path().display())
+    }
+
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -50,6 +56,6 @@ impl Drop for Cgroup {
 }
 
 /// Moves the calling process. Sockets that it creates afterwards belong to the cgroup.
-pub(crate) fn enter(path: &Path) {
+pub fn enter(path: &Path) {
     fs::write(path.join("cgroup.procs"), "0").expect("the cgroup takes processes");
 }

@@ -4,10 +4,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Interval between checks of a condition.
-const POLL: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(10);
 
 /// Checks the condition until it yields a value; `None` after the limit.
-pub(crate) fn poll<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
         if let Some(value) = condition() {
@@ -21,15 +21,16 @@ pub(crate) fn poll<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>)
 }
 
 /// As [`poll`], and fails the test after the limit.
-pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
+#[track_caller]
+pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
     poll(limit, condition).unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
 }
 
-pub(crate) fn secs(seconds: u64) -> Duration {
+pub fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
 /// Whether tests run at their nightly length.
-pub(crate) fn is_nightly() -> bool {
+pub fn is_nightly() -> bool {
     std::env::var_os("ADIT_NIGHTLY").is_some()
 }

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::skip;
+
 /// A pinned upstream release that the tests run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Release {
+pub enum Release {
     /// The reference.
     V0360,
     /// Older release: its server ignores DRAIN.
@@ -22,7 +23,7 @@ pub(crate) enum Release {
 
 /// A program of the Go modules beside these tests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Program {
+pub enum Program {
     Server(Release),
     Agent(Release),
     /// Upstream's integration tests, which run an agent as an external program.
@@ -44,7 +45,7 @@ impl Program {
     }
 
     fn folder(self) -> PathBuf {
-        let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/go");
+        let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/go");
         match self {
             Self::Server(Release::V0360)
             | Self::Agent(Release::V0360)
@@ -89,7 +90,7 @@ impl Program {
 }
 
 /// The `go` command: `ADIT_GO`, or the first on PATH that runs. `None` without one.
-pub(crate) fn toolchain() -> Option<&'static Path> {
+pub fn toolchain() -> Option<&'static Path> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let find = || {
         let command = env::var_os("ADIT_GO").map_or_else(|| PathBuf::from("go"), PathBuf::from);
@@ -102,13 +103,8 @@ pub(crate) fn toolchain() -> Option<&'static Path> {
     FOUND.get_or_init(find).as_deref()
 }
 
-/// Prints a skip to the real stderr, because the harness captures the output of tests.
-pub(crate) fn skip_loudly(what: &str, why: &str) {
-    writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
-}
-
 /// Path of a built program, building it first when its sources changed. Needs [`toolchain`].
-pub(crate) fn binary(program: Program) -> PathBuf {
+pub fn binary(program: Program) -> PathBuf {
     static BUILT: Mutex<BTreeMap<Program, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
     let cell = {
         let mut built = BUILT.lock().expect("nothing panics while it holds the map");
@@ -120,10 +116,12 @@ pub(crate) fn binary(program: Program) -> PathBuf {
 
 fn build(program: Program) -> PathBuf {
     let go = toolchain().expect("tests without a Go toolchain are skipped before they get here");
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .parent()
-        .expect("tmp is inside target")
-        .join("interop");
+    let test = env::current_exe().expect("this test");
+    let target = test
+        .ancestors()
+        .nth(3)
+        .expect("tests are in target/PROFILE/deps");
+    let root = target.join("interop");
     fs::create_dir_all(&root).expect("target/ is writable");
     // Two test processes may build the same program, so the folder is locked. A user who does not own it can lock it, too.
     let path = root.join(".lock");
@@ -142,7 +140,10 @@ fn build(program: Program) -> PathBuf {
         return out;
     }
     let partial = out.with_extension("partial");
-    announce(program);
+    skip::say(&format!(
+        "building {} with Go; minutes the first time",
+        program.name()
+    ));
     let status = Command::new(go)
         .args(program.recipe())
         .args(program.modules())
@@ -164,15 +165,6 @@ fn build(program: Program) -> PathBuf {
     );
     fs::rename(&partial, &out).expect("the built program can be renamed");
     out
-}
-
-fn announce(program: Program) {
-    writeln!(
-        std::io::stderr(),
-        "building {} with Go; minutes the first time",
-        program.name()
-    )
-    .ok();
 }
 
 /// Changes with the toolchain or the sources; for upstream's programs only with the pinned modules. It names a cached build,

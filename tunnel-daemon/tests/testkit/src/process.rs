@@ -1,40 +1,63 @@
-//! The real binary as a child process, with its ports read from its log.
+//! Programs as child processes that end with their test, and whose logs are shown when it fails.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::wait::{until_blocking, within};
-use super::world::sample;
+use super::blocking;
+use super::scrape::sample;
+pub use super::scrape::sum;
+use super::wait::{until, within};
 
 /// Time for a process to start on a busy machine.
 const START: Duration = Duration::from_secs(20);
 /// Environment variable with the program to start, for tests that want a faster build than cargo's.
 const PROGRAM: &str = "ADIT_PROGRAM";
 
-/// A running `adit`; dropping it kills it.
-pub(crate) struct Process {
+/// Log lines shown for each process of a failed test.
+const LOG_LINES_SHOWN: usize = 40;
+
+/// A running program; dropping it kills it.
+pub struct Process {
     child: Child,
     log: PathBuf,
+    stdin: Option<ChildStdin>,
+    events: Arc<Events>,
+}
+
+/// JSON objects that a program wrote to stdout, in order.
+#[derive(Default)]
+struct Events {
+    seen: Mutex<Seen>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Seen {
+    lines: Vec<Value>,
+    ended: bool,
 }
 
 impl Process {
     /// Starts the binary; `args[0]` is the name that it is called by. The log goes to a file in `dir`.
-    pub(crate) fn start(name: &str, args: &[String], dir: &Path) -> Self {
+    pub fn start(name: &str, args: &[String], dir: &Path) -> Self {
         Self::start_program(name, &program(), args, dir)
     }
 
     /// As [`Process::start`], with another path to the binary.
-    pub(crate) fn start_program(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
+    pub fn start_program(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
         let (called, rest) = args.split_first().expect("a name");
         let mut command = Command::new(program);
         command.arg0(called).args(rest);
@@ -42,25 +65,57 @@ impl Process {
     }
 
     /// Starts a prepared command.
-    pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
+    pub fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).expect("the log file opens");
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(file)
-            .spawn()
-            .expect("the binary starts");
-        Self { child, log }
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Self::spawn(command.stderr(file), log)
+    }
+
+    /// Starts a program; its stdout and stderr go to a log file in the directory, which a restart continues.
+    pub fn service(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
+        let (log, file) = continued(name, dir);
+        let copy = file.try_clone().expect("the log file can be shared");
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::piped()).stdout(copy);
+        Self::spawn(command.stderr(file), log)
+    }
+
+    /// As [`Process::service`], for a program that reports JSON objects on stdout.
+    pub fn reporter(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
+        let (log, file) = continued(name, dir);
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        Self::spawn(command.stderr(file), log)
+    }
+
+    fn spawn(command: &mut Command, log: PathBuf) -> Self {
+        let started = command.spawn();
+        let mut child = started.unwrap_or_else(|error| panic!("starting {command:?}: {error}"));
+        let events = Arc::new(Events::default());
+        if let Some(stdout) = child.stdout.take() {
+            let events = Arc::clone(&events);
+            thread::spawn(move || events.collect(BufReader::new(stdout)));
+        }
+        let stdin = child.stdin.take();
+        Self {
+            child,
+            log,
+            stdin,
+            events,
+        }
     }
 
     /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// A field of `/proc/PID/status`.
-    pub(crate) fn status_field(&self, name: &str) -> String {
+    pub fn status_field(&self, name: &str) -> String {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("it runs");
         let field = status
@@ -70,7 +125,7 @@ impl Process {
     }
 
     /// As [`Process::start`], with a limit on descriptors.
-    pub(crate) fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
+    pub fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
         let limited = format!("ulimit -n {descriptors}; exec \"$@\"");
         let program = program().display().to_string();
         let mut words = ["sh", "-c", &limited, "sh", &program]
@@ -80,25 +135,26 @@ impl Process {
         Self::start_program(name, Path::new("/bin/sh"), &words, dir)
     }
 
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until the log contains this.
+    pub async fn logs(&self, text: &str) {
+        until(text, || self.log().contains(text)).await;
+    }
+
     /// An address from the process's JSON log, once a line has this field.
-    pub(crate) fn address(&self, field: &str) -> SocketAddr {
-        until_blocking(&format!("{field} in {}", self.log.display()), START, || {
-            let log = self.log();
-            let lines = log
-                .lines()
-                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter_map(|line| find(&line, field)).next()
+    pub fn address(&self, field: &str) -> SocketAddr {
+        blocking::until(&format!("{field} in {}", self.log.display()), START, || {
+            json_lines(&self.log()).find_map(|line| find(&line, field))
         })
     }
 
     /// As [`Self::address`], for a process that logs text.
-    pub(crate) fn listener(&self, field: &str) -> SocketAddr {
+    pub fn listener(&self, field: &str) -> SocketAddr {
         let field = format!(" {field}=");
-        until_blocking(&format!("{field} in {}", self.log.display()), START, || {
+        blocking::until(&format!("{field} in {}", self.log.display()), START, || {
             let log = self.log();
             let mut values = log.lines().filter_map(|line| line.split_once(&field));
             values.find_map(|(_, rest)| rest.split([' ', '"']).next()?.parse().ok())
@@ -106,54 +162,105 @@ impl Process {
     }
 
     /// The exit status, if the process has ended.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child")
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         let raw = i32::try_from(self.child.id()).expect("process ids fit");
         kill_process(Pid::from_raw(raw).expect("positive"), signal).expect("it runs");
     }
 
     /// Sends SIGKILL, and reaps the process.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let _ended_before = self.child.kill();
         let _reaped_before = self.child.wait();
     }
 
     /// Waits until the process exits by itself.
-    pub(crate) fn end(&mut self, limit: Duration) -> ExitStatus {
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let name = self.log.display().to_string();
-        until_blocking(&format!("the end of {name}"), limit, || {
-            self.child.try_wait().expect("a child")
-        })
+        blocking::until(&format!("the end of {name}"), limit, || self.ended())
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.ended().is_none()
+    }
+
+    /// Writes a line to its stdin.
+    pub fn line(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is still open");
+        writeln!(stdin, "{text}")
+            .unwrap_or_else(|error| panic!("writing to {}: {error}", self.log.display()));
+    }
+
+    /// All events so far.
+    pub fn events(&self) -> Vec<Value> {
+        self.events.seen().lines.clone()
+    }
+
+    /// Waits for the first event, from the beginning on, for which `fits` holds.
+    pub fn event(&self, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + limit;
+        let mut seen = self.events.seen();
+        loop {
+            if let Some(found) = seen.lines.iter().find(|line| fits(line)) {
+                return found.clone();
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if seen.ended || left.is_zero() {
+                // Releases the lock first, because the failure report reads the events, too.
+                let lines = seen.lines.clone();
+                drop(seen);
+                let log = self.log.display();
+                panic!("{log}: no event {what} within {limit:?}: {lines:?}");
+            }
+            let waited = self.events.changed.wait_timeout(seen, left);
+            seen = waited.expect("no reader of events panics").0;
+        }
+    }
+
+    /// As [`Process::event`], selected by the field `event`.
+    pub fn named_event(&self, name: &str, limit: Duration) -> Value {
+        self.event(name, limit, |line| line["event"] == name)
+    }
+
+    /// The last event; waits until the program has closed its stdout.
+    pub fn last_event(&self) -> Option<Value> {
+        let mut seen = self.events.seen();
+        while !seen.ended {
+            let waited = self.events.changed.wait(seen);
+            seen = waited.expect("no reader of events panics");
+        }
+        seen.lines.last().cloned()
     }
 
     /// Resident memory in bytes.
-    pub(crate) fn resident_bytes(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
-        let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    pub fn resident_bytes(&self) -> u64 {
+        let resident = self.status_field("VmRSS");
+        let kib = resident.split_whitespace().next();
+        let kib: Option<u64> = kib.and_then(|kib| kib.parse().ok());
         kib.expect("a resident size") * 1024
     }
 
     /// Number of kernel pipes that the process has open.
-    pub(crate) fn pipes(&self) -> usize {
-        let dir = format!("/proc/{}/fd", self.child.id());
-        let names = fs::read_dir(dir).expect("it runs").flatten();
-        let links = names.filter_map(|name| fs::read_link(name.path()).ok());
-        let pipes = links.filter(|link| link.to_string_lossy().starts_with("pipe:"));
+    pub fn pipes(&self) -> usize {
+        let pipes = self.open_files();
+        let pipes = pipes.filter(|link| link.to_string_lossy().starts_with("pipe:"));
         // Both ends of a pipe have the same name.
         pipes.collect::<HashSet<PathBuf>>().len()
     }
 
-    /// Bytes in the queues of its TCP sockets, in both directions, as the kernel counts them.
-    pub(crate) fn tcp_queue_bytes(&self) -> u64 {
+    fn open_files(&self) -> impl Iterator<Item = PathBuf> {
         let dir = format!("/proc/{}/fd", self.child.id());
         let names = fs::read_dir(dir).expect("it runs").flatten();
-        let sockets: HashSet<String> = names
-            .filter_map(|name| fs::read_link(name.path()).ok())
+        names.filter_map(|name| fs::read_link(name.path()).ok())
+    }
+
+    /// Bytes in the queues of its TCP sockets, in both directions, as the kernel counts them.
+    pub fn tcp_queue_bytes(&self) -> u64 {
+        let sockets: HashSet<String> = self
+            .open_files()
             .filter_map(|link| {
                 let inode = link.to_str()?.strip_prefix("socket:[")?;
                 Some(inode.strip_suffix(']')?.to_owned())
@@ -174,32 +281,86 @@ impl Process {
         each.values().sum()
     }
 
-    pub(crate) fn descriptors(&self) -> usize {
+    pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id()))
             .expect("it runs")
             .count()
     }
 }
 
-pub(crate) fn program() -> PathBuf {
-    named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into())
+pub fn program() -> PathBuf {
+    named_program().unwrap_or_else(built)
 }
 
 /// The program that [`PROGRAM`] names, instead of the one that cargo built.
-pub(crate) fn named_program() -> Option<PathBuf> {
+pub fn named_program() -> Option<PathBuf> {
     std::env::var_os(PROGRAM).map(PathBuf::from)
+}
+
+/// The program that cargo built beside the test, or an installed one.
+pub fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("this test");
+    let beside = test.ancestors().nth(2).map(|folder| folder.join("adit"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed = std::env::split_paths(&path).map(|folder| folder.join("adit"));
+    let found = beside
+        .into_iter()
+        .chain(installed)
+        .find(|file| file.exists());
+    found.expect("adit is built, or installed")
+}
+
+/// A log file to which processes of the same name append.
+fn continued(name: &str, dir: &Path) -> (PathBuf, File) {
+    let log = dir.join(format!("{name}.log"));
+    let file = File::options().create(true).append(true).open(&log);
+    (log, file.expect("the log file opens"))
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        if std::thread::panicking() {
+        if thread::panicking() {
             let log = self.log();
             let lines: Vec<_> = log.lines().collect();
-            let from = lines.len().saturating_sub(30);
+            let from = lines.len().saturating_sub(LOG_LINES_SHOWN);
             eprintln!("--- {}\n{}", self.log.display(), lines[from..].join("\n"));
+            for event in self.events() {
+                eprintln!("    event {event}");
+            }
         }
     }
+}
+
+impl Events {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().expect("no reader of events panics")
+    }
+
+    fn collect(&self, reader: impl BufRead) {
+        for line in reader.lines().map_while(Result::ok) {
+            if let Ok(value) = serde_json::from_str(&line) {
+                self.seen().lines.push(value);
+                self.changed.notify_all();
+            }
+        }
+        self.seen().ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The lines of a log that are JSON.
+pub fn json_lines(log: &str) -> impl Iterator<Item = Value> {
+    log.lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+}
+
+/// The access events of a log.
+pub fn access_events(log: &str) -> Vec<Value> {
+    let lines = json_lines(log);
+    lines
+        .filter(|line| line["target"] == "adit::access")
+        .collect()
 }
 
 /// An address in a field at any depth: the value itself, or the first TCP address of a list of `--frontend` values.
@@ -215,12 +376,12 @@ fn find(value: &Value, field: &str) -> Option<SocketAddr> {
 }
 
 /// The metrics of a health port.
-pub(crate) async fn scrape(health: SocketAddr) -> String {
+pub async fn scrape(health: SocketAddr) -> String {
     ask(health, "/metrics").await
 }
 
 /// A health port's response, head included.
-pub(crate) async fn ask(health: SocketAddr, path: &str) -> String {
+pub async fn ask(health: SocketAddr, path: &str) -> String {
     within(path, async {
         let mut stream = TcpStream::connect(health).await?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: a\r\n\r\n");
@@ -244,7 +405,7 @@ async fn lanes(health: SocketAddr) -> f64 {
 }
 
 /// Descriptors of a process that are not lanes. Lanes are pooled, and may open or close meanwhile.
-pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> f64 {
+pub async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> f64 {
     let lanes = lanes(health).await;
     let all = u32::try_from(process.descriptors()).expect("a few");
     f64::from(all) - lanes
@@ -252,7 +413,7 @@ pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketA
 
 /// Descriptors of a process that are neither lanes nor pipes, which a relay pools, too. Waits until the number is stable, so
 /// that no lane opens or closes meanwhile.
-pub(crate) async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
+pub async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
     const LOOKS: u32 = 10;
     within("descriptors settle", async {
         let (mut last, mut looks) = (own_descriptors(process, health).await, 0);
@@ -268,7 +429,7 @@ pub(crate) async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
 }
 
 /// Waits until a process holds not a single descriptor more than before, lanes and pipes aside.
-pub(crate) async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
+pub async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     within("not one descriptor is left", async {
         while own_descriptors(process, health).await > before {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -285,7 +446,7 @@ async fn own_descriptors(process: &Process, health: SocketAddr) -> f64 {
 }
 
 /// Waits until a process holds no more descriptors than `before`, except lanes and a small slack.
-pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
+pub async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     /// For lanes that open or close at this moment, and for the scrape's own connection.
     const SLACK: f64 = 5.0;
     within("no descriptor is left", async {
@@ -297,7 +458,7 @@ pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, be
 }
 
 /// Waits until a series of a process has this value.
-pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
+pub async fn metric(health: SocketAddr, series: &str, value: f64) {
     within(&format!("{series} = {value}"), async {
         while sample(&scrape(health).await, series) != Some(value) {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -306,20 +467,8 @@ pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
     .await;
 }
 
-/// The sum of all series of a family that has labels.
-pub(crate) fn sum(text: &str, family: &str) -> f64 {
-    let of_it = |line: &&str| {
-        let labels = line.strip_prefix(family);
-        labels.is_some_and(|labels| labels.starts_with('{'))
-    };
-    text.lines()
-        .filter(of_it)
-        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-        .sum()
-}
-
 /// Waits until the series of a family have this sum.
-pub(crate) async fn sum_is(health: SocketAddr, family: &str, value: f64) {
+pub async fn sum_is(health: SocketAddr, family: &str, value: f64) {
     const LOOKS: u32 = 600;
     let mut last = 0.0;
     for _look in 0..LOOKS {
@@ -333,13 +482,13 @@ pub(crate) async fn sum_is(health: SocketAddr, family: &str, value: f64) {
 }
 
 /// The value of a series of a process, which must exist.
-pub(crate) async fn value(health: SocketAddr, series: &str) -> f64 {
+pub async fn value(health: SocketAddr, series: &str) -> f64 {
     let text = scrape(health).await;
     sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
 /// Waits until a series of a process has at least this value.
-pub(crate) async fn at_least(health: SocketAddr, series: &str, least: f64) {
+pub async fn at_least(health: SocketAddr, series: &str, least: f64) {
     within(&format!("{series} >= {least}"), async {
         while value(health, series).await < least {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -13,14 +13,14 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use seccompiler::{BpfMap, BpfProgram};
 use serde_json::{Value, json};
 
-use super::process::Process;
+use super::process::{Process, built};
 use seccomp_filters::filters;
 
 #[path = "../../../seccomp_filters.rs"]
 mod seccomp_filters;
 
 /// The user and the group that own nothing.
-pub(crate) const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 /// Environment variable with the launcher's task, as JSON.
 const TASK: &str = "ADIT_TEST_LAUNCH";
 /// The test that acts as the launcher.
@@ -28,12 +28,12 @@ const LAUNCHER: &str = "cases::least_privilege::launcher_becomes_the_program";
 
 /// A profile in the format of container runtimes.
 #[derive(Clone)]
-pub(crate) struct Profile(Value);
+pub struct Profile(Value);
 
 impl Profile {
     /// The file `deploy/seccomp/NAME.json`.
-    pub(crate) fn of(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
+    pub fn of(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/seccomp");
         let text = fs::read_to_string(folder.join(format!("{name}.json"))).expect("a profile");
         let profile: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
@@ -42,7 +42,7 @@ impl Profile {
     }
 
     /// Allows further calls, whatever the profile says about them.
-    pub(crate) fn with(mut self, names: &[&str]) -> Self {
+    pub fn with(mut self, names: &[&str]) -> Self {
         let rules = self.0["syscalls"].as_array_mut().expect("rules");
         let named = |rule: &Value| {
             rule["names"]
@@ -57,25 +57,25 @@ impl Profile {
 
 /// What a process may do.
 #[derive(Clone)]
-pub(crate) struct Rights {
+pub struct Rights {
     /// The system calls that it may make.
-    pub(crate) profile: Profile,
+    pub profile: Profile,
     /// Whether an unlisted call kills the process, which no program can ignore. Otherwise the call fails, as in production.
-    pub(crate) deadly: bool,
+    pub deadly: bool,
     /// The user that it runs as; `None` for the user of the tests.
-    pub(crate) user: Option<u32>,
+    pub user: Option<u32>,
     /// Limit on the processes and threads of its user.
-    pub(crate) threads: Option<u64>,
+    pub threads: Option<u64>,
 }
 
 /// Starts `adit` with these rights; see [`Process::start`].
-pub(crate) fn start(name: &str, rights: &Rights, args: &[String], dir: &Path) -> Process {
-    let command = command(Path::new(env!("CARGO_BIN_EXE_adit")), args, rights);
+pub fn start(name: &str, rights: &Rights, args: &[String], dir: &Path) -> Process {
+    let command = command(&built(), args, rights);
     Process::start_command(name, command, dir)
 }
 
 /// A command that runs `program` with these rights.
-pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Command {
+pub fn command(program: &Path, args: &[String], rights: &Rights) -> Command {
     let otherwise = if rights.deadly {
         json!("kill_process")
     } else {
@@ -119,7 +119,7 @@ fn path_of(file: &File) -> String {
 }
 
 /// Does the launcher's task, if there is one.
-pub(crate) fn launch_if_asked() {
+pub fn launch_if_asked() {
     let Ok(task) = std::env::var(TASK) else {
         return;
     };
@@ -157,7 +157,7 @@ pub(crate) fn launch_if_asked() {
 }
 
 /// Makes the user the owner of a folder and of everything in it.
-pub(crate) fn give(folder: &Path, user: u32) {
+pub fn give(folder: &Path, user: u32) {
     for entry in fs::read_dir(folder).expect("a folder").flatten() {
         if entry.path().is_dir() {
             give(&entry.path(), user);
