@@ -1,5 +1,7 @@
-//! The bare relay: a port for each target, and adit-relay's forwarding loop between them. It has no protocol and no TLS: it
-//! shows this machine's cost of forwarding bytes, the guard's reference.
+//! The bare relay: a port for each target, and a forwarding loop between them: adit-relay's, or tokio-uring's for comparison. It
+//! has no protocol and no TLS: it shows this machine's cost of forwarding bytes, the guard's reference.
+
+mod tokio_uring_copy;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -28,6 +30,8 @@ enum EngineName {
     Auto,
     Epoll,
     IoUring,
+    /// Tasks of tokio-uring that copy.
+    TokioUring,
 }
 
 /// How bytes move.
@@ -38,22 +42,42 @@ enum MoverName {
     Splice,
 }
 
+/// Takes a client and the connection to its target, both blocking.
+type Connections = Box<dyn Fn(TcpStream, TcpStream) -> io::Result<()> + Send + Sync>;
+
+impl Options {
+    fn start(&self) -> anyhow::Result<Connections> {
+        let mut config = RelayConfig::new(probe(match self.engine {
+            EngineName::Auto => Preference::Auto,
+            EngineName::Epoll => Preference::Epoll,
+            EngineName::IoUring => Preference::IoUring,
+            EngineName::TokioUring => return tokio_uring_copy::start(),
+        })?);
+        config.thresholds = match self.mover {
+            MoverName::Auto => Thresholds::default(),
+            MoverName::Copy => Thresholds::copy_only(),
+            MoverName::Splice => Thresholds::splice_at_once(),
+        };
+        let relay = Relay::start(&config).context("starting the relay")?;
+        Ok(Box::new(move |client, target| {
+            for stream in [&client, &target] {
+                stream.set_nonblocking(true)?;
+            }
+            let pair = Pair::new(OwnedFd::from(client), OwnedFd::from(target));
+            let submitted = relay.handle().submit(pair, Box::new(drop));
+            submitted
+                .map(drop)
+                .map_err(|refused| io::Error::other(refused.why))
+        }))
+    }
+}
+
 /// Relays until standard input closes.
 ///
 /// # Errors
 /// A port or thread is not available.
 pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> {
-    let mut config = RelayConfig::new(probe(match options.engine {
-        EngineName::Auto => Preference::Auto,
-        EngineName::Epoll => Preference::Epoll,
-        EngineName::IoUring => Preference::IoUring,
-    })?);
-    config.thresholds = match options.mover {
-        MoverName::Auto => Thresholds::default(),
-        MoverName::Copy => Thresholds::copy_only(),
-        MoverName::Splice => Thresholds::splice_at_once(),
-    };
-    let relay = Arc::new(Relay::start(&config).context("starting the relay")?);
+    let relay = Arc::new(options.start()?);
     let port = |to| forward(Arc::clone(&relay), to);
     let ports = Targets {
         echo: port(targets.echo)?,
@@ -65,7 +89,7 @@ pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> 
 }
 
 /// Accepts on a new port, in a thread that lives as long as the process.
-fn forward(relay: Arc<Relay>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
+fn forward(relay: Arc<Connections>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
     let address = listener.local_addr()?;
     std::thread::Builder::new()
@@ -81,15 +105,10 @@ fn forward(relay: Arc<Relay>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn pass_on(relay: &Relay, client: TcpStream, to: SocketAddr) -> io::Result<()> {
+fn pass_on(relay: &Connections, client: TcpStream, to: SocketAddr) -> io::Result<()> {
     let target = TcpStream::connect(to)?;
     for stream in [&client, &target] {
         stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
     }
-    let pair = Pair::new(OwnedFd::from(client), OwnedFd::from(target));
-    let submitted = relay.handle().submit(pair, Box::new(drop));
-    submitted
-        .map(drop)
-        .map_err(|refused| io::Error::other(refused.why))
+    relay(client, target)
 }

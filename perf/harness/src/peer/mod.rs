@@ -25,7 +25,7 @@ use super::programs::Programs;
 use crate::steps::Running;
 
 /// Names of the peers, for people who write another one.
-const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
+const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, relay-tokio-uring, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
                      adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-cgroups, \
                      adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn";
 /// Names of the three targets that the load dials.
@@ -108,7 +108,7 @@ impl Peer {
         Self::of_ports("direct", version, Route::to_far).spanning()
     }
 
-    /// A bare forwarding loop: `relay`, or `relay-ENGINE-MOVER`, such as `relay-epoll-splice`.
+    /// A bare forwarding loop: `relay`, `relay-ENGINE-MOVER`, such as `relay-epoll-splice`, or `relay-tokio-uring`.
     ///
     /// # Errors
     /// The name has another form.
@@ -121,7 +121,8 @@ impl Peer {
             Some(Some((engine @ ("epoll" | "io-uring"), mover @ ("copy" | "splice")))) => {
                 vec![format!("--engine={engine}"), format!("--mover={mover}")]
             }
-            Some(_) => bail!("engines are epoll and io-uring, with copy and splice"),
+            Some(Some(("tokio", "uring"))) => vec!["--engine=tokio-uring".to_owned()],
+            Some(_) => bail!("engines are epoll and io-uring, with copy and splice; tokio-uring"),
         };
         let version = "a forwarding loop alone: no protocol, no TLS".to_owned();
         Ok(Self::of_ports(name, version, move |site| {
@@ -362,6 +363,7 @@ mod tests {
             ("relay", true),
             ("relay-epoll-copy", true),
             ("relay-io-uring-splice", true),
+            ("relay-tokio-uring", true),
             ("relay-tokio-splice", false),
             ("relay-epoll", false),
         ] {

@@ -327,10 +327,14 @@ fn bare_relay_forwards_both_directions_to_the_targets() {
         let must = std::env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
         assert!(!must, "no io_uring here");
         // Written to stderr directly, because the test harness captures `eprintln!`.
-        writeln!(std::io::stderr(), "SKIPPED io-uring: no io_uring here").ok();
+        writeln!(
+            std::io::stderr(),
+            "SKIPPED io-uring and tokio-uring: no io_uring here"
+        )
+        .ok();
     }
     let engines: &[&str] = if has_ring {
-        &["auto", "epoll", "io-uring"]
+        &["auto", "epoll", "io-uring", "tokio-uring"]
     } else {
         &["auto", "epoll"]
     };
