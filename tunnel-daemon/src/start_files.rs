@@ -11,8 +11,8 @@ const RESOLVER: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
 /// Waits until each file can be read, or not: its load says why. A file that takes long is named in the log. To be used within
 /// [`tokio::select`] with a signal.
 pub(super) async fn wait_for(paths: &[PathBuf]) {
-    for path in paths.iter().cloned() {
-        let name = path.display().to_string();
+    for path in paths {
+        let (name, path) = (path.display().to_string(), path.clone());
         let read = move || {
             // Some mounts answer a call to open and no call to read.
             let read = adit_host::files::open(&path).and_then(|mut file| file.read(&mut [0]));

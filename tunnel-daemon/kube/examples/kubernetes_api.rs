@@ -9,6 +9,7 @@ mod support;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::json;
 use support::{FakeApi, Fault};
 
 /// Duration of each state.
@@ -26,8 +27,9 @@ async fn main() -> Result<(), String> {
     {
         let mut state = api.state.lock().expect("the state");
         for name in ["expired", "expired-and-kept"] {
-            // Without a time it has expired.
-            state.leases.put(name, serde_json::Value::default());
+            let spec =
+                json!({"renewTime": "2020-01-01T00:00:00.000000Z", "leaseDurationSeconds": 1});
+            state.leases.put(name, json!({"spec": spec}));
         }
         state.leases.kept.insert("expired-and-kept".to_owned());
     }
