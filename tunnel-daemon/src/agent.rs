@@ -294,6 +294,7 @@ impl RunningAgent {
 
     /// Cuts the remaining tunnels and stops all tasks.
     pub async fn stop(self) {
+        self.process.ending.cancel();
         let tunnels = self.metrics.adit().open_tunnels().all().len();
         self.process.services.services_may_end();
         // Before tunnels and lanes end: their keepers would replace each of them.

@@ -111,6 +111,8 @@ pub(super) struct Process {
     pub(super) services: Tasks,
     /// Cancelled when this process ends: it accepts and dials nothing more.
     pub(super) stop: CancellationToken,
+    /// Cancelled before anything else ends, for readiness.
+    pub(super) ending: CancellationToken,
     pub(super) descriptors: Arc<Descriptors>,
     /// Budgets of a tunnel and a link, within the memory of this process.
     pub(super) isolation: IsolationPlan,
@@ -168,6 +170,7 @@ impl Process {
             metrics: metrics.clone(),
             services,
             stop: CancellationToken::new(),
+            ending: CancellationToken::new(),
             lane_room: Arc::new(LaneRoom::new(lanes_max, Arc::clone(&descriptors))),
             descriptors,
             isolation,
@@ -250,9 +253,9 @@ impl Process {
         mut serving: impl FnMut() -> Readiness + Send + 'static,
     ) -> anyhow::Result<Probes> {
         let (asker, questions) = readiness_channel();
-        let (stop, watched) = (self.stop.clone(), self.services.clone());
+        let (ending, watched) = (self.ending.clone(), self.services.clone());
         let answering = questions.answer(move || {
-            if stop.is_cancelled() {
+            if ending.is_cancelled() {
                 return Readiness::NotReady(SHUTTING_DOWN.into());
             }
             Readiness::without(&watched.ended_services()).unwrap_or_else(&mut serving)

@@ -265,6 +265,7 @@ impl RunningServer {
     /// Reports "not ready" and refuses new connections and dials; tunnels may finish within `grace` (`None`: no limit). After a
     /// cancelled call, [`Self::cut`] ends the remaining tunnels.
     pub async fn leave(&self, grace: Option<Duration>) {
+        self.process.ending.cancel();
         self.process.services.services_may_end();
         // Detach first: new connections then bypass this server before it refuses them.
         self.captured.detach();

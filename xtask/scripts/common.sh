@@ -1,6 +1,7 @@
 # Sourced by each script of this folder. `cargo xtask` runs them, and people can do so by hand: `bash xtask/scripts/miri.sh`.
 set -euo pipefail
 export LC_ALL=C
+umask 022
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 cd "$root"
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")

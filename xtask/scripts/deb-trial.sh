@@ -49,14 +49,15 @@ for file in lib/systemd/system/adit-{server.service,server.socket,agent.service}
 done
 [[ $(inside $emulator /usr/bin/adit --version) == *"$VERSION"* ]] || fail "the installed adit has another version"
 [[ $(inside getent passwd adit) == */nologin* ]] || fail "the user adit can log in"
-verified=$(inside dpkg --verify adit) || true
+verified=$(inside dpkg --verify adit) || fail "dpkg --verify: $verified"
 [[ -z $verified ]] || fail "dpkg finds changes: $verified"
 enabled=$(find "$debian/etc/systemd" -name 'adit*')
 [[ -z $enabled ]] || fail "enabled: $enabled"
 dpkg --remove adit
 [[ -f $debian/etc/adit/server.toml ]] || fail "the configuration went with the removal, before the purge"
 dpkg --purge adit
-left=$(comm -13 <(echo "$before") <(files))
+after=$(files)
+left=$(comm -13 <(echo "$before") <(echo "$after"))
 [[ -z $left ]] || fail "the purge leaves $left"
 ! grep adit "$debian/etc/passwd" "$debian/etc/group" || fail "the purge leaves the user or the group"
 rm -rf "$debian"

@@ -122,4 +122,5 @@ case $1 in
     [[ $(value object "$manifest") == "$(hash "$object")" ]] || fail "$manifest is of another object than $object: run \`cargo xtask ebpf\`"
     hash "$object"
     ;;
+  *) fail "no mode $1" ;;
 esac

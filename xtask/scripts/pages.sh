@@ -63,7 +63,6 @@ page() {
   shift 4
   bash xtask/scripts/debian.sh "$machine" "$@"
   mkdir -p "$folder"
-  blocks "$file" "$folder"
   if [[ $start == release ]]; then
     cp "$target"/dist/* "$folder"
     bash xtask/scripts/sums.sh "$folder" list
@@ -71,6 +70,7 @@ page() {
   else
     cp "$deb" "$folder"
   fi
+  blocks "$file" "$folder"
   {
     printf 'cd /srv/page\npwd >cwd\n'
     [[ $start != program ]] || printf 'dpkg --install ./%s\n%s\n' "$(basename "$deb")" "$units"

@@ -12,6 +12,6 @@ hook() {
   chmod 755 "$file"
   echo "installed $1"
 }
-[[ ${1:-} != --force ]] || force=yes
+case ${1:-} in --force) force=yes ;; "") ;; *) fail "no option $1" ;; esac
 hook pre-commit $'cargo fmt --all --check\ncargo xtask tidy'
 hook pre-push 'cargo xtask ci --quick'

@@ -46,4 +46,5 @@ case $2 in
     refuses_a_changed SHA256SUMS
     verify "$scratch/public.pem"
     ;;
+  *) fail "no mode $2" ;;
 esac

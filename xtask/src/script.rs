@@ -10,6 +10,8 @@ use crate::workspace::Workspace;
 
 /// Longest time for a script: most of it builds from nothing.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
+/// The same for a script that people start: fuzzing lasts as long as they say.
+const ASKED_LIMIT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Exit code of a script that cannot run here; see `common.sh`.
 const SKIPPED: i32 = 77;
 
@@ -38,7 +40,7 @@ pub(crate) fn command(workspace: &Workspace, name: &str) -> Command {
 /// # Errors
 /// As [`outcome`].
 pub(crate) fn run(workspace: &Workspace, name: &str, args: &Args) -> anyhow::Result<Outcome> {
-    outcome(command(workspace, name).args(&args.args))
+    outcome_within(command(workspace, name).args(&args.args), ASKED_LIMIT)
 }
 
 /// Runs a line of shell in the root folder, with the functions of the scripts.
@@ -55,8 +57,12 @@ pub(crate) fn line(workspace: &Workspace, line: &str) -> anyhow::Result<Outcome>
 /// # Errors
 /// It fails, or runs for too long.
 pub(crate) fn outcome(command: &mut Command) -> anyhow::Result<Outcome> {
+    outcome_within(command, LIMIT)
+}
+
+fn outcome_within(command: &mut Command, limit: Duration) -> anyhow::Result<Outcome> {
     let reason = tempfile::NamedTempFile::new()?;
-    let status = status_of(command.env("SKIPPED_TO", reason.path()), LIMIT)?;
+    let status = status_of(command.env("SKIPPED_TO", reason.path()), limit)?;
     if status.code() == Some(SKIPPED) {
         let why = std::fs::read_to_string(reason.path())?;
         return Ok(Outcome::Skipped(why.trim().to_owned()));

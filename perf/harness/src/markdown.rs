@@ -148,7 +148,7 @@ mod tests {
         let mut results = results(&["upstream", "adit", "haproxy"]);
         results
             .peers
-            .push(missing("wireguard", "the kernel has none\nat all"));
+            .push(missing("openvpn", "the kernel has none\nat all"));
         let why = "no Go |\ntoolchain".to_owned();
         results.ways_missing.insert(Dialect::GrpcGo, why);
         for (peer, dialect, values) in [

@@ -58,8 +58,8 @@ pub(crate) struct AgentPort {
     #[arg(long = "agents", requires = "certs")]
     address: Option<SocketAddr>,
     /// Folder with the pair of an agent and its CA, as `certs` writes it.
-    #[arg(long, value_name = "FOLDER", default_value = "")]
-    certs: PathBuf,
+    #[arg(long, value_name = "FOLDER")]
+    certs: Option<PathBuf>,
     /// Agents prove themselves by a token each, for `reviews`, and not by their certificate.
     #[arg(long, requires = "address")]
     tokens: bool,
@@ -91,15 +91,18 @@ impl Agents {
     /// Creates the context, without agents. `lanes`: agents open lanes if the server takes them.
     ///
     /// # Errors
-    /// The address is missing, or a certificate cannot be loaded.
+    /// Address or certificates are missing, or a certificate cannot be loaded.
     pub(crate) fn new(port: &AgentPort, lanes: bool) -> anyhow::Result<Self> {
         let address = port.address;
         let address = address.context("say with --agents where agents connect")?;
+        let certs = port
+            .certs
+            .as_deref()
+            .context("say with --certs where the certificates are")?;
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
-            ca: port.certs.join("ca.pem"),
-            identity: (!port.tokens)
-                .then(|| (port.certs.join("agent.pem"), port.certs.join("agent.key"))),
+            ca: certs.join("ca.pem"),
+            identity: (!port.tokens).then(|| (certs.join("agent.pem"), certs.join("agent.key"))),
             policy: TlsPolicy::default(),
             alpn: Alpn::grpc::<&str>(&[]),
         })?;
@@ -137,7 +140,7 @@ impl Agents {
                 port: address.port(),
             },
             tls,
-            tokens: port.tokens.then(|| port.certs.clone()),
+            tokens: port.tokens.then(|| certs.to_owned()),
             lanes,
             resolver,
             context,

@@ -222,7 +222,10 @@ fn socket_line(path: &Path, stale: StaleFile) -> Capability {
             "remove the file, or give another path",
         );
     }
-    match (stale, UnixStream::connect(path).is_ok()) {
+    match (
+        stale,
+        stale != StaleFile::Keep && UnixStream::connect(path).is_ok(),
+    ) {
         (StaleFile::Keep, _) => missing(
             format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
             "stop the process that uses the socket and remove the file, or drop the flag",

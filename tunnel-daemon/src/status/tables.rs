@@ -51,7 +51,8 @@ pub(crate) fn table<const N: usize>(columns: [Column; N], rows: Vec<[String; N]>
     let line = |cells: &[String; N]| {
         let cells = std::iter::zip(cells, std::iter::zip(&columns, widths));
         let cells = cells.map(|(cell, (column, width))| {
-            let cell = clean_middle(cell, width);
+            // A number is never cut: it would be another one.
+            let cell = clean_middle(cell, if column.is_number { usize::MAX } else { width });
             match column.is_number {
                 true => format!("{cell:>width$}"),
                 false => format!("{cell:<width$}"),

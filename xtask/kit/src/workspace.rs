@@ -77,7 +77,7 @@ impl Workspace {
             .context("the package is two folders below the root")?;
         ensure!(
             root.join("Cargo.toml").is_file(),
-            "{} holds no Cargo.toml: the repository was moved, build again with `cargo clean -p xtask`",
+            "{} holds no Cargo.toml: the repository was moved, build again with `cargo clean -p xtask-kit`",
             root.display()
         );
         Ok(Self::at(root))

@@ -29,7 +29,10 @@ pub(super) struct Kernel {
 /// A series has no kernel, or it cannot be fetched.
 pub(super) fn get(workspace: &Workspace, series: &[&str]) -> anyhow::Result<Vec<Kernel>> {
     let mut get = script::command(workspace, "kernels");
-    let releases = stdout_of(get.arg("get").args(series), MINUTES_5 * 2)?;
+    let releases = stdout_of(
+        get.arg("get").args(series),
+        MINUTES_5 * (1 + u32::try_from(series.len())?),
+    )?;
     let kernels = series
         .iter()
         .zip(releases.lines())

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::BytesMut;
+use futures_util::FutureExt as _;
 
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
@@ -148,6 +149,17 @@ pub(super) struct Client<S> {
 }
 
 impl<S: Connection + Send + 'static> Client<S> {
+    /// `None`: the relay ends its tunnels, so this one on a raw lane is cut before its answer.
+    pub(super) fn unless_stopping(&mut self, carrier: &Carrier) -> Option<()> {
+        let relay = self.tunnel.relay();
+        let stops = relay.is_some_and(|relay| relay.stopped().now_or_never().is_some());
+        if stops && matches!(carrier, Carrier::RawLane(_)) {
+            self.tunnel.cut(EndReason::Shutdown);
+            return None;
+        }
+        Some(())
+    }
+
     /// Copies bytes until the tunnel or the client has ended, and reports the end.
     pub(super) fn copy(self, carrier: Carrier) -> Copying {
         match carrier {

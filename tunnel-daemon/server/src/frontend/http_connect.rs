@@ -11,7 +11,7 @@ use adit_core::failure::DialFailure;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, Client, NewClient, target_speaks};
+use crate::frontend::establish::{self, Client, Copying, NewClient, target_speaks};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
@@ -54,10 +54,17 @@ where
                 return None;
             }
         };
-        let (mut client, mut carrier) = client.open(opened);
-        client.counted = Some(counted);
-        answer(&mut client, &mut carrier).await?;
-        Some(client.copy(carrier))
+        let mut opened = client.open(opened);
+        opened.0.counted = Some(counted);
+        opened.0.unless_stopping(&opened.1)?;
+        // In a box of its own: neither end may send for long, and what came before needs more memory.
+        let answered: Copying = Box::pin(establish::run(async move {
+            // Named in this order, so that cancelling drops the tunnel before the client.
+            let (mut client, mut carrier) = opened;
+            answer(&mut client, &mut carrier).await?;
+            Some(client.copy(carrier))
+        }));
+        Some(answered)
     })
 }
 

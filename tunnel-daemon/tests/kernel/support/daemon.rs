@@ -131,8 +131,7 @@ impl Daemon {
     pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
-            let has_ended = self.0.status_field("State").starts_with('Z');
-            assert!(!has_ended, "ended before {what}");
+            assert!(!self.0.has_ended(), "ended before {what}");
             assert!(
                 Instant::now() < deadline,
                 "not in time: {what}\n{}",

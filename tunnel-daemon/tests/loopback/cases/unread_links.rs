@@ -7,6 +7,7 @@ use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 use bytes::{BufMut as _, BytesMut};
 
+use super::lane_processes::nightly;
 use crate::support::connect;
 use crate::support::memory_cgroup::MemoryCgroup;
 use crate::support::process::{at_least, metric, value};
@@ -103,21 +104,32 @@ async fn an_agent_ends_the_link_of_a_server_that_reads_nothing_and_calls_again()
 /// Links of one certificate, each with as many closes as a link could once hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_links_that_read_nothing_kill_no_server() {
-    const LINKS: usize = 128;
+    let links = nightly(128, 32);
     const MIB: u64 = 1 << 20;
     let server_group = match MemoryCgroup::new("unread", 160 * MIB) {
         Ok(group) => group,
         Err(why) => return skip("memory cgroups", &why),
     };
     let (port, _target) = targets::echo().await;
-    let mut world = World::start(&["--process-budget=64MiB", "--log-format=json"]).await;
+    let mut world = World::start(&[
+        "--process-budget=64MiB",
+        "--proxy-strategies=destHost",
+        "--log-format=json",
+    ])
+    .await;
     world.stop_server(Duration::ZERO).await;
     let mut server = server_group.start("server", &world.server_args("0"), world.dir.path());
     let (agents, health) = (server.address("agents"), server.address("health"));
-    let honest = world.agent_of(agents.port(), "honest", &[]).await;
+    let honest = world
+        .agent_of(
+            agents.port(),
+            "honest",
+            &["--agent-identifiers=ipv4=127.0.0.1"],
+        )
+        .await;
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
     let mut hostile = Vec::new();
-    for number in 0..LINKS {
+    for number in 0..links {
         let (connection, window) = Connection::deaf_agent_at(&world, agents).await;
         let mut link = connection.link(&format!("deaf-{number}"), "").await;
         unknown(&mut link, 1..65_000);
@@ -127,13 +139,13 @@ async fn a_hundred_links_that_read_nothing_kill_no_server() {
     stands_still(async || value(health, ENDED).await.to_bits()).await;
     let ended = value(health, ENDED).await;
     println!(
-        "MEASURED {LINKS} links that read nothing: {ended} ended, {} bytes queued; resident {} MiB, most in the cgroup {} MiB",
+        "MEASURED {links} links that read nothing: {ended} ended, {} bytes queued; resident {} MiB, most in the cgroup {} MiB",
         value(health, "adit_queued_bytes").await,
         server.resident_bytes() / MIB,
         server_group.most_bytes() / MIB,
     );
     assert!(server.ended().is_none(), "killed");
-    assert!(ended < LINKS as f64, "all links of one owner were ended");
+    assert!(ended < links as f64, "all links of one owner were ended");
     let mut echo = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     connect::echo(&mut echo, b"beside them").await;
     honest.stop().await;

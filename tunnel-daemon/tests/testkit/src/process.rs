@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -164,6 +164,15 @@ impl Process {
     /// The exit status, if the process has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child")
+    }
+
+    /// Whether it has ended; leaves the exit status for a later wait. `/proc` would not do: a zombie may be the first thread of a
+    /// process that calls `exec`.
+    pub fn has_ended(&self) -> bool {
+        let raw = i32::try_from(self.child.id()).expect("process ids fit");
+        let id = WaitId::Pid(Pid::from_raw(raw).expect("positive"));
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(id, options).expect("a child").is_some()
     }
 
     pub fn signal(&self, signal: Signal) {
