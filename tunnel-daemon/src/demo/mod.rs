@@ -48,7 +48,7 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     };
     screen.working("");
     let world = started.context("demo")?;
-    let outcome = drive(&world, &screen, &options, &mut signals).await;
+    let outcome = Box::pin(drive(&world, &screen, &options, &mut signals)).await;
     world.stop().await;
     Ok(if outcome.context("demo")? {
         ExitCode::SUCCESS
