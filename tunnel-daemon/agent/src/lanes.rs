@@ -222,7 +222,7 @@ impl LaneKeeper {
                 if needed {
                     backoff.gain();
                 } else {
-                    backoff.note(false);
+                    backoff.short();
                 }
             }
             // Behind a load balancer the lane may belong to another link of this agent, which may need it.

@@ -28,6 +28,7 @@ const LIMITS: &[(Pattern, Duration)] = &[
         Pattern("adit::loopback", "paused_tunnels::a_thousand_"),
         LONG,
     ),
+    (Pattern("adit::loopback", "descriptors::an_agent_"), LONG),
     (Pattern("adit::loopback", "memory_limits::"), LONG),
     (Pattern("adit::loopback", "memory_promises::"), LONG),
     (Pattern("adit::ops", "top::the_terminal_is_put_back_"), LONG),

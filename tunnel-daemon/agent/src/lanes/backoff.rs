@@ -12,6 +12,10 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest backoff.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// Pause of an agent that had no descriptors left for a lane that it opened. Always the same: servers are not the cause, and the
+/// shortage may end at any time.
+const PAUSE_SHORT: Duration = Duration::from_secs(5);
+
 /// Period after failures during which no lane is opened.
 #[derive(Default)]
 pub(super) struct Backoff {
@@ -35,6 +39,11 @@ impl Backoff {
         if self.misses >= MISSES_MAX {
             self.begin();
         }
+    }
+
+    /// A lane was bound that this agent has no descriptors for.
+    pub(super) fn short(&mut self) {
+        self.until = Some(Instant::now() + PAUSE_SHORT);
     }
 
     /// An attempt led to another server that needs no lane; `wanted` idle lanes are wanted here.
@@ -101,6 +110,19 @@ mod tests {
         assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
         assert_eq!(backoff.at_once(4), 1);
         assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
+    }
+
+    /// Limit (times): Backoff of lanes while the agent is short of descriptors | 5 s
+    #[tokio::test(start_paused = true)]
+    async fn a_shortage_of_descriptors_pauses_for_the_same_time_each_time() {
+        let mut backoff = Backoff::default();
+        for _shortage in 0..10 {
+            backoff.short();
+            assert_eq!(backoff.left(), Some(PAUSE_SHORT));
+            assert_eq!(backoff.at_once(4), 4, "no server is blamed");
+            tokio::time::advance(PAUSE_SHORT).await;
+            assert!(!backoff.lasts());
+        }
     }
 
     /// Limit (times): Backoff of lanes after three failures in a row

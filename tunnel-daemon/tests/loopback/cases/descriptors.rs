@@ -28,7 +28,7 @@ const PAUSES: &str = "adit_accept_pauses_total{listener=\"frontend\"}";
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Limit for new lanes: an agent whose lanes were refused retries only after a backoff.
-const LANES_BACK: Duration = Duration::from_secs(60);
+const LANES_BACK: Duration = Duration::from_secs(90);
 
 async fn until(health: SocketAddr, series: &str, holds: impl Fn(f64) -> bool) {
     until_for(Duration::from_secs(30), health, series, holds).await;
