@@ -134,6 +134,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_text_is_shortened_in_its_middle_and_a_number_never() {
+        let columns = [Column::text("NAME", Some(5)), Column::number("COUNT", 5)];
+        let row = ["abcdefghij".to_owned(), "4294967295".to_owned()];
+        assert_eq!(table(columns, vec![row])[1], "ab~ij 4294967295");
+    }
+
+    #[test]
     fn certificates_alarm_below_fourteen_days() {
         let long = format!("/etc/\x1b[2J{}/tls.crt", "x".repeat(100));
         let all = [

@@ -43,7 +43,7 @@ impl Backoff {
 
     /// A lane was bound that this agent has no descriptors for.
     pub(super) fn short(&mut self) {
-        self.until = Some(Instant::now() + PAUSE_SHORT);
+        self.until = self.until.max(Some(Instant::now() + PAUSE_SHORT));
     }
 
     /// An attempt led to another server that needs no lane; `wanted` idle lanes are wanted here.
@@ -123,6 +123,17 @@ mod tests {
             tokio::time::advance(PAUSE_SHORT).await;
             assert!(!backoff.lasts());
         }
+        for _miss in 0..8 {
+            backoff.note(false);
+        }
+        let of_server = backoff.left();
+        assert!(of_server > Some(PAUSE_SHORT));
+        backoff.short();
+        assert_eq!(
+            backoff.left(),
+            of_server,
+            "a server's pause is not cut short"
+        );
     }
 
     /// Limit (times): Backoff of lanes after three failures in a row

@@ -151,9 +151,10 @@ pub(super) struct Client<S> {
 impl<S: Connection + Send + 'static> Client<S> {
     /// `None`: the relay ends its tunnels, so this one on a raw lane is cut before its answer.
     pub(super) fn unless_stopping(&mut self, carrier: &Carrier) -> Option<()> {
-        let relay = self.tunnel.relay();
-        let stops = relay.is_some_and(|relay| relay.stopped().now_or_never().is_some());
-        if stops && matches!(carrier, Carrier::RawLane(_)) {
+        if matches!(carrier, Carrier::RawLane(_))
+            && let Some(relay) = self.tunnel.relay()
+            && relay.stopped().now_or_never().is_some()
+        {
             self.tunnel.cut(EndReason::Shutdown);
             return None;
         }
