@@ -48,7 +48,7 @@ const TLS: [&str; 9] = [
 /// Concurrent end-to-end tests: each has its own control plane.
 const END_TO_END_AT_ONCE: usize = 2;
 /// Environment variable that selects the one older upstream release of interop tests; unset: all releases.
-const OLDER: &str = "ADIT_INTEROP_OLDER";
+const OLDER: &str = "INTEROP_OLDER";
 
 /// Time limit for a program to print its version.
 const VERSION_MAX: Duration = Duration::from_secs(20);

@@ -5,14 +5,14 @@ use std::env;
 use super::go::{Program, Release, binary, toolchain};
 use super::wait::is_nightly;
 
-/// Whether this run includes the release: all of them, unless `ADIT_INTEROP_OLDER` names one older release.
+/// Whether this run includes the release: all of them, unless `INTEROP_OLDER` names one older release.
 fn has(release: Release) -> bool {
     let name = match release {
         Release::V0360 => return true,
         Release::V0340 => "v0.34.0",
         Release::V0303 => "v0.30.3",
     };
-    env::var_os("ADIT_INTEROP_OLDER").is_none_or(|only| only == name)
+    env::var_os("INTEROP_OLDER").is_none_or(|only| only == name)
 }
 
 /// `cargo xtask test` runs this first, so that other tests find the programs.
