@@ -32,7 +32,7 @@ use adit_net::tasks::{Overloaded, Tasks};
 use adit_net::unix::StaleFile;
 use adit_server::backend::Backend;
 use adit_server::frontend::events::FrontendContext;
-use adit_server::frontend::{grpc, http_connect};
+use adit_server::frontend::{grpc, http_connect, socks5};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{HandshakeFailure, Label as _, Listener as ListenerLabel};
 use adit_telemetry::rate::TokenBucket;
@@ -281,6 +281,7 @@ impl<'a> Listening<'a> {
                 let alpn = match plan.dialect {
                     Dialect::Grpc => Alpn::grpc::<&str>(&[]),
                     Dialect::HttpConnect => Alpn::http11(),
+                    Dialect::Socks5 => Alpn::none(),
                 };
                 (
                     listen_addr(bind)?,
@@ -311,6 +312,14 @@ impl<'a> Listening<'a> {
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     http_connect::serve(stream, peer, Arc::clone(&context), heads)
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+            Dialect::Socks5 => {
+                let requests = self.plan.connect;
+                let serve = move |stream: ByteStream| {
+                    let peer = stream.peer();
+                    socks5::serve(stream, peer, Arc::clone(&context), requests)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }

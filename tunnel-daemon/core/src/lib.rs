@@ -15,6 +15,7 @@ pub mod lane;
 pub mod proxy_header;
 pub mod registry;
 pub mod session;
+pub mod socks5;
 pub mod target;
 pub mod text;
 pub mod tls13;

@@ -12,6 +12,7 @@ type Entry = fn(&[u8]);
 const TARGETS: &[(&str, Entry)] = &[
     ("header_rewrite", adit_core::http2::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
+    ("socks5", adit_core::socks5::fuzz_entry),
     ("packet", wire::decode::fuzz::fuzz_entry),
     ("metadata", wire::metadata::fuzz::fuzz_entry),
     ("lane", adit_core::lane::fuzz::fuzz_entry),
@@ -57,6 +58,11 @@ fn header_rewrite_takes_its_corpus() {
 #[test]
 fn connect_request_takes_its_corpus() {
     replay_target("connect_request");
+}
+
+#[test]
+fn socks5_takes_its_corpus() {
+    replay_target("socks5");
 }
 
 #[test]

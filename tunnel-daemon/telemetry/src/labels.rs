@@ -236,6 +236,8 @@ label! {
         Grpc = "grpc",
         /// HTTP `CONNECT` as kube-apiserver sends it.
         HttpConnect = "http-connect",
+        /// SOCKS5.
+        Socks5 = "socks5",
         /// Redirected connections with a recorded original destination.
         Transparent = "transparent",
         /// A listener of an agent; the agent opens the tunnel.

@@ -90,6 +90,16 @@ impl Alpn {
         self.records.is_some()
     }
 
+    /// A listener whose protocol has no ALPN name: what a peer offers is ignored.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            protocols: Vec::new(),
+            rule: AlpnRule::Optional,
+            records: None,
+        }
+    }
+
     /// An HTTP-CONNECT listener: `http/1.1`, or a peer without ALPN.
     #[must_use]
     pub fn http11() -> Self {

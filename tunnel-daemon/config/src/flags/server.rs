@@ -100,8 +100,9 @@ pub(super) struct ServerFlags {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Frontends")]
 struct FrontendFlags {
-    /// Listener for clients, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc or
-    /// http-connect; repeatable, at most 64; required without --redirect, --redirect-file and --transparent-bind-address
+    /// Listener for clients, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc,
+    /// http-connect or socks5; repeatable, at most 64; required without --redirect, --redirect-file and
+    /// --transparent-bind-address
     #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend)]
     frontends: Vec<FrontendSpec>,
     /// Certificate of TCP frontends

@@ -102,9 +102,9 @@ pub(super) enum Place {
 
 /// `DIALECT=unix:PATH` or `DIALECT=tcp:HOST:PORT`.
 pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
-    let form =
-        "write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT grpc or http-connect";
-    let (dialect, place) = text.split_once('=').ok_or(form)?;
+    let dialects = Dialect::names();
+    let form = format!("write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT {dialects}");
+    let (dialect, place) = text.split_once('=').ok_or(form.as_str())?;
     let dialect = Dialect::from_name(dialect)
         .ok_or_else(|| format!("{dialect:?} is not a dialect: {form}"))?;
     let place = match place.split_once(':') {

@@ -37,7 +37,7 @@ impl ServerOptions {
         check_exists("server CA cert", &self.server_ca_cert)?;
         check_pair("cluster", &self.cluster_cert, &self.cluster_key)?;
         check_exists("cluster CA cert", &self.cluster_ca_cert)?;
-        let Some(dialect) = Dialect::from_name(&self.mode) else {
+        let Some(dialect) = Dialect::of_mode(&self.mode) else {
             bail!(
                 "mode must be set to either 'grpc' or 'http-connect' not {:?}",
                 self.mode

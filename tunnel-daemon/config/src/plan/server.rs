@@ -30,24 +30,46 @@ pub enum Dialect {
     Grpc,
     /// HTTP/1.1 CONNECT.
     HttpConnect,
+    /// SOCKS5.
+    Socks5,
 }
 
 impl Dialect {
+    const ALL: [Self; 3] = [Self::Grpc, Self::HttpConnect, Self::Socks5];
+
     /// The name in `--mode` and `--frontend`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
             Self::HttpConnect => "http-connect",
+            Self::Socks5 => "socks5",
         }
     }
 
     /// The dialect with that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Grpc, Self::HttpConnect]
-            .into_iter()
-            .find(|dialect| dialect.name() == name)
+        Self::ALL.into_iter().find(|dialect| dialect.name() == name)
+    }
+
+    /// The dialect with that name, if upstream has it.
+    #[must_use]
+    pub fn of_mode(name: &str) -> Option<Self> {
+        Self::from_name(name).filter(|dialect| !dialect.is_for_anyone())
+    }
+
+    /// All names, as in "grpc, http-connect or socks5".
+    #[must_use]
+    pub fn names() -> String {
+        let [others @ .., last] = Self::ALL.map(Self::name);
+        format!("{} or {last}", others.join(", "))
+    }
+
+    /// Programs of every kind speak it, so that a listener which is open to a network is an open proxy.
+    #[must_use]
+    pub fn is_for_anyone(self) -> bool {
+        matches!(self, Self::Socks5)
     }
 }
 
@@ -230,7 +252,15 @@ impl ServerSettings {
                         bail!("frontend on {bind} would take any client: give --server-ca-cert");
                     }
                 }
-                FrontendListen::Tcp { tls: None, .. } => (),
+                FrontendListen::Tcp { bind, tls: None } => {
+                    if frontend.dialect.is_for_anyone() && !bind.is_loopback() {
+                        bail!(
+                            "the {} frontend on {bind} would be an open proxy: let it listen on 127.0.0.1, [::1] or a unix \
+                             socket, or give --server-cert, --server-key and --server-ca-cert",
+                            frontend.dialect.name()
+                        );
+                    }
+                }
             }
         }
         let asks = |frontend: &FrontendPlan| {

@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Limit (operations): Log lines about refused gRPC calls | 5 per second, 50 at once
+    /// Limit (operations): Log lines about refused gRPC calls and SOCKS5 requests | 5 per second, 50 at once
     #[test]
     fn refusal_logs_are_limited_to_five_a_second() {
         let limits = ClientLimits::default();

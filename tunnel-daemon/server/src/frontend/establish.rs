@@ -13,7 +13,7 @@ use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
 use adit_telemetry::GaugeGuard;
-use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_telemetry::labels::{ClientDialect, EndReason, Label as _};
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::lane::RawLane;
 use adit_tunnel::{
@@ -69,6 +69,14 @@ impl<S: Connection + Send> NewClient<S> {
             context,
             dialect,
             peer,
+        }
+    }
+
+    /// Logs why the client's request is not served, unless many such lines were logged just now.
+    pub(super) fn refused(&self, why: &dyn std::fmt::Display) {
+        if self.context.limits.may_log_refusal() {
+            let (client, dialect) = (&self.peer, self.dialect);
+            tracing::warn!(%client, client_dialect = dialect.as_str(), cause = %why, "request refused");
         }
     }
 

@@ -6,6 +6,7 @@ pub mod events;
 pub mod grpc;
 pub mod http_connect;
 mod pending_dial;
+pub mod socks5;
 pub mod transparent;
 
 #[cfg(test)]

@@ -78,6 +78,7 @@ mod silent_agents;
 mod silent_peers;
 mod slow_readers;
 mod sockets;
+mod socks5;
 mod srv;
 mod strategies;
 mod thread_limits;

@@ -1,0 +1,114 @@
+//! The SOCKS5 dialect (RFC 1928): a greeting, one CONNECT request, one tunnel.
+//!
+//! All messages may come at once. Parsers and answers are the core's; this module owns the order.
+
+use std::io;
+use std::sync::Arc;
+
+use adit_core::socks5::{self, Method, Parsed, Reply};
+use bytes::Buf as _;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::frontend::establish::{self, NewClient};
+use crate::frontend::events::{FrontendContext, time_is_up};
+use adit_config::plan::ConnectPlan;
+use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_tls::stream::{Connection, PeerAddr};
+
+/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. Once this process
+/// leaves, a connection without a request is closed.
+///
+/// A cancelled call cancels the dial or resets the tunnel.
+pub fn serve<S>(
+    io: S,
+    peer: PeerAddr,
+    context: Arc<FrontendContext>,
+    plan: ConnectPlan,
+) -> impl Future<Output = ()> + Send + use<S>
+where
+    S: Connection + Send + 'static,
+{
+    establish::run(async move {
+        let leaving = context.leaving.clone();
+        let mut client = NewClient::new(io, peer, context, ClientDialect::Socks5);
+        let time = client.admission.at_most(plan.head_timeout);
+        // The client left, failed, or was too slow: there is no answer to send.
+        let destination = tokio::select! {
+            biased;
+            request = tokio::time::timeout(time, request(&mut client)) => request.ok()?.ok()??,
+            () = time_is_up(&leaving) => return None,
+        };
+        let opened = match client.dial(&destination, || None).await? {
+            Ok(opened) => opened,
+            Err(failure) => {
+                answer_last(&mut client.io, &Reply::of_failure(&failure).octets()).await;
+                return None;
+            }
+        };
+        let (mut client, carrier) = client.open(opened);
+        client.unless_stopping(&carrier)?;
+        if answer(&mut client.io, &Reply::Succeeded.octets())
+            .await
+            .is_err()
+        {
+            client.tunnel.answer_lost();
+            client.tunnel.cut(EndReason::ClientGone);
+            return None;
+        }
+        Some(client.copy(carrier))
+    })
+}
+
+/// Reads greeting and request; `None`: the client was answered or has left.
+async fn request<S: Connection + Send>(client: &mut NewClient<S>) -> io::Result<Option<String>> {
+    let Some(method) = message(client, |bytes| socks5::greeting(bytes, Method::None)).await? else {
+        return Ok(None);
+    };
+    answer(&mut client.io, &method.answer()).await?;
+    message(client, socks5::request).await
+}
+
+/// Reads one message; `None`: the client was answered or has left.
+async fn message<S: Connection + Send, T>(
+    client: &mut NewClient<S>,
+    parse: impl Fn(&[u8]) -> Parsed<T>,
+) -> io::Result<Option<T>> {
+    loop {
+        match parse(&client.early) {
+            Ok(Some((message, octets))) => {
+                client.early.advance(octets);
+                return Ok(Some(message));
+            }
+            Ok(None) => (),
+            Err(rejection) => {
+                client.refused(&rejection);
+                answer_last(&mut client.io, rejection.answer()).await;
+                return Ok(None);
+            }
+        }
+        // No message is longer than what every client may hold, so there is room.
+        if client
+            .unanswered
+            .append(&mut client.io, &mut client.early)
+            .await?
+            .unwrap_or(0)
+            == 0
+        {
+            return Ok(None);
+        }
+    }
+}
+
+async fn answer<S: Connection + Send>(io: &mut S, octets: &[u8]) -> io::Result<()> {
+    io.write_all(octets).await?;
+    io.flush().await
+}
+
+/// Before the connection is closed. A client that has left needs no answer.
+async fn answer_last<S: Connection + Send>(io: &mut S, octets: &[u8]) {
+    let _sent = answer(io, octets).await;
+    let _closed = io.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests;
