@@ -37,7 +37,7 @@ const BUILD: Duration = Duration::from_secs(20 * 60);
 /// Longest time for `promtool`.
 const PROMTOOL: Duration = Duration::from_secs(20);
 /// Until every query has its series, from the start of the first process.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 

@@ -1,7 +1,7 @@
 //! The stand-in of the tests for the Kubernetes API, as a process: `cargo xtask monitoring` counts leases at it.
 //!
-//! It is up and down for five seconds in turn, so that clients, which list leases every 15 s, meet both. From the start it
-//! has a lease that has expired, and a lease that no client may delete.
+//! It is down and up in turn, so that clients, which list leases every 15 s, meet each, and two lists of each while it is up:
+//! only then an expired lease is deleted. From the start it has such a lease, and one that no client may delete.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -12,10 +12,11 @@ use std::time::Duration;
 use serde_json::json;
 use support::{FakeApi, Fault};
 
-/// Duration of each state.
-const TURN: Duration = Duration::from_secs(5);
+/// How long it is down, and up.
+const DOWN: Duration = Duration::from_secs(15);
+const UP: Duration = Duration::from_secs(35);
 /// What it answers while it is down.
-const DOWN: u16 = 503;
+const UNAVAILABLE: u16 = 503;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), String> {
@@ -35,10 +36,10 @@ async fn main() -> Result<(), String> {
     }
     api.write_kubeconfig(&PathBuf::from(kubeconfig));
     loop {
-        api.set_fault(Some(Fault::Answer(DOWN, "{}".into())));
+        api.set_fault(Some(Fault::Answer(UNAVAILABLE, "{}".into())));
         api.state.lock().expect("the state").leases.end_watches();
-        tokio::time::sleep(TURN).await;
+        tokio::time::sleep(DOWN).await;
         api.set_fault(None);
-        tokio::time::sleep(TURN).await;
+        tokio::time::sleep(UP).await;
     }
 }
