@@ -30,9 +30,10 @@ use adit_net::listen::{ListenAddr, ListenError, Listener};
 use adit_net::socket;
 use adit_net::tasks::{Overloaded, Tasks};
 use adit_net::unix::StaleFile;
+use adit_proxy::http::Proxy;
 use adit_server::backend::Backend;
 use adit_server::frontend::events::FrontendContext;
-use adit_server::frontend::{grpc, http_connect, socks5};
+use adit_server::frontend::{grpc, http_connect, http_proxy, socks5};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{HandshakeFailure, Label as _, Listener as ListenerLabel};
 use adit_telemetry::rate::TokenBucket;
@@ -280,7 +281,7 @@ impl<'a> Listening<'a> {
             } => {
                 let alpn = match plan.dialect {
                     Dialect::Grpc => Alpn::grpc::<&str>(&[]),
-                    Dialect::HttpConnect => Alpn::http11(),
+                    Dialect::HttpConnect | Dialect::HttpProxy => Alpn::http11(),
                     Dialect::Socks5 => Alpn::none(),
                 };
                 (
@@ -312,6 +313,15 @@ impl<'a> Listening<'a> {
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     http_connect::serve(stream, peer, Arc::clone(&context), heads)
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+            Dialect::HttpProxy => {
+                let timeout = self.plan.connect.head_timeout;
+                let proxy = Arc::new(Proxy::new(timeout, context.leaving.clone()));
+                let serve = move |stream: ByteStream| {
+                    let peer = stream.peer();
+                    http_proxy::serve(stream, peer, Arc::clone(&context), Arc::clone(&proxy))
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }

@@ -236,6 +236,8 @@ label! {
         Grpc = "grpc",
         /// HTTP `CONNECT` as kube-apiserver sends it.
         HttpConnect = "http-connect",
+        /// HTTP requests with a whole URL, and `CONNECT`.
+        HttpProxy = "http-proxy",
         /// SOCKS5.
         Socks5 = "socks5",
         /// Redirected connections with a recorded original destination.

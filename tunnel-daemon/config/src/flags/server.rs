@@ -101,7 +101,7 @@ pub(super) struct ServerFlags {
 #[command(next_help_heading = "Frontends")]
 struct FrontendFlags {
     /// Listener for clients, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc,
-    /// http-connect or socks5; repeatable, at most 64; required without --redirect, --redirect-file and
+    /// http-connect, http-proxy or socks5; repeatable, at most 64; required without --redirect, --redirect-file and
     /// --transparent-bind-address
     #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend)]
     frontends: Vec<FrontendSpec>,

@@ -30,12 +30,14 @@ pub enum Dialect {
     Grpc,
     /// HTTP/1.1 CONNECT.
     HttpConnect,
+    /// HTTP requests with a whole URL, and CONNECT.
+    HttpProxy,
     /// SOCKS5.
     Socks5,
 }
 
 impl Dialect {
-    const ALL: [Self; 3] = [Self::Grpc, Self::HttpConnect, Self::Socks5];
+    const ALL: [Self; 4] = [Self::Grpc, Self::HttpConnect, Self::HttpProxy, Self::Socks5];
 
     /// The name in `--mode` and `--frontend`.
     #[must_use]
@@ -43,6 +45,7 @@ impl Dialect {
         match self {
             Self::Grpc => "grpc",
             Self::HttpConnect => "http-connect",
+            Self::HttpProxy => "http-proxy",
             Self::Socks5 => "socks5",
         }
     }
@@ -69,7 +72,7 @@ impl Dialect {
     /// Programs of every kind speak it, so that a listener which is open to a network is an open proxy.
     #[must_use]
     pub fn is_for_anyone(self) -> bool {
-        matches!(self, Self::Socks5)
+        matches!(self, Self::HttpProxy | Self::Socks5)
     }
 }
 

@@ -12,6 +12,7 @@ use futures_util::FutureExt as _;
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
+use crate::router::OpenTunnel;
 use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::{ClientDialect, EndReason, Label as _};
 use adit_tls::stream::{Connection, PeerAddr};
@@ -21,7 +22,7 @@ use adit_tunnel::{
 };
 
 /// The target network of these dialects.
-const NETWORK: &str = "tcp";
+pub(super) const NETWORK: &str = "tcp";
 
 /// An open tunnel, from its answer to its end.
 pub(super) type Copying = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -54,7 +55,7 @@ pub(super) struct NewClient<S> {
     peer: PeerAddr,
 }
 
-impl<S: Connection + Send> NewClient<S> {
+impl<S: Connection + Send + 'static> NewClient<S> {
     pub(super) fn new(
         io: S,
         peer: PeerAddr,
@@ -92,30 +93,24 @@ impl<S: Connection + Send> NewClient<S> {
         let context = &self.context;
         let mut tunnel = ClientTunnel::new(context, self.dialect);
         let asked = tunnel.dialing(destination);
-        let relay = context.relay.as_ref();
-        let raw_lane = self.io.is_plain() && relay.is_some_and(|relay| relay.has_room());
+        let raw_lane = self.io.is_plain() && context.has_room_for_raw_lane();
         let router = &context.router;
         let dialed = match self.admission.check(NETWORK, destination) {
             Ok(()) => {
-                let dial = DialId(rand::random::<i64>() & i64::MAX);
-                let dialing = router.dial_for(dial, NETWORK, destination, raw_lane, &asked);
+                let dialing = router.dial_for(dial_id(), NETWORK, destination, raw_lane, &asked);
                 let (early, unanswered) = (&mut self.early, &mut self.unanswered);
                 pending_dial::outcome(Box::pin(dialing), &mut self.io, early, unanswered).await
             }
             Err(failure) => Some(Err(failure)),
         };
-        let opened = match dialed {
-            None => {
-                tunnel.abandoned();
-                return None;
-            }
-            Some(Err(failure)) => {
-                tunnel.failed(&failure);
-                return Some(Err(failure));
-            }
-            Some(Ok(opened)) => opened,
+        let Some(dialed) = dialed else {
+            tunnel.abandoned();
+            return None;
         };
-        tunnel.opened(&opened, opened.carrier.path());
+        let opened = match report(&mut tunnel, dialed) {
+            Ok(opened) => opened,
+            Err(failure) => return Some(Err(failure)),
+        };
         context.account(&self.io, opened.agent.as_str(), || {
             rule().or_else(|| router.class_of(destination, opened.link))
         });
@@ -124,26 +119,26 @@ impl<S: Connection + Send> NewClient<S> {
     }
 
     /// The client of a tunnel that [`Self::dial`] has opened.
-    pub(super) fn open(
-        self,
-        (tunnel, mut carrier): (ClientTunnel, Carrier),
-    ) -> (Client<S>, Carrier) {
-        // From here on only an orderly end undoes this. A tunnel cut off earlier, also by the end of this process, must not
-        // look like a target that sent nothing.
-        if let Some(socket) = self.io.tcp() {
-            reset_on_close(socket);
-        }
-        if let Carrier::Endpoint(endpoint) = &mut carrier {
-            tunnel.watch(endpoint);
-        }
-        let client = Client {
-            io: self.io,
-            early: self.early,
-            tunnel,
-            counted: None,
-        };
-        (client, carrier)
+    pub(super) fn open(self, (tunnel, carrier): (ClientTunnel, Carrier)) -> (Client<S>, Carrier) {
+        Client::new(self.io, self.early, tunnel, carrier)
     }
+}
+
+/// Reports the outcome of a dial.
+pub(super) fn report(
+    tunnel: &mut ClientTunnel,
+    dialed: Result<OpenTunnel<Carrier>, DialFailure>,
+) -> Result<OpenTunnel<Carrier>, DialFailure> {
+    match &dialed {
+        Ok(opened) => tunnel.opened(opened, opened.carrier.path()),
+        Err(failure) => tunnel.failed(failure),
+    }
+    dialed
+}
+
+/// An id of a dial that no client can guess.
+pub(super) fn dial_id() -> DialId {
+    DialId(rand::random::<i64>() & i64::MAX)
 }
 
 /// A client whose dial has succeeded. Moved as a whole: a part borrowed by an earlier future would take its space twice.
@@ -157,6 +152,30 @@ pub(super) struct Client<S> {
 }
 
 impl<S: Connection + Send + 'static> Client<S> {
+    /// `early`: what the client has sent already.
+    pub(super) fn new(
+        io: S,
+        early: BytesMut,
+        tunnel: ClientTunnel,
+        mut carrier: Carrier,
+    ) -> (Self, Carrier) {
+        // From here on only an orderly end undoes this. A tunnel cut off earlier, also by the end of this process, must not
+        // look like a target that sent nothing.
+        if let Some(socket) = io.tcp() {
+            reset_on_close(socket);
+        }
+        if let Carrier::Endpoint(endpoint) = &mut carrier {
+            tunnel.watch(endpoint);
+        }
+        let client = Self {
+            io,
+            early,
+            tunnel,
+            counted: None,
+        };
+        (client, carrier)
+    }
+
     /// `None`: the relay ends its tunnels, so this one on a raw lane is cut before its answer.
     pub(super) fn unless_stopping(&mut self, carrier: &Carrier) -> Option<()> {
         if matches!(carrier, Carrier::RawLane(_))

@@ -96,7 +96,12 @@ impl FrontendContext {
         }
     }
 
-    /// Accounts for a gRPC client's connection under no agent or class: its tunnels may use any.
+    /// Whether a further tunnel may take a raw lane.
+    pub(super) fn has_room_for_raw_lane(&self) -> bool {
+        self.relay.as_ref().is_some_and(|relay| relay.has_room())
+    }
+
+    /// Accounts for a connection under no agent or class: its tunnels may use any.
     pub fn account_grpc<S: Connection>(&self, io: &S) {
         if let Some(tcp) = io.tcp() {
             let labels = Labels {
@@ -226,6 +231,11 @@ impl ClientTunnel {
             destination: &self.destination,
             path,
         }));
+    }
+
+    /// The address as the client wrote it, cut to what is shown.
+    pub(super) fn destination(&self) -> &str {
+        &self.destination
     }
 
     /// The relay of tunnels on raw lanes.

@@ -5,7 +5,9 @@ mod establish;
 pub mod events;
 pub mod grpc;
 pub mod http_connect;
+pub mod http_proxy;
 mod pending_dial;
+mod pipe;
 pub mod socks5;
 pub mod transparent;
 

@@ -60,7 +60,9 @@ where
 }
 
 /// Reads greeting and request; `None`: the client was answered or has left.
-async fn request<S: Connection + Send>(client: &mut NewClient<S>) -> io::Result<Option<String>> {
+async fn request<S: Connection + Send + 'static>(
+    client: &mut NewClient<S>,
+) -> io::Result<Option<String>> {
     let Some(method) = message(client, |bytes| socks5::greeting(bytes, Method::None)).await? else {
         return Ok(None);
     };
@@ -69,7 +71,7 @@ async fn request<S: Connection + Send>(client: &mut NewClient<S>) -> io::Result<
 }
 
 /// Reads one message; `None`: the client was answered or has left.
-async fn message<S: Connection + Send, T>(
+async fn message<S: Connection + Send + 'static, T>(
     client: &mut NewClient<S>,
     parse: impl Fn(&[u8]) -> Parsed<T>,
 ) -> io::Result<Option<T>> {

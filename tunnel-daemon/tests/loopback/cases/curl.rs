@@ -17,7 +17,7 @@ use crate::support::targets;
 use crate::support::world::World;
 
 /// Size of the page: several reads, and more than one flow-control window.
-const PAGE_BYTES: usize = 3_000_000;
+pub(super) const PAGE_BYTES: usize = 3_000_000;
 /// Time limit of curl and of each command of the demo.
 const SECONDS: &str = "120";
 /// Environment variables that configure proxies or curl.
@@ -33,7 +33,7 @@ const VARIABLES: [&str; 8] = [
 ];
 
 /// Whether curl is installed. Without curl, reports `test` as skipped.
-fn has_curl(test: &str) -> bool {
+pub(super) fn has_curl(test: &str) -> bool {
     let found = Command::new("curl").arg("--version").output().is_ok();
     if !found {
         assert!(std::env::var_os("CI").is_none(), "CI has curl");
@@ -43,7 +43,7 @@ fn has_curl(test: &str) -> bool {
 }
 
 /// Runs a program with a time limit and without the proxy variables of this environment.
-fn run(program: &str, args: &[&str]) -> Output {
+pub(super) fn run(program: &str, args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args([SECONDS, program]).args(args);
     for variable in VARIABLES {
@@ -54,7 +54,7 @@ fn run(program: &str, args: &[&str]) -> Output {
 }
 
 /// A web server with one page.
-async fn page() -> (u16, Tasks) {
+pub(super) async fn page() -> (u16, Tasks) {
     targets::serve(|mut stream| async move {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -87,6 +87,54 @@ fn through(world: &World, client: Option<&str>) -> Vec<String> {
     // curl takes the value of a long option as a separate argument.
     let pairs = flags.iter().flat_map(|flag| flag.splitn(2, '='));
     pairs.map(str::to_owned).collect()
+}
+
+/// SOCKS5, with names resolved by curl or by the agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn curl_fetches_a_page_by_socks5_and_socks5h() {
+    if !has_curl("curl_fetches_a_page_by_socks5_and_socks5h") {
+        return;
+    }
+    let (port, _page) = page().await;
+    let flags = [
+        "--frontend=socks5=tcp:127.0.0.1:0",
+        "--insecure-plaintext-frontend",
+    ];
+    let (world, _agent) = World::linked(&flags, &[]).await;
+    let frontend = world.server().frontends[0];
+    for scheme in ["socks5", "socks5h"] {
+        let (proxy, url) = (
+            format!("{scheme}://{frontend}"),
+            format!("http://localhost:{port}/"),
+        );
+        let fetched = run(
+            "curl",
+            &[
+                "--silent",
+                "--show-error",
+                "--fail",
+                "-4",
+                "--proxy",
+                &proxy,
+                &url,
+            ],
+        );
+        let errors = String::from_utf8_lossy(&fetched.stderr);
+        assert_eq!(fetched.status.code(), Some(0), "{scheme}: {errors}");
+        assert!(
+            fetched.stdout == targets::pattern(0, PAGE_BYTES),
+            "{scheme}"
+        );
+    }
+    // curl has words for each reply.
+    let (_held, closed) = targets::closed_port();
+    let (proxy, url) = (format!("socks5h://{frontend}"), format!("http://{closed}/"));
+    let refused = run(
+        "curl",
+        &["--silent", "--show-error", "--proxy", &proxy, &url],
+    );
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(errors.contains("(5)"), "{errors}");
 }
 
 fn curl(flags: &[String], url: &str) -> Output {

@@ -32,6 +32,7 @@ mod hostile_clients;
 mod hostile_lanes;
 mod hostile_opens;
 mod hostile_servers;
+mod http_proxy;
 mod hung_files;
 mod idle_tunnels;
 mod insecure_agents;

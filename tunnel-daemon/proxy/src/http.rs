@@ -1,0 +1,12 @@
+//! One client's connection to the HTTP proxy: requests one after the other, to any targets, or one CONNECT.
+
+mod answer;
+mod exchange;
+mod idle;
+mod request;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+pub use answer::Refusal;
+pub use serve::{After, Connector, Proxy, serve};

@@ -1,0 +1,554 @@
+//! Clients of the proxy and targets behind it, in memory: what a target receives, octet by octet, and what a client gets.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use std::sync::Arc;
+
+use super::*;
+
+const PIPE: usize = 1 << 20;
+
+/// Each tunnel's far end, and its target.
+struct World {
+    client: DuplexStream,
+    dialed: mpsc::UnboundedReceiver<(String, DuplexStream)>,
+    leaving: CancellationToken,
+    served: JoinHandle<Option<(DuplexStream, bytes::Bytes)>>,
+}
+
+struct InMemory {
+    dialed: mpsc::UnboundedSender<(String, DuplexStream)>,
+    denied: Mutex<Vec<String>>,
+}
+
+impl Connector for InMemory {
+    type Tunnel = DuplexStream;
+    type Stream = DuplexStream;
+
+    fn authenticate(&self, _headers: &HeaderMap) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn permits(&self, target: &str) -> Result<(), Refusal> {
+        match self
+            .denied
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|denied| denied == target)
+        {
+            true => Err(Refusal::method("denied")),
+            false => Ok(()),
+        }
+    }
+
+    async fn open(&self, target: &str, _alone: bool) -> Result<DuplexStream, Refusal> {
+        if target.starts_with("away") {
+            return Err(Refusal::from(&adit_core::failure::DialFailure::Target(
+                "dial tcp 10.0.0.1:80: connect: connection refused".to_owned(),
+            )));
+        }
+        let (near, far) = duplex(PIPE);
+        self.dialed
+            .send((target.to_owned(), far))
+            .expect("the test waits");
+        Ok(near)
+    }
+
+    fn stream(&self, tunnel: DuplexStream) -> DuplexStream {
+        tunnel
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        tokio::spawn(work);
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let leaving = CancellationToken::new();
+        let proxy = Arc::new(Proxy::new(Duration::from_secs(60), leaving.clone()));
+        Self::with(proxy, leaving)
+    }
+
+    fn with(proxy: Arc<Proxy>, leaving: CancellationToken) -> Self {
+        let (client, io) = duplex(PIPE);
+        let (dialed, targets) = mpsc::unbounded_channel();
+        let connector = InMemory {
+            dialed,
+            denied: Mutex::default(),
+        };
+        let served = tokio::spawn(async move {
+            match serve(io, proxy, connector).await {
+                Ok(Some((io, early, After::Tunnel(mut tunnel)))) => {
+                    tunnel.write_all(&early).await.expect("it is taken");
+                    drop(tunnel);
+                    Some((io, early))
+                }
+                Ok(Some((mut io, early, After::Upgraded(upgrade)))) => {
+                    let mut target =
+                        hyper_util::rt::TokioIo::new(upgrade.await.expect("it upgrades"));
+                    target.write_all(&early).await.expect("it is taken");
+                    let _ended = tokio::io::copy_bidirectional(&mut io, &mut target).await;
+                    None
+                }
+                Ok(None) | Err(_) => None,
+            }
+        });
+        Self {
+            client,
+            dialed: targets,
+            leaving,
+            served,
+        }
+    }
+
+    async fn say(&mut self, text: &str) {
+        self.client
+            .write_all(text.as_bytes())
+            .await
+            .expect("it is taken");
+    }
+
+    /// The next tunnel's far end.
+    async fn target(&mut self) -> (String, DuplexStream) {
+        within(self.dialed.recv()).await.expect("a dial")
+    }
+
+    /// All that the client gets until its connection ends.
+    async fn rest(mut self) -> String {
+        self.client.shutdown().await.expect("a half-close");
+        let mut text = Vec::new();
+        within(self.client.read_to_end(&mut text))
+            .await
+            .expect("to its end");
+        String::from_utf8(text).expect("text")
+    }
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), work)
+        .await
+        .expect("it hangs")
+}
+
+/// Reads until the text ends with `end`.
+async fn until(io: &mut DuplexStream, end: &str) -> String {
+    within(async {
+        let mut text = Vec::new();
+        while !text.ends_with(end.as_bytes()) {
+            let octet = io.read_u8().await;
+            text.push(
+                octet.unwrap_or_else(|_| {
+                    panic!("no {end:?} in {:?}", String::from_utf8_lossy(&text))
+                }),
+            );
+        }
+        String::from_utf8(text).expect("text")
+    })
+    .await
+}
+
+/// A request as the target received it, without the name of this proxy.
+async fn received(target: &mut DuplexStream, end: &str) -> String {
+    let text = until(target, end).await;
+    let lines = text.split_inclusive("\r\n");
+    lines
+        .filter(|line| !line.starts_with("via: 1.1 adit-"))
+        .collect()
+}
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi";
+
+#[tokio::test]
+async fn a_target_gets_one_canonical_request_and_the_client_its_response() {
+    let mut world = World::new();
+    world
+        .say(
+            "POST http://web.test/a?b=c HTTP/1.1\r\nHost: other.test\r\nContent-Length: 3\r\nProxy-Connection: keep-alive\r\n\
+             Connection: close, X-Mine\r\nX-Mine: 1\r\nX-Kept: 2\r\nProxy-Authorization: Basic c2VjcmV0\r\nTE: trailers\r\n\r\nabc",
+        )
+        .await;
+    let (to, mut target) = world.target().await;
+    assert_eq!(to, "web.test:80");
+    assert_eq!(
+        received(&mut target, "abc").await,
+        "POST /a?b=c HTTP/1.1\r\nHost: web.test\r\nContent-Length: 3\r\nX-Kept: 2\r\nconnection: te\r\nTE: trailers\r\n\r\nabc"
+    );
+    target
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nKeep-Alive: timeout=5\r\nConnection: X-Own\r\nX-Own: 1\r\nX-Theirs: 2\r\n\r\nhi")
+        .await
+        .unwrap();
+    let answer = world.rest().await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nhi"),
+        "{answer}"
+    );
+    for (header, is_kept) in [
+        ("Keep-Alive:", false),
+        ("X-Own", false),
+        ("X-Theirs: 2", true),
+        ("via: 1.1 adit-", true),
+    ] {
+        assert_eq!(answer.contains(header), is_kept, "{header}: {answer}");
+    }
+}
+
+/// The classic list: each is refused, or its target gets one request that reads one way only.
+#[tokio::test]
+async fn requests_that_read_two_ways_are_refused() {
+    let post = "POST http://web.test/ HTTP/1.1\r\nHost: web.test\r\n";
+    for wrong in [
+        format!("{post}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        format!("{post}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!"),
+        format!("{post}Content-Length: 5, 5\r\n\r\nhello"),
+        format!("{post}Content-Length: +5\r\n\r\nhello"),
+        format!("{post}Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello"),
+        format!("{post}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"),
+        format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+        format!("{post}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+        format!("{post}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        format!("{post}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n"),
+        format!("{post}X: a\r\n Transfer-Encoding: chunked\r\n\r\n"),
+        format!("{post}X\r\n\r\n"),
+        format!("{post}X: a\0b\r\n\r\n"),
+        format!("{post}X: a\rContent-Length: 3\r\n\r\n"),
+        "GET http://web.test/ HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n".to_owned(),
+        "POST http://web.test/ HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(),
+        "GET / HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "GET https://web.test/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "GET http://user:word@web.test/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "GET http://web.test:0/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "GET http://web.test:99999/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "GET http://we%62.test/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "CONNECT web.test HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "CONNECT http://web.test:80/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "CONNECT user@web.test:80 HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+    ] {
+        let mut world = World::new();
+        world.say(&wrong).await;
+        let (mut dialed, rest) = {
+            let World {
+                client,
+                dialed,
+                leaving,
+                served,
+            } = world;
+            let (_sender, empty) = mpsc::unbounded_channel();
+            (
+                dialed,
+                World {
+                    client,
+                    dialed: empty,
+                    leaving,
+                    served,
+                }
+                .rest()
+                .await,
+            )
+        };
+        assert!(rest.starts_with("HTTP/1.1 400 "), "{wrong:?}: {rest}");
+        assert!(dialed.try_recv().is_err(), "{wrong:?} was dialled");
+    }
+}
+
+/// What this proxy reads otherwise than some others, it writes in the one form.
+#[tokio::test]
+async fn lenient_forms_reach_the_target_in_canonical_form() {
+    for (sent, head, body) in [
+        (
+            "GET http://web.test/ HTTP/1.1\nHost: evil.test\nX: 1\n\n",
+            "GET / HTTP/1.1\r\nHost: web.test\r\nX: 1\r\n\r\n",
+            "",
+        ),
+        (
+            "POST http://web.test/ HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: CHUNKED\r\n\r\n0005;x=\"\r\n\"\r\nhello\r\n00\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: web.test\r\ntransfer-encoding: chunked\r\n\r\n",
+            "5\r\nhello\r\n0\r\n\r\n",
+        ),
+        (
+            "POST http://web.test:8080/ HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: web.test:8080\r\ntransfer-encoding: chunked\r\n\r\n",
+            "5\r\nhello\r\n0\r\n\r\n",
+        ),
+    ] {
+        let mut world = World::new();
+        world.say(sent).await;
+        let Ok(Some((_to, mut target))) =
+            tokio::time::timeout(Duration::from_secs(2), world.dialed.recv()).await
+        else {
+            let rest = world.rest().await;
+            assert!(rest.starts_with("HTTP/1.1 400 "), "{sent:?}: {rest}");
+            continue;
+        };
+        let mut expected = head.to_owned();
+        expected.push_str(body);
+        target.write_all(OK.as_bytes()).await.unwrap();
+        drop(world.rest().await);
+        let mut text = String::new();
+        let _reset = within(target.read_to_string(&mut text)).await;
+        let got: String = text
+            .split_inclusive("\r\n")
+            .filter(|line| !line.starts_with("via: "))
+            .collect();
+        let is_refused = got.is_empty() || !got.ends_with("0\r\n\r\n") && !body.is_empty();
+        assert!(got == expected || is_refused, "{sent:?}: {got:?}");
+    }
+}
+
+#[tokio::test]
+async fn one_connection_serves_several_targets_and_keeps_theirs() {
+    let mut world = World::new();
+    let mut targets = Vec::new();
+    for (at, host) in ["a.test", "b.test", "a.test", "b.test"]
+        .into_iter()
+        .enumerate()
+    {
+        world
+            .say(&format!(
+                "GET http://{host}/{at} HTTP/1.1\r\nHost: {host}\r\n\r\n"
+            ))
+            .await;
+        if at < 2 {
+            targets.push(world.target().await);
+        }
+        let (to, target) = &mut targets[at % 2];
+        assert_eq!(*to, format!("{host}:80"));
+        let head = received(target, "\r\n\r\n").await;
+        assert!(
+            head.starts_with(&format!("GET /{at} HTTP/1.1\r\nHost: {host}\r\n")),
+            "{head}"
+        );
+        target.write_all(OK.as_bytes()).await.unwrap();
+        until(&mut world.client, "\r\n\r\nhi").await;
+    }
+    assert!(world.dialed.try_recv().is_err(), "a third connection");
+}
+
+/// A target may close a connection that waits, at any time; the next request gets a new one.
+#[tokio::test]
+async fn a_connection_that_has_ended_while_waiting_is_replaced() {
+    let mut world = World::new();
+    for _ in 0..2 {
+        world
+            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+            .await;
+        let (_to, mut target) = world.target().await;
+        received(&mut target, "\r\n\r\n").await;
+        target.write_all(OK.as_bytes()).await.unwrap();
+        until(&mut world.client, "\r\n\r\nhi").await;
+    }
+}
+
+#[tokio::test]
+async fn connect_hands_over_the_connection_and_early_bytes() {
+    let mut world = World::new();
+    world
+        .say("CONNECT [fd00::1]:443 HTTP/1.1\r\nHost: x\r\n\r\nearly")
+        .await;
+    let (to, mut target) = world.target().await;
+    assert_eq!(to, "[fd00::1]:443");
+    let head = until(&mut world.client, "\r\n\r\n").await;
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK\r\n") && !head.contains("ontent-"),
+        "{head}"
+    );
+    let mut early = String::new();
+    within(target.read_to_string(&mut early)).await.unwrap();
+    assert_eq!(early, "early");
+    let (_io, bytes) = within(world.served).await.unwrap().expect("a tunnel");
+    assert_eq!(&bytes[..], b"early");
+}
+
+#[tokio::test]
+async fn an_upgrade_carries_bytes_both_ways() {
+    let mut world = World::new();
+    world
+        .say("GET http://ws.test/ HTTP/1.1\r\nHost: ws.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    let head = received(&mut target, "\r\n\r\n").await;
+    assert!(
+        head.contains("onnection: upgrade\r\n") && head.contains("pgrade: websocket\r\n"),
+        "{head}"
+    );
+    target
+        .write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nfrom")
+        .await
+        .unwrap();
+    let head = until(&mut world.client, "\r\n\r\n").await;
+    assert!(
+        head.starts_with("HTTP/1.1 101 ") && head.contains("pgrade: websocket\r\n"),
+        "{head}"
+    );
+    until(&mut world.client, "from").await;
+    world.say("to").await;
+    until(&mut target, "to").await;
+}
+
+/// HTTP/2 in clear text would carry requests past this proxy.
+#[tokio::test]
+async fn an_upgrade_to_http_2_is_not_passed_on() {
+    let mut world = World::new();
+    world
+        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    let head = received(&mut target, "\r\n\r\n").await;
+    assert_eq!(head, "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    target
+        .write_all(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        )
+        .await
+        .unwrap();
+    let head = until(&mut world.client, "\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+}
+
+#[tokio::test]
+async fn failures_name_their_cause_in_header_and_body() {
+    let mut world = World::new();
+    world
+        .say("GET http://away.test/ HTTP/1.1\r\nHost: away.test\r\n\r\n")
+        .await;
+    let head = until(&mut world.client, "connection refused\n").await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    assert!(
+        head.contains("proxy-status: adit; error=connection_refused\r\n"),
+        "{head}"
+    );
+    // The connection goes on.
+    world
+        .say("CONNECT away.test:1 HTTP/1.1\r\nHost: away.test\r\n\r\n")
+        .await;
+    until(&mut world.client, "connection refused\n").await;
+    // A target that breaks off before its response.
+    world
+        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+        .await;
+    drop(world.target().await);
+    let head = until(&mut world.client, "\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    assert!(head.contains("error=http_response_incomplete"), "{head}");
+}
+
+/// A response that breaks off must not look complete.
+#[tokio::test]
+async fn a_response_that_breaks_off_breaks_the_clients_connection() {
+    let mut world = World::new();
+    world
+        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    received(&mut target, "\r\n\r\n").await;
+    target
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        .await
+        .unwrap();
+    drop(target);
+    let answer = world.rest().await;
+    assert!(answer.ends_with("\r\n\r\nhalf"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_request_that_comes_again_is_refused() {
+    let leaving = CancellationToken::new();
+    let proxy = Arc::new(Proxy::new(Duration::from_secs(60), leaving.clone()));
+    let mut first = World::with(Arc::clone(&proxy), leaving.clone());
+    first
+        .say("GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n\r\n")
+        .await;
+    let (_to, mut target) = first.target().await;
+    let head = until(&mut target, "\r\n\r\n").await;
+    let via = head
+        .lines()
+        .find(|line| line.starts_with("via: "))
+        .expect("a Via");
+    let mut second = World::with(proxy, leaving);
+    second
+        .say(&format!(
+            "GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n{via}\r\n\r\n"
+        ))
+        .await;
+    let answer = second.rest().await;
+    assert!(
+        answer.starts_with("HTTP/1.1 502 ") && answer.contains("proxy_loop_detected"),
+        "{answer}"
+    );
+}
+
+/// The body waits for the target's consent, and is not asked for if the target refuses.
+#[tokio::test]
+async fn a_body_with_expect_is_sent_when_the_target_wants_it() {
+    let ask = "PUT http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
+    let mut world = World::new();
+    world.say(ask).await;
+    let (_to, mut target) = world.target().await;
+    let head = received(&mut target, "\r\n\r\n").await;
+    assert!(head.contains("Expect: 100-continue\r\n"), "{head}");
+    target
+        .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+        .await
+        .unwrap();
+    until(&mut world.client, "HTTP/1.1 100 Continue\r\n\r\n").await;
+    world.say("body").await;
+    until(&mut target, "body").await;
+    target.write_all(OK.as_bytes()).await.unwrap();
+    until(&mut world.client, "\r\n\r\nhi").await;
+
+    let mut world = World::new();
+    world.say(ask).await;
+    let (_to, mut target) = world.target().await;
+    received(&mut target, "\r\n\r\n").await;
+    target
+        .write_all(b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n")
+        .await
+        .unwrap();
+    let answer = world.rest().await;
+    assert!(
+        answer.starts_with("HTTP/1.1 417 ") && !answer.contains("100 Continue"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn trailers_pass_both_ways() {
+    let mut world = World::new();
+    world
+        .say("POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    let text = until(&mut target, "\r\n\r\n1\r\na\r\n0\r\nx-sum: 1\r\n\r\n").await;
+    assert!(text.contains("Trailer: X-Sum\r\n"), "{text}");
+    target
+        .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-End\r\n\r\n1\r\nb\r\n0\r\nX-End: 2\r\n\r\n")
+        .await
+        .unwrap();
+    until(&mut world.client, "1\r\nb\r\n0\r\nx-end: 2\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn a_connection_that_waits_ends_when_the_process_leaves() {
+    let mut world = World::new();
+    world
+        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    received(&mut target, "\r\n\r\n").await;
+    target.write_all(OK.as_bytes()).await.unwrap();
+    until(&mut world.client, "\r\n\r\nhi").await;
+    world.leaving.cancel();
+    within(world.served).await.unwrap();
+    let mut rest = Vec::new();
+    within(target.read_to_end(&mut rest)).await.unwrap();
+    within(world.client.read_to_end(&mut rest)).await.unwrap();
+    assert!(rest.is_empty());
+}
