@@ -57,7 +57,7 @@ impl ReloadEvents for CertificateEvents {
         tracing::info!(files = name, "new TLS files are in use");
         self.metrics.tls_reloads.count(ReloadResult::Ok);
         if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
-            authorizer.tls_changed();
+            authorizer.changed();
         }
     }
 

@@ -295,6 +295,7 @@ impl<'a> Listening<'a> {
             .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
         let (clients, context) = (&context.tasks, Arc::clone(context));
+        let users = context.users.clone().filter(|_| plan.asks_for_users());
         match plan.dialect {
             Dialect::Grpc => {
                 let keepalive = self.plan.frontend_keepalive;
@@ -321,7 +322,8 @@ impl<'a> Listening<'a> {
                 let proxy = Arc::new(Proxy::new(timeout, context.leaving.clone()));
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
-                    http_proxy::serve(stream, peer, Arc::clone(&context), Arc::clone(&proxy))
+                    let (context, proxy) = (Arc::clone(&context), Arc::clone(&proxy));
+                    http_proxy::serve(stream, peer, context, proxy, users.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -329,7 +331,7 @@ impl<'a> Listening<'a> {
                 let requests = self.plan.connect;
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
-                    socks5::serve(stream, peer, Arc::clone(&context), requests)
+                    socks5::serve(stream, peer, Arc::clone(&context), requests, users.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }

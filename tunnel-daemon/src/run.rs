@@ -175,6 +175,7 @@ fn followers_of_server(plan: &ServerPlan) -> usize {
     let redirect = plan.transparent.redirect.as_ref();
     let others = [
         plan.agents.deny.is_some(),
+        plan.users.is_some(),
         plan.agents.tokens.is_some() || plan.leases.is_some(),
         redirect.is_some_and(|redirect| redirect.file.is_some()),
         !plan.destinations.allowed.is_empty(),

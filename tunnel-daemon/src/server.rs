@@ -106,7 +106,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         tenant.metrics.clone(),
         links.clone(),
     );
-    let context = tenant.frontends(&process, &clients);
+    let context = tenant.frontends(plan, &process, &clients)?;
     // Before agents can connect: the redirect recognizes agents among the captured processes.
     let (captured, transparent) = listening.transparent(&context)?;
     let agent_connections = backend.open_connections();

@@ -5,5 +5,6 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
+pub mod followed;
 pub mod frontend;
 pub mod router;

@@ -11,6 +11,7 @@ use adit_net::tasks::Tasks;
 use adit_server::backend::AgentAuthorizer;
 use adit_server::frontend::client_limits::ClientLimits;
 use adit_server::frontend::events::FrontendContext;
+use adit_server::frontend::users::FrontendUsers;
 use adit_server::router::{DialLimits, Router};
 use adit_telemetry::{AccessLog, ServerMetrics};
 use adit_tls::reload::ReloadableServerTls;
@@ -76,7 +77,6 @@ impl Tenant {
     ) -> anyhow::Result<AgentAuthorizer> {
         let authorizer = AgentAuthorizer::load(plan.agents.deny.as_deref(), Arc::clone(tls))?;
         let following = authorizer.clone().follow(
-            plan.agents.deny.clone(),
             Arc::clone(&self.router),
             links.clone(),
             process.metrics.clone(),
@@ -88,8 +88,21 @@ impl Tenant {
     }
 
     /// State that this tenant's frontends share.
-    pub(super) fn frontends(&self, process: &Process, clients: &Tasks) -> Arc<FrontendContext> {
-        Arc::new(FrontendContext {
+    ///
+    /// # Errors
+    /// The list of users cannot be used.
+    pub(super) fn frontends(
+        &self,
+        plan: &ServerPlan,
+        process: &Process,
+        clients: &Tasks,
+    ) -> anyhow::Result<Arc<FrontendContext>> {
+        let users = plan.users.as_deref().map(FrontendUsers::load).transpose()?;
+        if let Some(users) = users.clone() {
+            let following = users.follow(process.metrics.clone(), process.controls.reread.clone());
+            process.services.spawn_always("frontend-users", following);
+        }
+        Ok(Arc::new(FrontendContext {
             router: Arc::clone(&self.router),
             metrics: self.metrics.clone(),
             access: Arc::clone(&self.access),
@@ -97,8 +110,9 @@ impl Tenant {
             descriptors: Arc::clone(&process.descriptors),
             accounts: process.accounts.clone(),
             limits: Arc::clone(&self.clients),
+            users,
             tasks: clients.clone(),
             leaving: process.stop.clone(),
-        })
+        }))
     }
 }

@@ -85,6 +85,8 @@ families! {
         tls_reloads: Counters<ReloadResult> = families.counters_from_zero("tls_reloads_total", "result"),
         /// Reloads of a changed deny list (--agent-deny), by result; after a failure the old list stays in use
         deny_reloads: Counters<ReloadResult> = server.counters_from_zero("agent_deny_reloads_total", "result"),
+        /// Reloads of a changed list of users (--frontend-users), by result; after a failure the old list stays in use
+        users_reloads: Counters<ReloadResult> = server.counters_from_zero("frontend_users_reloads_total", "result"),
         /// Open agent links, by implementation of the peer
         links: Gauges<PeerKind> = server.gauges_from_zero("links", "peer"),
         /// Open agent links excluded from dials because the agent reads nothing

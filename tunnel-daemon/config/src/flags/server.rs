@@ -117,6 +117,9 @@ struct FrontendFlags {
     /// TCP frontends in clear text, for anyone who can connect
     #[arg(long, conflicts_with = "server_cert")]
     insecure_plaintext_frontend: bool,
+    /// Users of socks5 and http-proxy frontends in clear text on TCP, lines NAME:PASSWORD; without it these listen on loopback
+    #[arg(long, value_name = "FILE", requires = "insecure_plaintext_frontend")]
+    frontend_users: Option<PathBuf>,
     /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
     /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; or all, or none;
     /// repeatable [default: all]
@@ -243,6 +246,7 @@ impl ServerFlags {
             server_count: agents.server_count,
             leases: agents.leases(&server_id)?,
             frontends: frontends.plans(warnings)?,
+            users: frontends.frontend_users.clone(),
             client_rules: ClientRules::parse(&frontends.client_allow_targets)
                 .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
             transparent: self.transparent.plan(),

@@ -41,6 +41,7 @@ pub(super) fn map(
         server_count: options.server_count,
         leases,
         frontends: vec![frontend(options, checked.dialect)?],
+        users: None,
         client_rules: ClientRules::default(),
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
         connect: ConnectPlan::default(),

@@ -104,6 +104,15 @@ pub struct FrontendPlan {
     pub listen: FrontendListen,
 }
 
+impl FrontendPlan {
+    /// Whether its clients are asked for user and password, if there are users.
+    #[must_use]
+    pub fn asks_for_users(&self) -> bool {
+        let is_clear = matches!(self.listen, FrontendListen::Tcp { tls: None, .. });
+        self.dialect.is_for_anyone() && is_clear
+    }
+}
+
 /// The listener for agents.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AgentListenerPlan {
@@ -140,6 +149,8 @@ pub struct ServerSettings {
     pub server_count: i64,
     /// At least one, unless the transparent frontend is used.
     pub frontends: Vec<FrontendPlan>,
+    /// Users of those frontends in clear text that any program can use; `None`: nobody is asked.
+    pub users: Option<PathBuf>,
     /// Targets that clients may ask for; by default all, as upstream.
     pub client_rules: ClientRules,
     /// Time between HTTP/2 pings on gRPC frontends.
@@ -256,10 +267,13 @@ impl ServerSettings {
                     }
                 }
                 FrontendListen::Tcp { bind, tls: None } => {
-                    if frontend.dialect.is_for_anyone() && !bind.is_loopback() {
+                    if frontend.dialect.is_for_anyone()
+                        && !bind.is_loopback()
+                        && self.users.is_none()
+                    {
                         bail!(
                             "the {} frontend on {bind} would be an open proxy: let it listen on 127.0.0.1, [::1] or a unix \
-                             socket, or give --server-cert, --server-key and --server-ca-cert",
+                             socket, or give --server-cert, --server-key and --server-ca-cert, or --frontend-users",
                             frontend.dialect.name()
                         );
                     }
@@ -274,6 +288,13 @@ impl ServerSettings {
             bail!(
                 "--client-allow-target with cn=, dns= or uri= goes by certificates of clients, and no frontend asks for one: give a \
                  frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out"
+            );
+        }
+        super::parts::check_files([("--frontend-users", self.users.as_ref())])?;
+        if self.users.is_some() && !self.frontends.iter().any(FrontendPlan::asks_for_users) {
+            // A security flag is never accepted without effect.
+            bail!(
+                "--frontend-users is for socks5 and http-proxy frontends on TCP without TLS, and there is none: give one, or drop it"
             );
         }
         self.admin_socket.check()?;

@@ -5,7 +5,7 @@ use adit_core::destination::is_denial;
 use adit_core::failure::DialFailure;
 use adit_core::text::Excerpt;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 
@@ -81,8 +81,8 @@ impl Refusal {
         Self::new(StatusCode::BAD_GATEWAY, "http_upgrade_failed", text)
     }
 
-    /// The response of the proxy.
-    pub(super) fn response(&self) -> Response<Full<Bytes>> {
+    /// The response of the proxy. `has_body`: the request has one, which may not have been read to its end.
+    pub(super) fn response(&self, has_body: bool) -> Response<Full<Bytes>> {
         let mut response = Response::new(Full::from(format!("{}\n", self.text)));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
@@ -94,6 +94,10 @@ impl Refusal {
             && !self.error.is_empty()
         {
             headers.insert(PROXY_STATUS, cause);
+        }
+        if has_body || self.status == StatusCode::BAD_REQUEST {
+            // What follows may be the rest of the request.
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             headers.insert(

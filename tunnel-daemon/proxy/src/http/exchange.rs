@@ -42,7 +42,6 @@ pub(super) async fn exchange<C: Connector>(
     switched: &Switched<C>,
 ) -> Result<Response<ToClient<C>>, Refusal> {
     let upgrades = for_target(&mut parts, &proxy.via)?;
-    connector.permits(&target)?;
     let progress = Arc::new(Progress::default());
     let expects = parts
         .headers
@@ -59,7 +58,11 @@ pub(super) async fn exchange<C: Connector>(
             }
         });
     }
-    let mut waited = ready(proxy, &target).await;
+    // A client that may not ask for the target is told so when it opens a connection of its own.
+    let mut waited = match connector.permits(&target) {
+        true => ready(proxy, &target).await,
+        false => None,
+    };
     let (sender, response) = loop {
         let was_waiting = waited.is_some();
         let mut sender = match waited.take() {

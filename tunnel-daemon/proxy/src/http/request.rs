@@ -212,6 +212,8 @@ pub(super) fn for_client(response: &mut response::Parts, via: &HeaderValue, upgr
         response.headers.insert(UPGRADE, protocol);
     }
     response.headers.append(VIA, by(response.version, via));
+    // Its framing is the client's connection's: a response without a length must not end like one that is cut off.
+    response.version = Version::HTTP_11;
 }
 
 /// The protocol that the client asks for, if it may: HTTP/2 would take the connection out of this proxy's sight.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
@@ -38,10 +38,7 @@ pub trait Connector: Send + Sync + 'static {
     fn authenticate(&self, headers: &HeaderMap) -> Result<(), Refusal>;
 
     /// Whether the client may use a connection to this `host:port` that is open already.
-    ///
-    /// # Errors
-    /// It may not.
-    fn permits(&self, target: &str) -> Result<(), Refusal>;
+    fn permits(&self, target: &str) -> bool;
 
     /// Opens a tunnel to `host:port`. `alone`: the client's connection becomes this tunnel.
     ///
@@ -106,16 +103,20 @@ impl<C: Connector> Switched<C> {
     }
 }
 
-/// Serves one client. Returns its connection, what it has sent beyond its last request, and what the connection has become;
-/// `None`: it has ended. `Err`: it broke off before the client could know what it has become.
-///
-/// # Errors
-/// What the connection should have become.
-pub async fn serve<S, C>(
-    io: S,
-    proxy: Arc<Proxy>,
-    connector: C,
-) -> Result<Option<(S, Bytes, After<C::Tunnel>)>, After<C::Tunnel>>
+/// How a client's connection has ended.
+pub enum Served<S, T> {
+    /// In order, or it was the client that broke it off.
+    Closed,
+    /// In the middle of a response: the client must see that.
+    Broken(S),
+    /// It has become something else. The bytes are what the client has sent beyond its last request.
+    Became(S, Bytes, After<T>),
+    /// It should have, but the client could not be told.
+    Lost(After<T>),
+}
+
+/// Serves one client until its connection ends or becomes something else.
+pub async fn serve<S, C>(io: S, proxy: Arc<Proxy>, connector: C) -> Served<S, C::Tunnel>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     C: Connector,
@@ -130,9 +131,10 @@ where
             let (proxy, connector) = (Arc::clone(&proxy), Arc::clone(&connector));
             let switched = Arc::clone(&switched);
             Box::pin(async move {
+                let has_body = !Body::is_end_stream(request.body());
                 let answered = answer(request, &proxy, &connector, &switched).await;
                 let answered =
-                    answered.unwrap_or_else(|refusal| refusal.response().map(Either::Left));
+                    answered.unwrap_or_else(|refusal| refusal.response(has_body).map(Either::Left));
                 Ok::<_, std::convert::Infallible>(answered)
             })
         })
@@ -158,14 +160,15 @@ where
     let parts = connection.into_parts();
     let mut io = parts.io.into_inner();
     match (ended, switched.take()) {
-        (Ok(()), Some(after)) => Ok(Some((io, parts.read_buf, after))),
-        (Err(_broken), Some(after)) => Err(after),
+        (Ok(()), Some(after)) => Served::Became(io, parts.read_buf, after),
+        (Err(_broken), Some(after)) => Served::Lost(after),
+        (Err(error), None) if error.is_user() => Served::Broken(io),
         (ended, None) => {
             if let Err(error) = ended {
                 tracing::debug!(%error, "a client's connection failed");
             }
             let _closed = io.shutdown().await;
-            Ok(None)
+            Served::Closed
         }
     }
 }

@@ -1,58 +1,38 @@
 //! Authorizes agents by deny list, CA and revocation lists: when they link, and again whenever one of these changes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release,
 };
-use std::time::Duration;
 
 use adit_core::grant::{DenyError, DenyList};
 use adit_core::ids::AgentId;
-use adit_host::files::{ReadError, Reader, STUCK_AFTER};
-use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::followed::{Content, FileError, Followed, POLL, read};
 use crate::router::Router;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AditMetrics;
-use adit_telemetry::labels::{AgentRefusal, LinkEnding, ReloadResult};
+use adit_telemetry::labels::{AgentRefusal, LinkEnding};
 use adit_tls::agent_identity::AgentIdentity;
 use adit_tls::cause::TlsCause;
-use adit_tls::reload::{Changes, ReloadableServerTls};
+use adit_tls::reload::ReloadableServerTls;
 use adit_tls::reread::Reread;
 use adit_tunnel::lane::LaneRights;
 
-/// How often the file is read where changes cannot be watched.
-const POLL: Duration = Duration::from_secs(30);
 /// Links checked before the task yields: verifying a signature takes a tenth of a millisecond.
 const LINKS_PER_GO: usize = 16;
-/// Size limit of the file.
-const BYTES_MAX: u64 = 4 << 20;
+impl Content for DenyList {
+    type Error = DenyError;
+    const FLAG: &'static str = "--agent-deny";
+    const NAME: &'static str = "deny list";
+    const IF_TOO_LONG: &'static str = "write patterns";
 
-/// Why a deny list cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum DenyFileError {
-    /// The file is larger than a deny list may be.
-    #[error("--agent-deny {path}: it has more than {} MiB; write patterns", BYTES_MAX >> 20, path = .0.display())]
-    TooLong(PathBuf),
-    /// It cannot be read.
-    #[error("--agent-deny {path}: {cause}", path = .path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        cause: std::io::Error,
-    },
-    /// A line is wrong.
-    #[error("--agent-deny {path}: {cause}", path = .path.display())]
-    Wrong {
-        /// The file.
-        path: PathBuf,
-        /// The line, and the reason.
-        cause: DenyError,
-    },
+    fn parse(text: &str) -> Result<Self, DenyError> {
+        Self::parse(text)
+    }
 }
 
 /// The active deny list and TLS files. Clones share them.
@@ -61,7 +41,7 @@ pub struct AgentAuthorizer(Arc<InForce>);
 
 #[derive(Default)]
 struct InForce {
-    denied: ArcSwap<DenyList>,
+    denied: Option<Followed<DenyList>>,
     /// TLS of the agent listener.
     tls: Option<Arc<ReloadableServerTls>>,
     /// Number of changes so far.
@@ -109,20 +89,16 @@ impl AgentAuthorizer {
     ///
     /// # Errors
     /// The list cannot be read, or a line of it is wrong.
-    pub fn load(
-        denied: Option<&Path>,
-        tls: Arc<ReloadableServerTls>,
-    ) -> Result<Self, DenyFileError> {
-        let list = denied.map(read).transpose()?.unwrap_or_default();
+    pub fn load(denied: Option<&Path>, tls: Arc<ReloadableServerTls>) -> Result<Self, FileError> {
         Ok(Self(Arc::new(InForce {
-            denied: ArcSwap::from_pointee(list),
+            denied: denied.map(Followed::load).transpose()?,
             tls: Some(tls),
             ..InForce::default()
         })))
     }
 
-    /// Call it when the agent listener has loaded other TLS files.
-    pub fn tls_changed(&self) {
+    /// Call it when the agent listener has loaded other TLS files, or the deny list is another.
+    pub fn changed(&self) {
         self.0.changes.fetch_add(1, AcqRel);
         self.0.changed.notify_one();
     }
@@ -134,8 +110,11 @@ impl AgentAuthorizer {
 
     /// Why an agent may not keep its links; `None`: it may.
     pub(super) fn denial(&self, agent: &AgentId, identity: &AgentIdentity) -> Option<Denial> {
-        let list = self.0.denied.load();
-        if let Some(entry) = list.entry_for(agent, &identity.holders()) {
+        let list = self.0.denied.as_ref().map(Followed::content);
+        let entry = list
+            .as_ref()
+            .and_then(|list| list.entry_for(agent, &identity.holders()));
+        if let Some(entry) = entry {
             return Some(Denial::Denied(entry.to_owned()));
         }
         let (tls, certificate) = (self.0.tls.as_ref()?, identity.certificate()?);
@@ -149,7 +128,6 @@ impl AgentAuthorizer {
     /// once, and tunnels on lanes within seconds. A deny list that cannot be used or read changes nothing, and is logged.
     pub async fn follow(
         self,
-        denied: Option<PathBuf>,
         router: Arc<Router>,
         tasks: Tasks,
         metrics: AditMetrics,
@@ -158,7 +136,13 @@ impl AgentAuthorizer {
     ) {
         // Side by side: a list that blocks must not delay what a new revocation list demands.
         let following = async {
-            let lists = self.follow_list(denied, &metrics, &reread);
+            let lists = async {
+                if let Some(denied) = &self.0.denied {
+                    denied
+                        .follow(&metrics.deny_reloads, &reread, || self.changed())
+                        .await;
+                }
+            };
             tokio::join!(lists, self.follow_links(&router, &tasks, &metrics));
         };
         let _stopped = stop.run_until_cancelled(following).await;
@@ -172,62 +156,6 @@ impl AgentAuthorizer {
                 checked = now;
             }
             let _poll = tokio::time::timeout(POLL, self.0.changed.notified()).await;
-        }
-    }
-
-    async fn follow_list(&self, denied: Option<PathBuf>, metrics: &AditMetrics, reread: &Reread) {
-        let Some(path) = denied else { return };
-        let mut changes = Changes::of(&[&path], reread);
-        let mut reader = Reader::of(&[&path]);
-        let mut told = None;
-        loop {
-            let reading = path.clone();
-            match reader.read(STUCK_AFTER, move || read(&reading)).await {
-                Ok(outcome) => self.take(&path, outcome, &mut told, metrics),
-                Err(ReadError::Pending { is_stuck_now }) => {
-                    if is_stuck_now {
-                        metrics.deny_reloads.count(ReloadResult::Failed);
-                    }
-                    continue;
-                }
-                Err(error @ ReadError::Lost) => {
-                    tracing::warn!(%error, file = %path.display(), "cannot look at the deny list; the last one stays in force");
-                }
-            }
-            changes.next(POLL).await;
-        }
-    }
-
-    /// Takes a list that was read into force, if it differs.
-    fn take(
-        &self,
-        path: &Path,
-        outcome: Result<DenyList, DenyFileError>,
-        told: &mut Option<String>,
-        metrics: &AditMetrics,
-    ) {
-        match outcome {
-            Ok(list) => {
-                let was_unusable = told.take().is_some();
-                let is_new = **self.0.denied.load() != list;
-                if is_new {
-                    self.0.denied.store(Arc::new(list));
-                    self.0.changes.fetch_add(1, AcqRel);
-                    self.0.changed.notify_one();
-                    tracing::info!(file = %path.display(), "the new deny list is in force");
-                }
-                if is_new || was_unusable {
-                    metrics.deny_reloads.count(ReloadResult::Ok);
-                }
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if told.as_ref() != Some(&text) {
-                    tracing::error!(%error, "the new deny list cannot be used; the last one stays in force");
-                    metrics.deny_reloads.count(ReloadResult::Failed);
-                    *told = Some(text);
-                }
-            }
         }
     }
 
@@ -314,26 +242,6 @@ impl std::fmt::Debug for Rights {
 ///
 /// # Errors
 /// It cannot be read, or a line of it is wrong.
-pub fn check_deny_list(path: &Path) -> Result<(), DenyFileError> {
-    read(path).map(|_list| ())
-}
-
-fn read(path: &Path) -> Result<DenyList, DenyFileError> {
-    use std::io::Read as _;
-    let unreadable = |cause| DenyFileError::Unreadable {
-        path: path.to_owned(),
-        cause,
-    };
-    let mut text = String::new();
-    let file = adit_host::files::open(path).map_err(unreadable)?;
-    file.take(BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(unreadable)?;
-    if u64::try_from(text.len()).is_ok_and(|bytes| bytes > BYTES_MAX) {
-        return Err(DenyFileError::TooLong(path.to_owned()));
-    }
-    DenyList::parse(&text).map_err(|cause| DenyFileError::Wrong {
-        path: path.to_owned(),
-        cause,
-    })
+pub fn check_deny_list(path: &Path) -> Result<(), FileError> {
+    read::<DenyList>(path).map(|_list| ())
 }

@@ -10,7 +10,7 @@ mod node;
 mod service;
 
 pub use admission::AgentAuthenticator;
-pub use authorizer::{AgentAuthorizer, DenyFileError, check_deny_list};
+pub use authorizer::{AgentAuthorizer, check_deny_list};
 pub use link::LinkSettings;
 pub use node::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 pub use service::{Backend, BackendSettings};

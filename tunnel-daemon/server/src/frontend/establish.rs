@@ -14,7 +14,7 @@ use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pending_dial;
 use crate::router::OpenTunnel;
 use adit_telemetry::GaugeGuard;
-use adit_telemetry::labels::{ClientDialect, EndReason, Label as _};
+use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::lane::RawLane;
 use adit_tunnel::{
@@ -75,10 +75,7 @@ impl<S: Connection + Send + 'static> NewClient<S> {
 
     /// Logs why the client's request is not served, unless many such lines were logged just now.
     pub(super) fn refused(&self, why: &dyn std::fmt::Display) {
-        if self.context.limits.may_log_refusal() {
-            let (client, dialect) = (&self.peer, self.dialect);
-            tracing::warn!(%client, client_dialect = dialect.as_str(), cause = %why, "request refused");
-        }
+        self.context.refused(self.peer, self.dialect, why);
     }
 
     /// Dials `destination`, and buffers the client's bytes meanwhile. `rule`: the rule that matches the destination, for

@@ -1,5 +1,6 @@
 //! What frontends report of a client's tunnel: gauges, counters and the access event.
 
+use std::fmt::Display;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use adit_core::wire::packet::{PacketType, Violation};
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::client_limits::ClientLimits;
+use crate::frontend::users::FrontendUsers;
 use crate::router::{AskedAgents, OpenTunnel, Router};
 use adit_config::limits;
 use adit_host::descriptors::{Descriptors, Use};
@@ -26,7 +28,7 @@ use adit_telemetry::{
     cut,
 };
 use adit_tls::principal::Principal;
-use adit_tls::stream::Connection;
+use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::{Endpoint, EndpointWatch, RawLaneRelay};
 
 /// Shared by all frontends of a server.
@@ -45,6 +47,8 @@ pub struct FrontendContext {
     pub accounts: Accounts,
     /// Limits shared by all clients.
     pub limits: Arc<ClientLimits>,
+    /// Users of proxy frontends in clear text; `None`: nobody is asked.
+    pub users: Option<FrontendUsers>,
     /// Admits clients' connections and streams.
     pub tasks: Tasks,
     /// Cancelled when this process leaves.
@@ -93,6 +97,13 @@ impl FrontendContext {
                 destination_class: &class().unwrap_or_default(),
             };
             self.accounts.accepted(tcp, &labels);
+        }
+    }
+
+    /// Logs why a client's request is not served, unless many such lines were logged just now.
+    pub(super) fn refused(&self, client: PeerAddr, dialect: ClientDialect, why: &dyn Display) {
+        if self.limits.may_log_refusal() {
+            tracing::warn!(%client, client_dialect = dialect.as_str(), cause = %why, "request refused");
         }
     }
 

@@ -5,25 +5,27 @@ use std::sync::Arc;
 
 use adit_core::failure::DialFailure;
 use adit_core::session::{Promise, TunnelKind};
-use adit_proxy::http::{After, Connector, Proxy, Refusal};
+use adit_proxy::http::{After, Connector, Proxy, Refusal, Served};
 use bytes::BytesMut;
 use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::frontend::establish::{self, Client, NETWORK, dial_id, report};
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pipe::{PipeEnd, pipe};
+use crate::frontend::users::FrontendUsers;
 use crate::router::OpenTunnel;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
-use adit_tunnel::Carrier;
+use adit_tunnel::{Carrier, Closing, close_gracefully};
 
 /// Bytes between a tunnel and the HTTP connection to its target, each way, if memory is plentiful or not.
 const PIPE_BYTES: usize = 64 * 1024;
 const SMALL_PIPE_BYTES: usize = 8 * 1024;
 
-/// Serves one connection to its end. `peer` is its address for logs. Once this process leaves, no further request is read.
+/// Serves one connection to its end. `peer` is its address for logs; with `users` it has to be one of them. Once this process leaves, no further request is read.
 ///
 /// A cancelled call cancels dials and resets tunnels.
 pub fn serve<S>(
@@ -31,6 +33,7 @@ pub fn serve<S>(
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     proxy: Arc<Proxy>,
+    users: Option<FrontendUsers>,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: Connection + Send + 'static,
@@ -41,17 +44,21 @@ where
             access: context.admit(io.principal()),
             may_take_raw_lane: io.is_plain(),
             peer,
+            users,
             context: Arc::clone(&context),
         };
         let (io, early, after) = match adit_proxy::http::serve(io, proxy, connector).await {
-            Ok(Some(became)) => became,
-            Ok(None) => return None,
-            Err(After::Tunnel(mut opened)) => {
+            Served::Became(io, early, after) => (io, early, after),
+            Served::Closed | Served::Lost(After::Upgraded(_)) => return None,
+            Served::Broken(mut io) => {
+                close_gracefully(&mut io, Closing::CutOff).await;
+                return None;
+            }
+            Served::Lost(After::Tunnel(mut opened)) => {
                 opened.tunnel.answer_lost();
                 opened.tunnel.cut(EndReason::ClientGone);
                 return None;
             }
-            Err(After::Upgraded(_gone)) => return None,
         };
         match after {
             After::Tunnel(Opened { tunnel, open, .. }) => {
@@ -80,6 +87,7 @@ struct Clients {
     may_take_raw_lane: bool,
     /// For logs.
     peer: PeerAddr,
+    users: Option<FrontendUsers>,
 }
 
 /// An open tunnel, and how it came about.
@@ -94,13 +102,25 @@ impl Connector for Clients {
     type Tunnel = Opened;
     type Stream = PipeEnd;
 
-    fn authenticate(&self, _headers: &HeaderMap) -> Result<(), Refusal> {
-        Ok(())
+    fn authenticate(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let Some(users) = &self.users else {
+            return Ok(());
+        };
+        let shown = headers.get(PROXY_AUTHORIZATION);
+        if users.permit_basic(shown) {
+            return Ok(());
+        }
+        // Clients ask once without, to learn that they have to.
+        if shown.is_some() {
+            let dialect = ClientDialect::HttpProxy;
+            self.context
+                .refused(self.peer, dialect, &"wrong user or password");
+        }
+        Err(Refusal::unauthenticated())
     }
 
-    fn permits(&self, target: &str) -> Result<(), Refusal> {
-        let checked = self.access.check(NETWORK, target);
-        checked.map_err(|failure| Refusal::from(&failure))
+    fn permits(&self, target: &str) -> bool {
+        self.access.check(NETWORK, target).is_ok()
     }
 
     async fn open(&self, target: &str, alone: bool) -> Result<Opened, Refusal> {

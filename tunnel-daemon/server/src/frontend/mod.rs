@@ -10,6 +10,7 @@ mod pending_dial;
 mod pipe;
 pub mod socks5;
 pub mod transparent;
+pub mod users;
 
 #[cfg(test)]
 mod tests;

@@ -11,11 +11,13 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::frontend::establish::{self, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
+use crate::frontend::users::FrontendUsers;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
 
-/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. Once this process
+/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. With
+/// `users` the client has to be one of them. Once this process
 /// leaves, a connection without a request is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
@@ -24,6 +26,7 @@ pub fn serve<S>(
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     plan: ConnectPlan,
+    users: Option<FrontendUsers>,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: Connection + Send + 'static,
@@ -35,7 +38,7 @@ where
         // The client left, failed, or was too slow: there is no answer to send.
         let destination = tokio::select! {
             biased;
-            request = tokio::time::timeout(time, request(&mut client)) => request.ok()?.ok()??,
+            request = tokio::time::timeout(time, request(&mut client, users)) => request.ok()?.ok()??,
             () = time_is_up(&leaving) => return None,
         };
         let opened = match client.dial(&destination, || None).await? {
@@ -62,11 +65,32 @@ where
 /// Reads greeting and request; `None`: the client was answered or has left.
 async fn request<S: Connection + Send + 'static>(
     client: &mut NewClient<S>,
+    users: Option<FrontendUsers>,
 ) -> io::Result<Option<String>> {
-    let Some(method) = message(client, |bytes| socks5::greeting(bytes, Method::None)).await? else {
+    let wanted = if users.is_some() {
+        Method::Password
+    } else {
+        Method::None
+    };
+    let Some(method) = message(client, |bytes| socks5::greeting(bytes, wanted)).await? else {
         return Ok(None);
     };
     answer(&mut client.io, &method.answer()).await?;
+    if let Some(users) = users {
+        let permit = |bytes: &[u8]| {
+            let both = socks5::credentials(bytes)?;
+            Ok(both.map(|(both, len)| (users.permit(both.user, both.password), len)))
+        };
+        let Some(is_right) = message(client, permit).await? else {
+            return Ok(None);
+        };
+        if !is_right {
+            client.refused(&"wrong user or password");
+            answer_last(&mut client.io, &socks5::verdict(false)).await;
+            return Ok(None);
+        }
+        answer(&mut client.io, &socks5::verdict(true)).await?;
+    }
     message(client, socks5::request).await
 }
 

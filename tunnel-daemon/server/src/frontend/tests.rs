@@ -32,6 +32,7 @@ impl FrontendContext {
             descriptors: Arc::new(Descriptors::unlimited()),
             accounts: Accounts::off(),
             limits: Arc::default(),
+            users: None,
             tasks: Tasks::new(10),
             leaving: CancellationToken::new(),
         })

@@ -301,7 +301,7 @@ pub fn program() -> PathBuf {
     named_program().unwrap_or_else(built)
 }
 
-/// The program that [`PROGRAM`] names, instead of the one that cargo built.
+/// The program that the environment names, instead of the one that cargo built.
 pub fn named_program() -> Option<PathBuf> {
     std::env::var_os(PROGRAM).map(PathBuf::from)
 }

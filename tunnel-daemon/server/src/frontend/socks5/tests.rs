@@ -12,7 +12,7 @@ async fn answers(sent: &[u8], step: usize, plan: ConnectPlan) -> (Vec<u8>, Durat
     let context = FrontendContext::for_tests();
     let (mut client, server) = duplex(1024);
     let started = Instant::now();
-    let serving = serve(server, PeerAddr::Unix, context, plan);
+    let serving = serve(server, PeerAddr::Unix, context, plan, None);
     let sending = async {
         for part in sent.chunks(step) {
             client.write_all(part).await.ok();
@@ -84,6 +84,7 @@ fn the_state_of_a_connection_stays_small() {
         PeerAddr::Unix,
         FrontendContext::for_tests(),
         ConnectPlan::default(),
+        None,
     );
     let bytes = size_of_val(&serving);
     assert!(bytes <= 48, "{bytes} bytes around a tunnel");
