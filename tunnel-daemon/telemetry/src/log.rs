@@ -2,9 +2,6 @@
 //!
 //! Options come from the caller: the binary reads the environment and passes the value of [`FILTER_VARIABLE`].
 
-#[cfg(test)]
-pub(super) mod tests;
-
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -263,3 +260,6 @@ pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;
