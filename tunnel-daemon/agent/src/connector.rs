@@ -139,11 +139,11 @@ impl ServerConnector {
         {
             let proxy = proxy_address(proxy).map_err(|why| ConnectorError::Proxy {
                 proxy: "of HTTPS_PROXY".to_owned(),
-                target: join(host, *port),
+                target: address.to_string(),
                 answer: why.to_owned(),
             })?;
             // The proxy resolves the name, which this host may be unable to resolve.
-            let tcp = self.through(&proxy, &join(host, *port), purpose).await?;
+            let tcp = self.through(&proxy, &address.to_string(), purpose).await?;
             let limit = limits::TLS_HANDSHAKE_TIMEOUT;
             return self.secure(tcp, host, *port, purpose, limit).await;
         }
@@ -187,9 +187,9 @@ impl ServerConnector {
         purpose: Purpose,
     ) -> Result<Connected, Option<ConnectorError>> {
         let end = Instant::now() + ADDRESSES_TIME;
-        let ranks = by_priority(servers);
+        let ranks: Vec<_> = servers.chunk_by(|a, b| a.priority == b.priority).collect();
         let share = ADDRESSES_TIME / u32::try_from(ranks.len()).unwrap_or(u32::MAX).max(1);
-        let mut left: usize = ranks.iter().map(Vec::len).sum();
+        let mut left = servers.len();
         let mut told: Option<ConnectorError> = None;
         let last = ranks.len().saturating_sub(1);
         for (rank, servers) in ranks.into_iter().enumerate() {
@@ -199,7 +199,7 @@ impl ServerConnector {
                 Instant::now() + share
             };
             let behind = left - servers.len();
-            let mut race = Race::new(servers, |server: resolve::ServerAddress| {
+            let mut race = Race::new(servers.to_vec(), |server: resolve::ServerAddress| {
                 self.dial(server.addr, purpose)
             });
             loop {
@@ -312,7 +312,7 @@ impl ServerConnector {
         let authority = if self.tls.spec().identity.is_some() {
             bracketed(host)
         } else {
-            join(host, port)
+            format!("{}:{port}", bracketed(host))
         };
         Ok(Connected { stream, authority })
     }
@@ -377,34 +377,12 @@ impl ServerConnector {
     }
 }
 
-/// Groups the servers by priority, in order.
-fn by_priority(servers: Vec<resolve::ServerAddress>) -> Vec<Vec<resolve::ServerAddress>> {
-    let mut ranks: Vec<Vec<resolve::ServerAddress>> = Vec::new();
-    for server in servers {
-        match ranks.last_mut() {
-            Some(rank)
-                if rank
-                    .last()
-                    .is_some_and(|one| one.priority == server.priority) =>
-            {
-                rank.push(server);
-            }
-            _ => ranks.push(vec![server]),
-        }
-    }
-    ranks
-}
-
 /// TLS timeout for one of `addresses` remaining addresses: its share of `left` in whole seconds, at most the timeout of a
 /// single address.
 fn tls_time(left: Duration, addresses: usize) -> Duration {
     let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
     let share = Duration::from_secs((left / addresses).as_secs());
     share.clamp(TLS_TIME_MIN, limits::TLS_HANDSHAKE_TIMEOUT)
-}
-
-fn join(host: &str, port: u16) -> String {
-    format!("{}:{port}", bracketed(host))
 }
 
 /// The host as RFC 3986 section 3.2.2 writes it.

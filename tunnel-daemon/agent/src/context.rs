@@ -1,16 +1,75 @@
-//! State shared by all links of an agent.
+//! State shared by all links of an agent, with the dials that they count.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use adit_core::ids::{AgentId, ServerId};
 use adit_core::session::{Isolation, ProcessBudget};
 
-use crate::targets::{Dials, TargetDialer};
+use adit_net::dial::{DialError, Dialer};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::Path;
 use adit_telemetry::{AgentMetrics, TunnelEntry, TunnelFacts, TunnelSide};
+use adit_tls::stream::Socket;
 use adit_tunnel::lane::LaneRoom;
 use adit_tunnel::{LaneWatch, RawLaneRelay};
+
+/// A running dial.
+pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<Socket, DialError>> + Send + 'a>>;
+
+/// Opens connections to targets.
+pub trait TargetDialer: Send + Sync {
+    /// Connects to `address`, a host and a port as sent by the client. `protocol` is the dial's; Konnectivity has only `tcp`. A
+    /// dropped call has no effect.
+    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a>;
+}
+
+/// Dials over TCP, to names and addresses on the allow-list.
+impl TargetDialer for Dialer {
+    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a> {
+        Box::pin(async move { Ok(Socket::Tcp(Self::dial(self, protocol, address).await?)) })
+    }
+}
+
+/// Counts the dials of a process; an agent that drains waits for them.
+#[derive(Debug, Default)]
+pub struct Dials {
+    under_way: AtomicUsize,
+    begun: AtomicU64,
+}
+
+impl Dials {
+    /// Counts one dial until the guard is dropped: its target counts as open, or it has failed.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.begun.fetch_add(1, Relaxed);
+        self.under_way.fetch_add(1, Relaxed);
+        UnderWay(Arc::clone(self))
+    }
+
+    /// Number of pending dials.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.under_way.load(Relaxed)
+    }
+
+    /// Number of dials since the process began; comparing two readings also reveals short dials.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Relaxed)
+    }
+}
+
+/// A pending dial.
+#[derive(Debug)]
+pub struct UnderWay(Arc<Dials>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Relaxed);
+    }
+}
 
 /// State shared by all links of an agent.
 #[derive(Clone)]

@@ -118,12 +118,6 @@ impl LaneKeeper {
         &self.0.server
     }
 
-    /// The memory that all tunnels of this process share.
-    #[must_use]
-    pub fn budget(&self) -> &Arc<ProcessBudget> {
-        &self.0.context.budget
-    }
-
     /// The link id and secret with which a lane is bound.
     #[must_use]
     pub fn bind(&self) -> BindTo {
@@ -132,7 +126,8 @@ impl LaneKeeper {
 
     /// A dial came over the link, because no lane was idle.
     pub fn missed(&self) {
-        self.short();
+        self.growth().short();
+        self.0.changed.notify_one();
     }
 
     /// The link is over: closes idle lanes; open tunnels live on.
@@ -311,25 +306,9 @@ impl LaneKeeper {
         }
     }
 
-    fn short(&self) {
-        self.growth().short();
-        self.0.changed.notify_one();
-    }
-
-    /// The server asks for lanes.
-    fn want(&self, want: Want) {
-        self.growth().want(want);
-        self.0.changed.notify_one();
-    }
-
     fn note(&self, failure: &LaneFailure) -> LaneCloseReason {
         tracing::debug!(server = %self.0.server, %failure, "a lane is lost");
         failure.into()
-    }
-
-    fn lost(&self, failure: &LaneFailure) {
-        let end = self.note(failure);
-        self.closed(end);
     }
 
     /// Counts the end of a lane.
@@ -390,11 +369,13 @@ impl LaneOwner for LaneKeeper {
     }
 
     fn lost(&self, failure: &LaneFailure) {
-        Self::lost(self, failure);
+        let end = self.note(failure);
+        self.closed(end);
     }
 
     fn want(&self, want: Want) {
-        Self::want(self, want);
+        self.growth().want(want);
+        self.0.changed.notify_one();
     }
 }
 

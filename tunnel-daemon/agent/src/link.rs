@@ -22,9 +22,9 @@ use zeroize::Zeroizing;
 mod run;
 
 use self::run::run;
-use crate::context::LinkContext;
+use crate::context::{LinkContext, UnderWay};
 use crate::lanes::LaneKeeper;
-use crate::targets::{UnderWay, dial_target};
+use crate::targets::dial_target;
 use adit_core::wire::encode::MessageBuf;
 use adit_net::grpc::{self, ConnectionError, Patience, Windows};
 use adit_net::socket::probe_after;
@@ -170,7 +170,9 @@ where
         }
     };
     refused(response.headers())?;
-    let server = ServerHello::from_headers(header_values(response.headers()))?;
+    let headers = response.headers().iter();
+    let headers = headers.map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let server = ServerHello::from_headers(headers)?;
     let streams = LinkStreams {
         send,
         recv: response.into_body(),
@@ -253,12 +255,6 @@ fn refused(headers: &HeaderMap) -> Result<(), ConnectError> {
         status,
         message: text("grpc-message"),
     })
-}
-
-fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
-    headers
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_bytes()))
 }
 
 /// Handle to a running link.

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 mod slots_per_server;
 
-use self::slots_per_server::{Share, SlotsPerServer};
+use self::slots_per_server::Slots;
 use crate::connector::{Connected, ConnectorError, ServerConnector};
 use crate::context::LinkContext;
 use crate::lanes::{Cause, LaneKeeper, OpenError};
@@ -83,7 +83,7 @@ struct Shared {
     /// Changes with the state of the search.
     searched: watch::Sender<()>,
     /// Limits concurrent opening of lanes, over all links.
-    opening: SlotsPerServer,
+    opening: Slots,
     /// Reads the token.
     token: AsyncMutex<Reader<io::Result<String>>>,
 }
@@ -179,7 +179,7 @@ impl Servers {
             heard: Arc::default(),
             changed: Notify::new(),
             searched: watch::Sender::new(()),
-            opening: SlotsPerServer::default(),
+            opening: Slots::default(),
             token: AsyncMutex::new(token),
         });
         shared.publish();
@@ -525,7 +525,7 @@ impl Shared {
     ) -> impl Future<Output = ()> + Send + 'static {
         let shared = Arc::clone(self);
         async move {
-            let (shared, share) = (&*shared, &Share::default());
+            let (shared, share) = (&*shared, &Slots::default());
             lanes
                 .run(|cause| async move { Box::pin(shared.open_lane(at, share, cause)).await })
                 .await;
@@ -536,7 +536,7 @@ impl Shared {
     async fn open_lane(
         &self,
         at: usize,
-        share: &Share,
+        share: &Slots,
         cause: Cause,
     ) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
@@ -547,7 +547,7 @@ impl Shared {
         // Addresses without a link yet count as servers that will need lanes.
         let servers = servers.max(addresses.len());
         let _turn = match cause {
-            Cause::Missing => Some(self.opening.take(share, servers).await),
+            Cause::Missing => self.opening.take(share, servers).await,
             Cause::Asked => None,
         };
         if self.context.lane_room.is_closed() {

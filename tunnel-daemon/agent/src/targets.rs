@@ -1,14 +1,9 @@
-//! Dials targets, and counts the dials.
-
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+//! Dials targets and serves their tunnels.
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::ServerId;
 use adit_core::session::{Promise, TunnelKind};
 use adit_core::text::Excerpt;
-use adit_net::dial::{DialError, Dialer};
 use adit_tls::stream::Socket;
 
 use crate::context::LinkContext;
@@ -17,62 +12,6 @@ use adit_host::descriptors::Use;
 use adit_telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
 use adit_telemetry::{CountedTunnel, FailedDial};
 use adit_tunnel::{Endpoint, EndpointWatch, serve_target};
-
-/// A running dial.
-pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<Socket, DialError>> + Send + 'a>>;
-
-/// Opens connections to targets.
-pub trait TargetDialer: Send + Sync {
-    /// Connects to `address`, a host and a port as sent by the client. `protocol` is the dial's; Konnectivity has only `tcp`. A
-    /// dropped call has no effect.
-    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a>;
-}
-
-/// Dials over TCP, to names and addresses on the allow-list.
-impl TargetDialer for Dialer {
-    fn dial<'a>(&'a self, protocol: &'a str, address: &'a str) -> Dialing<'a> {
-        Box::pin(async move { Ok(Socket::Tcp(Self::dial(self, protocol, address).await?)) })
-    }
-}
-
-/// Counts the dials of a process; an agent that drains waits for them.
-#[derive(Debug, Default)]
-pub struct Dials {
-    under_way: AtomicUsize,
-    begun: AtomicU64,
-}
-
-impl Dials {
-    /// Counts one dial until the guard is dropped: its target counts as open, or it has failed.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>) -> UnderWay {
-        self.begun.fetch_add(1, Relaxed);
-        self.under_way.fetch_add(1, Relaxed);
-        UnderWay(Arc::clone(self))
-    }
-
-    /// Number of pending dials.
-    #[must_use]
-    pub fn under_way(&self) -> usize {
-        self.under_way.load(Relaxed)
-    }
-
-    /// Number of dials since the process began; comparing two readings also reveals short dials.
-    #[must_use]
-    pub fn begun(&self) -> u64 {
-        self.begun.load(Relaxed)
-    }
-}
-
-/// A pending dial.
-#[derive(Debug)]
-pub struct UnderWay(Arc<Dials>);
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Relaxed);
-    }
-}
 
 impl LinkContext {
     /// Counts and logs a failed dial of a target; its request came on `path`.

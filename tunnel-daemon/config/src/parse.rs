@@ -5,16 +5,9 @@ use std::path::Path;
 
 use crate::command::Parsed;
 use crate::error::ConfigError;
-use crate::plan::ForwardProxy;
+use crate::plan::{ForwardProxy, Program};
 use crate::process_id::id;
 use crate::{flags, legacy};
-
-/// Upstream's programs.
-#[derive(Clone, Copy)]
-enum Legacy {
-    Server,
-    Agent,
-}
 
 /// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable. See [`parse_naming`].
 ///
@@ -46,8 +39,8 @@ pub fn parse_naming(
         .map(text)
         .collect::<Result<Vec<String>, ConfigError>>()?;
     let mut parsed = match compat_mode(&program, &mut args) {
-        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID"))?,
-        Some(Legacy::Agent) => legacy::agent(
+        Some(Program::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID"))?,
+        Some(Program::Agent) => legacy::agent(
             &args,
             id(env, "PROXY_AGENT_ID"),
             ForwardProxy::from_env(env),
@@ -64,18 +57,18 @@ fn text(arg: OsString) -> Result<String, ConfigError> {
 }
 
 /// Whether upstream's flags follow; removes all other arguments from `args`.
-fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
+fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Program> {
     match Path::new(program)
         .file_name()
         .and_then(|name| name.to_str())
     {
-        Some("proxy-server" | "konnectivity-server") => return Some(Legacy::Server),
-        Some("proxy-agent" | "konnectivity-agent") => return Some(Legacy::Agent),
+        Some("proxy-server" | "konnectivity-server") => return Some(Program::Server),
+        Some("proxy-agent" | "konnectivity-agent") => return Some(Program::Agent),
         _ => (),
     }
     let mode = match args.first().map(String::as_str) {
-        Some("server") => Legacy::Server,
-        Some("agent") => Legacy::Agent,
+        Some("server") => Program::Server,
+        Some("agent") => Program::Agent,
         _ => return None,
     };
     // Behind `--` it would be a positional argument.

@@ -82,19 +82,12 @@ const CLIENT_ALLOW_TARGET: &str = "--client-allow-target of the server";
 pub struct DestinationList {
     /// The flag that gave the list.
     flag: &'static str,
-    scope: Scope,
+    /// Everything but the guarded ranges is allowed.
+    is_open: bool,
     entries: Vec<DestinationEntry>,
     /// Each entry in its shortest spelling. Reported for every dial, so formatted once.
     classes: Vec<String>,
     guarded: Vec<IpNet>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Scope {
-    /// Everything but the guarded ranges.
-    Open,
-    /// Only what an entry covers.
-    Listed,
 }
 
 impl DestinationList {
@@ -102,11 +95,8 @@ impl DestinationList {
     #[must_use]
     pub fn open() -> Self {
         Self {
-            flag: ALLOW_TARGET,
-            scope: Scope::Open,
-            entries: Vec::new(),
-            classes: Vec::new(),
-            guarded: METADATA.to_vec(),
+            is_open: true,
+            ..Self::listed(ALLOW_TARGET, Vec::new(), METADATA.to_vec())
         }
     }
 
@@ -172,7 +162,7 @@ impl DestinationList {
     fn listed(flag: &'static str, entries: Vec<DestinationEntry>, guarded: Vec<IpNet>) -> Self {
         Self {
             flag,
-            scope: Scope::Listed,
+            is_open: false,
             classes: entries.iter().map(ToString::to_string).collect(),
             entries,
             guarded,
@@ -184,20 +174,7 @@ impl DestinationList {
     /// # Errors
     /// [`Denied`], whatever the addresses are.
     pub fn check_lookup(&self, name: &str, port: u16) -> Result<(), Denied> {
-        if self.may_cover(name, port) {
-            Ok(())
-        } else {
-            Err(self.denied_name(name, port))
-        }
-    }
-
-    fn may_cover(&self, name: &str, port: u16) -> bool {
-        let could = |entry: &DestinationEntry| {
-            entry.takes_port(port)
-                && (matches!(entry.place, EntryHost::Net(_))
-                    || entry.place.covers(None, Some(name)))
-        };
-        self.scope == Scope::Open || self.entries.iter().any(could)
+        self.check_unresolved(name, port, |place| matches!(place, EntryHost::Net(_)))
     }
 
     /// Whether `name` may be asked for. Only names and patterns can cover `name`: it is not resolved here.
@@ -205,21 +182,26 @@ impl DestinationList {
     /// # Errors
     /// [`Denied`] with the reason.
     pub(crate) fn check_name(&self, name: &str, port: u16) -> Result<(), Denied> {
-        let covers = |entry: &DestinationEntry| {
-            entry.takes_port(port) && entry.place.covers(None, Some(name))
-        };
-        if self.scope == Scope::Open || self.entries.iter().any(covers) {
-            Ok(())
-        } else {
-            Err(self.denied_name(name, port))
-        }
+        self.check_unresolved(name, port, |_place| false)
     }
 
-    fn denied_name(&self, name: &str, port: u16) -> Denied {
-        Denied {
+    fn check_unresolved(
+        &self,
+        name: &str,
+        port: u16,
+        may_cover: impl Fn(&EntryHost) -> bool,
+    ) -> Result<(), Denied> {
+        let covers = |entry: &DestinationEntry| {
+            let place = &entry.place;
+            entry.takes_port(port) && (may_cover(place) || place.covers(None, Some(name)))
+        };
+        if self.is_open || self.entries.iter().any(covers) {
+            return Ok(());
+        }
+        Err(Denied {
             flag: Some(self.flag),
             ..Denied::name(name, port, Why::NotListed)
-        }
+        })
     }
 
     /// Whether a connect to `addr` is allowed. `addr` is a literal address or, with `name`, a result of resolving that name.
@@ -246,7 +228,7 @@ impl DestinationList {
             };
         }
         let covered = || self.entries.iter().any(|e| e.covers(ip, addr.port(), name));
-        if self.scope == Scope::Open || covered() {
+        if self.is_open || covered() {
             Ok(())
         } else {
             denied(Why::NotListed)
@@ -368,17 +350,14 @@ impl DestinationEntry {
 
 impl fmt::Display for DestinationEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.place, self.port) {
-            (EntryHost::Net(net), None) => net.fmt(f),
-            (EntryHost::Net(IpNet::V4(net)), Some(port)) => write!(f, "{net}:{port}"),
-            (EntryHost::Net(IpNet::V6(net)), Some(port)) => write!(f, "[{net}]:{port}"),
-            (EntryHost::Name(name), None) => f.write_str(name),
-            (EntryHost::Name(name), Some(port)) => write!(f, "{name}:{port}"),
-            (EntryHost::Below(suffix), None) => write!(f, "*.{suffix}"),
-            (EntryHost::Below(suffix), Some(port)) => write!(f, "*.{suffix}:{port}"),
-            (EntryHost::Any, None) => f.write_str("*"),
-            (EntryHost::Any, Some(port)) => write!(f, "*:{port}"),
+        match &self.place {
+            EntryHost::Net(IpNet::V6(net)) if self.port.is_some() => write!(f, "[{net}]")?,
+            EntryHost::Net(net) => write!(f, "{net}")?,
+            EntryHost::Name(name) => f.write_str(name)?,
+            EntryHost::Below(suffix) => write!(f, "*.{suffix}")?,
+            EntryHost::Any => f.write_str("*")?,
         }
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 
@@ -468,7 +447,8 @@ fn parse_net(ip: &str, rest: &str) -> Result<DestinationEntry, EntryFlaw> {
 }
 
 /// IPv4-mapped addresses are compared as IPv4, so an IPv4-mapped network becomes IPv4 too.
-fn canonical_net(net: IpNet) -> IpNet {
+#[must_use]
+pub fn canonical_net(net: IpNet) -> IpNet {
     match net {
         IpNet::V6(v6) => match (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) {
             (Some(v4), Some(prefix)) => Ipv4Net::new(v4, prefix).map_or(net, IpNet::V4),

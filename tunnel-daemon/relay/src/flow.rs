@@ -216,27 +216,22 @@ impl OpenPair {
                 pools,
             });
         }
-        let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
-        close_sockets(self.sockets, &end);
-        self.promise.keep(to_a, to_b, end);
+        self.abandon(end);
     }
 
-    /// As [`Self::close`], after a panic of the thread: its pools may be inconsistent and are not used.
+    /// As [`Self::close`], without the thread's pools, which may be inconsistent after a panic.
+    ///
+    /// Resets the sockets unless the pair has finished, so that no peer takes a truncated stream for a complete one.
+    /// SO_LINGER was set for RST at submission, which also covers a killed process; here it is cleared for finished pairs.
     pub(crate) fn abandon(self, end: PairEnd) {
         let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
-        close_sockets(self.sockets, &end);
-        self.promise.keep(to_a, to_b, end);
-    }
-}
-
-/// Resets the sockets unless the pair has finished, so that no peer takes a truncated stream for a complete one. SO_LINGER
-/// was set for RST at submission, which also covers a killed process; here it is cleared for finished pairs.
-fn close_sockets(sockets: [Arc<OwnedFd>; 2], end: &PairEnd) {
-    for fd in &sockets {
-        if matches!(end, PairEnd::Finished) {
-            // Fails if the socket is already reset.
-            let _reset_already = socket::end_on_close(fd);
+        for fd in self.sockets {
+            if matches!(end, PairEnd::Finished) {
+                // Fails if the socket is already reset.
+                let _reset_already = socket::end_on_close(&fd);
+            }
         }
+        self.promise.keep(to_a, to_b, end);
     }
 }
 

@@ -137,6 +137,13 @@ struct PairSlot {
     pair: Option<OpenPair>,
 }
 
+fn pair_in(slots: &mut [PairSlot], key: Key) -> Option<&mut OpenPair> {
+    let slot = slots.get_mut(key.index())?;
+    slot.pair
+        .as_mut()
+        .filter(|_| slot.generation == key.generation)
+}
+
 struct Thread {
     inbox: Arc<Inbox>,
     driver: Driver,
@@ -213,9 +220,7 @@ impl Thread {
         while let Some(shared) = self.inbox.take_cancel() {
             // Keys restart after a failure, so equal keys may belong to different pairs.
             let key = Key::from_bits(shared.key.load(Relaxed));
-            if self
-                .pair(key)
-                .is_some_and(|pair| Arc::ptr_eq(pair.shared(), &shared))
+            if pair_in(&mut self.slots, key).is_some_and(|pair| Arc::ptr_eq(pair.shared(), &shared))
             {
                 self.end(key, PairEnd::Cancelled);
             }
@@ -249,16 +254,8 @@ impl Thread {
         }
     }
 
-    fn pair(&mut self, key: Key) -> Option<&mut OpenPair> {
-        self.slots
-            .get_mut(key.index())
-            .filter(|slot| slot.generation == key.generation)?
-            .pair
-            .as_mut()
-    }
-
     fn end(&mut self, key: Key, end: PairEnd) {
-        if self.pair(key).is_none() {
+        if pair_in(&mut self.slots, key).is_none() {
             return;
         }
         let Some(pair) = self.slots[key.index()].pair.take() else {
@@ -279,12 +276,7 @@ impl Thread {
             let Some(key) = self.ready.pop_front() else {
                 return;
             };
-            let Some(pair) = self
-                .slots
-                .get_mut(key.index())
-                .filter(|slot| slot.generation == key.generation)
-                .and_then(|slot| slot.pair.as_mut())
-            else {
+            let Some(pair) = pair_in(&mut self.slots, key) else {
                 continue;
             };
             pair.is_queued = false;
@@ -345,12 +337,7 @@ impl Thread {
 
     fn note(&mut self, event: &Event) {
         let (key, side) = (event.key, event.side);
-        let Some(pair) = self
-            .slots
-            .get_mut(key.index())
-            .filter(|slot| slot.generation == key.generation)
-            .and_then(|slot| slot.pair.as_mut())
-        else {
+        let Some(pair) = pair_in(&mut self.slots, key) else {
             return; // A late event: the pair is gone.
         };
         pair.note(event);

@@ -19,7 +19,7 @@ use crate::listeners::Listening;
 use crate::listeners::address::socket_addr;
 use crate::process::Process;
 use crate::redirect_view::RedirectView;
-use adit_config::plan::{OnFailure, RedirectPlan, RuleFileOf};
+use adit_config::plan::{OnFailure, Program, RedirectPlan};
 use adit_host::interfaces::local_addresses;
 use adit_net::accounts::Accounts;
 use adit_net::listen::{ListenAddr, Listener};
@@ -108,7 +108,7 @@ impl Listening<'_> {
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Captured> {
         let path = plan.file.as_deref();
-        let with_file = Followed::merge(plan, path, RuleFileOf::Server, RedirectPlan::with)?;
+        let with_file = Followed::merge(plan, path, Program::Server, RedirectPlan::with)?;
         let process = self.process;
         let view = &process.redirect;
         match self.capture(plan, with_file, context) {

@@ -16,8 +16,8 @@ use crate::check::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 use adit_config::ConfigError;
 use adit_config::plan::{
-    AccountMode, AccountPlan, NetnsPlan, NodeRedirectPlan, OnFailure, RedirectPlan, RuleFile,
-    RuleFileOf,
+    AccountMode, AccountPlan, NetnsPlan, NodeRedirectPlan, OnFailure, Program, RedirectPlan,
+    RuleFile,
 };
 use adit_host::capabilities::of_this_process;
 use adit_host::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
@@ -59,7 +59,7 @@ impl Host {
         let count = |all: RedirectPlan| all.targets.len() + all.excluded.len();
         let rules = match &plan.file {
             None => Ok(count(plan.clone())),
-            Some(path) => of_file(path, RuleFileOf::Server, |file| plan.with(file).map(count)),
+            Some(path) => of_file(path, Program::Server, |file| plan.with(file).map(count)),
         };
         let mut lines = vec![self.programs(), cgroup(&plan.cgroup), rules_line(rules)];
         if plan.on_failure == OnFailure::Closed {
@@ -74,7 +74,7 @@ impl Host {
         let count = |all: NodeRedirectPlan| all.services.len();
         let rules = match &plan.file {
             None => Ok(count(plan.clone())),
-            Some(path) => of_file(path, RuleFileOf::Agent, |file| plan.with(file).map(count)),
+            Some(path) => of_file(path, Program::Agent, |file| plan.with(file).map(count)),
         };
         let mut lines = vec![self.programs(), cgroup(&plan.cgroup), rules_line(rules)];
         let here = local_addresses();
@@ -174,7 +174,7 @@ fn there(path: &Path, is_part: bool) -> Capability {
 
 fn of_file(
     path: &Path,
-    of: RuleFileOf,
+    of: Program,
     count: impl FnOnce(RuleFile) -> Result<usize, ConfigError>,
 ) -> Result<usize, String> {
     let (_followed, file) = Followed::load(path, of).map_err(|error| format!("{error:#}"))?;

@@ -21,7 +21,7 @@ use super::watch::{log_active, maintain};
 use crate::node::NodeServe;
 use crate::process::Process;
 use adit_agent::node::{DestinationSource, Wanted};
-use adit_config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
+use adit_config::plan::{NodeRedirectPlan, OnFailure, Program};
 use adit_net::accounts::Accounts;
 use adit_net::listen::{ListenAddr, Listener};
 use adit_net::original_dst::{OriginError, OriginSource as _};
@@ -51,7 +51,7 @@ impl NodeRedirect {
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
         let path = plan.file.as_deref();
-        let merged = Followed::merge(plan, path, RuleFileOf::Agent, NodeRedirectPlan::with)?;
+        let merged = Followed::merge(plan, path, Program::Agent, NodeRedirectPlan::with)?;
         let (all, followed) = merged;
         match attach(plan, &all, followed, process, proxy, stop) {
             Ok(redirect) => Ok(Self(Some(redirect))),

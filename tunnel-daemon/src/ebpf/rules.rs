@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::redirect_view::RedirectView;
 use adit_config::ConfigError;
 use adit_config::limits;
-use adit_config::plan::{RuleFile, RuleFileOf};
+use adit_config::plan::{Program, RuleFile};
 use adit_tls::reload::{Changes, POLL_PERIOD};
 use adit_tls::reread::Reread;
 
@@ -31,7 +31,7 @@ type Looked = Option<Result<InForce, String>>;
 #[derive(Clone)]
 pub(crate) struct Followed {
     path: PathBuf,
-    of: RuleFileOf,
+    of: Program,
     /// `None` after an error: any text then counts as new.
     text: Option<String>,
 }
@@ -41,7 +41,7 @@ impl Followed {
     ///
     /// # Errors
     /// The file cannot be read or parsed; a start should fail with this error.
-    pub(crate) fn load(path: &Path, of: RuleFileOf) -> anyhow::Result<(Self, RuleFile)> {
+    pub(crate) fn load(path: &Path, of: Program) -> anyhow::Result<(Self, RuleFile)> {
         let named = || format!("--redirect-file {}", path.display());
         let text = read(path).with_context(named)?;
         let file = RuleFile::parse(&text, of)
@@ -59,7 +59,7 @@ impl Followed {
     pub(crate) fn merge<P: Clone>(
         plan: &P,
         path: Option<&Path>,
-        of: RuleFileOf,
+        of: Program,
         with: impl FnOnce(&P, RuleFile) -> Result<P, ConfigError>,
     ) -> anyhow::Result<(P, Option<Self>)> {
         let Some(path) = path else {

@@ -91,7 +91,7 @@ impl DialsByAgent {
     pub(super) fn register(families: &Registrar<'_>) -> Self {
         let name = "agent_dials_total";
         #[cfg(test)]
-        crate::declared::values::<AgentDial>(&format!("adit_{name}"));
+        crate::tests::declared::values::<AgentDial>(&format!("adit_{name}"));
         let help = "Dials by the agent that was asked and by result; agent is other for all but the first --metrics-agents agents. \
                     An agent without a link keeps its series until another agent needs the place";
         let all = Self {

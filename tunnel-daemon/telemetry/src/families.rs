@@ -138,7 +138,7 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn counters<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {
         #[cfg(test)]
-        crate::declared::values::<L>(&self.full_name(name));
+        crate::tests::declared::values::<L>(&self.full_name(name));
         Counters::new(self.counter_vec(name, help, &[label]))
     }
 
@@ -154,7 +154,7 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn gauges<L: Label>(&self, name: &str, help: &str, label: &str) -> Gauges<L> {
         #[cfg(test)]
-        crate::declared::values::<L>(&self.full_name(name));
+        crate::tests::declared::values::<L>(&self.full_name(name));
         Gauges::new(self.gauge_vec(name, help, &[label]))
     }
 
@@ -192,7 +192,8 @@ impl<'a> Registrar<'a> {
     fn keep<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let family = made.expect(SOUND);
         #[cfg(test)]
-        self.is_exported.then(|| crate::declared::family(&family));
+        self.is_exported
+            .then(|| crate::tests::declared::family(&family));
         if self.is_exported {
             self.registry
                 .register(Box::new(family.clone()))
@@ -202,22 +203,29 @@ impl<'a> Registrar<'a> {
     }
 }
 
-/// One counter per label value; each is resolved at its first use and then costs one atomic add.
-pub struct Counters<L> {
-    vec: IntCounterVec,
-    series: Box<[OnceLock<IntCounter>]>,
+/// One series per label value, from the family `V`; each is resolved at its first use.
+pub struct Series<L, V, S> {
+    vec: V,
+    series: Box<[OnceLock<S>]>,
     label: std::marker::PhantomData<L>,
 }
 
-impl<L: Label> Counters<L> {
-    fn new(vec: IntCounterVec) -> Self {
+/// One counter per label value; after its first use each costs one atomic add.
+pub type Counters<L> = Series<L, IntCounterVec, IntCounter>;
+/// One gauge per label value.
+pub type Gauges<L> = Series<L, IntGaugeVec, Gauge>;
+
+impl<L: Label, V, S> Series<L, V, S> {
+    fn new(vec: V) -> Self {
         Self {
             vec,
             series: L::ALL.iter().map(|_| OnceLock::new()).collect(),
             label: std::marker::PhantomData,
         }
     }
+}
 
+impl<L: Label> Counters<L> {
     /// Counts one more of `value`.
     pub fn count(&self, value: impl Into<L>) {
         self.of(value.into()).inc();
@@ -259,22 +267,7 @@ impl Gauge {
     }
 }
 
-/// One gauge per label value, resolved at its first use.
-pub struct Gauges<L> {
-    vec: IntGaugeVec,
-    series: Box<[OnceLock<Gauge>]>,
-    label: std::marker::PhantomData<L>,
-}
-
 impl<L: Label> Gauges<L> {
-    fn new(vec: IntGaugeVec) -> Self {
-        Self {
-            vec,
-            series: L::ALL.iter().map(|_| OnceLock::new()).collect(),
-            label: std::marker::PhantomData,
-        }
-    }
-
     /// The gauge of `value`.
     pub fn of(&self, value: L) -> &Gauge {
         let made = || Gauge(self.vec.with_label_values(&[value.as_str()]));

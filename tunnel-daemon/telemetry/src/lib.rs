@@ -7,8 +7,6 @@
 pub mod access;
 mod agent_dials;
 pub mod debug;
-#[cfg(test)]
-mod declared;
 mod dial_counts;
 pub mod exposition;
 mod failed_dials;
@@ -30,8 +28,6 @@ pub mod metrics_review;
 pub mod metrics_server;
 pub mod packets;
 pub mod rate;
-#[cfg(test)]
-mod reference;
 mod sink;
 #[cfg(test)]
 mod tests;

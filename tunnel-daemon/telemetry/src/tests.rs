@@ -1,5 +1,8 @@
 //! Tests of scrapes of fresh and used metric sets, compared with the metrics that upstream's programs export.
 
+pub(crate) mod declared;
+mod reference;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

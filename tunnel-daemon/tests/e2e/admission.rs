@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use adit::agent::{self, RunningAgent};
 use adit_config::{Command, parse};
-use adit_tls::selfsigned::ThrowawayFiles;
+use adit_testkit::certificates::ThrowawayFiles;
 
 use crate::cluster::{AUDIENCE, Cluster, Mode};
 use crate::jwt::{Signer, claims};

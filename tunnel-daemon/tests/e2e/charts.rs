@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Egress, Mode, programs};

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use adit_tls::selfsigned::{ThrowawayFiles, Usage};
+use adit_testkit::certificates::{ThrowawayFiles, Usage};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;

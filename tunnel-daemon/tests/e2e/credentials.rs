@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
-use adit_tls::selfsigned::{ThrowawayFiles, Usage};
+use adit_testkit::certificates::{ThrowawayFiles, Usage};
 
 use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
 use crate::jwt::{Signer, claims};

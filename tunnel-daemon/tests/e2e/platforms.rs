@@ -11,8 +11,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use adit_testkit::certificates::Usage;
 use adit_testkit::platforms::{End, PLATFORMS, Platform};
-use adit_tls::selfsigned::Usage;
 
 use crate::balance::balance;
 use crate::client::Client;

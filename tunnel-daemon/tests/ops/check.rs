@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use adit_tls::selfsigned::{ThrowawayFiles, Usage};
+use adit_testkit::certificates::{ThrowawayFiles, Usage};
 use serde_json::Value;
 
 use crate::support::{Demo, adit, text};

@@ -185,10 +185,7 @@ impl Fill {
         stream: &mut S,
         most: usize,
     ) -> Poll<io::Result<usize>> {
-        with_scratch(cx, stream, most, |read| {
-            self.append(read);
-            read.len()
-        })
+        with_scratch(cx, stream, most, |read| self.append(read))
     }
 
     /// In its own size: `extend` would round up, and to the size of the first read while records of it are in use.
@@ -214,10 +211,7 @@ impl Fill {
             }
             tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.bytes)
         } else {
-            with_scratch(cx, stream, READ_BYTES, |read| {
-                self.append(read);
-                read.len()
-            })
+            self.poll_fill_at_most(cx, stream, READ_BYTES)
         };
         self.bulk = matches!(polled, Poll::Ready(Ok(read)) if is_bulk(read));
         if !self.bulk && self.bytes.is_empty() {
@@ -254,10 +248,7 @@ pub fn poll_append<S: AsyncRead + Unpin>(
     bytes: &mut BytesMut,
     most: usize,
 ) -> Poll<io::Result<usize>> {
-    with_scratch(cx, stream, most, |read| {
-        bytes.extend_from_slice(read);
-        read.len()
-    })
+    with_scratch(cx, stream, most, |read| bytes.extend_from_slice(read))
 }
 
 /// Reads once and drops the bytes; returns how many, 0 at EOF.
@@ -268,24 +259,24 @@ pub fn poll_discard<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,
 ) -> Poll<io::Result<usize>> {
-    with_scratch(cx, stream, READ_BYTES, <[u8]>::len)
+    with_scratch(cx, stream, READ_BYTES, |_read| ())
 }
 
-/// Reads once into the thread's scratch area, at most `most` bytes.
-fn with_scratch<S: AsyncRead + Unpin, T>(
+/// Reads once into the thread's scratch area, at most `most` bytes; returns how many, 0 at EOF.
+fn with_scratch<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,
     most: usize,
-    read: impl FnOnce(&[u8]) -> T,
-) -> Poll<io::Result<T>> {
+    read: impl FnOnce(&[u8]),
+) -> Poll<io::Result<usize>> {
     SCRATCH.with_borrow_mut(|scratch| {
         let most = most.min(scratch.len());
         let mut buf = ReadBuf::new(scratch.get_mut(..most).unwrap_or_default());
-        match Pin::new(stream).poll_read(cx, &mut buf) {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(read(buf.filled()))),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        }
+        let polled = Pin::new(stream).poll_read(cx, &mut buf);
+        polled.map_ok(|()| {
+            read(buf.filled());
+            buf.filled().len()
+        })
     })
 }
 

@@ -104,22 +104,13 @@ impl Records {
 }
 
 impl<S> ReadBuffered<S> {
-    /// Wraps a stream from which nothing was read ahead.
-    pub fn new(inner: S) -> Self {
+    /// Wraps a stream from which nothing was read ahead. `by_record`: no read goes beyond the end of a TLS record, so that
+    /// a session that has processed all its records holds no byte of the next one.
+    pub fn new(inner: S, by_record: bool) -> Self {
         Self {
             inner,
             held: None,
-            records: None,
-        }
-    }
-
-    /// As [`Self::new`], but no read goes beyond the end of a TLS record: a session that has processed all its records
-    /// holds no byte of the next one.
-    pub fn record_by_record(inner: S) -> Self {
-        Self {
-            inner,
-            held: None,
-            records: Some(Records::default()),
+            records: by_record.then(Records::default),
         }
     }
 
@@ -136,11 +127,6 @@ impl<S> ReadBuffered<S> {
     /// The stream below. Reading from it directly would skip what is held here.
     pub fn inner(&self) -> &S {
         &self.inner
-    }
-
-    /// Bytes held for the next reads.
-    pub fn held_bytes(&self) -> usize {
-        self.held.as_ref().map_or(0, |held| held.bytes().len())
     }
 
     /// The stream below and the bytes already read from it, for callers that go on without TLS.
@@ -280,10 +266,8 @@ mod tests {
     }
 
     fn scripted(steps: impl IntoIterator<Item = Option<Vec<u8>>>) -> ReadBuffered<Scripted> {
-        ReadBuffered::new(Scripted {
-            steps: steps.into_iter().collect(),
-            reads: 0,
-        })
+        let steps = steps.into_iter().collect();
+        ReadBuffered::new(Scripted { steps, reads: 0 }, false)
     }
 
     /// One read of at most `size` bytes: the bytes, or `None` if it would wait.
@@ -314,7 +298,7 @@ mod tests {
                 match read(&mut stream, *size) {
                     Some(bytes) if bytes.is_empty() => break,
                     Some(bytes) => got.extend(bytes),
-                    None => prop_assert_eq!(stream.held_bytes(), 0),
+                    None => prop_assert!(stream.held.is_none()),
                 }
             }
             prop_assert_eq!(got, expected);
@@ -335,7 +319,7 @@ mod tests {
     fn waiting_stream_holds_no_buffer() {
         let mut stream = scripted([Some(vec![1; 10]), None]);
         assert_eq!(read(&mut stream, 4), Some(vec![1; 4]));
-        assert_eq!(stream.held_bytes(), 6);
+        assert_eq!(stream.held.as_ref().unwrap().bytes().len(), 6);
         assert_eq!(read(&mut stream, 100), Some(vec![1; 6]));
         assert_eq!(read(&mut stream, 100), None);
         assert!(stream.held.is_none());

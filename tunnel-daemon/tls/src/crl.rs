@@ -82,9 +82,10 @@ fn is_outdated(list: &CertificateRevocationList<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use adit_testkit::certificates::{ThrowawayCa, revoke};
+
     use super::*;
     use crate::ca;
-    use crate::selfsigned::ThrowawayCa;
 
     fn parsed(text: &str, roots: &RootCertStore) -> Result<usize, TlsError> {
         parse(Path::new("/x/crl.pem"), text.as_bytes(), roots).map(|parsed| parsed.lists.len())
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn every_list_of_a_file_counts_and_other_blocks_do_not() {
         let ca = ThrowawayCa::new("a").unwrap();
-        let (list, other) = (ca.revoke(&[]).unwrap(), ca.cert_pem());
+        let (list, other) = (revoke(&ca, &[]).unwrap(), ca.cert_pem());
         assert_eq!(
             parsed(&format!("{list}{other}{list}"), &roots(&ca)).unwrap(),
             2
@@ -108,7 +109,7 @@ mod tests {
     fn invalid_crl_errors_name_file_and_list() {
         let ca = ThrowawayCa::new("a").unwrap();
         let wrong = "-----BEGIN X509 CRL-----\naGVsbG8gd29ybGQ=\n-----END X509 CRL-----\n";
-        let first = ca.revoke(&[]).unwrap();
+        let first = revoke(&ca, &[]).unwrap();
         for (text, says) in [
             (String::new(), "/x/crl.pem holds no PEM block X509 CRL"),
             (
@@ -126,7 +127,7 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| ThrowawayCa::new(name).unwrap());
         let both = format!("{}{}", a.cert_pem(), b.cert_pem());
         let roots = ca::parse_bundle(Path::new("/x/ca.pem"), both.as_bytes()).unwrap();
-        let der = CertificateRevocationListDer::from_pem_slice(a.revoke(&[]).unwrap().as_bytes());
+        let der = CertificateRevocationListDer::from_pem_slice(revoke(&a, &[]).unwrap().as_bytes());
         let der = der.unwrap();
         let (_rest, list) = CertificateRevocationList::from_der(&der).unwrap();
         assert!(!is_outdated(&list));

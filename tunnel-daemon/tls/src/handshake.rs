@@ -79,7 +79,8 @@ pub async fn accept_tls(
         Arc::make_mut(&mut config).session_storage = Arc::<SessionsOfHandshake>::clone(sessions);
     }
     let acceptor = TlsAcceptor::from(config);
-    let accept = acceptor.accept_with(buffered(socket, secrets.is_some()), |session| {
+    let socket = ReadBuffered::new(socket, secrets.is_some());
+    let accept = acceptor.accept_with(socket, |session| {
         session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
     });
     let stream = finish(accept, deadline).await?;
@@ -90,14 +91,6 @@ pub async fn accept_tls(
         ByteStream::tls(TlsStream::Server(stream), peer, secrets),
         &tls.spec().alpn,
     )
-}
-
-fn buffered(socket: Socket, by_record: bool) -> ReadBuffered<Socket> {
-    if by_record {
-        ReadBuffered::record_by_record(socket)
-    } else {
-        ReadBuffered::new(socket)
-    }
 }
 
 /// The client's side: verifies the server's certificate against `name` (see `tls::server_name`). `alpn` replaces the
@@ -124,7 +117,7 @@ pub async fn connect_tls(
     let connector = TlsConnector::from(config);
     let connect = connector.with_alpn(alpn.protocols.clone()).connect_with(
         name,
-        buffered(socket, secrets.is_some()),
+        ReadBuffered::new(socket, secrets.is_some()),
         |session| session.set_buffer_limit(Some(SEND_BUFFER_BYTES)),
     );
     let stream = finish(connect, deadline).await?;

@@ -9,11 +9,8 @@ use x509_parser::x509::X509Version;
 use crate::{
     ca, crl,
     principal::{Principal, distinguished_name},
-    tls::{TlsError, TlsFiles},
+    tls::{FILE_BYTES_MAX, TlsError, TlsFiles},
 };
-
-/// More than any bundle has; the rest of a longer file is ignored.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// One certificate of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -169,6 +166,7 @@ impl Expiry {
 /// The file cannot be read.
 pub fn certificates(path: &Path) -> std::io::Result<Vec<Inspected>> {
     let mut bytes = Vec::new();
+    // The rest of a longer file is ignored.
     adit_host::files::open(path)?
         .take(FILE_BYTES_MAX)
         .read_to_end(&mut bytes)?;

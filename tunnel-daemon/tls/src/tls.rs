@@ -31,7 +31,7 @@ pub const ALPN_H2: &[u8] = b"h2";
 pub const ALPN_HTTP11: &[u8] = b"http/1.1";
 
 /// Largest certificate, key or CA file that is read: a bundle of all public CAs is a tenth of it.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Whether a connection may go on when no application protocol was agreed upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,12 +53,7 @@ async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
             break;
         }
         before = left;
-        let patience = if before == 0 {
-            TAKEN_WITHIN
-        } else {
-            limits::LINGER_TIMEOUT
-        };
-        if let Ok(clean) = tokio::time::timeout(patience, clean(lane)).await {
+        if let Ok(clean) = tokio::time::timeout(patience(before), clean(lane)).await {
             return Ok(clean?);
         }
     }
@@ -72,13 +67,8 @@ async fn finish(lane: &mut Lane) -> Result<(), DrainError> {
 async fn prove(lane: &mut Lane) -> Result<(), DrainError> {
     let mut before = usize::MAX;
     while !lane.is_proven() {
-        let patience = if before == 0 {
-            TAKEN_WITHIN
-        } else {
-            limits::LINGER_TIMEOUT
-        };
         let proven = std::future::poll_fn(|cx| lane.poll_proven(cx));
-        if let Ok(proven) = tokio::time::timeout(patience, proven).await {
+        if let Ok(proven) = tokio::time::timeout(patience(before), proven).await {
             return Ok(proven?);
         }
         let left = lane.unacknowledged_bytes();
@@ -88,6 +78,15 @@ async fn prove(lane: &mut Lane) -> Result<(), DrainError> {
         before = left;
     }
     Ok(())
+}
+
+/// How long to wait for progress, with so many bytes that the peer's kernel had not acknowledged.
+fn patience(unacknowledged: usize) -> Duration {
+    if unacknowledged == 0 {
+        TAKEN_WITHIN
+    } else {
+        limits::LINGER_TIMEOUT
+    }
 }
 
 async fn clean(lane: &mut Lane) -> Result<(), LaneFailure> {

@@ -24,7 +24,7 @@ use tokio::time::{Sleep, sleep_until};
 use crate::channel::{
     Channel, DirtyList, ENDPOINT_CLOSE, ENDPOINT_END_WAITS, ENDPOINT_FIN, ENDPOINT_GONE,
 };
-use crate::clock::Clock;
+use crate::clock::{instant, moment};
 use crate::endpoint::Endpoint;
 use crate::pace::{LOOK_AGAIN, Pace};
 use crate::task::{Command, DialOutcome, Dialed, LinkExit, LinkHooks, LinkStreams};
@@ -48,7 +48,6 @@ pub struct LinkDriver<H: LinkHooks> {
     dirty_list: Arc<DirtyList>,
     slots: Vec<Option<TunnelSlot>>,
     hooks: H,
-    clock: Clock,
     sleep: Pin<Box<Sleep>>,
     sleep_at: Option<Moment>,
     synced_at: Moment,
@@ -68,7 +67,6 @@ impl<H: LinkHooks> LinkDriver<H> {
         dirty_list: Arc<DirtyList>,
         hooks: H,
     ) -> Self {
-        let clock = Clock::default();
         dirty_list.count_in(link.budget());
         link.control_share()
             .wake_by(Waker::from(Arc::clone(&dirty_list)));
@@ -80,8 +78,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             dirty_list,
             slots: Vec::new(),
             hooks,
-            clock,
-            sleep: Box::pin(sleep_until(clock.instant(Moment::default()))),
+            sleep: Box::pin(sleep_until(instant(Moment::default()))),
             sleep_at: None,
             synced_at: Moment::default(),
             pace: Pace::default(),
@@ -95,7 +92,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         self.dirty_list.register(cx.waker());
         let generation = self.dirty_list.generation();
         for _turn in 0..TURNS_PER_POLL {
-            let now = self.clock.now();
+            let now = moment();
             let mut busy = self.poll_peer(cx, now)?;
             busy |= self.poll_commands(cx, now)?;
             busy |= self.visit_endpoints(now);
@@ -446,8 +443,8 @@ impl<H: LinkHooks> LinkDriver<H> {
     }
 
     fn arm(&mut self, cx: &mut Context<'_>) {
-        let check = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
-        let finish = self.finish_at.filter(|at| *at > self.clock.now());
+        let check = self.paced.then(|| moment().after(LOOK_AGAIN));
+        let finish = self.finish_at.filter(|at| *at > moment());
         let times = [self.link.next_deadline(), check, finish];
         let next = times.into_iter().flatten().min();
         let Some(at) = next else {
@@ -456,8 +453,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         };
         if self.sleep_at != Some(at) {
             self.sleep_at = Some(at);
-            let instant = self.clock.instant(at);
-            self.sleep.as_mut().reset(instant);
+            self.sleep.as_mut().reset(instant(at));
         }
         if self.sleep.as_mut().poll(cx).is_ready() {
             self.sleep_at = None;
@@ -467,7 +463,7 @@ impl<H: LinkHooks> LinkDriver<H> {
 
     /// Fails pending dials and ends every tunnel, on every way the link can end.
     fn wind_up(&mut self) {
-        let now = self.clock.now();
+        let now = moment();
         if self.hooks.shutting_down() {
             self.link.shut_down(now);
         } else {

@@ -81,6 +81,15 @@ enum Path {
     Lane(Box<LanePath>),
 }
 
+impl Path {
+    fn budget(&self) -> Option<&Arc<ProcessBudget>> {
+        match self {
+            Self::Link(link) => link.budget(),
+            Self::Lane(lane) => Some(lane.budget()),
+        }
+    }
+}
+
 impl Endpoint {
     /// An endpoint on the link that owns `dirty_list`, and the channel for that link.
     #[must_use]
@@ -269,27 +278,17 @@ impl Endpoint {
         self.watch = Some(watch);
     }
 
-    fn budget(&self) -> Option<&Arc<ProcessBudget>> {
-        match &self.path {
-            Path::Link(link) => link.budget(),
-            Path::Lane(lane) => Some(lane.budget()),
-        }
-    }
-
     /// Whether memory is short, so that tunnels get small buffers.
     #[must_use]
     pub fn is_short_of_memory(&self) -> bool {
-        self.budget().is_some_and(|budget| budget.is_half_full())
+        let budget = self.path.budget();
+        budget.is_some_and(|budget| budget.is_half_full())
     }
 
     /// Buffer sizes for this tunnel's sockets, at the current use of the budget.
     pub fn buffer_sizes(&mut self, kind: SocketKind) -> BufferSizes {
         let moved = self.sent_bytes + self.delivered_bytes;
-        let budget = match &self.path {
-            Path::Link(link) => link.budget(),
-            Path::Lane(lane) => Some(lane.budget()),
-        };
-        budget.map_or(BufferSizes::Kernel, |budget| {
+        self.path.budget().map_or(BufferSizes::Kernel, |budget| {
             self.growth.sizes(budget, moved, kind)
         })
     }
@@ -298,7 +297,7 @@ impl Endpoint {
     fn count_kernel(&mut self, bytes: u32) {
         let before = std::mem::replace(&mut self.kernel_bytes, bytes);
         if bytes != before
-            && let Some(budget) = self.budget()
+            && let Some(budget) = self.path.budget()
         {
             budget.enter_kernel(bytes.into());
             budget.leave_kernel(before.into());

@@ -226,7 +226,7 @@ impl LanePool {
     }
 
     /// Pings the lane and returns it; `None` if an earlier ping is unanswered or the lane failed.
-    fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
+    fn pinged(self: &Arc<Self>, mut waiting: Waiting, number: u64) -> Option<Waiting> {
         if !waiting.lane.ping(number) {
             // A process that was stopped for a while checks its lanes before it has read their pongs.
             if waiting.lane.has_unread() {
@@ -500,7 +500,8 @@ impl LaneOwner for Arc<LanePool> {
     }
 
     fn lost(&self, failure: &LaneFailure) {
-        LanePool::lost(self, failure);
+        tracing::debug!(%failure, "a lane is lost");
+        self.closed(failure.into());
     }
 }
 
@@ -510,12 +511,7 @@ impl LanePool {
         self.settings.metrics.lanes_closed.count(why);
     }
 
-    fn lost(&self, failure: &LaneFailure) {
-        tracing::debug!(%failure, "a lane is lost");
-        self.closed(failure.into());
-    }
-
-    fn undrained(&self, lane: Lane, why: &DrainError) {
+    fn undrained(self: &Arc<Self>, lane: Lane, why: &DrainError) {
         match why {
             DrainError::Failed(failure) => self.lost(failure),
             DrainError::Silent => {

@@ -13,9 +13,9 @@ use tokio::time::timeout;
 use super::*;
 use adit_config::tls_policy::TlsPolicy;
 use adit_net::resolve::{Answer, SrvRecord};
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::handshake::accept_tls;
 use adit_tls::reload::Reloadable;
-use adit_tls::selfsigned::ThrowawayFiles;
 use adit_tls::tls::{Alpn, ClientTls, ServerTls};
 
 const SERVER: &str = "server.test";

@@ -6,19 +6,15 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 use tokio::sync::{Notify, oneshot};
 
 use super::LaneKeeper;
 use adit_telemetry::labels::{LaneCloseReason, LaneState};
-use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Endpoint, LaneOwner as _};
-
-/// Time for the server's kernel to acknowledge an OPEN; then another lane is tried.
-const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
+use adit_tunnel::lane::Lane;
+use adit_tunnel::{Endpoint, LaneOwner as _, OpenAnswer, open_tunnel};
 
 /// Requests for a lane of one link.
 #[derive(Default)]
@@ -104,51 +100,27 @@ impl Borrowed {
             return Opened::Lost;
         };
         lane.count_as(self.keeper.adit().lanes.of(LaneState::Busy).guard());
-        if lane.end().open(request, 0).is_err() {
-            return Opened::Lost;
-        }
         self.opening = true;
-        let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane, &self.keeper)).await;
-        let answer = match soon {
-            Ok(answer) => answer,
-            Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
-                // Reset, so that the server does not dial when the network path recovers.
-                if let Some(lane) = self.lane.take() {
-                    lane.reset_connection();
-                    self.keeper
-                        .adit()
-                        .lanes_closed
-                        .count(LaneCloseReason::Silent);
-                    self.keeper.0.changed.notify_one();
-                }
-                return Opened::Lost;
-            }
-            Err(_elapsed) => answer(lane, &self.keeper).await,
-        };
+        let answer = open_tunnel(lane, request, 0, &self.keeper).await;
         self.opening = false;
         match answer {
-            Ok(None) => self.lane.take().map_or(Opened::Lost, |lane| {
+            Ok(OpenAnswer::Opened) => self.lane.take().map_or(Opened::Lost, |lane| {
                 Opened::Open(Endpoint::on_lane(lane, Arc::new(self.keeper.clone())))
             }),
-            Ok(Some(code)) => Opened::Refused(code),
+            Ok(OpenAnswer::Refused(code, _)) => Opened::Refused(code),
+            Ok(OpenAnswer::NotSeen) => Opened::Lost,
+            Ok(OpenAnswer::Silent) => {
+                if let Some(lane) = self.lane.take() {
+                    lane.reset_connection();
+                    self.keeper.closed(LaneCloseReason::Silent);
+                }
+                Opened::Lost
+            }
             Err(failure) => {
                 self.lane = None;
                 self.keeper.lost(&failure);
                 Opened::Lost
             }
-        }
-    }
-}
-
-/// Waits for the answer to an OPEN; `None`: the tunnel is open.
-async fn answer(lane: &mut Lane, keeper: &LaneKeeper) -> Result<Option<RefusalCode>, LaneFailure> {
-    loop {
-        match lane.event().await? {
-            LaneEvent::Opened => return Ok(None),
-            LaneEvent::Failed { code, .. } => return Ok(Some(code)),
-            LaneEvent::PeerReset { .. } => return Ok(Some(RefusalCode::Failed)),
-            LaneEvent::Want(want) => keeper.want(want),
-            _ => (),
         }
     }
 }

@@ -16,7 +16,7 @@ use adit_telemetry::CountedTunnel;
 use adit_telemetry::labels::{EndReason, Label as _, LaneCloseReason, LaneState, Path};
 use adit_tls::stream::Connection as _;
 use adit_tunnel::lane::{Lane, LaneFailure};
-use adit_tunnel::{Endpoint, until_answered};
+use adit_tunnel::{Endpoint, LaneOwner as _, until_answered};
 
 /// A lane lost sooner than this without a tunnel counts as a failed attempt.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
@@ -90,7 +90,9 @@ impl LaneKeeper {
             lane.end().accept();
             return self.open(lane, target, address);
         }
-        if !self.relay_has_room() || !target.promise.extend_to_raw_lane() {
+        let relay = self.0.context.relay.as_ref();
+        let has_room = relay.is_some_and(|relay| relay.has_room());
+        if !has_room || !target.promise.extend_to_raw_lane() {
             // A task copies the tunnel's frames.
             lane.end().accept_framed();
             return self.open(lane, target, address);
@@ -146,11 +148,6 @@ impl LaneKeeper {
         let tunnel = context.serve(&self.0.server, target, endpoint, address, Path::Lane);
         // When the task is refused, the endpoint is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
-    }
-
-    fn relay_has_room(&self) -> bool {
-        let relay = self.0.context.relay.as_ref();
-        relay.is_some_and(|relay| relay.has_room())
     }
 
     /// Starts an accepted tunnel on a raw lane: from here on relay threads own both sockets.

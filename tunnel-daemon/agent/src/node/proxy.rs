@@ -24,7 +24,7 @@ use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,
 };
 use adit_telemetry::{AditMetrics, CountedTunnel, FailedDial, TunnelFacts, TunnelSide};
-use adit_tunnel::{Endpoint, close_gracefully, copy_bidirectional, reset_on_close};
+use adit_tunnel::{Endpoint, LaneOwner as _, close_gracefully, copy_bidirectional, reset_on_close};
 
 /// How long a connection waits for a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);

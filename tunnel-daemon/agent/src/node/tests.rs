@@ -23,8 +23,8 @@ use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
 use adit_telemetry::AgentMetrics;
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::reload::Reloadable;
-use adit_tls::selfsigned::ThrowawayFiles;
 use adit_tls::tls::{Alpn, ClientTls};
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -18,8 +18,8 @@ use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::Descriptors;
 use adit_net::resolve::{Answer, Resolve, SrvRecord};
 use adit_telemetry::AgentMetrics;
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::reload::Reloadable;
-use adit_tls::selfsigned::ThrowawayFiles;
 use adit_tls::tls::{Alpn, ClientTls};
 use adit_tunnel::lane::LaneRoom;
 

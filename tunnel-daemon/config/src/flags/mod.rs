@@ -5,8 +5,6 @@
 mod agent;
 mod given;
 mod redirect;
-#[cfg(test)]
-mod reference;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ mod commands;
 mod given;
 mod node;
 mod redirect;
+mod reference;
 
 use std::ffi::OsString;
 use std::time::Duration;

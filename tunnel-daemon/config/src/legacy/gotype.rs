@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use adit_core::wire::identifiers::parse_go_bool;
+
 /// A Go `time.Duration`: nanoseconds, possibly negative.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct GoDuration(pub(super) i64);
@@ -127,13 +129,8 @@ fn decimal(value: u64, unit: u64) -> String {
 
 /// Go's boolean words.
 pub(super) fn parse_bool(text: &str) -> Result<bool, String> {
-    match text {
-        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
-        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err(format!(
-            "strconv.ParseBool: parsing {text:?}: invalid syntax"
-        )),
-    }
+    parse_go_bool(text)
+        .ok_or_else(|| format!("strconv.ParseBool: parsing {text:?}: invalid syntax"))
 }
 
 /// `strconv.ParseInt(text, 0, 64)`: sign, `0x`, `0o`, `0b`, a leading zero for octal, underscores.

@@ -17,14 +17,17 @@ const FOLDER: &str = "/run/adit";
 /// The folder of a user's session, for users who cannot write below `/run`.
 const USER_FOLDER: &str = "XDG_RUNTIME_DIR";
 
-/// The kind of process, which names its default socket: a server and an agent on one host have two.
+/// The kind of process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Program {
+pub enum Program {
+    /// A proxy server.
     Server,
+    /// An agent.
     Agent,
 }
 
 impl Program {
+    /// The name of its default socket: a server and an agent on one host have two.
     fn file(self) -> &'static str {
         match self {
             Self::Server => "server.sock",

@@ -17,8 +17,7 @@ mod tokens;
 mod transparent;
 
 pub use account::{AccountMode, AccountPlan};
-pub(crate) use admin_socket::Program;
-pub use admin_socket::{AdminSocketChoice, AdminSocketPlan};
+pub use admin_socket::{AdminSocketChoice, AdminSocketPlan, Program};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
@@ -28,7 +27,7 @@ pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, LogDestination, LogFormat,
     LogPlan, ShutdownPlan, TlsFiles,
 };
-pub use rule_file::{RuleFile, RuleFileOf};
+pub use rule_file::RuleFile;
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };

@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ipnet::{IpNet, Ipv4Net};
+use adit_core::destination::canonical_net;
+use ipnet::IpNet;
 
+use super::admin_socket::Program;
 use super::node::CapturedService;
 use super::transparent::RedirectTarget;
 use crate::limits;
@@ -56,22 +58,10 @@ impl FromStr for RedirectTarget {
             )));
         }
         Ok(Self {
-            network: unmapped(whole),
+            network: canonical_net(whole),
             port,
         })
     }
-}
-
-/// Converts a network of IPv4-mapped addresses to the IPv4 network that the kernel compares, so that both spellings are the
-/// same target.
-fn unmapped(network: IpNet) -> IpNet {
-    let IpAddr::V6(first) = network.network() else {
-        return network;
-    };
-    let bits = network.prefix_len().checked_sub(96);
-    let v4 = first.to_ipv4_mapped().zip(bits);
-    let v4 = v4.and_then(|(first, bits)| Ipv4Net::new(first, bits).ok());
-    v4.map_or(network, IpNet::V4)
 }
 
 /// Rules that a file adds to the flags of the same names.
@@ -85,21 +75,13 @@ pub struct RuleFile {
     pub services: Vec<CapturedService>,
 }
 
-/// The program that reads the file; each has its own rules.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RuleFileOf {
-    /// `redirect` and `redirect-exclude`.
-    Server,
-    /// `redirect-apiserver`.
-    Agent,
-}
-
 impl RuleFile {
-    /// Reads one rule per line: the name of a flag, a space, its value. Empty lines and text after `#` are ignored.
+    /// Reads one rule per line: the name of a flag, a space, its value. Empty lines and text after `#` are ignored. A server
+    /// has the rules `redirect` and `redirect-exclude`, an agent `redirect-apiserver`.
     ///
     /// # Errors
     /// The first invalid line, by number, with the expected form.
-    pub fn parse(text: &str, of: RuleFileOf) -> Result<Self, String> {
+    pub fn parse(text: &str, of: Program) -> Result<Self, String> {
         if text.len() > limits::REDIRECT_FILE_BYTES_MAX {
             let max = limits::REDIRECT_FILE_BYTES_MAX;
             return Err(format!("{} bytes are too many: at most {max}", text.len()));
@@ -116,22 +98,22 @@ impl RuleFile {
         Ok(file)
     }
 
-    fn add(&mut self, rule: &str, of: RuleFileOf) -> Result<(), String> {
+    fn add(&mut self, rule: &str, of: Program) -> Result<(), String> {
         let (name, value) = rule
             .split_once(char::is_whitespace)
             .map_or((rule, ""), |(name, value)| (name, value.trim()));
         match (name, of) {
-            ("redirect", RuleFileOf::Server) => self.targets.push(value.parse()?),
-            ("redirect-exclude", RuleFileOf::Server) => self.excluded.push(value.parse()?),
-            ("redirect-apiserver", RuleFileOf::Agent) => {
+            ("redirect", Program::Server) => self.targets.push(value.parse()?),
+            ("redirect-exclude", Program::Server) => self.excluded.push(value.parse()?),
+            ("redirect-apiserver", Program::Agent) => {
                 let service = CapturedService::parse(value);
                 self.services
                     .push(service.map_err(|error| error.to_string())?);
             }
             _ => {
                 let names = match of {
-                    RuleFileOf::Server => "`redirect TARGET` or `redirect-exclude TARGET`",
-                    RuleFileOf::Agent => "`redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT`",
+                    Program::Server => "`redirect TARGET` or `redirect-exclude TARGET`",
+                    Program::Agent => "`redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT`",
                 };
                 return Err(format!("{name:?} is no rule: write {names}"));
             }
@@ -196,32 +178,29 @@ mod tests {
     #[test]
     fn a_rule_file_has_one_rule_per_line_named_like_its_flag() {
         let text = "# the cluster\n\nredirect 10.0.0.0/8\n  redirect-exclude\t10.0.0.10:53  # its resolver\n";
-        let file = RuleFile::parse(text, RuleFileOf::Server).unwrap();
+        let file = RuleFile::parse(text, Program::Server).unwrap();
         assert_eq!(file.targets, [target("10.0.0.0/8").unwrap()]);
         assert_eq!(file.excluded, [target("10.0.0.10:53").unwrap()]);
         let text = "redirect-apiserver 10.96.0.1:443=a:1";
-        let file = RuleFile::parse(text, RuleFileOf::Agent).unwrap();
+        let file = RuleFile::parse(text, Program::Agent).unwrap();
         assert_eq!(file.services.len(), 1);
-        assert_eq!(
-            RuleFile::parse("", RuleFileOf::Agent),
-            Ok(RuleFile::default())
-        );
+        assert_eq!(RuleFile::parse("", Program::Agent), Ok(RuleFile::default()));
     }
 
     #[test]
     fn errors_in_a_rule_file_name_the_line_number() {
         for (text, of, said) in [
-            ("\nredirect 10.0.0.1/8", RuleFileOf::Server, "line 2"),
-            ("redirect", RuleFileOf::Server, "10.0.0.0/8:9090"),
-            ("10.0.0.0/8", RuleFileOf::Server, "redirect-exclude TARGET"),
+            ("\nredirect 10.0.0.1/8", Program::Server, "line 2"),
+            ("redirect", Program::Server, "10.0.0.0/8:9090"),
+            ("10.0.0.0/8", Program::Server, "redirect-exclude TARGET"),
             (
                 "redirect 10.0.0.0/8",
-                RuleFileOf::Agent,
+                Program::Agent,
                 "redirect-apiserver SERVICE",
             ),
             (
                 "redirect-apiserver 10.96.0.1:443",
-                RuleFileOf::Agent,
+                Program::Agent,
                 "no destination",
             ),
         ] {
@@ -232,6 +211,6 @@ mod tests {
             );
         }
         let long = " ".repeat(limits::REDIRECT_FILE_BYTES_MAX + 1);
-        assert!(RuleFile::parse(&long, RuleFileOf::Server).is_err());
+        assert!(RuleFile::parse(&long, Program::Server).is_err());
     }
 }

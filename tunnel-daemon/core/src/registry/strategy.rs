@@ -100,11 +100,8 @@ impl FromStr for Strategies {
 
 impl fmt::Display for Strategies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, strategy) in self.iter().enumerate() {
-            f.write_str(if index == 0 { "" } else { "," })?;
-            f.write_str(strategy.name())?;
-        }
-        Ok(())
+        let names: Vec<_> = self.iter().map(Strategy::name).collect();
+        f.write_str(&names.join(","))
     }
 }
 

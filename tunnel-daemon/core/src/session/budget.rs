@@ -20,7 +20,7 @@ pub struct ProcessBudget {
     kernel: AtomicU64,
     granted: AtomicU64,
     pressure: AtomicU8,
-    pub(super) control: ControlPool,
+    pub(super) control: Arc<ControlPool>,
     pub(super) holders: Holders,
 }
 
@@ -124,7 +124,7 @@ impl ProcessBudget {
             kernel: AtomicU64::new(0),
             granted: AtomicU64::new(0),
             pressure: AtomicU8::new(MemoryPressure::None as u8),
-            control: ControlPool::new(max_bytes),
+            control: Arc::new(ControlPool::new(max_bytes)),
             holders: Holders::default(),
         }
     }

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::control_pool::LentEntries;
-use super::{Moment, ProcessBudget};
+use super::Moment;
+use super::control_pool::{ControlPool, LentEntries};
 use crate::ids::DialId;
 
 /// How long a late answer is recognised.
@@ -26,11 +26,11 @@ pub(super) struct CancelledDials {
 }
 
 impl CancelledDials {
-    pub(super) fn new(budget: &Arc<ProcessBudget>) -> Self {
+    pub(super) fn new(pool: &Arc<ControlPool>) -> Self {
         Self {
             since: HashMap::new(),
             order: VecDeque::new(),
-            lent: LentEntries::new(budget, ENTRY_BYTES),
+            lent: LentEntries::new(pool, ENTRY_BYTES),
         }
     }
 

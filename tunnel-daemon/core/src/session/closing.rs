@@ -1,9 +1,9 @@
 //! The ends of tunnels: half close (FIN), close with confirmation, and reset.
 
-use super::Moment;
 use super::control_queue::Control;
-use super::link::{Action, Event, Link, Role};
+use super::link::{Action, Event, Link};
 use super::tunnel::{OutEnd, Phase, TunnelEnd};
+use super::{Moment, Role};
 use crate::ids::{ConnId, TunnelKey};
 use crate::text::shortened;
 use crate::wire::packet::{PacketType, Side, Violation};

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 
-use super::ProcessBudget;
-
 /// Share of the process budget for the pool, and the smallest pool: a small budget must not end honest links.
 const POOL_DIVISOR: u64 = 16;
 const POOL_PARTS: u64 = 3;
@@ -41,7 +39,7 @@ pub(super) struct ControlPool {
 /// What one link holds for its peer.
 #[derive(Debug)]
 pub struct ControlShare {
-    budget: Arc<ProcessBudget>,
+    pool: Arc<ControlPool>,
     owner: Arc<str>,
     bytes: AtomicU64,
     frames: AtomicUsize,
@@ -59,7 +57,7 @@ pub struct QueuedFrame(Arc<ControlShare>);
 /// Entries of a list that only speeds up or tidies, beyond those that each link may keep.
 #[derive(Debug)]
 pub(super) struct LentEntries {
-    budget: Arc<ProcessBudget>,
+    pool: Arc<ControlPool>,
     entry_bytes: u64,
     count: u64,
 }
@@ -143,9 +141,9 @@ fn victim(busy: &[Arc<ControlShare>], max_bytes: u64) -> Option<usize> {
 }
 
 impl ControlShare {
-    pub(super) fn new(budget: Arc<ProcessBudget>, owner: Arc<str>) -> Arc<Self> {
+    pub(super) fn new(pool: Arc<ControlPool>, owner: Arc<str>) -> Arc<Self> {
         let share = Arc::new(Self {
-            budget,
+            pool,
             owner,
             bytes: AtomicU64::new(0),
             frames: AtomicUsize::new(0),
@@ -154,7 +152,7 @@ impl ControlShare {
             ending: AtomicU64::new(0),
             waker: OnceLock::new(),
         });
-        let mut all = share.budget.control.locked();
+        let mut all = share.pool.locked();
         if all.len() == all.capacity() {
             all.retain(|other| other.strong_count() > 0);
         }
@@ -190,7 +188,7 @@ impl ControlShare {
     }
 
     fn frames_max(&self) -> usize {
-        if self.budget.control.is_short() {
+        if self.pool.is_short() {
             FRAMES_MAX_SHORT
         } else {
             FRAMES_MAX
@@ -208,7 +206,7 @@ impl ControlShare {
 
     /// Counts `bytes`. Another link may have to end for them, or this one.
     pub(super) fn add(&self, bytes: u64) {
-        let pool = &self.budget.control;
+        let pool = &self.pool;
         self.bytes.fetch_add(bytes, Relaxed);
         pool.bytes.fetch_add(bytes, Relaxed);
         if pool.kept() > pool.max_bytes {
@@ -217,7 +215,7 @@ impl ControlShare {
     }
 
     pub(super) fn subtract(&self, bytes: u64) {
-        let pool = &self.budget.control;
+        let pool = &self.pool;
         self.bytes.fetch_sub(bytes, Relaxed);
         pool.bytes.fetch_sub(bytes, Relaxed);
         if self.must_end() {
@@ -230,7 +228,7 @@ impl ControlShare {
         let less = |ending: u64| Some(ending.saturating_sub(bytes));
         let before = self.ending.fetch_update(Relaxed, Relaxed, less);
         let ended = before.unwrap_or_default().min(bytes);
-        self.budget.control.ending.fetch_sub(ended, Relaxed);
+        self.pool.ending.fetch_sub(ended, Relaxed);
     }
 
     fn wake(&self) {
@@ -263,9 +261,9 @@ impl Drop for QueuedFrame {
 }
 
 impl LentEntries {
-    pub(super) fn new(budget: &Arc<ProcessBudget>, entry_bytes: u64) -> Self {
+    pub(super) fn new(pool: &Arc<ControlPool>, entry_bytes: u64) -> Self {
         Self {
-            budget: Arc::clone(budget),
+            pool: Arc::clone(pool),
             entry_bytes,
             count: 0,
         }
@@ -273,7 +271,7 @@ impl LentEntries {
 
     /// Takes room for the `count`-th entry beyond those that each link may keep; false: there is none.
     pub(super) fn has_room(&mut self, count: usize) -> bool {
-        let pool = &self.budget.control;
+        let pool = &self.pool;
         let count = count as u64;
         while self.count > count {
             self.count -= 1;

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Role;
 use super::control_pool::ControlShare;
-use super::link::Role;
 use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::wire::packet::Packet;
 

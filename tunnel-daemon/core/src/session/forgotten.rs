@@ -3,8 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use super::ProcessBudget;
-use super::control_pool::LentEntries;
+use super::control_pool::{ControlPool, LentEntries};
 use crate::ids::ConnId;
 
 /// Most ids that a link remembers.
@@ -23,11 +22,11 @@ pub(super) struct Forgotten {
 }
 
 impl Forgotten {
-    pub(super) fn new(budget: &Arc<ProcessBudget>) -> Self {
+    pub(super) fn new(pool: &Arc<ControlPool>) -> Self {
         Self {
             ids: HashSet::new(),
             order: VecDeque::new(),
-            lent: LentEntries::new(budget, ENTRY_BYTES),
+            lent: LentEntries::new(pool, ENTRY_BYTES),
         }
     }
 

@@ -13,20 +13,11 @@ use super::forgotten::Forgotten;
 use super::holders::Holder;
 use super::slab::Slab;
 use super::tunnel::{Tunnel, TunnelEnd};
-use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
+use super::{Isolation, Moment, ProcessBudget, Role, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use crate::wire::packet::{Packet, Received, Violation};
-
-/// Which end of the link this is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// Dials; its endpoints are clients.
-    Server,
-    /// Answers dials; its endpoints are targets.
-    Agent,
-}
 
 /// Negotiated and configured properties of a link.
 #[derive(Clone, Copy, Debug)]
@@ -196,13 +187,13 @@ impl Link {
     /// its budget, or what its links may queue for peers that do not read.
     #[must_use]
     pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>, peer: Arc<str>) -> Self {
-        let share = ControlShare::new(Arc::clone(&budget), Arc::clone(&peer));
+        let share = ControlShare::new(Arc::clone(&budget.control), Arc::clone(&peer));
         let holder = (!config.credit).then(|| budget.holders.enter(peer));
         Self {
             config,
-            cancelled: CancelledDials::new(&budget),
+            cancelled: CancelledDials::new(&budget.control),
             control: ControlQueue::new(share),
-            forgotten: Forgotten::new(&budget),
+            forgotten: Forgotten::new(&budget.control),
             budget,
             holder,
             defers_until: Moment::default(),
@@ -224,12 +215,6 @@ impl Link {
             lingering: 0,
             failed: false,
         }
-    }
-
-    /// Whether the link uses `WINDOW`, `FIN` and `RESET`.
-    #[must_use]
-    pub fn has_credit(&self) -> bool {
-        self.config.credit
     }
 
     /// Number of tunnels and dials, including closing tunnels.

@@ -26,7 +26,7 @@ pub use budget::{
     MemoryBounds, MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued,
 };
 pub use control_pool::{ControlShare, QueuedFrame};
-pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure, Role};
+pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure};
 pub use promise::{
     BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES, Growth, Promise, TunnelKind,
 };
@@ -52,6 +52,15 @@ impl Moment {
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
+}
+
+/// Which end of the link this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Dials; its endpoints are clients.
+    Server,
+    /// Answers dials; its endpoints are targets.
+    Agent,
 }
 
 /// Limits that isolate tunnels from each other. All are flags.

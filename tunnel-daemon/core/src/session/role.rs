@@ -4,9 +4,9 @@ use bytes::Bytes;
 
 use super::budget::Queued;
 use super::control_queue::Control;
-use super::link::{Action, CancelledDial, DialRequest, Event, Link, Role};
+use super::link::{Action, CancelledDial, DialRequest, Event, Link};
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
-use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
+use super::{Moment, Role, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::text::shortened;
@@ -141,6 +141,16 @@ impl Link {
         }
     }
 
+    /// Agent: answers a dial that opens no tunnel.
+    fn refuse(&mut self, dial: DialId, error: String) {
+        self.control(Packet::DialRsp {
+            dial,
+            conn: ConnId(0),
+            error,
+            window: 0,
+        });
+    }
+
     /// Agent: a dial for a client of the server.
     pub(super) fn handle_dial_req(
         &mut self,
@@ -154,21 +164,11 @@ impl Link {
         self.conn_last = self.conn_last.wrapping_add(1).max(1);
         if self.dials.len() >= self.config.dials_max {
             let error = DialFailure::TooManyPending { per_agent: true }.to_string();
-            return self.control(Packet::DialRsp {
-                dial,
-                conn: ConnId(0),
-                error,
-                window: 0,
-            });
+            return self.refuse(dial, error);
         }
         if self.dials.contains_key(&dial) {
             let error = String::from("a dial with this id is already pending");
-            return self.control(Packet::DialRsp {
-                dial,
-                conn: ConnId(0),
-                error,
-                window: 0,
-            });
+            return self.refuse(dial, error);
         }
         let granted = self.starting_window();
         let mut tunnel = Tunnel::new(
@@ -226,12 +226,7 @@ impl Link {
                 true
             }
             Err(error) => {
-                self.control(Packet::DialRsp {
-                    dial,
-                    conn: ConnId(0),
-                    error,
-                    window: 0,
-                });
+                self.refuse(dial, error);
                 self.drop_dial(key);
                 false
             }

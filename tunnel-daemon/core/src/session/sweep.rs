@@ -1,8 +1,8 @@
 //! Timeouts: dial deadlines, stalled, idle half-closed and lingering tunnels, unconfirmed closes.
 
-use super::link::{Link, Role};
+use super::link::Link;
 use super::tunnel::{OutEnd, Phase, TunnelEnd};
-use super::{Moment, SWEEP_EVERY};
+use super::{Moment, Role, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::TunnelKey;
 

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::link::{Action, Link, Role};
+use super::link::{Action, Link};
 use super::tunnel::{OutEnd, Outgoing, Phase, TunnelEnd};
-use super::{CLOSE_CONFIRM_TIMEOUT, Moment};
+use super::{CLOSE_CONFIRM_TIMEOUT, Moment, Role};
 use crate::ids::{ConnId, TunnelKey};
 use crate::wire::packet::{Packet, PacketType, Side};
 

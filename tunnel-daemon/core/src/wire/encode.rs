@@ -5,6 +5,7 @@ use std::io::IoSlice;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message as _;
+use prost::encoding::{encode_varint, encoded_len_varint};
 
 use super::GRPC_PREFIX_BYTES;
 use super::packet::Packet;
@@ -69,22 +70,22 @@ impl MessageBuf {
         let id = if conn.0 == 0 {
             0
         } else {
-            1 + varint_len(conn.0.cast_unsigned())
+            1 + encoded_len_varint(conn.0.cast_unsigned())
         };
-        let inner = id + 1 + varint_len(payload as u64) + payload;
-        let message = 2 + 1 + varint_len(inner as u64) + inner;
+        let inner = id + 1 + encoded_len_varint(payload as u64) + payload;
+        let message = 2 + 1 + encoded_len_varint(inner as u64) + inner;
         let mut buf = Self::from_parts(parts);
         let mut head = &mut buf.head[..];
         head.put_u8(0);
         head.put_u32(u32::try_from(message).unwrap_or(u32::MAX));
         head.put_slice(&[0x08, 0x04, 0x22]);
-        put_varint(&mut head, inner as u64);
+        encode_varint(inner as u64, &mut head);
         if conn.0 != 0 {
             head.put_u8(0x08);
-            put_varint(&mut head, conn.0.cast_unsigned());
+            encode_varint(conn.0.cast_unsigned(), &mut head);
         }
         head.put_u8(0x1a);
-        put_varint(&mut head, payload as u64);
+        encode_varint(payload as u64, &mut head);
         let left = head.len();
         buf.head_end = u8::try_from(HEAD_BYTES_MAX - left).unwrap_or(u8::MAX);
         buf
@@ -169,19 +170,6 @@ impl Buf for MessageBuf {
             self.parts.pop_front();
         }
     }
-}
-
-fn varint_len(value: u64) -> usize {
-    // 1..=64 significant bits in groups of seven.
-    (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
-}
-
-fn put_varint(out: &mut &mut [u8], mut value: u64) {
-    while value >= 0x80 {
-        out.put_u8((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    out.put_u8((value & 0x7f) as u8);
 }
 
 #[cfg(test)]

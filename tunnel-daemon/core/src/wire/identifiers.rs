@@ -138,7 +138,8 @@ impl Identifiers {
 }
 
 /// Parses the values of Go's `strconv.ParseBool`.
-fn parse_go_bool(text: &str) -> Option<bool> {
+#[must_use]
+pub fn parse_go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
@@ -194,9 +195,6 @@ fn bounded(kind: &'static str, value: String) -> Result<String, IdentifiersError
 
 /// Appends `key=value`, escaped as by Go's `QueryEscape`.
 fn push_pair(out: &mut String, key: &str, value: &str) {
-    const HEX: [char; 16] = [
-        '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',
-    ];
     if !out.is_empty() {
         out.push('&');
     }
@@ -207,11 +205,7 @@ fn push_pair(out: &mut String, key: &str, value: &str) {
             b' ' => out.push('+'),
             b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
             _ if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
-            _ => out.extend([
-                '%',
-                HEX[usize::from(byte >> 4)],
-                HEX[usize::from(byte & 15)],
-            ]),
+            _ => out.push_str(&format!("%{byte:02X}")),
         }
     }
 }

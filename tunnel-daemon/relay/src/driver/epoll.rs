@@ -55,20 +55,7 @@ impl Epoll {
         Ok(epoll::add(&self.epoll, fd, data(key, side), flags(false))?)
     }
 
-    pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.watch_room(key, side, fd, true)
-    }
-
-    pub(super) fn forget_room(
-        &mut self,
-        key: Key,
-        side: Side,
-        fd: BorrowedFd<'_>,
-    ) -> io::Result<()> {
-        self.watch_room(key, side, fd, false)
-    }
-
-    fn watch_room(
+    pub(super) fn watch_room(
         &mut self,
         key: Key,
         side: Side,

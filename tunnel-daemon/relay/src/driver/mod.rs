@@ -91,7 +91,7 @@ impl Driver {
     /// Also watches a socket for room to write. An event follows at once if there is room.
     pub(crate) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
         match self {
-            Self::Epoll(epoll) => epoll.want_room(key, side, fd),
+            Self::Epoll(epoll) => epoll.watch_room(key, side, fd, true),
             Self::Uring(ring) => ring.want_room(key, side, fd),
         }
     }
@@ -104,7 +104,7 @@ impl Driver {
         fd: BorrowedFd<'_>,
     ) -> io::Result<()> {
         match self {
-            Self::Epoll(epoll) => epoll.forget_room(key, side, fd),
+            Self::Epoll(epoll) => epoll.watch_room(key, side, fd, false),
             Self::Uring(_) => Ok(()), // Reported once; the poll then ends.
         }
     }

@@ -1,17 +1,14 @@
 //! Types shared by relay threads and submitters: flags, queues and the waker. `cargo xtask loom` replaces them with types
 //! whose interleavings loom explores, and runs `loom_models`; no other build contains these.
 
-#[cfg(test)]
-#[cfg(loom)]
-mod loom_models;
 #[cfg(all(test, loom))]
-mod modelled;
+mod tests;
 mod waker;
 
 pub(crate) use waker::Waker;
 
 #[cfg(all(test, loom))]
-pub(crate) use modelled::{
+pub(crate) use tests::modelled::{
     ArrayQueue, AtomicBool, AtomicUsize, OnceLock, SegQueue, pass_on_findings,
 };
 

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub(crate) struct Waker {
     fd: OwnedFd,
     #[cfg(all(test, loom))]
-    edge: super::modelled::Edge,
+    edge: super::tests::modelled::Edge,
 }
 
 impl Waker {
@@ -20,7 +20,7 @@ impl Waker {
         Ok(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             #[cfg(all(test, loom))]
-            edge: super::modelled::Edge::default(),
+            edge: super::tests::modelled::Edge::default(),
         })
     }
 

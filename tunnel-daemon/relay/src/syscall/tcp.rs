@@ -90,7 +90,8 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
     /// `SOCK_SNDBUF_LOCK` and `SOCK_RCVBUF_LOCK`.
     const BOTH: libc::c_int = 3;
     let which = if lock { BOTH } else { 0 };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_BUF_LOCK, which)
+    let which = which.to_ne_bytes();
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BUF_LOCK, &which)
 }
 
 /// Limits the receive window offered to a TCP peer, bytes.
@@ -99,21 +100,22 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
 /// The socket is not a TCP socket.
 pub(crate) fn set_window_clamp(socket: &impl AsFd, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    set_option(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
+    let bytes = bytes.to_ne_bytes();
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, &bytes)
 }
 
-/// Sets an integer option.
-fn set_option(
+/// Sets an option of a socket.
+pub(super) fn set_option(
     socket: &impl AsFd,
     level: libc::c_int,
     name: libc::c_int,
-    value: libc::c_int,
+    value: &[u8],
 ) -> io::Result<()> {
     let fd = socket.as_fd().as_raw_fd();
-    let length = libc::socklen_t::try_from(size_of_val(&value))
-        .map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `value`.
-    let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length) };
+    let length =
+        libc::socklen_t::try_from(value.len()).map_err(|_large| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `fd` is borrowed for the call. The kernel reads `length` bytes, which is the length of `value`.
+    let result = unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }

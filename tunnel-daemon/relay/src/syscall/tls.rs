@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 use zeroize::Zeroizing;
 
+use super::tcp::set_option;
+
 /// Space for one control message with one byte and padding: the kernel's header and eight bytes.
 const CONTROL_BYTES: libc::c_uint = 64;
 
@@ -33,7 +35,7 @@ pub(crate) struct Received {
 
 /// Attaches kTLS to a connected socket, which encrypts nothing until it has keys.
 pub(crate) fn attach(socket: impl AsFd) -> io::Result<()> {
-    set(socket, libc::IPPROTO_TCP, libc::TCP_ULP, b"tls")
+    set_option(&socket, libc::IPPROTO_TCP, libc::TCP_ULP, b"tls")
 }
 
 /// Sets the keys of one direction, in the layout of the kernel's `tls12_crypto_info_*`.
@@ -42,7 +44,7 @@ pub(crate) fn set_keys(socket: impl AsFd, way: KeyDirection, info: &[u8]) -> io:
         KeyDirection::Out => libc::TLS_TX,
         KeyDirection::In => libc::TLS_RX,
     };
-    set(socket, libc::SOL_TLS, option, info)
+    set_option(&socket, libc::SOL_TLS, option, info)
 }
 
 /// Keys of AES-GCM and TLS 1.3 in the layout of `tls12_crypto_info_aes_gcm_*`: version, cipher, IV, key, salt, number
@@ -70,20 +72,6 @@ pub(crate) fn aes_gcm_info(
     info.extend_from_slice(salt);
     info.extend_from_slice(&sequence.to_be_bytes());
     Ok(info)
-}
-
-fn set(socket: impl AsFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> io::Result<()> {
-    let fd = socket.as_fd().as_raw_fd();
-    let length =
-        libc::socklen_t::try_from(value.len()).map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `socket` lives for the call, and so its descriptor is open. The kernel reads `length` bytes, which is the
-    // length of `value`.
-    let result = unsafe { libc::setsockopt(fd, level, option, value.as_ptr().cast(), length) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 /// Reads bytes of records of one type, and their type.

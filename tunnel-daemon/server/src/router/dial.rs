@@ -21,7 +21,7 @@ use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
 use adit_telemetry::labels::{AgentDial, DialReason, Path};
 use adit_telemetry::{AgentDials, DialCounts};
-use adit_tunnel::clock::{Clock, moment};
+use adit_tunnel::clock::{instant, moment};
 use adit_tunnel::endpoint::{Carrier, Endpoint};
 use adit_tunnel::pool::OnLane;
 use adit_tunnel::task::Command;
@@ -546,7 +546,7 @@ impl Dialing<'_> {
             };
             let due = async {
                 match until {
-                    Some(until) => sleep_until(Clock::default().instant(until)).await,
+                    Some(until) => sleep_until(instant(until)).await,
                     None => std::future::pending().await,
                 }
             };

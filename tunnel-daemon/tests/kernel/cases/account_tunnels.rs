@@ -10,7 +10,7 @@ use adit_account::Options;
 use adit_config::{Command as Parsed, parse};
 use adit_relay::{Preference, probe};
 use adit_telemetry::Scrape;
-use adit_tls::selfsigned::ThrowawayFiles;
+use adit_testkit::certificates::ThrowawayFiles;
 use aya::programs::loaded_programs;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

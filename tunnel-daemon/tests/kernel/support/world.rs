@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use adit::{agent, server};
 use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_testkit::{args, blocking, http, scrape};
-use adit_tls::selfsigned::ThrowawayFiles;
 use tempfile::TempDir;
 
 use super::cgroup::Cgroup;

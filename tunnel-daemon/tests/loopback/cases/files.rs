@@ -1,10 +1,11 @@
 //! Files and ports that are broken, in use, or replaced at run time.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use adit::{agent, server};
-use adit_tls::selfsigned::{ThrowawayCa, Usage};
+use adit_testkit::certificates::{ThrowawayCa, ThrowawayFiles, Usage};
 
 use super::hostile_agents::turned_away;
 use super::processes::Processes;
@@ -278,4 +279,11 @@ async fn stale_socket_files_are_replaced_and_removed_at_the_end() {
         .expect("it starts over a stale file");
     drop(world.channel().await);
     within("the server's end", server.stop(Some(Duration::ZERO))).await;
+}
+
+#[test]
+fn folder_of_throwaway_keys_has_mode_0700() {
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).expect("certificates");
+    let mode = fs::metadata(files.dir()).expect("a folder").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o700);
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::cause::TlsCause;
-use adit_tls::selfsigned::ThrowawayFiles;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -1,6 +1,6 @@
 //! Agent identities: grants of certificates, agent ids owned by another certificate, links per id.
 
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 
 use crate::support::raw::Connection;
 use crate::support::targets;

@@ -274,7 +274,7 @@ async fn invalid_clients_of_the_agent_port_are_refused_and_disturb_no_agent() {
     // In TLS 1.3 the client learns of the refusal at its first read.
     let nobody = tls::dial(address, &ca, None).await;
     assert!(turned_away(nobody).await, "no certificate");
-    let others = adit_tls::selfsigned::ThrowawayFiles::create(&[]).expect("certificates");
+    let others = adit_testkit::certificates::ThrowawayFiles::create(&[]).expect("certificates");
     let (cert, key) = (others.cert("agent"), others.key("agent"));
     let foreign = tls::dial(address, &ca, Some((&cert, &key))).await;
     assert!(turned_away(foreign).await, "another CA's certificate");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 

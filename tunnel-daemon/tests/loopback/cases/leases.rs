@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adit::agent::RunningAgent;
 use adit::server::{self, RunningServer};
-use adit_tls::selfsigned::{ThrowawayCa, Usage};
+use adit_testkit::certificates::{ThrowawayCa, Usage};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};

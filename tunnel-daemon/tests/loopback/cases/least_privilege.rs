@@ -7,7 +7,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use adit_relay::{Preference, probe};
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 use rustix::process::Signal;
 
 use super::processes::free_ports;

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_testkit::platforms::{End, PLATFORMS, Platform};
-use adit_tls::selfsigned::ThrowawayFiles;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit_tls::selfsigned::{ThrowawayCa, ThrowawayFiles, Usage};
+use adit_testkit::certificates::{self, ThrowawayCa, ThrowawayFiles, Usage};
 
 use crate::support::lanes::{value, warm};
 use crate::support::targets;
@@ -33,10 +33,8 @@ fn revoke(files: &ThrowawayFiles, names: &[&str]) {
         .map(|name| std::fs::read_to_string(files.cert(name)).expect("a certificate"));
     let certificates: Vec<String> = certificates.collect();
     let certificates: Vec<&str> = certificates.iter().map(String::as_str).collect();
-    write(
-        &crl(files),
-        &files.ca().revoke(&certificates).expect("a list"),
-    );
+    let list = certificates::revoke(files.ca(), &certificates);
+    write(&crl(files), &list.expect("a list"));
 }
 
 /// Issues a certificate for a second agent, `agent-2`, and writes an empty revocation list.
@@ -117,7 +115,8 @@ async fn an_agent_whose_ca_is_removed_loses_its_link() {
 async fn a_certificate_without_a_crl_of_its_issuer_is_refused() {
     let foreign = |files: &ThrowawayFiles| {
         let another = ThrowawayCa::new("another").expect("a CA");
-        write(&crl(files), &another.revoke(&[]).expect("a list"));
+        let list = certificates::revoke(&another, &[]);
+        write(&crl(files), &list.expect("a list"));
     };
     let world = World::start_with(foreign, &["--agent-crl={certs}/crl.pem"]).await;
     let agent = world.agent("agent-1", &[]).await;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 

@@ -3,7 +3,7 @@
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use adit_tls::selfsigned::Usage;
+use adit_testkit::certificates::Usage;
 
 use crate::support::blocking;
 use crate::support::confined::{self, Profile, Rights};

@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 
+use crate::certificates::ThrowawayFiles;
 use adit_config::plan::{AgentPlan, ServerPlan};
 use adit_config::{Command, parse};
-use adit_tls::selfsigned::ThrowawayFiles;
 
 /// A server whose agent port is at this address. Frontends are left to the caller.
 pub fn server(files: &ThrowawayFiles, agents: &str, port: &str) -> Vec<String> {

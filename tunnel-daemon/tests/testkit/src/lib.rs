@@ -1,7 +1,8 @@
-//! What integration tests of several tiers share: waiting, ports, processes, command lines, scrapes, cgroups and Go programs.
+//! What integration tests of several tiers share: waiting, ports, processes, certificates, command lines, scrapes, cgroups and Go programs.
 
 pub mod args;
 pub mod blocking;
+pub mod certificates;
 pub mod cgroup;
 pub mod confined;
 pub mod go;

@@ -5,11 +5,11 @@ mod protocols;
 use super::*;
 use crate::{
     reload::Reloadable,
-    selfsigned::{ThrowawayFiles, Usage},
     tls::{Alpn, ClientTls, ServerTls, server_name},
 };
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use adit_config::tls_policy::TlsPolicy;
+use adit_testkit::certificates::{ThrowawayCa, ThrowawayFiles, Usage};
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use std::{net::Ipv4Addr, sync::Arc};
@@ -448,7 +448,7 @@ async fn sessions_survive_a_server_renewal_but_no_change_of_its_cas() {
     assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
     let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
     assert!(is_resumed(&accepted));
-    let other = crate::selfsigned::ThrowawayCa::new("other").unwrap();
+    let other = ThrowawayCa::new("other").unwrap();
     let bundle = format!("{}{}", world.files.ca().cert_pem(), other.cert_pem());
     std::fs::write(world.files.ca_file(), bundle).unwrap();
     assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);

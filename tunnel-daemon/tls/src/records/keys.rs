@@ -182,18 +182,13 @@ impl Half {
 
     /// Opens a record in place; returns its type and how many bytes after the header are plain text.
     pub(super) fn open(&mut self, record: &mut [u8]) -> io::Result<(u8, usize)> {
-        let (header, sealed) = record.split_at_mut(HEADER_BYTES);
-        let header: [u8; HEADER_BYTES] = [
-            header.first().copied().unwrap_or_default(),
-            header.get(1).copied().unwrap_or_default(),
-            header.get(2).copied().unwrap_or_default(),
-            header.get(3).copied().unwrap_or_default(),
-            header.get(4).copied().unwrap_or_default(),
-        ];
+        let Some((header, sealed)) = record.split_first_chunk_mut::<HEADER_BYTES>() else {
+            return Err(broken("a record has no header"));
+        };
         let nonce = self.nonce()?;
         let plain = self
             .key
-            .open_in_place(nonce, Aad::from(header), sealed)
+            .open_in_place(nonce, Aad::from(*header), sealed)
             .map_err(|_forged| broken("a record does not verify"))?;
         content(plain).map_err(violated)
     }

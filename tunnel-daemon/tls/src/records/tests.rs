@@ -16,10 +16,10 @@ mod differential;
 use super::*;
 use crate::handshake::{accept_tls, connect_tls};
 use crate::reload::Reloadable;
-use crate::selfsigned::ThrowawayFiles;
 use crate::stream::{ByteStream, PeerAddr};
 use crate::tls::{Alpn, ClientTls, ServerTls};
 use adit_config::tls_policy::TlsPolicy;
+use adit_testkit::certificates::ThrowawayFiles;
 
 const PROTOCOL: &str = "records/1";
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -1,31 +1,22 @@
-//! A dial on a lane: the OPEN, how long its answer may take, and what the answer means.
+//! A dial on a lane, and what the answer to its OPEN means.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use adit_core::failure::DialFailure;
-use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::session::Queued;
 
 use super::{LanePool, OnLane};
 use crate::endpoint::{Carrier, Endpoint};
 use crate::lane::{Lane, LaneFailure};
 use crate::lane_path::LaneOwner as _;
+use crate::opening::{OpenAnswer, open_tunnel};
 use adit_telemetry::labels::LaneCloseReason;
-
-/// Time for the agent's kernel to acknowledge an OPEN; then the dial goes over the link.
-const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A dial on a lane. Dropping it gives up the dial and returns the lane.
 pub(super) struct Opening<'a> {
     pub(super) pool: &'a Arc<LanePool>,
     pub(super) lane: Option<Lane>,
-}
-
-enum Answer {
-    Opened,
-    Refused(RefusalCode, String),
-    NotSeen,
 }
 
 impl Opening<'_> {
@@ -34,28 +25,8 @@ impl Opening<'_> {
         let Some(lane) = &mut self.lane else {
             return OnLane::NotSeen;
         };
-        if lane.end().open(request, want).is_err() {
-            return OnLane::NotSeen;
-        }
-        let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane)).await;
-        let answer = match soon {
-            Ok(answer) => answer,
-            Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
-                // Reset, so that the agent does not dial when the network path recovers.
-                if let Some(lane) = self.lane.take() {
-                    lane.reset_connection();
-                    self.pool.closed(LaneCloseReason::Silent);
-                }
-                return OnLane::NotSeen;
-            }
-            Err(_elapsed) => answer(lane).await,
-        };
-        self.conclude(answer)
-    }
-
-    fn conclude(&mut self, answer: Result<Answer, LaneFailure>) -> OnLane {
-        match answer {
-            Ok(Answer::Opened) => match self.lane.take() {
+        match open_tunnel(lane, request, want, self.pool).await {
+            Ok(OpenAnswer::Opened) => match self.lane.take() {
                 Some(lane) if lane.state().is_raw() => {
                     match lane.into_raw(&self.pool.settings.metrics) {
                         Ok(raw_lane) => OnLane::Open(Carrier::RawLane(raw_lane)),
@@ -68,8 +39,15 @@ impl Opening<'_> {
                 }
                 None => OnLane::NotSeen,
             },
-            Ok(Answer::Refused(RefusalCode::Busy, _) | Answer::NotSeen) => OnLane::NotSeen,
-            Ok(Answer::Refused(_, text)) => OnLane::Failed(DialFailure::Target(text)),
+            Ok(OpenAnswer::Refused(RefusalCode::Busy, _) | OpenAnswer::NotSeen) => OnLane::NotSeen,
+            Ok(OpenAnswer::Silent) => {
+                if let Some(lane) = self.lane.take() {
+                    lane.reset_connection();
+                    self.pool.closed(LaneCloseReason::Silent);
+                }
+                OnLane::NotSeen
+            }
+            Ok(OpenAnswer::Refused(_, text)) => OnLane::Failed(DialFailure::Target(text)),
             Err(failure) => {
                 self.lane = None;
                 self.fail(&failure)
@@ -88,24 +66,6 @@ impl Drop for Opening<'_> {
         if let Some(mut lane) = self.lane.take() {
             lane.end().reset("the client gave up");
             self.pool.take_back(lane, Queued::none(self.pool.budget()));
-        }
-    }
-}
-
-/// Waits for the answer to an OPEN.
-async fn answer(lane: &mut Lane) -> Result<Answer, LaneFailure> {
-    loop {
-        match lane.event().await? {
-            LaneEvent::Opened => return Ok(Answer::Opened),
-            LaneEvent::Failed { code, text } => return Ok(Answer::Refused(code, text)),
-            // The agent had sent an OPEN of its own and reset it; it did not see this OPEN.
-            LaneEvent::PeerReset { .. } if lane.state().has_crossed() => {
-                return Ok(Answer::NotSeen);
-            }
-            LaneEvent::PeerReset { text } => {
-                return Ok(Answer::Refused(RefusalCode::Failed, text));
-            }
-            _ => (),
         }
     }
 }

@@ -233,7 +233,7 @@ proptest! {
         let budget = small_budget();
         let shares: Vec<_> = owners
             .iter()
-            .map(|owner| ControlShare::new(Arc::clone(&budget), NAMES[*owner].into()))
+            .map(|owner| ControlShare::new(Arc::clone(&budget.control), NAMES[*owner].into()))
             .collect();
         let mut ended = vec![false; shares.len()];
         for (index, bytes, adds) in steps {

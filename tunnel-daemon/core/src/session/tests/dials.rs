@@ -231,7 +231,7 @@ fn deadlines_of_finished_dials_do_not_pile_up_behind_a_pending_one() {
 #[test]
 fn remembered_cancelled_dials_are_bounded() {
     let budget = Arc::new(ProcessBudget::new(1 << 40));
-    let mut dials = super::super::cancelled::CancelledDials::new(&budget);
+    let mut dials = super::super::cancelled::CancelledDials::new(&budget.control);
     for dial in 0..5_000 {
         dials.add(DialId(dial), Moment::default());
     }

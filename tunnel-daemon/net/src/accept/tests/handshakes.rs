@@ -27,9 +27,9 @@ use crate::{
 };
 use adit_config::limits::SPEAKS_WITHIN;
 use adit_config::tls_policy::TlsPolicy;
+use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::{
     reload::Reloadable,
-    selfsigned::ThrowawayFiles,
     stream::PeerAddr,
     tls::{Alpn, ServerTls},
 };

@@ -9,17 +9,17 @@ use prometheus::core::Collector;
 use crate::labels::Label;
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Family {
-    pub(super) kind: &'static str,
-    pub(super) labels: Vec<String>,
-    pub(super) help: String,
+pub(crate) struct Family {
+    pub(crate) kind: &'static str,
+    pub(crate) labels: Vec<String>,
+    pub(crate) help: String,
 }
 
 /// Families by name; values of their label, with what they mean.
 #[derive(Default)]
-pub(super) struct Declared {
-    pub(super) families: BTreeMap<String, Family>,
-    pub(super) values: BTreeMap<String, Vec<(&'static str, &'static str)>>,
+pub(crate) struct Declared {
+    pub(crate) families: BTreeMap<String, Family>,
+    pub(crate) values: BTreeMap<String, Vec<(&'static str, &'static str)>>,
 }
 
 thread_local! {
@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// One was declared.
-pub(super) fn family<C: Collector>(collector: &C) {
+pub(crate) fn family<C: Collector>(collector: &C) {
     let kinds = ["Counter", "Gauge", "Histogram"];
     let kind = kinds
         .into_iter()
@@ -45,12 +45,12 @@ pub(super) fn family<C: Collector>(collector: &C) {
 }
 
 /// One that has a series for each value.
-pub(super) fn values<L: Label>(name: &str) {
+pub(crate) fn values<L: Label>(name: &str) {
     let values = L::ALL.iter().map(|value| (value.as_str(), value.meaning()));
     DECLARED.with_borrow_mut(|declared| declared.values.insert(name.to_owned(), values.collect()));
 }
 
-pub(super) fn declared_by<T>(register: impl FnOnce() -> T) -> Declared {
+pub(crate) fn declared_by<T>(register: impl FnOnce() -> T) -> Declared {
     DECLARED.take();
     register();
     DECLARED.take()

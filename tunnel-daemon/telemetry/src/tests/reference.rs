@@ -1,6 +1,6 @@
 //! The page of all metrics.
 
-use crate::declared::{Declared, Family, declared_by};
+use super::declared::{Declared, Family, declared_by};
 use crate::generated_page::{cell, is_current};
 use crate::{AgentMetrics, ServerMetrics};
 

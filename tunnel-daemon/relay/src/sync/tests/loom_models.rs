@@ -18,13 +18,13 @@ use loom::{
     thread::{self, JoinHandle},
 };
 
-use super::{AtomicUsize, OnceLock};
 use crate::{
     config::Thresholds,
     inbox::Inbox,
     outcome::{Outcome, PairEnd},
     pair::{Job, Pair, Promise, Shared, Submitted},
     probe::Engine,
+    sync::{AtomicBool, AtomicUsize, OnceLock, Waker},
     thread::{Plan, run},
 };
 
@@ -331,8 +331,8 @@ fn pairs_stay_within_the_cap_and_refused_ones_take_no_place() {
 fn model_detects_a_wake_up_before_the_flag() {
     check(PREEMPTIONS_MAX, || {
         let parts = Arc::new((
-            super::Waker::new().unwrap(),
-            super::AtomicBool::new(false),
+            Waker::new().unwrap(),
+            AtomicBool::new(false),
             OnceLock::new(),
         ));
         let thread = thread::spawn({

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
-use super::Cli;
+use crate::flags::Cli;
 use crate::generated_page::{cell, is_current};
 
 const INTRODUCTION: &str = "\

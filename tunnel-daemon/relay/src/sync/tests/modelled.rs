@@ -94,18 +94,18 @@ impl<T> OnceLock<T> {
 
 /// An eventfd watched edge triggered.
 #[derive(Debug, Default)]
-pub(super) struct Edge {
+pub(in crate::sync) struct Edge {
     is_set: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Edge {
-    pub(super) fn set(&self) {
+    pub(in crate::sync) fn set(&self) {
         *lock(&self.is_set) = true;
         self.changed.notify_one();
     }
 
-    pub(super) fn wait(&self) {
+    pub(in crate::sync) fn wait(&self) {
         let mut is_set = lock(&self.is_set);
         while !*is_set {
             is_set = self

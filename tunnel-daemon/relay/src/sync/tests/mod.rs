@@ -1,0 +1,4 @@
+//! The hand-over under loom: its models, and the types that they replace.
+
+mod loom_models;
+pub(super) mod modelled;
