@@ -224,7 +224,7 @@ fn kernels(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 /// Whether stalled readers leave others alone, in the dialects whose load can be made here.
 fn isolation(workspace: &Workspace) -> anyhow::Result<Outcome> {
-    if let Err(why) = steps::go_toolchain() {
+    if let Err(why) = steps::go() {
         println!("isolation of grpc-go: SKIPPED: {why}");
     }
     run_line(workspace, ISOLATION)

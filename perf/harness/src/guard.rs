@@ -96,11 +96,11 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         guard.settings.rounds
     };
     let first = guard.measure(&peers, rounds)?;
-    let mut report = Report::new(guard.settings.margin);
+    let (mut report, margin) = (Report::default(), guard.settings.margin);
     let beyond = report.against_relay(&guard.settings.relay, &first)?;
     let mut worse = Vec::new();
     if before.is_some() {
-        worse = report.against(&[PREVIOUS], &OURS, &first);
+        worse = report.against(&[PREVIOUS], &OURS, &first, margin);
     }
     if !worse.is_empty() {
         let list = list(&worse);
@@ -110,11 +110,11 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
             worse.iter().any(is_asked) && !peer.name.starts_with(PLANTED)
         });
         let second = guard.measure(&peers, rounds * 2)?;
-        let still = report.against(&[PREVIOUS], &OURS, &second);
+        let still = report.against(&[PREVIOUS], &OURS, &second, margin);
         worse.retain(|row| still.contains(row));
     }
     let noticed = if is_planted {
-        report.against(&OURS, &[PLANTED], &first)
+        report.against(&OURS, &[PLANTED], &first, margin)
     } else {
         Vec::new()
     };
@@ -148,7 +148,8 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
 /// # Errors
 /// There is no previous commit, or no run has built it.
 pub(crate) fn print_commit_before(workspace: &Workspace) -> anyhow::Result<()> {
-    let Previous { commit, binary } = Previous::built(workspace)?;
+    let Previous { commit, binary } = Previous::meant(workspace)?;
+    ensure!(binary.is_file(), "commit {commit} was not built");
     println!("{commit} {}", binary.display());
     Ok(())
 }
@@ -225,7 +226,7 @@ impl Guard {
     /// Starts a peer in one dialect.
     fn start(&self, peer: &Peer, dialect: Dialect) -> anyhow::Result<(Route, Site)> {
         let site = Site::new(&self.programs, None)?;
-        let mut route = peer.start(&site, dialect)?;
+        let mut route = (peer.start)(&site, dialect)?;
         if let (true, Some(frontend)) = (peer.name.starts_with(PLANTED), &route.frontend) {
             let slow = site.path("slow.sock");
             let args = [
@@ -233,7 +234,7 @@ impl Guard {
                 format!("--listen={}", slow.display()),
                 format!("--to={}", frontend.display()),
             ];
-            let throttle = site.spawn("throttle", &Place::Host, self.programs.load(), &args)?;
+            let throttle = site.spawn("throttle", &Place::Host, &self.programs.load, &args)?;
             site.wait_for("the throttle", || slow.exists())?;
             route.running.push(throttle);
             route.frontend = Some(slow);
@@ -317,21 +318,19 @@ fn list(rows: &[Named]) -> String {
 /// The tables of a run.
 #[derive(Default)]
 struct Report {
-    margin: f64,
     compared: String,
     relay: String,
 }
 
 impl Report {
-    fn new(margin: f64) -> Self {
-        Self {
-            margin,
-            ..Self::default()
-        }
-    }
-
     /// Compares all rows of two programs, each measured once or twice; returns the rows in which the newer is worse.
-    fn against(&mut self, older: &[&str], newer: &[&str], results: &Results) -> Vec<Named> {
+    fn against(
+        &mut self,
+        older: &[&str],
+        newer: &[&str],
+        results: &Results,
+        margin: f64,
+    ) -> Vec<Named> {
         let mut worse = Vec::new();
         for class in classes(results) {
             let (dialect, lanes) = class;
@@ -347,7 +346,7 @@ impl Report {
                     continue;
                 }
                 let peers = [&OURS, older, newer].map(named);
-                let Some(verdict) = results.judged(&peers, dialect, &row, self.margin) else {
+                let Some(verdict) = results.judged(&peers, dialect, &row, margin) else {
                     continue;
                 };
                 let judgement = if verdict.is_worse() { "WORSE" } else { "ok" };
@@ -404,9 +403,7 @@ impl Report {
     }
 
     fn markdown(&self) -> String {
-        let Self {
-            compared, relay, ..
-        } = self;
+        let Self { compared, relay } = self;
         format!(
             "\n| newer / older | dialect | measurement | change for the worse | lets pass | verdict |\n\
              | --- | --- | --- | ---: | ---: | --- |\n{compared}\n\
@@ -418,7 +415,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::samples::sample;
+    use crate::samples::sample;
 
     const WAY: Dialect = Dialect::HttpConnect;
 
@@ -473,13 +470,13 @@ mod tests {
             ("again-plaintext", WAY, 1.01),
             ("previous-plaintext", WAY, 1.40),
         ]);
-        let mut report = Report::new(0.05);
-        let worse = report.against(&[PREVIOUS], &OURS, &results);
+        let mut report = Report::default();
+        let worse = report.against(&[PREVIOUS], &OURS, &results, 0.05);
         assert_eq!(
             list(&worse),
             "http-connect on plaintext lanes down_8_gbit_s"
         );
-        let noticed = report.against(&OURS, &[PLANTED], &results);
+        let noticed = report.against(&OURS, &[PLANTED], &results, 0.05);
         assert_eq!(list(&noticed), "http-connect down_8_gbit_s");
         assert_eq!(classes(&results).len(), 2);
         let table = report.markdown();
@@ -496,7 +493,7 @@ mod tests {
         ]);
         let beyond = |limit, results| {
             let limits = [(WAY, [("down_8_gbit_s".to_owned(), limit)].into())].into();
-            Report::new(0.05).against_relay(&limits, results)
+            Report::default().against_relay(&limits, results)
         };
         assert!(beyond(0.05, &measured).unwrap().is_empty());
         assert_eq!(beyond(0.5, &measured).unwrap().len(), 1);

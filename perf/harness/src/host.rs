@@ -70,15 +70,10 @@ impl Drop for Confined {
 pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<String>> {
     let adit = Programs::new(workspace, None)?.adit()?;
     // Only features that flags need are judged. An agent's other flags must be present, but need not be valid.
-    let args = [
-        "check",
-        "--json",
-        "agent",
-        "--proxy-server-host=127.0.0.1",
-        "--ca-cert=/dev/null",
-        "--account=on",
-    ];
-    let out = Command::new(adit).args(args).output()?;
+    let flags = "--proxy-server-host=127.0.0.1 --ca-cert=/dev/null --account=on";
+    let mut check = Command::new(adit);
+    check.args(["check", "--json", "agent"]);
+    let out = check.args(flags.split(' ')).output()?;
     let refused = lacks_for_accounting(&out.stdout).context("reading adit check --json")?;
     Ok(refused.or_else(|| Cgroup::new().err().map(|why| format!("{why:#}"))))
 }

@@ -4,7 +4,7 @@
 use adit_perf_plan::Shape;
 use anyhow::Context as _;
 
-use super::peer::Namespaces;
+use super::peer::Namespace;
 use super::process::{Place, Site};
 use crate::steps::Running;
 
@@ -18,7 +18,7 @@ const QUEUE_PACKETS: &str = "10000";
 
 /// A running long path; dropping it removes the path.
 pub(crate) struct LongPath {
-    pub(crate) namespaces: Namespaces,
+    pub(crate) namespaces: [Namespace; 2],
     _path: Running,
 }
 
@@ -28,19 +28,17 @@ impl LongPath {
     /// # Errors
     /// This host allows no namespaces or no tunnel devices.
     pub(crate) fn new(site: &Site, shape: &Shape) -> anyhow::Result<Self> {
-        let namespaces = Namespaces::apart(site)?;
+        let namespaces = Namespace::pair(site)?;
+        let [near, far] = &namespaces;
         let args = [
             "long-path".to_owned(),
-            format!("--near={}", namespaces.client.file()),
-            format!("--far={}", namespaces.server.file()),
+            format!("--near={}", near.file()),
+            format!("--far={}", far.file()),
             format!("--shape={}", serde_json::to_string(shape)?),
         ];
         let (path, named) = site.serve(&Place::Host, &args)?;
         let device = named.get("device").context("the path names its device")?;
-        for (namespace, own) in [
-            (&namespaces.client, SERVER_END),
-            (&namespaces.server, AGENT_END),
-        ] {
+        for (namespace, own) in [(near, SERVER_END), (far, AGENT_END)] {
             namespace.run(&format!("ip address add {own}/24 dev {device}"))?;
             namespace.run(&format!(
                 "ip link set {device} txqueuelen {QUEUE_PACKETS} up"

@@ -34,7 +34,7 @@ use programs::Programs;
 use results::{Entry, Results, State};
 use scenario::Scenario;
 
-use crate::steps::go_toolchain;
+use crate::steps::go;
 use crate::workspace::Workspace;
 
 /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
@@ -159,7 +159,7 @@ fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go_toolchain().is_ok() {
+    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go().is_ok() {
         // A missing dialect fails no check. Where Go is installed, the Go load tool must therefore build.
         programs.build_go_load()?;
     }
@@ -182,7 +182,7 @@ fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 fn measure(programs: &Programs, scenario: &Scenario) -> anyhow::Result<Results> {
     let out = &programs.out;
     let (results, took) = compare(programs, scenario)?;
-    let machine = host::machine(programs.workspace());
+    let machine = host::machine(&programs.workspace);
     let shared = match scenario.processors {
         None => "this machine".to_owned(),
         Some(1) => "one processor of this machine".to_owned(),
@@ -325,6 +325,39 @@ fn check(results: &Results) -> anyhow::Result<()> {
         ensure!(found.is_empty(), "{what}: {}", found.join(", "));
     }
     Ok(())
+}
+
+/// Samples and results for tests.
+#[cfg(test)]
+mod samples {
+    use super::*;
+    use adit_perf_plan::Sample;
+
+    /// A sample of these numbers.
+    pub(crate) fn sample(values: &[(&str, f64)]) -> Sample {
+        let values = values.iter().map(|(key, value)| ((*key).into(), *value));
+        let values = values.collect();
+        Sample { values }
+    }
+
+    /// Results of these peers, with nothing measured yet.
+    pub(crate) fn results(peers: &[&str]) -> Results {
+        let entry = |name: &&str| Entry {
+            name: (*name).to_owned(),
+            state: State::Version("1".to_owned()),
+        };
+        let mut results = Results::default();
+        results.peers.extend(peers.iter().map(entry));
+        results
+    }
+
+    /// A peer that is missing for this reason.
+    pub(crate) fn missing(name: &str, why: &str) -> Entry {
+        Entry {
+            name: name.to_owned(),
+            state: State::Missing(why.to_owned()),
+        }
+    }
 }
 
 #[cfg(test)]

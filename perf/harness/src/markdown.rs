@@ -141,7 +141,7 @@ pub(crate) fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::samples::{missing, results, sample};
+    use crate::samples::{missing, results, sample};
 
     #[test]
     fn table_has_values_ratios_spread_and_missing_and_failed_runs() {

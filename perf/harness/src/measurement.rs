@@ -23,7 +23,7 @@ pub(crate) const AGENTS: &str = "agents";
 /// Name of the other measurement that needs the agent port.
 const LINKS: &str = "links";
 /// Key of the TokenReview server among the addresses of a route whose agents use tokens.
-const REVIEWS: &str = "reviews";
+pub(crate) const REVIEWS: &str = "reviews";
 /// Key of a server's metrics port among a route's addresses.
 pub(crate) const METRICS: &str = "metrics";
 
@@ -42,7 +42,7 @@ pub(crate) fn measure<'a>(
             peer.name
         );
         let site = Site::new(programs, long_path)?;
-        let route = peer.start(&site, dialect)?;
+        let route = (peer.start)(&site, dialect)?;
         Ok((site, route))
     };
     let started = start();

@@ -428,7 +428,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::samples::{missing, results, sample};
+    use crate::samples::{missing, results, sample};
 
     #[test]
     fn a_run_gets_a_chart_for_each_kind_with_values() {

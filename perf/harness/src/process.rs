@@ -57,8 +57,8 @@ impl Site {
         let folder = tempfile::Builder::new().prefix("adit-perf-").tempdir()?;
         let mut site = Self {
             folder,
-            load: programs.load().to_owned(),
-            go_load: programs.go_load().map(Path::to_owned),
+            load: programs.load.clone(),
+            go_load: programs.go_load.get().cloned(),
             near: Place::Host,
             near_host: "127.0.0.1",
             far: Place::Host,
@@ -75,8 +75,7 @@ impl Site {
         fs::create_dir(site.path(LOGS))?;
         if let Some(shape) = long_path {
             let path = LongPath::new(&site, shape)?;
-            site.near = path.namespaces.client.place.clone();
-            site.far = path.namespaces.server.place.clone();
+            [site.near, site.far] = path.namespaces.each_ref().map(|one| one.place.clone());
             (site.near_host, site.far_host) = (SERVER_END, AGENT_END);
             site._long_path = Some(path);
         }
@@ -220,11 +219,8 @@ impl Site {
     /// The end of every log.
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
-        for entry in fs::read_dir(self.path(LOGS))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
+        let entries = fs::read_dir(self.path(LOGS)).into_iter().flatten();
+        for entry in entries.flatten() {
             let log = fs::read_to_string(entry.path()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let last = lines.get(lines.len().saturating_sub(8)..);

@@ -2,13 +2,12 @@
 
 use std::cell::OnceCell;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use crate::steps::{go_toolchain, output_of, run_command};
+use crate::steps::{go, output_of, run_command};
 use crate::workspace::Workspace;
 
 /// Time limit of a build.
@@ -18,13 +17,15 @@ pub(super) const RATHOLE: &str = "0.5.0";
 
 /// Finds and builds programs, each only when a run needs it.
 pub(crate) struct Programs {
-    workspace: Workspace,
+    pub(crate) workspace: Workspace,
     /// Output folder of this harness.
     pub(crate) out: PathBuf,
     /// The `adit` binary given on the command line.
     adit: Option<PathBuf>,
-    load: PathBuf,
-    go_load: OnceCell<PathBuf>,
+    /// Path of `adit-load`.
+    pub(crate) load: PathBuf,
+    /// The Go load tool, if it was built.
+    pub(crate) go_load: OnceCell<PathBuf>,
 }
 
 impl Programs {
@@ -46,15 +47,6 @@ impl Programs {
         Ok(programs)
     }
 
-    pub(crate) fn workspace(&self) -> &Workspace {
-        &self.workspace
-    }
-
-    /// Path of `adit-load`.
-    pub(crate) fn load(&self) -> &Path {
-        &self.load
-    }
-
     /// Builds the Go load tool.
     ///
     /// # Errors
@@ -64,11 +56,6 @@ impl Programs {
         // Another build gives the same path.
         self.go_load.set(program).ok();
         Ok(())
-    }
-
-    /// The Go load tool, if it was built.
-    pub(crate) fn go_load(&self) -> Option<&Path> {
-        self.go_load.get().map(PathBuf::as_path)
     }
 
     /// The `adit` binary: the given one, or this tree's release build.
@@ -153,10 +140,7 @@ impl Programs {
 
     fn go_build(&self, folder: &str, package: &str, name: &str) -> anyhow::Result<PathBuf> {
         let to = self.out.join("bin").join(name);
-        let go = go_toolchain()
-            .map_err(anyhow::Error::msg)
-            .with_context(|| format!("{name} is built by Go"))?;
-        let mut build = Command::new(go);
+        let mut build = go().with_context(|| format!("{name} is built by Go"))?;
         build
             .args(["build", "-trimpath", "-o"])
             .arg(&to)

@@ -299,10 +299,8 @@ impl Results {
         let Some(verdict) = self.judged(&peers, dialect, row, OVERHEAD_MAX) else {
             return Some(format!("{name} could not be measured"));
         };
-        let times = 1.0 + verdict.change;
-        verdict
-            .is_worse()
-            .then(|| format!("{name} {times:.2} times"))
+        let named = || format!("{name} {:.2} times", 1.0 + verdict.change);
+        verdict.is_worse().then(named)
     }
 
     /// Judges a row of a newer program against an older one. `peers`: two equal peers, whose difference is noise; peers of the
@@ -364,43 +362,10 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// Samples and results for tests.
-#[cfg(test)]
-pub(crate) mod samples {
-    use super::*;
-
-    /// A sample of these numbers.
-    pub(crate) fn sample(values: &[(&str, f64)]) -> Sample {
-        let values = values.iter().map(|(key, value)| ((*key).into(), *value));
-        let values = values.collect();
-        Sample { values }
-    }
-
-    /// Results of these peers, with nothing measured yet.
-    pub(crate) fn results(peers: &[&str]) -> Results {
-        let entry = |name: &&str| Entry {
-            name: (*name).to_owned(),
-            state: State::Version("1".to_owned()),
-        };
-        Results {
-            peers: peers.iter().map(entry).collect(),
-            ..Results::default()
-        }
-    }
-
-    /// A peer that is missing for this reason.
-    pub(crate) fn missing(name: &str, why: &str) -> Entry {
-        Entry {
-            name: name.to_owned(),
-            state: State::Missing(why.to_owned()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::samples::{missing, results, sample};
     use super::*;
+    use crate::samples::{missing, results, sample};
 
     const GBIT: &str = "down_8_gbit_s";
     const P50: &str = "echo_1_p50_us";

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use adit_perf_plan::{Counted, Dialect, Operation, Plan};
 use anyhow::{Context as _, bail, ensure};
 use procfs::process::Process;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::host::machine;
 use super::markdown::one_line;
@@ -161,7 +161,7 @@ pub(super) fn run(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Resul
 /// Starts a stack and counts every operation: one row per process.
 fn rows(programs: &Programs, peer: &Peer, dialect: Dialect) -> anyhow::Result<Vec<Row>> {
     let site = Site::new(programs, None)?;
-    let route = peer.start(&site, dialect)?;
+    let route = (peer.start)(&site, dialect)?;
     for count in COUNTS.iter().cycle().take(WARM_UPS * COUNTS.len()) {
         load(&site, &route, &count.plan(count.3))
             .with_context(|| format!("{}, untraced", count.1))?;
@@ -264,9 +264,8 @@ impl<'a> Tracer<'a> {
     /// strace fails, or writes something other than a summary.
     fn detach(mut self) -> anyhow::Result<(String, Calls)> {
         let Self { site, role, .. } = self;
-        let id = i32::try_from(self.strace.id()).ok().and_then(Pid::from_raw);
-        let id = id.context("strace has a process id")?;
-        kill_process(id, Signal::INT).with_context(|| format!("strace of the {role} is gone"))?;
+        let stopped = self.strace.signal(Signal::INT);
+        stopped.with_context(|| format!("strace of the {role} is gone"))?;
         let ended = self.strace.ends_within(STRACE_LIMIT)?;
         // After detaching, strace ends by the signal.
         ensure!(

@@ -34,7 +34,7 @@ use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, ClientTls};
 use adit_tunnel::LaneWatch;
 use adit_tunnel::lane::LaneRoom;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 
 use crate::reviews;
 
@@ -95,10 +95,8 @@ impl Agents {
     pub(crate) fn new(port: &AgentPort, lanes: bool) -> anyhow::Result<Self> {
         let address = port.address;
         let address = address.context("say with --agents where agents connect")?;
-        let certs = port
-            .certs
-            .as_deref()
-            .context("say with --certs where the certificates are")?;
+        let certs = port.certs.as_deref();
+        let certs = certs.context("say with --certs where the certificates are")?;
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
             ca: certs.join("ca.pem"),
@@ -176,10 +174,8 @@ impl Agents {
 
     fn start(&self, number: usize) -> anyhow::Result<Member> {
         let agent = AgentId::new(&format!("load-{number}"));
-        let token_path = match &self.tokens {
-            Some(folder) => Some(reviews::write_token(folder, number)?),
-            None => None,
-        };
+        let write = |folder| reviews::write_token(folder, number);
+        let token_path = self.tokens.as_deref().map(write).transpose()?;
         let settings = ServersSettings {
             addresses: vec![self.server.clone()],
             connector: ServerConnector {
@@ -223,15 +219,11 @@ impl Agents {
 
     /// Waits until the agents from number `from` on are connected.
     async fn linked(&self, from: usize) -> anyhow::Result<()> {
-        let end = Instant::now() + LINKED_WITHIN;
+        let (end, seconds) = (Instant::now() + LINKED_WITHIN, LINKED_WITHIN.as_secs());
         for (number, member) in self.members.iter().enumerate().skip(from) {
             while member.connected.load(Ordering::Relaxed) == 0 {
-                if Instant::now() > end {
-                    bail!(
-                        "agent {number} has no link after {} s",
-                        LINKED_WITHIN.as_secs()
-                    );
-                }
+                let is_late = Instant::now() > end;
+                ensure!(!is_late, "agent {number} has no link after {seconds} s");
                 tokio::time::sleep(PAUSE).await;
             }
         }

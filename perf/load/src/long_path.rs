@@ -3,7 +3,6 @@
 //! time bounds what it holds.
 
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -72,8 +71,8 @@ type Held = (Instant, Vec<u8>);
 pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()> {
     shape.check()?;
     let [near, far] = [device(near.to_owned())?, device(far.to_owned())?].map(Arc::new);
-    carry(&near, &far, Direction::new(shape, 0))?;
-    carry(&far, &near, Direction::new(shape, 1))?;
+    carry(&near, &far, Direction::new(shape, 0));
+    carry(&far, &near, Direction::new(shape, 1));
     println!("{{\"device\":\"{DEVICE}\"}}");
     crate::parent_death::until_stdin_closes()
 }
@@ -88,23 +87,16 @@ fn device(namespace: PathBuf) -> anyhow::Result<Tun> {
         let tun = Tun::new_named(Interface::new(DEVICE)?);
         tun.context("making a tunnel device: is there a /dev/net/tun?")
     });
-    match made.join() {
-        Ok(made) => made,
-        Err(_panic) => anyhow::bail!("the thread that makes a device has failed"),
-    }
+    let failed = |_panic| anyhow::bail!("the thread that makes a device has failed");
+    made.join().unwrap_or_else(failed)
 }
 
 /// Starts both threads of a direction; they live as long as the process.
-fn carry(from: &Arc<Tun>, to: &Arc<Tun>, direction: Direction) -> io::Result<()> {
+fn carry(from: &Arc<Tun>, to: &Arc<Tun>, direction: Direction) {
     let (from, to) = (Arc::clone(from), Arc::clone(to));
     let (held, due) = sync_channel(PACKETS_MAX);
-    thread::Builder::new()
-        .name("take".to_owned())
-        .spawn(move || take(&from, direction, &held))?;
-    thread::Builder::new()
-        .name("give".to_owned())
-        .spawn(move || give(&to, &due))?;
-    Ok(())
+    thread::spawn(move || take(&from, direction, &held));
+    thread::spawn(move || give(&to, &due));
 }
 
 fn take(from: &Tun, mut direction: Direction, held: &SyncSender<Held>) {

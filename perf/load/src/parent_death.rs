@@ -1,6 +1,5 @@
 //! Ties a program's life to its parent's, so that no process outlives the harness.
 
-use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
@@ -30,7 +29,6 @@ pub(crate) fn become_program(parent: u32, program: &[String]) -> anyhow::Result<
 /// # Errors
 /// Standard input cannot be read.
 pub(crate) fn until_stdin_closes() -> anyhow::Result<()> {
-    let mut unused = [0; 64];
-    while std::io::stdin().read(&mut unused)? > 0 {}
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())
 }

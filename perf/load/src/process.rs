@@ -1,9 +1,9 @@
 //! Statistics of processes and the kernel, read from `/proc`.
 
-use std::fs;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
+use procfs::{Current as _, ProcResult};
 
 /// A measured process.
 #[derive(Clone, Debug)]
@@ -36,8 +36,9 @@ impl Process {
     /// # Errors
     /// The process has ended, which makes the measurement worthless.
     pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
-        let status = self.read("status")?;
-        field_kib(&status, "VmRSS:").with_context(|| format!("{}: no VmRSS", self.role))
+        let kib = self.read(procfs::process::Process::status)?.vmrss;
+        let kib = kib.with_context(|| format!("{}: no VmRSS", self.role))?;
+        Ok(kib as f64)
     }
 
     /// User and system time so far, seconds.
@@ -45,14 +46,18 @@ impl Process {
     /// # Errors
     /// The process has ended.
     pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
-        let stat = self.read("stat")?;
-        let ticks = ticks_of_process(&stat).with_context(|| format!("{}: odd stat", self.role))?;
-        Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+        let stat = self.read(procfs::process::Process::stat)?;
+        Ok((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
     }
 
-    fn read(&self, file: &str) -> anyhow::Result<String> {
-        fs::read_to_string(format!("/proc/{}/{file}", self.id))
-            .with_context(|| format!("the process of {} is gone", self.role))
+    fn read<T>(
+        &self,
+        what: impl Fn(&procfs::process::Process) -> ProcResult<T>,
+    ) -> anyhow::Result<T> {
+        let gone = || format!("the process of {} is gone", self.role);
+        let id = i32::try_from(self.id).with_context(gone)?;
+        let process = procfs::process::Process::new(id).with_context(gone)?;
+        what(&process).with_context(gone)
     }
 }
 
@@ -69,32 +74,23 @@ pub(crate) fn cpu_seconds(processes: &[Process]) -> anyhow::Result<f64> {
 /// # Errors
 /// `/proc` is not readable.
 pub(crate) fn kernel_kib() -> anyhow::Result<f64> {
-    let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
-    field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")
-}
-
-/// Parses a line `NAME:   123 kB`.
-fn field_kib(text: &str, name: &str) -> Option<f64> {
-    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-    rest.split_whitespace().next()?.parse().ok()
-}
-
-/// Fields 14 and 15 of `/proc/PID/stat`, counted after the name, which may contain blanks and brackets.
-fn ticks_of_process(stat: &str) -> Option<f64> {
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut fields = rest.split_whitespace().skip(11);
-    let mut ticks = || fields.next()?.parse::<f64>().ok();
-    Some(ticks()? + ticks()?)
+    let memory = procfs::Meminfo::current().context("reading /proc/meminfo")?;
+    let bytes = memory.s_unreclaim.context("odd /proc/meminfo")?;
+    Ok(bytes as f64 / 1024.0)
 }
 
 #[cfg(test)]
 mod tests {
+    use procfs::FromRead as _;
+
     use super::*;
 
     #[test]
     fn ticks_are_read_after_a_name_with_blanks_and_parentheses() {
-        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
-        assert_eq!(ticks_of_process(stat), Some(300.0));
+        let rest = " 0".repeat(35);
+        let text = format!("12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 250 50{rest}");
+        let stat = procfs::process::Stat::from_read(text.as_bytes()).unwrap();
+        assert_eq!(stat.utime + stat.stime, 300);
     }
 
     #[test]

@@ -16,30 +16,12 @@ use crate::way::Targets;
 /// What moves bytes; what is not said is chosen as the daemon chooses it.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Driver of the loop.
-    #[arg(long, value_enum, default_value_t = EngineName::Auto)]
-    engine: EngineName,
+    /// Driver of the loop: auto, epoll, io-uring, or tasks of tokio-uring that copy.
+    #[arg(long, default_value = "auto")]
+    engine: String,
     /// How bytes move.
-    #[arg(long, value_enum, default_value_t = MoverName::Auto)]
-    mover: MoverName,
-}
-
-/// Driver of the loop.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum EngineName {
-    Auto,
-    Epoll,
-    IoUring,
-    /// Tasks of tokio-uring that copy.
-    TokioUring,
-}
-
-/// How bytes move.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum MoverName {
-    Auto,
-    Copy,
-    Splice,
+    #[arg(long, value_parser = ["auto", "copy", "splice"], default_value = "auto")]
+    mover: String,
 }
 
 /// Takes a client and the connection to its target, both blocking.
@@ -47,16 +29,15 @@ type Connections = Box<dyn Fn(TcpStream, TcpStream) -> io::Result<()> + Send + S
 
 impl Options {
     fn start(&self) -> anyhow::Result<Connections> {
-        let mut config = RelayConfig::new(probe(match self.engine {
-            EngineName::Auto => Preference::Auto,
-            EngineName::Epoll => Preference::Epoll,
-            EngineName::IoUring => Preference::IoUring,
-            EngineName::TokioUring => return tokio_uring_copy::start(),
-        })?);
-        config.thresholds = match self.mover {
-            MoverName::Auto => Thresholds::default(),
-            MoverName::Copy => Thresholds::copy_only(),
-            MoverName::Splice => Thresholds::splice_at_once(),
+        if self.engine == "tokio-uring" {
+            return Ok(tokio_uring_copy::start());
+        }
+        let engine: Preference = self.engine.parse().map_err(anyhow::Error::msg)?;
+        let mut config = RelayConfig::new(probe(engine)?);
+        config.thresholds = match self.mover.as_str() {
+            "copy" => Thresholds::copy_only(),
+            "splice" => Thresholds::splice_at_once(),
+            _auto => Thresholds::default(),
         };
         let relay = Relay::start(&config).context("starting the relay")?;
         Ok(Box::new(move |client, target| {
@@ -92,16 +73,14 @@ pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> 
 fn forward(relay: Arc<Connections>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
     let address = listener.local_addr()?;
-    std::thread::Builder::new()
-        .name("accept".to_owned())
-        .spawn(move || {
-            for client in listener.incoming() {
-                // Close a connection that cannot be relayed: its client counts that as a failure.
-                if let Err(error) = client.and_then(|client| pass_on(&relay, client, to)) {
-                    eprintln!("adit-load relay: {error}");
-                }
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            // Close a connection that cannot be relayed: its client counts that as a failure.
+            if let Err(error) = client.and_then(|client| pass_on(&relay, client, to)) {
+                eprintln!("adit-load relay: {error}");
             }
-        })?;
+        }
+    });
     Ok(address)
 }
 

@@ -1,7 +1,6 @@
 //! A stub of the Kubernetes API for servers that authenticate agents by token: it answers a TokenReview with the token's own
 //! claims. Tokens have no signature; the server under test cannot tell.
 
-use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -87,24 +86,17 @@ async fn accept(listener: TcpListener) {
     }
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(request: Request<Incoming>) -> http::Result<Response<Full<Bytes>>> {
     let body = request.into_body().collect().await;
     let body = body.map(http_body_util::Collected::to_bytes);
-    let reviewed = reviewed(&body.unwrap_or_default());
-    let status = match reviewed {
-        Some(_) => StatusCode::CREATED,
-        None => StatusCode::BAD_REQUEST,
+    let (status, text) = match reviewed(&body.unwrap_or_default()) {
+        Some(review) => (StatusCode::CREATED, review.to_string()),
+        None => (StatusCode::BAD_REQUEST, String::new()),
     };
-    let text = reviewed
-        .map(|review| review.to_string())
-        .unwrap_or_default();
-    let mut response = Response::new(Full::from(text));
-    *response.status_mut() = status;
-    let json = http::HeaderValue::from_static("application/json");
-    response
-        .headers_mut()
-        .insert(http::header::CONTENT_TYPE, json);
-    Ok(response)
+    Response::builder()
+        .status(status)
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(Full::from(text))
 }
 
 /// The answer to a review; `None`: it contains no token of this program. Go clients write reviews as protobuf and accept JSON,

@@ -53,9 +53,7 @@ pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
         "sink": start(&bulk, Role::Sink)?,
         "control": start(&bulk, Role::Control)?,
     });
-    std::thread::Builder::new()
-        .name("echo".to_owned())
-        .spawn(move || echoing.block_on(std::future::pending::<()>()))?;
+    std::thread::spawn(move || echoing.block_on(std::future::pending::<()>()));
     println!("{addresses}");
     crate::parent_death::until_stdin_closes()
 }

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_ebpf_abi::{ACCOUNT_BYTES, Account, FLAG_ESTABLISHED};
 use aya::maps::{HashMap, MapData, PerCpuArray};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::classes::Classes;
 use adit_net::accounts::{Accounting, Labels};
 use adit_redirect::attach::Attached;
+use adit_redirect::redirect::monotonic_ns;
 
 pub(super) type SocketMap = HashMap<MapData, u64, [u8; ACCOUNT_BYTES]>;
 
@@ -100,14 +100,4 @@ impl Shared {
             tracing::debug!(%error, "a socket is not accounted for");
         }
     }
-}
-
-/// The clock of the eBPF programs (`bpf_ktime_get_ns`).
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(nanoseconds)
 }

@@ -19,6 +19,15 @@ pub fn index_of(name: &str) -> Option<u32> {
     index_in_list(&fs::read_to_string("/proc/net/if_inet6").ok()?, name)
 }
 
+/// The host of an address: the address if it is IPv4, else its /64 network, since a host can use every address of its /64.
+#[must_use]
+pub fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
 /// A leaf `|-- ADDRESS`, then its routes; a local address has a route `host LOCAL`. The trie appears once for each table.
 fn in_trie(text: &str) -> Vec<Ipv4Addr> {
     let mut found = Vec::new();

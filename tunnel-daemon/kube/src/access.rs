@@ -363,12 +363,16 @@ fn load_once(source: &Source) -> Result<Loaded, AccessError> {
     }
 }
 
+fn context_of(kubeconfig: &Kubeconfig) -> Option<&kube::config::Context> {
+    let current = kubeconfig.current_context.as_ref();
+    let mut contexts = kubeconfig.contexts.iter();
+    let named = contexts.find(|named| Some(&named.name) == current)?;
+    named.context.as_ref()
+}
+
 /// The user of the current context.
 fn user_of(kubeconfig: &Kubeconfig) -> Option<&AuthInfo> {
-    let context = kubeconfig.current_context.as_ref();
-    let mut contexts = kubeconfig.contexts.iter();
-    let context = contexts.find(|named| Some(&named.name) == context)?;
-    let user = context.context.as_ref()?.user.as_ref();
+    let user = context_of(kubeconfig)?.user.as_ref();
     let mut users = kubeconfig.auth_infos.iter();
     users
         .find(|named| Some(&named.name) == user)?
@@ -377,10 +381,7 @@ fn user_of(kubeconfig: &Kubeconfig) -> Option<&AuthInfo> {
 }
 
 fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&kube::config::Cluster> {
-    let context = kubeconfig.current_context.as_ref();
-    let mut contexts = kubeconfig.contexts.iter();
-    let context = contexts.find(|named| Some(&named.name) == context)?;
-    let cluster = &context.context.as_ref()?.cluster;
+    let cluster = &context_of(kubeconfig)?.cluster;
     let mut clusters = kubeconfig.clusters.iter();
     clusters
         .find(|named| named.name == *cluster)?

@@ -2,9 +2,10 @@
 //! callers at one address barely delay callers at others.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use adit_host::interfaces::host_of;
 use tokio::sync::oneshot;
 
 /// Callers of one address that may wait, unless it is trusted.
@@ -92,7 +93,7 @@ impl FairSlots {
     /// # Errors
     /// Too many callers wait, in all or of this address.
     pub(crate) async fn acquire(self: &Arc<Self>, caller: Caller) -> Result<Slot, Full> {
-        let address = caller.address.map(network);
+        let address = caller.address.map(host_of);
         let mut waiting = {
             let mut state = self.lock();
             if state.in_use < self.in_use_max {
@@ -151,17 +152,6 @@ impl FairSlots {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held; if it did, the state is still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The address; for IPv6 the /64 network, which one host has for itself.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let host = u128::from(u64::MAX);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !host))
-        }
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

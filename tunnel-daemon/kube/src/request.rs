@@ -102,10 +102,7 @@ pub(crate) async fn send_within<B: Serialize, A: DeserializeOwned>(
     path: &str,
     body: Option<&B>,
 ) -> Result<A, RequestError> {
-    let answer = answer(api, method, path, body, ANSWER_BYTES_MAX);
-    tokio::time::timeout(limit, answer)
-        .await
-        .unwrap_or(Err(RequestError::TimedOut))
+    within(limit, answer(api, method, path, body, ANSWER_BYTES_MAX)).await
 }
 
 /// As [`send`], for an answer of at most `bytes_max`.
@@ -118,9 +115,15 @@ pub(crate) async fn get_at_most<A: DeserializeOwned>(
     path: &str,
 ) -> Result<A, RequestError> {
     let answer = answer::<(), A>(api, Method::GET, path, None, bytes_max);
-    tokio::time::timeout(TIMEOUT, answer)
-        .await
-        .unwrap_or(Err(RequestError::TimedOut))
+    within(TIMEOUT, answer).await
+}
+
+async fn within<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
+    let answer = tokio::time::timeout(limit, request).await;
+    answer.unwrap_or(Err(RequestError::TimedOut))
 }
 
 async fn answer<B: Serialize, A: DeserializeOwned>(
@@ -148,9 +151,7 @@ pub(crate) struct Lines {
 /// # Errors
 /// As [`send`].
 pub(crate) async fn watch(api: &Api, path: &str) -> Result<Lines, RequestError> {
-    let body = tokio::time::timeout(TIMEOUT, begin::<()>(api, Method::GET, path, None))
-        .await
-        .unwrap_or(Err(RequestError::TimedOut))?;
+    let body = within(TIMEOUT, begin::<()>(api, Method::GET, path, None)).await?;
     Ok(Lines {
         body: BodyDataStream::new(body),
         buffer: BytesMut::new(),

@@ -58,8 +58,6 @@ pub trait AcceptEvents: Send + Sync + 'static {
     fn accepted(&self) {}
 }
 
-impl AcceptEvents for () {}
-
 /// TLS of a listener, and the limits of its handshakes.
 #[derive(Clone)]
 pub struct AcceptTls {
@@ -183,9 +181,7 @@ impl<I: Incoming> Acceptor<I> {
             }
         }
     }
-}
 
-impl<I> Acceptor<I> {
     /// Waits for room for one more connection. To make room, closes a connection whose peer has sent nothing for a while:
     /// otherwise silent peers would block the listener where descriptors are few.
     async fn room(&self) {

@@ -99,8 +99,7 @@ impl Accounts {
     /// The cookie of a socket; `None` where accounting is off.
     #[must_use]
     pub fn cookie(&self, socket: &impl AsFd) -> Option<u64> {
-        self.named(socket.as_fd())
-            .map(|(_accounting, cookie)| cookie)
+        Some(self.named(socket.as_fd())?.1)
     }
 
     fn named(&self, socket: BorrowedFd<'_>) -> Option<(&Arc<dyn Accounting>, u64)> {

@@ -48,6 +48,15 @@ pub struct ListenError {
 }
 
 impl ListenError {
+    fn new(address: impl fmt::Display, cause: io::Error, remedy: &'static str) -> Self {
+        let address = address.to_string();
+        Self {
+            address,
+            cause,
+            remedy,
+        }
+    }
+
     pub(super) fn unix(path: &Path, cause: io::Error) -> Self {
         let remedy = match cause.kind() {
             io::ErrorKind::AddrInUse => {
@@ -58,11 +67,7 @@ impl ListenError {
             io::ErrorKind::Unsupported => "mount /proc",
             _ => "give another path, shorter than 108 bytes",
         };
-        Self {
-            address: path.display().to_string(),
-            cause,
-            remedy,
-        }
+        Self::new(path.display(), cause, remedy)
     }
 
     fn tcp(address: &ListenAddr, cause: io::Error) -> Self {
@@ -74,21 +79,17 @@ impl ListenError {
             }
             _ => "give another address",
         };
-        Self {
-            address: address.to_string(),
-            cause,
-            remedy,
-        }
+        Self::new(address, cause, remedy)
     }
 
     /// The error of a socket that a service manager passed.
     #[must_use]
     pub fn inherited(address: &ListenAddr, cause: io::Error) -> Self {
-        Self {
-            address: address.to_string(),
+        Self::new(
+            address,
             cause,
-            remedy: "correct the socket unit of the service manager",
-        }
+            "correct the socket unit of the service manager",
+        )
     }
 
     /// The error of the system.

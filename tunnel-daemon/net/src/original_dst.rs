@@ -49,23 +49,14 @@ impl OriginSource for PacketFilterOrigin {
         } else {
             option.original_dst_v6()
         };
+        // Not tracked, or the machine has no tracker: then no rule rewrote the destination, either.
+        let untracked = [libc::ENOENT, libc::ENOPROTOOPT, libc::EOPNOTSUPP];
+        let is_untracked = |errno| untracked.contains(&errno);
         let tracked = match answer {
-            Ok(address) => address.as_socket(),
-            // Not tracked, or the machine has no tracker: then no rule rewrote the destination, either.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::ENOENT | libc::ENOPROTOOPT | libc::EOPNOTSUPP)
-                ) =>
-            {
-                None
-            }
-            Err(error) => return Err(error.into()),
+            Err(error) if error.raw_os_error().is_some_and(is_untracked) => None,
+            answer => answer?.as_socket(),
         };
-        let destination = match tracked {
-            Some(address) => address,
-            None => socket.local_addr()?,
-        };
+        let destination = tracked.map_or_else(|| socket.local_addr(), Ok)?;
         let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
         if self.is_own(destination) {
             return Err(OriginError::OwnAddress(destination));

@@ -62,10 +62,10 @@ pub async fn closed(socket: BorrowedFd<'_>) {
         Peer::There | Peer::Silent => Err(io::ErrorKind::WouldBlock.into()),
     };
     let Ok(watched) = watched else {
-        return match look() {
-            Ok(()) => (),
-            Err(_there) => std::future::pending().await,
-        };
+        if look().is_err() {
+            std::future::pending::<()>().await;
+        }
+        return;
     };
     // Any error but `WouldBlock` means that the runtime ends.
     let _ended = watched.async_io(Interest::WRITABLE, look).await;

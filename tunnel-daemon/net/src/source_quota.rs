@@ -1,23 +1,19 @@
 //! A quota of places for trusted sources, so that one source cannot take all places.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use adit_host::interfaces;
 use adit_tls::stream::PeerAddr;
 
-/// The host of a connection: its IPv4 address, or the /64 network of its IPv6 address, since a host can use every address
-/// of its /64. `None`: a unix socket.
+/// The host of a connection, see [`interfaces::host_of`]. `None`: a unix socket.
 #[must_use]
 pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
-    const HOST_BITS: u128 = u64::MAX as u128;
-    let PeerAddr::Tcp(address) = peer else {
-        return None;
-    };
-    Some(match address.ip().to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !HOST_BITS).into(),
-        v4 @ IpAddr::V4(_) => v4,
-    })
+    match peer {
+        PeerAddr::Tcp(address) => Some(interfaces::host_of(address.ip())),
+        PeerAddr::Unix => None,
+    }
 }
 
 /// A trusted source: the holder of a certificate, or the pod or node of a token, on one host. Agents that share a

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -56,7 +56,7 @@ struct Inner {
     /// Set before `cut_off` is cancelled: tasks check it at every poll, and the token has a lock.
     is_cut_off: AtomicBool,
     panics: AtomicU64,
-    services: AtomicUsize,
+    services: Arc<Semaphore>,
     /// Service tasks may end from now on.
     services_may_end: AtomicBool,
     /// Service tasks that ended before that, each once.
@@ -76,7 +76,7 @@ impl Tasks {
             cut_off: CancellationToken::new(),
             is_cut_off: AtomicBool::new(false),
             panics: AtomicU64::new(0),
-            services: AtomicUsize::new(0),
+            services: Arc::new(Semaphore::new(SERVICES_MAX)),
             services_may_end: AtomicBool::new(false),
             ended: Mutex::default(),
         }))
@@ -132,12 +132,9 @@ impl Tasks {
     }
 
     fn permit(&self) -> Result<OwnedSemaphorePermit, Overloaded> {
-        let full = |_full| Overloaded {
-            limit: self.0.limit,
-        };
-        Arc::clone(&self.0.permits)
-            .try_acquire_owned()
-            .map_err(full)
+        let limit = self.0.limit;
+        let permit = Arc::clone(&self.0.permits).try_acquire_owned();
+        permit.map_err(|_full| Overloaded { limit })
     }
 
     /// Starts one of the fixed few tasks of a program. Not for anything a peer can cause. Its end, by return or panic, is
@@ -150,12 +147,12 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        let before = self.0.services.fetch_add(1, Ordering::Relaxed);
+        let permit = Arc::clone(&self.0.services).try_acquire_owned();
         assert!(
-            before < SERVICES_MAX,
+            permit.is_ok(),
             "service task {name}: {SERVICES_MAX} run already"
         );
-        self.start(name, work, ServiceGuard(Arc::clone(&self.0)), true);
+        self.start(name, work, permit, true);
     }
 
     /// The program shuts down: from now on a service task that ends is no error.
@@ -260,15 +257,6 @@ impl Inner {
         if !ended.contains(&name) {
             ended.push(name);
         }
-    }
-}
-
-/// Decrements the count of service tasks, however the task ends.
-struct ServiceGuard(Arc<Inner>);
-
-impl Drop for ServiceGuard {
-    fn drop(&mut self) {
-        self.0.services.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

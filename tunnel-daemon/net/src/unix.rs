@@ -89,24 +89,21 @@ impl UnixBound {
     /// # Errors
     /// The name is in use, or the directory is missing or not writable.
     pub fn bind(path: &Path, stale: StaleFile, mode: SocketMode) -> Result<Self, ListenError> {
-        let failed = |cause| ListenError::unix(path, cause);
         if stale == StaleFile::Remove || (stale == StaleFile::RemoveDead && is_dead(path)) {
             remove_stale(path);
         }
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode.bits()))
-            .map_err(|errno| failed(errno.into()))?;
-        socket
-            .bind(&SockAddr::unix(path).map_err(failed)?)
-            .map_err(failed)?;
-        let file = SocketFile::of(path).map_err(failed)?;
-        set_mode(path, mode).map_err(failed)?;
-        socket.listen(BACKLOG).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
-        Ok(Self {
-            file,
-            listener: socket.into(),
-        })
+        let bind = || -> io::Result<Self> {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode.bits()))?;
+            socket.bind(&SockAddr::unix(path)?)?;
+            let file = SocketFile::of(path)?;
+            set_mode(path, mode)?;
+            socket.listen(BACKLOG)?;
+            socket.set_nonblocking(true)?;
+            let listener = socket.into();
+            Ok(Self { file, listener })
+        };
+        bind().map_err(|cause| ListenError::unix(path, cause))
     }
 
     /// Serves the socket in the caller's tokio runtime.
@@ -200,15 +197,12 @@ impl SocketFile {
             own: Some((metadata.dev(), metadata.ino())),
         })
     }
-
-    fn is_still_ours(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|now| self.own == Some((now.dev(), now.ino())))
-    }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.is_still_ours()
+        let is_own = |now: fs::Metadata| self.own == Some((now.dev(), now.ino()));
+        if fs::symlink_metadata(&self.path).is_ok_and(is_own)
             && let Err(error) = fs::remove_file(&self.path)
         {
             tracing::warn!(%error, path = %self.path.display(), "cannot remove the socket file");

@@ -30,6 +30,14 @@ fn refused(map: &'static str) -> impl FnOnce(MapError) -> KernelError {
     }
 }
 
+/// The outcome of removing an entry; a missing entry is fine.
+fn removed(map: &'static str, outcome: Result<(), MapError>) -> Result<(), KernelError> {
+    match outcome {
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(error) => Err(refused(map)(error)),
+    }
+}
+
 macro_rules! take {
     ($ebpf:expr, $name:ident, $kind:ident) => {
         $kind::try_from(
@@ -114,10 +122,7 @@ impl RedirectMaps {
     /// The kernel refused for another reason.
     pub fn remove_rule(&mut self, key: RuleKey, prefix_bits: u32) -> Result<(), KernelError> {
         let prefix = Key::new(SCOPE_BITS + prefix_bits, key.to_bytes());
-        match self.rules.remove(&prefix) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(refused(RULES)(error)),
-        }
+        removed(RULES, self.rules.remove(&prefix))
     }
 
     /// Activates a generation of rules.
@@ -149,10 +154,7 @@ impl RedirectMaps {
     /// # Errors
     /// The kernel refused for another reason.
     pub fn remove_listener(&mut self, key: ListenerKey) -> Result<(), KernelError> {
-        match self.listeners.remove(&key.to_bytes()) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(refused(LISTENERS)(error)),
-        }
+        removed(LISTENERS, self.listeners.remove(&key.to_bytes()))
     }
 
     /// Ids of processes that are part of the tunnel; processes that join meanwhile may be missing.
@@ -173,10 +175,7 @@ impl RedirectMaps {
     /// # Errors
     /// The kernel refused for another reason.
     pub fn forget_process(&mut self, id: u32) -> Result<(), KernelError> {
-        match self.processes.remove(&id) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(refused(PROCESSES)(error)),
-        }
+        removed(PROCESSES, self.processes.remove(&id))
     }
 
     /// Takes the note of a connection out of the map; `None` if the programs left none, or left it too long ago.
@@ -194,10 +193,7 @@ impl RedirectMaps {
             Err(MapError::KeyNotFound) => return Ok(None),
             Err(error) => return Err(refused(ARRIVALS)(error)),
         };
-        match self.arrivals.remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => (),
-            Err(error) => return Err(refused(ARRIVALS)(error)),
-        }
+        removed(ARRIVALS, self.arrivals.remove(&key))?;
         Ok(found.is_fresh(now_ns).then_some(found))
     }
 

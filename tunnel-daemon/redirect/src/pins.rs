@@ -79,11 +79,16 @@ pub fn cleared(folder: &Path) -> io::Result<()> {
     removed(folder)
 }
 
+/// The readable entries of a folder.
+fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(folder).into_iter().flatten().flatten()
+}
+
 /// Removes the pins for cgroups that are gone. No later call would ask for their folders, which would hold programs and
 /// maps until the host restarts. Unreadable folders stay.
 pub fn sweep() {
     let Ok(mount) = bpffs_mount() else { return };
-    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+    for entry in entries(&mount) {
         let is_ours = entry
             .file_name()
             .as_encoded_bytes()
@@ -102,10 +107,7 @@ pub fn sweep() {
 /// Whether a folder has pins, and none of their programs is attached any more: the cgroup was removed.
 #[must_use]
 pub fn is_over(folder: &Path) -> bool {
-    let mut pinned = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
+    let mut pinned = entries(folder)
         .map(|pin| is_detached(&pin.path()))
         .peekable();
     pinned.peek().is_some() && pinned.all(|is_detached| is_detached)
@@ -116,10 +118,7 @@ fn is_detached(pin: &Path) -> bool {
     // Open until its text is read.
     let Ok(link) = link else { return false };
     let Ok(info) = link.info() else { return false };
-    fs::read_dir("/proc/self/fdinfo")
-        .into_iter()
-        .flatten()
-        .flatten()
+    entries(Path::new("/proc/self/fdinfo"))
         .filter_map(|entry| fs::read_to_string(entry.path()).ok())
         .any(|text| is_of_no_cgroup(&text, info.id()))
 }
@@ -136,7 +135,7 @@ fn is_of_no_cgroup(text: &str, link: u32) -> bool {
 /// Removes a folder and detaches the programs of its pins. Without an explicit detach, the kernel detaches a program some
 /// time after its link's pin is gone. Until then calls that a successor would let through would be denied.
 fn removed(folder: &Path) -> io::Result<()> {
-    for pin in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for pin in entries(folder) {
         // A pin that is no link, or is on no cgroup any more, is only removed.
         let _detached = command::detach_pinned(&pin.path());
     }

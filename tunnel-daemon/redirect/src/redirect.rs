@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
@@ -183,10 +183,7 @@ impl Redirect {
         let fresh = pins::beside(&folder);
         pins::emptied(&fresh).map_err(|error| failed(error.to_string()))?;
         let pin = || {
-            self.attached
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
+            maps::locked(&self.attached).pin(&["adit_connect4", "adit_connect6"], &fresh)?;
             // Only now: if anything above fails, the pins of an earlier process go on denying.
             pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))
         };
@@ -225,8 +222,7 @@ impl Redirect {
 
     /// Detaches all programs but pinned ones from the cgroup: without pins no call is redirected from now on.
     pub fn detach(&self) {
-        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        *attached = Attached::default();
+        *maps::locked(&self.attached) = Attached::default();
     }
 
     /// Registers the listener `number`: calls from the network namespace of `socket` go to these addresses, by the family
@@ -323,8 +319,7 @@ impl Redirect {
     /// # Errors
     /// There is no room for more.
     pub fn set_rules(&self, rules: &[RedirectRule]) -> Result<(), KernelError> {
-        let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        generations.keep(&self.maps, rules)
+        maps::locked(&self.rules).keep(&self.maps, rules)
     }
 
     /// Activates these rules in place of the set before, and returns the number of sets so far. Each call sees all of one
@@ -333,8 +328,7 @@ impl Redirect {
     /// # Errors
     /// There is no room for them; the set before stays active.
     pub fn replace_rules(&self, rules: &[RedirectRule]) -> Result<u64, KernelError> {
-        let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        generations.replace(&self.maps, rules)
+        maps::locked(&self.rules).replace(&self.maps, rules)
     }
 
     /// Forgets joined processes that have ended, so that a new process with the same id does not count as joined; returns
@@ -344,10 +338,7 @@ impl Redirect {
     /// `/proc` cannot be read, or the kernel refused; the next run forgets the rest.
     pub fn forget_ended(&self) -> Result<usize, KernelError> {
         processes::visible().map_err(KernelError::Processes)?;
-        let mut seen = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut seen = maps::locked(&self.processes);
         // Accepting a connection needs the maps, and must not wait for files.
         let noted = self.maps().processes()?;
         let over = seen.over(&noted, Life::of);
@@ -433,8 +424,9 @@ pub fn unpin(cgroup: &Path) -> io::Result<()> {
     }
 }
 
-/// The clock that programs read.
-fn monotonic_ns() -> u64 {
+/// The clock that programs read (`bpf_ktime_get_ns`).
+#[must_use]
+pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);

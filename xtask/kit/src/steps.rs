@@ -1,14 +1,14 @@
 //! Runs commands with a deadline, and named steps in sequence with a summary at the end.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use wait_timeout::ChildExt as _;
 
 /// Time limit of tools that only read and fetch.
@@ -125,6 +125,15 @@ impl Running {
         self.0.id()
     }
 
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// The child is gone.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let id = i32::try_from(self.id()).ok().and_then(Pid::from_raw);
+        Ok(kill_process(id.context("a process has an id")?, signal)?)
+    }
+
     /// The child's exit status; `None` if it still runs after `limit`.
     ///
     /// # Errors
@@ -214,34 +223,29 @@ pub fn stdout_of(command: &mut Command, limit: Duration) -> anyhow::Result<Strin
     text_of(&mut out)
 }
 
-fn text_of(file: &mut File) -> anyhow::Result<String> {
+/// The text of a file that a command has written.
+///
+/// # Errors
+/// It cannot be read.
+pub fn text_of(file: &mut File) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The Go toolchain: `ADIT_GO`, or `go` from `PATH`.
+/// A command of the Go toolchain: `ADIT_GO`, or `go` from `PATH`.
 ///
 /// # Errors
 /// Go does not run; the error says what to install.
-pub fn go_toolchain() -> Result<OsString, String> {
-    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
-    match first_line(Command::new(&go).arg("version")) {
-        Some(_) => Ok(go),
-        None => Err(format!(
-            "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
-            go.display()
-        )),
-    }
-}
-
-/// A command of the Go toolchain.
-///
-/// # Errors
-/// As [`go_toolchain`].
 pub fn go() -> anyhow::Result<Command> {
-    Ok(Command::new(go_toolchain().map_err(anyhow::Error::msg)?))
+    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
+    ensure!(
+        first_line(Command::new(&go).arg("version")).is_some(),
+        "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
+        go.display()
+    );
+    Ok(Command::new(go))
 }
 
 /// The first line of a command's output, such as its version, if it is installed and succeeds.
@@ -252,15 +256,19 @@ pub fn first_line(command: &mut Command) -> Option<String> {
     output.status.success().then_some(line)
 }
 
+/// The path of an installed program.
+pub fn installed(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    // Distributions put administration programs into folders that may not be in PATH.
+    let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let mut paths = folders.map(|folder: PathBuf| folder.join(program));
+    paths.find(|path| path.is_file())
+}
+
 /// Which of these programs are not installed, if any.
-pub fn lacking(programs: &[impl AsRef<str>]) -> Option<String> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<_> = std::env::split_paths(&path)
-        .chain(["/usr/sbin".into()])
-        .collect();
-    let is_there = |program: &&str| folders.iter().any(|folder| folder.join(program).is_file());
-    let lacking = programs.iter().map(AsRef::as_ref);
-    let lacking: Vec<&str> = lacking.filter(|program| !is_there(program)).collect();
+pub fn lacking(programs: &[&str]) -> Option<String> {
+    let mut lacking = programs.to_vec();
+    lacking.retain(|program| installed(program).is_none());
     (!lacking.is_empty()).then(|| format!("not installed: {}", lacking.join(", ")))
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::{Arch, TOOL};
 use crate::stack::{Ports, Process, certificates, echo, echo_target};
@@ -123,14 +123,10 @@ fn strs(flags: &[String]) -> Vec<&str> {
 
 /// Sends SIGTERM, and waits for an orderly end. An agent with upstream's flags drains until a second signal, as upstream does.
 fn end(process: &mut Process, drains_on: bool) -> anyhow::Result<()> {
-    let id = i32::try_from(process.running.id())
-        .ok()
-        .and_then(Pid::from_raw);
-    let id = id.context("a process")?;
-    kill_process(id, Signal::TERM)?;
+    process.running.signal(Signal::TERM)?;
     if drains_on {
         process.check(DRAIN).context("it does not drain")?;
-        kill_process(id, Signal::TERM)?;
+        process.running.signal(Signal::TERM)?;
     }
     let status = process.running.ends_within(END)?;
     let status = status.context("server or agent does not end")?;

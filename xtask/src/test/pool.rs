@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io::{Read as _, Seek as _};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,7 +17,7 @@ use wait_timeout::ChildExt as _;
 
 use super::binaries::Binary;
 use super::summary::{Done, Report, Summary};
-use crate::steps::seconds;
+use crate::steps::{seconds, text_of};
 
 /// After this time without a result, a line reports the progress.
 const PROGRESS: Duration = Duration::from_secs(30);
@@ -154,10 +153,7 @@ fn run_one(job: &Job<'_>, settings: &Settings) -> anyhow::Result<Done> {
         child.wait()?;
     }
     let took = started.elapsed();
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut bytes)?;
-    let output = String::from_utf8_lossy(&bytes).into_owned();
+    let output = text_of(&mut file)?;
     let failure = match status {
         None => Some(format!("killed at its limit of {}", seconds(job.limit))),
         Some(status) => failure(status, &output),

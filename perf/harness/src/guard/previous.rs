@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
 use crate::programs::Programs;
 use crate::steps::{MINUTES_5, output_of, run_command};
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, fresh};
 
 /// A binary of another commit.
 pub(super) struct Previous {
@@ -34,7 +34,7 @@ impl Previous {
     /// # Errors
     /// There is no such commit, as in a shallow clone, or it does not build.
     pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
-        let workspace = programs.workspace();
+        let workspace = &programs.workspace;
         let previous = Self::meant(workspace)?;
         let Self { commit, binary } = &previous;
         if !binary.is_file() {
@@ -59,19 +59,11 @@ impl Previous {
         Ok(previous)
     }
 
-    /// Finds that commit's binary, without building it.
+    /// The commit to compare with, and the path of its binary, which may not exist yet.
     ///
     /// # Errors
-    /// There is no such commit, or it was not built yet.
-    pub(super) fn built(workspace: &Workspace) -> anyhow::Result<Self> {
-        let previous = Self::meant(workspace)?;
-        let commit = &previous.commit;
-        ensure!(previous.binary.is_file(), "commit {commit} was not built");
-        Ok(previous)
-    }
-
-    /// The commit to compare with, and the path of its binary, which may not exist yet.
-    fn meant(workspace: &Workspace) -> anyhow::Result<Self> {
+    /// There is no such commit.
+    pub(super) fn meant(workspace: &Workspace) -> anyhow::Result<Self> {
         let status = ["status", "--porcelain", "--untracked-files=no", "--"];
         let changed = workspace.git(&[&status[..], &SOURCES[..]].concat())?;
         let name = if changed.is_empty() { "HEAD~1" } else { "HEAD" };
@@ -87,10 +79,7 @@ impl Previous {
 /// Writes the files of a commit to a folder, replacing its contents. Git does not register the folder, so there is no worktree
 /// to prune.
 fn unpack(workspace: &Workspace, commit: &str, to: &Path) -> anyhow::Result<()> {
-    if to.exists() {
-        fs::remove_dir_all(to)?;
-    }
-    fs::create_dir_all(to)?;
+    fresh(to)?;
     let archive = tempfile::NamedTempFile::new()?;
     let mut git = workspace.command("git");
     git.args(["archive", "--format=tar", commit, "-o"]);

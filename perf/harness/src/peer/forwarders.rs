@@ -104,15 +104,10 @@ pub(super) fn rathole(programs: &Programs) -> anyhow::Result<Peer> {
             "[client]\nremote_addr = \"localhost:{link}\"\n{TOKEN}[client.transport.tls]\ntrusted_root = \"{ca}\"\n\
              hostname = \"localhost\"\n"
         );
+        let targets = route.targets.clone();
         for (role, side, mut text, key, addresses) in [
             ("server", "server", server, "bind_addr", &front),
-            (
-                "agent",
-                "client",
-                client,
-                "local_addr",
-                &route.targets.clone(),
-            ),
+            ("agent", "client", client, "local_addr", &targets),
         ] {
             text += &format!(
                 "[{side}.transport]\ntype = \"tls\"\n[{side}.transport.tcp]\nnodelay = true\n"

@@ -6,7 +6,7 @@ use adit_perf_plan::Dialect;
 use anyhow::{bail, ensure};
 use xtask_kit::net::{free_port, http_get};
 
-use super::{Dialects, NAMES, Pair, Peer, Route};
+use super::{NAMES, Peer, Route};
 use crate::measurement::{AGENTS, METRICS};
 use crate::process::{Place, Site};
 use crate::programs::Programs;
@@ -32,7 +32,7 @@ pub(crate) struct Konnectivity {
     programs: [PathBuf; 2],
     /// Their leading arguments.
     args: [Vec<String>; 2],
-    dialects: Dialects,
+    dialects: &'static [Dialect],
     has_cgroups: bool,
     is_accounted: bool,
     has_tokens: bool,
@@ -45,7 +45,7 @@ impl Konnectivity {
             version,
             programs,
             args,
-            dialects: Dialects::Asked,
+            dialects: &[Dialect::Grpc, Dialect::GrpcGo, Dialect::HttpConnect],
             has_cgroups: false,
             is_accounted: false,
             has_tokens: false,
@@ -84,7 +84,7 @@ impl Konnectivity {
         let words = match name {
             "plaintext" => {
                 // Tunnels of other clients are framed in any case.
-                self.dialects = Dialects::Only(Dialect::HttpConnect);
+                self.dialects = &[Dialect::HttpConnect];
                 self.add_flag("--lane-security=plaintext");
                 ", lanes in clear text"
             }
@@ -175,13 +175,9 @@ impl Konnectivity {
             server.push(format!("--kubeconfig={}", site.at("kubeconfig")));
             agent.push(format!("--service-account-token-path={}", site.at("token")));
         }
-        let pair = Pair {
-            programs: self.programs.each_ref().map(PathBuf::as_path),
-            places: &places,
-            args: [server, agent],
-            has_certificates: !self.has_tokens,
-        };
-        let [agents, health, agent_health] = pair.start(&mut route, site)?;
+        let programs = self.programs.each_ref().map(PathBuf::as_path);
+        let [agents, health, agent_health] =
+            route.start_pair(site, programs, &places, [server, agent])?;
         if matches!(site.near, Place::Host) {
             // The load's agents dial targets from the load's place, and this process reads the metrics.
             for (name, port) in [(AGENTS, agents), (METRICS, health)] {

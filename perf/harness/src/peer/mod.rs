@@ -18,11 +18,11 @@ use anyhow::{Context as _, bail};
 use xtask_kit::net::free_port;
 
 pub(crate) use self::konnectivity::Konnectivity;
-pub(crate) use self::vpn::Namespaces;
-use super::measurement::AGENTS;
+pub(crate) use self::vpn::Namespace;
+use super::measurement::{AGENTS, REVIEWS};
 use super::process::{Place, Site, Targets};
 use super::programs::Programs;
-use crate::steps::Running;
+use crate::steps::{self, Running};
 
 /// Names of the peers, for people who write another one.
 const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, relay-tokio-uring, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
@@ -37,24 +37,15 @@ pub(crate) struct Peer {
     pub(crate) name: String,
     /// The measured version, as the program reports it.
     pub(crate) version: String,
-    dialects: Dialects,
+    /// Dialects in which it can be measured: [`Dialect::Tcp`] alone, or those that are requested too.
+    dialects: &'static [Dialect],
     /// Whether its two halves may be at the ends of a [long path](super::long_path).
     pub(crate) may_span: bool,
-    start: Box<Start>,
+    /// Starts it with targets behind it, and waits until it carries bytes. Fails with why it cannot be measured.
+    pub(crate) start: Box<Start>,
 }
 
 type Start = dyn Fn(&Site, Dialect) -> anyhow::Result<Route>;
-
-/// Dialects in which a peer is measured.
-#[derive(Clone, Copy, Debug)]
-enum Dialects {
-    /// None: the peer forwards ports.
-    Ports,
-    /// All requested dialects.
-    Asked,
-    /// This dialect, if it is requested.
-    Only(Dialect),
-}
 
 impl Peer {
     /// A peer that forwards ports.
@@ -66,7 +57,7 @@ impl Peer {
         Self {
             name: name.to_owned(),
             version,
-            dialects: Dialects::Ports,
+            dialects: &[Dialect::Tcp],
             may_span: false,
             start: Box::new(move |site, _way| {
                 let route = start(site)?;
@@ -83,23 +74,11 @@ impl Peer {
 
     /// The dialects in which this peer is measured, given the scenario's dialects.
     pub(crate) fn dialects(&self, asked: &[Dialect]) -> Vec<Dialect> {
+        let possible = asked.iter().filter(|one| self.dialects.contains(one));
         match self.dialects {
-            Dialects::Ports => vec![Dialect::Tcp],
-            Dialects::Asked => asked.to_vec(),
-            Dialects::Only(dialect) => asked
-                .iter()
-                .copied()
-                .filter(|one| *one == dialect)
-                .collect(),
+            [Dialect::Tcp] => vec![Dialect::Tcp],
+            _ => possible.copied().collect(),
         }
-    }
-
-    /// Starts the peer with targets behind it, and waits until it carries bytes.
-    ///
-    /// # Errors
-    /// Why the peer cannot be measured.
-    pub(crate) fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
-        (self.start)(site, dialect)
     }
 
     /// A plain connection to the targets.
@@ -135,47 +114,6 @@ impl Peer {
             route.targets.extend(ports);
             Ok(route)
         }))
-    }
-}
-
-/// A server and an agent with the flags that all programs spell alike still missing.
-struct Pair<'a> {
-    programs: [&'a Path; 2],
-    places: &'a [Place; 2],
-    args: [Vec<String>; 2],
-    /// Whether the agent authenticates by certificate.
-    has_certificates: bool,
-}
-
-impl Pair<'_> {
-    /// Starts both. Returns the agent port, and the health ports of server and agent.
-    ///
-    /// # Errors
-    /// A program cannot be started, or no port is free.
-    fn start(self, route: &mut Route, site: &Site) -> anyhow::Result<[u16; 3]> {
-        let ports @ [agents, health, agent_health] = [free_port()?, free_port()?, free_port()?];
-        let [mut server, mut agent] = self.args;
-        server.extend([
-            format!("--cluster-cert={}", site.at("server.pem")),
-            format!("--cluster-key={}", site.at("server.key")),
-            format!("--agent-port={agents}"),
-            format!("--health-port={health}"),
-        ]);
-        agent.extend([
-            format!("--proxy-server-host={}", site.near_host),
-            format!("--proxy-server-port={agents}"),
-            format!("--ca-cert={}", site.at("ca.pem")),
-            format!("--health-server-port={agent_health}"),
-        ]);
-        if self.has_certificates {
-            server.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
-            agent.push(format!("--agent-cert={}", site.at("agent.pem")));
-            agent.push(format!("--agent-key={}", site.at("agent.key")));
-        }
-        let [near, far] = self.places;
-        route.start(site, "server", near, self.programs[0], &server)?;
-        route.start(site, "agent", far, self.programs[1], &agent)?;
-        Ok(ports)
     }
 }
 
@@ -246,6 +184,42 @@ impl Route {
         self.processes.push((role.to_owned(), process.id()));
         self.running.push(process);
         Ok(())
+    }
+
+    /// Starts a server and an agent with these flags, and with those that all programs spell alike. Returns the agent port, and
+    /// the health ports of server and agent.
+    ///
+    /// # Errors
+    /// A program cannot be started, or no port is free.
+    fn start_pair(
+        &mut self,
+        site: &Site,
+        programs: [&Path; 2],
+        [near, far]: &[Place; 2],
+        [mut server, mut agent]: [Vec<String>; 2],
+    ) -> anyhow::Result<[u16; 3]> {
+        let ports @ [agents, health, agent_health] = [free_port()?, free_port()?, free_port()?];
+        server.extend([
+            format!("--cluster-cert={}", site.at("server.pem")),
+            format!("--cluster-key={}", site.at("server.key")),
+            format!("--agent-port={agents}"),
+            format!("--health-port={health}"),
+        ]);
+        agent.extend([
+            format!("--proxy-server-host={}", site.near_host),
+            format!("--proxy-server-port={agents}"),
+            format!("--ca-cert={}", site.at("ca.pem")),
+            format!("--health-server-port={agent_health}"),
+        ]);
+        // Else the agent authenticates by a token.
+        if !self.targets.contains_key(REVIEWS) {
+            server.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
+            agent.push(format!("--agent-cert={}", site.at("agent.pem")));
+            agent.push(format!("--agent-key={}", site.at("agent.key")));
+        }
+        self.start(site, "server", near, programs[0], &server)?;
+        self.start(site, "agent", far, programs[1], &agent)?;
+        Ok(ports)
     }
 
     /// A new cgroup that lives as long as the path.
@@ -327,12 +301,7 @@ impl Drop for Cgroup {
 /// # Errors
 /// The program is not installed; names its package.
 fn installed(program: &str, flag: &str, package: &str) -> anyhow::Result<(PathBuf, String)> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    // Distributions put administration programs into folders that may not be in PATH.
-    let folders = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
-    let found = folders
-        .map(|folder: PathBuf| folder.join(program))
-        .find(|path| path.is_file());
+    let found = steps::installed(program);
     let missing = || format!("{program} is not installed: `apt-get install {package}`");
     let path = found.with_context(missing)?;
     // Some programs print their version and fail.

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use xtask_kit::net::{free_port, http_get};
 
-use super::{Pair, Peer, Route, TARGETS};
+use super::{Peer, Route, TARGETS};
 use crate::process::{Place, Site};
 use crate::programs::Programs;
 
@@ -89,16 +89,12 @@ fn peer(
         let named = |role: &str, flags: Vec<String>, admin: &str| {
             [vec![role.to_owned(), admin.to_owned()], flags].concat()
         };
-        let pair = Pair {
-            programs: [&adit, &adit],
-            places: &[site.near.clone(), site.far.clone()],
-            args: [
-                named("server", server, "--admin-port=off"),
-                named("agent", agent, "--admin-server-port=off"),
-            ],
-            has_certificates: true,
-        };
-        let [_agents, health @ ..] = pair.start(&mut route, site)?;
+        let places = [site.near.clone(), site.far.clone()];
+        let flags = [
+            named("server", server, "--admin-port=off"),
+            named("agent", agent, "--admin-server-port=off"),
+        ];
+        let [_agents, health @ ..] = route.start_pair(site, [&adit, &adit], &places, flags)?;
         // An agent links during its start, and reports ready after it.
         for port in health {
             site.wait_until_ready(port)?;

@@ -24,6 +24,18 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
+    /// Creates those of client and server, unconnected.
+    ///
+    /// # Errors
+    /// A tool is not installed, or the kernel refuses.
+    pub(crate) fn pair(site: &Site) -> anyhow::Result<[Self; 2]> {
+        ensure_available()?;
+        Ok([
+            Self::new(site, "client-namespace")?,
+            Self::new(site, "server-namespace")?,
+        ])
+    }
+
     fn new(site: &Site, name: &str) -> anyhow::Result<Self> {
         let args = ["--net", "sleep", "86400"].map(str::to_owned);
         let holder = site.spawn(name, &Place::Host, Path::new("unshare"), &args)?;
@@ -50,26 +62,6 @@ impl Namespace {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.file())).arg("--");
         output_of(command.args(line.split(' ')), MINUTES_5).map(drop)
-    }
-}
-
-/// The namespaces of client and server.
-pub(crate) struct Namespaces {
-    pub(crate) client: Namespace,
-    pub(crate) server: Namespace,
-}
-
-impl Namespaces {
-    /// Creates both, unconnected.
-    ///
-    /// # Errors
-    /// A tool is not installed, or the kernel refuses.
-    pub(crate) fn apart(site: &Site) -> anyhow::Result<Self> {
-        ensure_available()?;
-        Ok(Self {
-            client: Namespace::new(site, "client-namespace")?,
-            server: Namespace::new(site, "server-namespace")?,
-        })
     }
 }
 
@@ -103,12 +95,12 @@ pub(super) fn openvpn() -> anyhow::Result<Peer> {
         words.join(" ")
     );
     Ok(Peer::of_ports("openvpn", version, move |site| {
-        let both = Namespaces::apart(site)?;
-        let far = both.server.holder.id();
-        both.client.run(&format!(
-            "ip link add cable type veth peer name cable netns {far}"
+        let [near, far] = Namespace::pair(site)?;
+        let holder = far.holder.id();
+        near.run(&format!(
+            "ip link add cable type veth peer name cable netns {holder}"
         ))?;
-        for (namespace, address) in [(&both.client, CABLE[0]), (&both.server, CABLE[1])] {
+        for (namespace, address) in [(&near, CABLE[0]), (&far, CABLE[1])] {
             namespace.run(&format!("ip address add {address}/24 dev cable"))?;
             namespace.run("ip link set cable up")?;
             namespace.run("ip link set lo up")?;
@@ -118,10 +110,9 @@ pub(super) fn openvpn() -> anyhow::Result<Peer> {
             format!("--tls-client --nobind --remote {} 1194", CABLE[1]),
         ];
         let mut ends = Vec::new();
-        for (role, namespace, side, own) in [
-            ("server", &both.server, server, 1),
-            ("agent", &both.client, client, 0),
-        ] {
+        for (role, namespace, side, own) in
+            [("server", &far, server, 1), ("agent", &near, client, 0)]
+        {
             let [cert, key] = ["pem", "key"].map(|kind| site.at(&format!("{role}.{kind}")));
             let line = format!(
                 "--dev tun0 --dev-type tun --proto udp --data-ciphers AES-256-GCM --cipher AES-256-GCM --persist-tun \
@@ -136,16 +127,15 @@ pub(super) fn openvpn() -> anyhow::Result<Peer> {
         let [client, server] = TUNNEL;
         site.wait_for("the tunnel device", || {
             let line = format!("ip -o route get {client} from {server}");
-            both.server.run(&line).is_ok()
+            far.run(&line).is_ok()
         })?;
-        let Namespaces { client, server } = both;
-        let mut route = Route::to(site, &server.place, TUNNEL[1], client.place)?;
+        let mut route = Route::to(site, &far.place, TUNNEL[1], near.place)?;
         for (role, process) in ends {
             route.processes.push((role.to_owned(), process.id()));
             route.running.push(process);
         }
         // The namespaces live as long as the path.
-        route.running.extend([client.holder, server.holder]);
+        route.running.extend([near.holder, far.holder]);
         Ok(route)
     }))
 }

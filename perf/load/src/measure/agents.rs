@@ -1,5 +1,6 @@
 //! Agents that connect at once, and idle agents: the server's memory for each, its CPU time for all, and the duration of a dial through one of them.
 
+use std::slice;
 use std::time::{Duration, Instant};
 
 use adit_perf_plan::Sample;
@@ -41,7 +42,7 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
         sample.value(format!("agents_{count}_server_kib"), each);
         sample.value(format!("agents_{count}_server_mib"), after / 1024.0);
         let window = Duration::from_secs_f64(load.plan.agents_seconds.clamp(0.01, 600.0));
-        let share = cpu_share(server, window).await?;
+        let share = cpu_share(slice::from_ref(server), window).await?;
         sample.value(format!("agents_{count}_idle_cpu_percent"), share * 100.0);
     }
     if let Some(most) = counts.last() {
@@ -71,19 +72,13 @@ pub(super) async fn measure_links(load: &Load, sample: &mut Sample) -> anyhow::R
 /// Waits until the processes have finished the work that connecting caused.
 async fn settle(processes: &[Process]) -> anyhow::Result<()> {
     let end = Instant::now() + SETTLE_LIMIT;
-    loop {
-        let (before, begin) = (process::cpu_seconds(processes)?, Instant::now());
-        tokio::time::sleep(LOOK).await;
-        let spent = process::cpu_seconds(processes)? - before;
-        if spent < BUSY_SHARE * begin.elapsed().as_secs_f64() || begin > end {
-            return Ok(());
-        }
-    }
+    while cpu_share(processes, LOOK).await? >= BUSY_SHARE && Instant::now() < end {}
+    Ok(())
 }
 
-/// CPU use of a process, as a share of one core.
-async fn cpu_share(process: &Process, window: Duration) -> anyhow::Result<f64> {
-    let (before, begin) = (process.cpu_seconds()?, Instant::now());
+/// CPU use of processes together, as a share of one core.
+async fn cpu_share(processes: &[Process], window: Duration) -> anyhow::Result<f64> {
+    let (before, begin) = (process::cpu_seconds(processes)?, Instant::now());
     tokio::time::sleep(window).await;
-    Ok((process.cpu_seconds()? - before) / begin.elapsed().as_secs_f64())
+    Ok((process::cpu_seconds(processes)? - before) / begin.elapsed().as_secs_f64())
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::Load;
+use super::{Load, all};
 use crate::process;
 use crate::way::{Target, Tunnel};
 
@@ -159,18 +159,11 @@ impl Transfers {
     ///
     /// # Errors
     /// A transfer had failed before.
-    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.stopping.store(true, Ordering::Relaxed);
-        let ended = async {
-            while let Some(transfer) = self.tasks.join_next().await {
-                transfer??;
-            }
-            Ok(())
-        };
         // Time is up: dropping the remaining tasks closes their connections.
-        tokio::time::timeout(STOP_LIMIT, ended)
-            .await
-            .unwrap_or(Ok(()))
+        let ended = tokio::time::timeout(STOP_LIMIT, all(self.tasks)).await;
+        ended.map_or(Ok(()), |ended| ended.map(drop))
     }
 }
 

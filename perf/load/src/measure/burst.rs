@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use adit_perf_plan::Sample;
 use anyhow::Context as _;
-use tokio::task::JoinSet;
 
-use super::Load;
 use super::echo::{Until, ask_all, round_trip, warm_up};
+use super::{Load, all};
 use crate::way::{Dialer, Target, Tunnel};
 
 /// Measures the first burst of this path, and the second.
@@ -21,10 +20,8 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
             for tunnel in &mut tunnels {
                 warm_up(tunnel).await?;
             }
-            anyhow::Ok((
-                ask_all(tunnels, Until::Time(Instant::now() + lasting)).await?,
-                dials,
-            ))
+            let samples = ask_all(tunnels, Until::Time(Instant::now() + lasting)).await?;
+            anyhow::Ok((samples, dials))
         };
         let (samples, dials) = measured.await.with_context(|| name.clone())?;
         let each_second = samples.len() as f64 / lasting.as_secs_f64();
@@ -43,21 +40,15 @@ async fn open_at_once(
     dialer: &Dialer,
     connections: usize,
 ) -> anyhow::Result<(Vec<Tunnel>, Vec<Duration>)> {
-    let mut dialing = JoinSet::new();
-    for _connection in 0..connections {
+    let dial = |_connection| {
         let dialer = dialer.clone();
-        dialing.spawn(async move {
+        async move {
             let begin = Instant::now();
             let mut tunnel = dialer.open(Target::Echo).await?;
             round_trip(&mut tunnel, 0).await?;
             anyhow::Ok((tunnel, begin.elapsed()))
-        });
-    }
-    let (mut tunnels, mut dials) = (Vec::new(), Vec::new());
-    while let Some(dialed) = dialing.join_next().await {
-        let (tunnel, took) = dialed??;
-        tunnels.push(tunnel);
-        dials.push(took);
-    }
-    Ok((tunnels, dials))
+        }
+    };
+    let dialed = all((0..connections).map(dial).collect()).await?;
+    Ok(dialed.into_iter().unzip())
 }

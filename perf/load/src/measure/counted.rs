@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adit_perf_plan::{Operation, Sample};
 use anyhow::{Context as _, ensure};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncWriteExt as _, BufReader};
 
 use super::Load;
 use super::bulk::{READ_BYTES, Sink, WRITE_BYTES};
@@ -46,14 +46,8 @@ async fn echoes(dialer: &Dialer, connections: usize, times: usize) -> anyhow::Re
 async fn download(dialer: &Dialer, bytes: u64) -> anyhow::Result<()> {
     let mut tunnel = dialer.open(Target::Source).await?;
     tunnel.write_all(format!("{bytes}\n").as_bytes()).await?;
-    let mut buffer = vec![0; READ_BYTES];
-    let mut moved = 0;
-    loop {
-        match tunnel.read(&mut buffer).await? {
-            0 => break,
-            length => moved += length as u64,
-        }
-    }
+    let mut tunnel = BufReader::with_capacity(READ_BYTES, tunnel);
+    let moved = tokio::io::copy_buf(&mut tunnel, &mut tokio::io::sink()).await?;
     ensure!(moved == bytes, "{moved} of {bytes} bytes arrived");
     Ok(())
 }

@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use adit_perf_plan::Sample;
 use anyhow::Context as _;
-use tokio::task::JoinSet;
 
 use super::echo::{Until, round_trip};
-use super::{Load, rate};
+use super::{Load, all, rate};
 use crate::process;
 use crate::way::{Dialer, Target, close};
 
@@ -18,14 +17,9 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
         let cpu = process::cpu_seconds(&load.processes)?;
         let begin = Instant::now();
         let until = Until::Time(begin + load.plan.lasting());
-        let mut dialing = JoinSet::new();
-        for _ in 0..workers {
-            dialing.spawn(worker(load.dialer.clone(), until));
-        }
-        let mut samples = Vec::new();
-        while let Some(dialed) = dialing.join_next().await {
-            samples.extend(dialed?.with_context(|| name.clone())?);
-        }
+        let dialing = (0..workers).map(|_| worker(load.dialer.clone(), until));
+        let dialed = all(dialing.collect()).await.with_context(|| name.clone())?;
+        let samples = dialed.concat();
         let done = (samples.len(), begin.elapsed());
         rate(load, sample, &name, done, cpu)?;
         sample.latencies(&name, samples)?;

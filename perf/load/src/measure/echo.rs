@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use adit_perf_plan::Sample;
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::task::JoinSet;
 
-use super::{Load, rate};
+use super::{Load, all, rate};
 use crate::process;
 use crate::way::{Dialer, Target, Tunnel, close};
 
@@ -80,15 +79,8 @@ impl Until {
 /// # Errors
 /// A round trip or a close fails.
 pub(super) async fn ask_all(tunnels: Vec<Tunnel>, until: Until) -> anyhow::Result<Vec<Duration>> {
-    let mut asking = JoinSet::new();
-    for tunnel in tunnels {
-        asking.spawn(ask(tunnel, until));
-    }
-    let mut samples = Vec::new();
-    while let Some(asked) = asking.join_next().await {
-        samples.extend(asked??);
-    }
-    Ok(samples)
+    let asking = tunnels.into_iter().map(|tunnel| ask(tunnel, until));
+    Ok(all(asking.collect()).await?.concat())
 }
 
 async fn ask(mut tunnel: Tunnel, until: Until) -> anyhow::Result<Vec<Duration>> {

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use adit_perf_plan::Sample;
 use anyhow::Context as _;
-use tokio::task::JoinSet;
 
-use super::Load;
+use super::{Load, all};
 use crate::process::{Process, kernel_kib};
 use crate::way::{Target, close};
 
@@ -28,14 +27,9 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
         tokio::time::sleep(SETTLE).await;
         note(load, count, &before, &weigh(load)?, sample);
     }
-    let mut closing = JoinSet::new();
-    for tunnel in tunnels {
-        closing.spawn(close(tunnel));
-    }
-    while let Some(closed) = closing.join_next().await {
-        closed?.context("closing an idle tunnel")?;
-    }
-    Ok(())
+    let closing = tunnels.into_iter().map(close);
+    let closed = all(closing.collect()).await;
+    closed.map(drop).context("closing an idle tunnel")
 }
 
 /// Resident memory of each process, in order of the processes, and of the kernel's structures.

@@ -30,10 +30,7 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
     tokio::time::sleep(FILL).await;
     let echo = closed_loop(&load.dialer, 1, lasting);
     let beside = tokio::time::timeout(lasting + STALL_LIMIT, echo).await;
-    let mut beside = match beside {
-        Ok(Ok(samples)) => samples,
-        Ok(Err(_)) | Err(_) => Vec::new(),
-    };
+    let mut beside = beside.ok().and_then(Result::ok).unwrap_or_default();
     let completed = if beside.is_empty() { 0.0 } else { 1.0 };
     sample.value("isolation_completed", completed);
     if beside.is_empty() {

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use adit_perf_plan::{Plan, Sample};
 use anyhow::{Context as _, bail};
+use tokio::task::JoinSet;
 
 use crate::agents::AgentPort;
 use crate::process::{self, Process};
@@ -76,6 +77,20 @@ async fn one(load: &Load, measurement: &str, sample: &mut Sample) -> anyhow::Res
         "counted" => counted::measure(load, sample).await,
         unknown => bail!("there is no such measurement as {unknown}"),
     }
+}
+
+/// What all tasks return. The first error ends the others.
+///
+/// # Errors
+/// A task has failed.
+async fn all<T: 'static, E: Into<anyhow::Error> + 'static>(
+    mut tasks: JoinSet<Result<T, E>>,
+) -> anyhow::Result<Vec<T>> {
+    let mut results = Vec::with_capacity(tasks.len());
+    while let Some(result) = tasks.join_next().await {
+        results.push(result?.map_err(Into::into)?);
+    }
+    Ok(results)
 }
 
 /// Records how many operations were done a second, and the CPU time of each since `cpu_before`.

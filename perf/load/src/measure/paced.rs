@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::Load;
 use super::echo::{MESSAGE_BYTES, message};
+use super::{Load, all};
 use crate::way::{Target, Tunnel};
 
 /// Most due requests of one connection that its task has not written yet.
@@ -53,19 +53,15 @@ async fn at_rate(load: &Load, rate: u32) -> anyhow::Result<Paced> {
     }
     let pacing = tokio::task::spawn_blocking(move || pace(schedule, &queues));
     let (mut samples, mut unanswered) = (Vec::new(), 0);
-    while let Some(asked) = asking.join_next().await {
-        let one = asked??;
+    for one in all(asking).await? {
         samples.extend(one.0);
         unanswered += one.1;
     }
     // The connection's queue was full: count the longest possible delay.
     let missed = pacing.await?;
     unanswered += missed.len();
-    samples.extend(
-        missed
-            .into_iter()
-            .map(|due| give_up.saturating_duration_since(due)),
-    );
+    let waited = |due| give_up.saturating_duration_since(due);
+    samples.extend(missed.into_iter().map(waited));
     Ok((samples, unanswered))
 }
 

@@ -17,25 +17,19 @@ const WAITING_MAX: usize = 64;
 /// Ring entries: two directions of as many connections as any measurement has.
 const ENTRIES: u32 = 4096;
 
-/// Starts the thread.
-///
-/// # Errors
-/// A thread is not available. Without io_uring the thread panics, and nothing is relayed.
-pub(super) fn start() -> anyhow::Result<Connections> {
+/// Starts the thread. Without io_uring the thread panics, and nothing is relayed.
+pub(super) fn start() -> Connections {
     let (connections, received) = mpsc::channel(WAITING_MAX);
-    std::thread::Builder::new()
-        .name("relay".to_owned())
-        .spawn(move || {
-            tokio_uring::builder()
-                .entries(ENTRIES)
-                .start(relay(received));
-        })?;
+    std::thread::spawn(move || {
+        let mut ring = tokio_uring::builder();
+        ring.entries(ENTRIES).start(relay(received));
+    });
     // Keep the sockets blocking: the ring waits for readiness itself, and non-blocking sockets fail with EAGAIN.
-    Ok(Box::new(move |client, target| {
+    Box::new(move |client, target| {
         connections
             .blocking_send([client, target])
             .map_err(io::Error::other)
-    }))
+    })
 }
 
 async fn relay(mut received: mpsc::Receiver<[std::net::TcpStream; 2]>) {

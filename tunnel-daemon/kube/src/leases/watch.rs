@@ -121,10 +121,7 @@ async fn begin(
     streams: &mut bool,
 ) -> Result<Lines, RequestError> {
     let watched = |begun: Result<Lines, RequestError>| {
-        let (status, reason) = begun
-            .as_ref()
-            .err()
-            .map_or((200, ""), RequestError::code_and_reason);
+        let (status, reason) = outcome(&begun);
         events.watched(status, reason);
         begun
     };
@@ -152,10 +149,7 @@ async fn begin(
     }
     let began = Instant::now();
     let listed = reader.list(api, scope).await;
-    let (status, reason) = listed
-        .as_ref()
-        .err()
-        .map_or((200, ""), RequestError::code_and_reason);
+    let (status, reason) = outcome(&listed);
     events.listed(status, reason, began.elapsed());
     let (leases, version) = listed?;
     view.leases.clear();
@@ -167,6 +161,12 @@ async fn begin(
         "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
     );
     watched(begin_watch(api, &scope.query(&query)).await)
+}
+
+/// HTTP status and reason of a request, for its event.
+fn outcome<T>(answer: &Result<T, RequestError>) -> (u16, &str) {
+    let error = answer.as_ref().err();
+    error.map_or((200, ""), RequestError::code_and_reason)
 }
 
 /// Whether the API server does not know the parameters of a streaming list.

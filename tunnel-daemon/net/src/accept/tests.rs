@@ -21,6 +21,9 @@ use tokio::{
     sync::{Notify, mpsc},
 };
 
+/// Counts nothing.
+impl AcceptEvents for () {}
+
 /// Fails as scripted, then delivers its connections, then waits forever.
 struct Script {
     errors: VecDeque<i32>,

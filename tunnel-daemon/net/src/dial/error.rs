@@ -135,16 +135,7 @@ impl DialError {
     /// For the metric label: did time run out, as Go's `net.Error.Timeout` would say?
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        match self {
-            Self::Timeout { .. } => true,
-            Self::Lookup { cause, .. } => *cause == ResolveError::TimedOut,
-            Self::Connect { cause, .. } => cause.kind() == io::ErrorKind::TimedOut,
-            Self::UnknownNetwork(_)
-            | Self::Address { .. }
-            | Self::NoSuitable { .. }
-            | Self::Denied { .. }
-            | Self::NameDenied { .. } => false,
-        }
+        self.reason().0 == DialReason::Timeout
     }
 
     /// Why the dial failed, and how far it had come, for the log and our own metric.
@@ -174,7 +165,7 @@ impl DialError {
     /// Did this agent's own policy refuse, and not the network or the target?
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        matches!(self, Self::Denied { .. } | Self::NameDenied { .. })
+        self.reason().0 == DialReason::Denied
     }
 }
 

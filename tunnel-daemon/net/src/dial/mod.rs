@@ -6,7 +6,7 @@
 mod connect;
 mod error;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub use error::{AttemptError, DialError, Network};
 
 use crate::accounts::Accounts;
 use crate::happy_eyeballs::Race;
-use crate::resolve::{Resolve, ResolveError, interleave};
+use crate::resolve::{LOOPBACK, Resolve, ResolveError, interleave};
 use crate::self_sockets::OwnSockets;
 use adit_host::interfaces;
 
@@ -134,11 +134,19 @@ impl<C: Connect> Dialer<C> {
             Host::Name(name) if !name.is_empty() => Some(name.as_str()),
             Host::Name(_) | Host::Ip(_) => None,
         };
-        let attempt = |addr| self.attempt(addr, name);
+        let mut race = Race::new(addrs.clone(), |addr| self.attempt(addr, name));
+        // In the order they came.
         let mut failures = Vec::new();
-        let racing = first_to_connect(addrs.clone(), attempt, &mut failures);
-        let raced = timeout_at(deadline, racing).await;
-        match raced {
+        let racing = async {
+            while let Some((addr, result)) = race.next().await {
+                match result {
+                    Ok(connected) => return Some(connected),
+                    Err(failure) => failures.push((addr, failure)),
+                }
+            }
+            None
+        };
+        match timeout_at(deadline, racing).await {
             Ok(Some(stream)) => Ok(stream),
             Ok(None) => Err(error::most_telling(network, first, failures)),
             Err(_elapsed) => {
@@ -176,12 +184,7 @@ impl<C: Connect> Dialer<C> {
         let ips = match &target.host {
             Host::Ip(ip) => vec![*ip],
             // Go dials this machine when the host is empty.
-            Host::Name(name) if name.is_empty() => {
-                vec![
-                    IpAddr::V6(Ipv6Addr::LOCALHOST),
-                    IpAddr::V4(Ipv4Addr::LOCALHOST),
-                ]
-            }
+            Host::Name(name) if name.is_empty() => LOOPBACK.to_vec(),
             Host::Name(name) => {
                 self.allowed
                     .check_lookup(name, target.port)
@@ -214,26 +217,6 @@ impl<C: Connect> Dialer<C> {
 fn scope_of(zone: &str) -> u32 {
     let number = || zone.parse().unwrap_or_default();
     interfaces::index_of(zone).unwrap_or_else(number)
-}
-
-/// Attempts the addresses in order. Returns the first success and drops the other attempts; `None` once all have failed.
-/// `failures` are in the order they came; a cancelled call leaves the failures so far.
-async fn first_to_connect<T, E, F>(
-    addrs: Vec<SocketAddr>,
-    attempt: impl Fn(SocketAddr) -> F,
-    failures: &mut Vec<(SocketAddr, E)>,
-) -> Option<T>
-where
-    F: Future<Output = Result<T, E>>,
-{
-    let mut race = Race::new(addrs, attempt);
-    while let Some((addr, result)) = race.next().await {
-        match result {
-            Ok(connected) => return Some(connected),
-            Err(failure) => failures.push((addr, failure)),
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -108,14 +108,9 @@ impl CacheEntries {
     /// Keeps a lookup that found addresses, and removes one that failed, unless the cache has a newer one for the name.
     fn end(&mut self, name: &str, lookup: Lookup, is_found: bool) {
         match self.by_name.get_mut(name) {
-            Some(entry) if entry.is_under_way(&lookup) => {
-                if is_found {
-                    *entry = CacheEntry::Done(lookup);
-                } else {
-                    self.by_name.remove(name);
-                }
-            }
-            _ => (),
+            Some(entry) if !entry.is_under_way(&lookup) => (),
+            Some(entry) if is_found => *entry = CacheEntry::Done(lookup),
+            _ => drop(self.by_name.remove(name)),
         }
     }
 }

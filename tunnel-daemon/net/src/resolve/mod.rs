@@ -9,11 +9,17 @@ mod system;
 mod yielding_slots;
 mod zones;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
 
 pub use servers::{ServerAddress, interleave, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
+
+/// This machine, in the order to try.
+pub(crate) const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+];
 
 /// A boxed future, so that a resolver can be a trait object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, ResolveError>> + Send + 'a>>;

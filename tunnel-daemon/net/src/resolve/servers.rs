@@ -37,13 +37,8 @@ pub async fn servers_of_host(
         .strip_prefix('[')
         .and_then(|h| h.strip_suffix(']'))
         .unwrap_or(host);
-    if let Ok(ip) = literal.parse::<IpAddr>() {
-        let addr = SocketAddr::new(ip.to_canonical(), port);
-        return Ok(vec![ServerAddress {
-            host: literal.to_owned(),
-            addr,
-            priority: 0,
-        }]);
+    if let Ok(ip) = literal.parse() {
+        return Ok(addresses(literal, &[ip], (port, 0), draw));
     }
     let ips = resolver.lookup_ip(host).await?;
     let mut found = addresses(host, &ips, (port, 0), draw);

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +20,7 @@ use super::dns::NameServers;
 use super::files::{HostsFile, Problems, ResolvConf, host_key, read_hosts};
 use super::search::{absolute_names, is_localhost};
 use super::yielding_slots::YieldingSlots;
-use super::{Answer, Resolve, ResolveError, SrvRecord};
+use super::{Answer, LOOPBACK, Resolve, ResolveError, SrvRecord};
 use crate::self_sockets::OwnSockets;
 use adit_tls::reread::Reread;
 
@@ -344,10 +344,7 @@ impl ActiveConfig {
         let mut ips = listed.cloned().unwrap_or_default();
         ips.sort_by_key(IpAddr::is_ipv4);
         if ips.is_empty() && is_localhost(name) {
-            ips = vec![
-                IpAddr::V6(Ipv6Addr::LOCALHOST),
-                IpAddr::V4(Ipv4Addr::LOCALHOST),
-            ];
+            ips.extend(LOOPBACK);
         }
         ips
     }
