@@ -35,8 +35,8 @@ use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;
 use adit_telemetry::AgentMetrics;
 use adit_telemetry::metrics_lease::AgentLeaseMetrics;
-use adit_tls::reload::{Reload, Reloadable};
-use adit_tls::tls::{Alpn, ClientTls};
+use adit_tls::reload::{Reload, Reloadable, ReloadableClientTls};
+use adit_tls::tls::{Alpn, ClientTls, TlsError};
 
 /// Concurrent targets, dials and connections: far above any descriptor limit.
 const TASKS_MAX: usize = 200_000;
@@ -85,16 +85,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         None => DestinationList::open(),
         Some(entries) => DestinationList::allow_targets(entries)?,
     };
-    let tls = Reloadable::load(ClientTls {
-        ca: plan.tls.ca_cert.clone(),
-        identity: plan
-            .tls
-            .identity
-            .as_ref()
-            .map(|identity| (identity.cert.clone(), identity.key.clone())),
-        policy: TlsPolicy::default(),
-        alpn: Alpn::grpc(&plan.tls.alpn),
-    })?;
+    let tls = agent_tls(plan)?;
     let api = match &plan.leases {
         // The words of upstream's error message.
         Some(leases) => Some(
@@ -219,6 +210,17 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         targets,
         dials,
         draining,
+    })
+}
+
+/// What an agent uses towards servers.
+pub(crate) fn agent_tls(plan: &AgentPlan) -> Result<Arc<ReloadableClientTls>, TlsError> {
+    let identity = plan.tls.identity.as_ref();
+    Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity: identity.map(|pair| (pair.cert.clone(), pair.key.clone())),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
     })
 }
 

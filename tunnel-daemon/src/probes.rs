@@ -153,11 +153,11 @@ enum Route {
 
 /// Answers with JSON. Called on the admin thread: it may read state, but must not wait for the data path.
 pub trait JsonSource: Send + Sync + 'static {
-    /// The complete answer to a query.
+    /// The complete answer to a query on a path.
     ///
     /// # Errors
     /// One line that names the error in the query.
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a>;
+    fn json<'a>(&'a self, path: &'a str, query: &'a str) -> JsonFuture<'a>;
 }
 
 /// A pending answer.
@@ -204,14 +204,14 @@ impl HttpService {
 
     /// Adds a path that answers with JSON.
     #[must_use]
-    pub fn json(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
-        self.route(path, Route::Json(source))
+    pub fn json(self, path: &'static str, source: &Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Json(Arc::clone(source)))
     }
 
     /// Adds a path that changes something, by POST, and answers with JSON.
     #[must_use]
-    pub fn change(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
-        self.route(path, Route::Change(source))
+    pub fn change(self, path: &'static str, source: &Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Change(Arc::clone(source)))
     }
 
     fn route(mut self, path: &'static str, route: Route) -> Self {
@@ -260,7 +260,8 @@ impl HttpService {
             Route::OtherPort(port) => redirect(request, local, *port),
             Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),
             Route::Json(source) | Route::Change(source) => {
-                match source.json(request.uri().query().unwrap_or_default()).await {
+                let (path, query) = (request.uri().path(), request.uri().query());
+                match source.json(path, query.unwrap_or_default()).await {
                     Ok(body) => respond(StatusCode::OK, JSON, body),
                     Err(error) => respond(StatusCode::BAD_REQUEST, PLAIN, format!("400 {error}\n")),
                 }

@@ -1,18 +1,17 @@
 //! Certificates, keys and CAs of a command line: whether they are readable, match, and for how long they are valid.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::line::{degraded, missing, ok};
+use super::line::{degraded, missing, ok, refused};
+use crate::agent::agent_tls;
 use crate::listeners::server_tls;
 use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
-use adit_config::tls_policy::TlsPolicy;
 use adit_host::files::{OthersMay, others_may};
 use adit_tls::inspect::{self, Inspected, Role};
-use adit_tls::reload::{Reloadable, ReloadableClientTls};
-use adit_tls::tls::{Alpn, ClientTls, TlsError};
+use adit_tls::reload::Reloadable;
+use adit_tls::tls::{Alpn, TlsError};
 
 /// A certificate is reported as about to expire with less time left than this.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -62,31 +61,17 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
     let mut lines = Vec::new();
     for (name, files, peers) in groups {
         let loaded = Reloadable::load(server_tls(files, &plan.tls, Alpn::http11()));
-        lines.push(pair(
-            name,
-            loaded.map(|_loaded| ()),
-            "certificate, key and CA fit",
-        ));
-        lines.extend(validity(
-            name,
-            &files.cert,
-            Purpose::Own(Role::Server, peers),
-            now,
-        ));
+        lines.push(pair(name, loaded, "certificate, key and CA fit"));
+        let purpose = Purpose::Own(Role::Server, peers);
+        lines.extend(validity(name, &files.cert, purpose, now));
         lines.extend(key_access(name, &files.key));
         if let Some(ca) = &files.client_ca {
             lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
     }
-    let lists = plan.agents.crl.as_deref();
-    lines.extend(
-        plan.agents
-            .tls
-            .client_ca
-            .as_deref()
-            .zip(lists)
-            .map(|(ca, crl)| revocation(ca, crl)),
-    );
+    if let (Some(ca), Some(crl)) = (&plan.agents.tls.client_ca, &plan.agents.crl) {
+        lines.push(revocation(ca, crl));
+    }
     lines
 }
 
@@ -106,17 +91,14 @@ fn revocation(ca: &Path, crl: &Path) -> Capability {
 /// Lines about all files that an agent reads.
 pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     const NAME: &str = "server-connection";
-    let identity = plan.tls.identity.as_ref();
-    let mut lines = vec![pair(
-        NAME,
-        agent_tls(plan).map(|_loaded| ()),
-        "CA, certificate and key fit",
-    )];
+    let fine = "CA, certificate and key fit";
+    let mut lines = vec![pair(NAME, agent_tls(plan), fine)];
     lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
-    match identity {
+    match &plan.tls.identity {
         Some(own) => {
             let purpose = Purpose::Own(Role::Client, Peers::of(plan.compat));
             lines.extend(validity(NAME, &own.cert, purpose, now));
+            lines.extend(key_access(NAME, &own.key));
         }
         None if plan.token_path.is_some() => (),
         None => {
@@ -128,22 +110,10 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
             lines.push(line.named(NAME));
         }
     }
-    lines.extend(identity.and_then(|own| key_access(NAME, &own.key)));
     if let Some(path) = &plan.token_path {
         lines.push(token(path));
     }
     lines
-}
-
-/// What an agent uses towards servers.
-pub(super) fn agent_tls(plan: &AgentPlan) -> Result<Arc<ReloadableClientTls>, TlsError> {
-    let identity = plan.tls.identity.as_ref();
-    Reloadable::load(ClientTls {
-        ca: plan.tls.ca_cert.clone(),
-        identity: identity.map(|pair| (pair.cert.clone(), pair.key.clone())),
-        policy: TlsPolicy::default(),
-        alpn: Alpn::grpc(&plan.tls.alpn),
-    })
 }
 
 /// A line about a key file that others than its owner may use.
@@ -180,34 +150,27 @@ fn token(path: &Path) -> Capability {
     line.named("token")
 }
 
-fn pair(name: &str, loaded: Result<(), TlsError>, fine: &str) -> Capability {
-    let line = loaded.map_or_else(
-        |error| {
-            let text = error.to_string();
-            let parts = text.rsplit_once("; ");
-            let (what, remedy) = parts.unwrap_or((&text, "replace the file"));
-            missing(what, remedy)
-        },
-        |()| ok(fine),
-    );
+fn pair<T>(name: &str, loaded: Result<T, TlsError>, fine: &str) -> Capability {
+    let line = match loaded {
+        Ok(_loaded) => ok(fine),
+        Err(error) => refused(&error, "replace the file"),
+    };
     line.named(name)
 }
 
 fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<Capability> {
     // Unreadable files already have a line.
     let certificates = inspect::certificates(path).unwrap_or_default();
-    let lines = certificates
-        .iter()
-        .enumerate()
-        .map(|(number, certificate)| {
-            // After the first certificate come its issuers.
-            let purpose = match purpose {
-                Purpose::Anchor => Purpose::Anchor,
-                first if number == 0 => first,
-                _ => Purpose::Ca,
-            };
-            judge(path, certificate, purpose, now).named(name)
-        });
+    let lines = certificates.iter().enumerate();
+    let lines = lines.map(|(number, certificate)| {
+        // After the first certificate come its issuers.
+        let purpose = match purpose {
+            Purpose::Anchor => Purpose::Anchor,
+            first if number == 0 => first,
+            _ => Purpose::Ca,
+        };
+        judge(path, certificate, purpose, now).named(name)
+    });
     lines.collect()
 }
 
@@ -253,13 +216,11 @@ fn judge(path: &Path, certificate: &Inspected, purpose: Purpose, now: SystemTime
 
 fn listed(names: &[String]) -> String {
     let shown: Vec<&str> = names.iter().take(NAMES_SHOWN).map(String::as_str).collect();
-    let more = names.len().saturating_sub(NAMES_SHOWN);
-    let rest = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    format!("{}{rest}", shown.join(", "))
+    let shown = shown.join(", ");
+    match names.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 fn days(time: Duration) -> String {

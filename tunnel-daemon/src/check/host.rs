@@ -30,8 +30,7 @@ const PIPE_BYTES: u64 = 1 << 20;
 /// Facts about the host; `None` for facts that cannot be read.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    /// `uname -r`.
-    release: Option<String>,
+    release: Option<Release>,
     /// The kernel offers BTF, a description of its types.
     btf: bool,
     /// Mount point of cgroup2.
@@ -57,44 +56,39 @@ impl Facts {
     pub(super) fn gather(connects: bool) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self {
-            release: text("/proc/sys/kernel/osrelease"),
+            release: fs::read_to_string("/proc/sys/kernel/osrelease")
+                .ok()
+                .and_then(|text| Release::parse(text.trim())),
             btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
             cgroup2: cgroup2_mount()
                 .ok()
                 .map(|mount| mount.display().to_string()),
             capabilities: capabilities::effective(&status),
-            seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
+            seccomp: seccomp_mode(&status),
             ring: adit_relay::probe(Preference::IoUring)
                 .map(|_choice| ())
                 .map_err(|error| (error.reason, error.remedy.to_owned())),
             pipe_bytes_max: number("/proc/sys/fs/pipe-max-size"),
             pipe_pages_soft: number("/proc/sys/fs/pipe-user-pages-soft"),
-            kernel_tls: if connects {
-                adit_relay::probe_kernel_tls().map_err(|error| error.to_string())
-            } else {
-                Err("not tried".to_owned())
+            kernel_tls: match connects {
+                true => adit_relay::probe_kernel_tls().map_err(|error| error.to_string()),
+                false => Err("not tried".to_owned()),
             },
             descriptors: getrlimit(Resource::Nofile).maximum,
             memory: memory::found(),
         }
     }
-
-    fn release(&self) -> Option<Release> {
-        Release::parse(self.release.as_deref()?)
-    }
-}
-
-fn text(path: &str) -> Option<String> {
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 fn number(path: &str) -> Option<u64> {
-    text(path)?.parse().ok()
+    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(line.trim())
+fn seccomp_mode(status: &str) -> Option<u64> {
+    let mode = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"))?;
+    mode.trim().parse().ok()
 }
 
 /// Name of the line, whether the feature is needed (else the line is no judgement), and the check.
@@ -124,7 +118,7 @@ pub(super) fn lines(facts: &Facts, needs: Needs) -> Vec<Capability> {
 }
 
 fn kernel(facts: &Facts) -> Capability {
-    match facts.release() {
+    match facts.release {
         None => degraded(
             "the release of the kernel is not known: /proc/sys/kernel/osrelease says nothing",
             "mount /proc",
@@ -160,7 +154,7 @@ fn capabilities(facts: &Facts) -> Capability {
     let Some(effective) = facts.capabilities else {
         return degraded("not known: /proc/self/status says nothing", "mount /proc");
     };
-    let lacking = capabilities::lacking(effective, facts.release());
+    let lacking = capabilities::lacking(effective, facts.release);
     if lacking.is_empty() {
         return ok("what eBPF takes, or more");
     }
@@ -213,7 +207,7 @@ fn relay_engine_of(found: Result<Choice, ProbeError>) -> Capability {
 }
 
 fn splice(facts: &Facts) -> Capability {
-    let batched = facts.release().is_some_and(|it| it >= SPLICE_BATCHED);
+    let batched = facts.release.is_some_and(|it| it >= SPLICE_BATCHED);
     match (facts.pipe_bytes_max, facts.pipe_pages_soft) {
         (Some(bytes), _) if bytes < PIPE_BYTES => degraded(
             format!("a pipe holds at most {bytes} bytes: bulk on lanes in clear text is slower"),
@@ -312,7 +306,7 @@ mod tests {
 
     fn best() -> Facts {
         Facts {
-            release: Some("6.12.104-1-amd64".to_owned()),
+            release: Release::parse("6.12.104-1-amd64"),
             btf: true,
             cgroup2: Some("/sys/fs/cgroup".to_owned()),
             capabilities: Some(CapabilitySet::all()),
@@ -361,7 +355,7 @@ mod tests {
         facts.ring = Err(("forbidden".into(), "allow it".into()));
         facts.kernel_tls = Err("ENOENT".into());
         (facts.btf, facts.cgroup2) = (false, None);
-        facts.release = Some("5.15.0".to_owned());
+        facts.release = Release::parse("5.15.0");
         for line in lines(&facts, Needs::default()) {
             let is_judged = ["seccomp", "descriptors", "memory"].contains(&line.name.as_str());
             let expected = if is_judged {
@@ -379,7 +373,7 @@ mod tests {
         type Change = fn(&mut Facts);
         let changes: [(&str, Verdict, Change); 18] = [
             ("kernel", Verdict::Degraded, |f| {
-                f.release = Some("5.15.0".into())
+                f.release = Release::parse("5.15.0")
             }),
             ("kernel", Verdict::Degraded, |f| f.release = None),
             ("cgroup2", Verdict::Degraded, |f| f.cgroup2 = None),
@@ -392,7 +386,7 @@ mod tests {
             ("capabilities", Verdict::Degraded, |f| f.capabilities = None),
             // Without CAP_PERFMON.
             ("capabilities", Verdict::Degraded, |f| {
-                f.release = Some("6.1.0".into());
+                f.release = Release::parse("6.1.0");
                 f.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
             }),
             ("seccomp", Verdict::Missing, |f| f.seccomp = Some(1)),
@@ -407,7 +401,7 @@ mod tests {
                 f.capabilities = Some(CapabilitySet::empty())
             }),
             ("splice", Verdict::Degraded, |f| {
-                f.release = Some("6.1.0".into())
+                f.release = Release::parse("6.1.0")
             }),
             ("splice", Verdict::Degraded, |f| f.pipe_bytes_max = None),
             ("kernel-tls", Verdict::Degraded, |f| {

@@ -12,22 +12,19 @@ use adit_host::capabilities::of_this_process;
 
 /// Lines about a server's kernel features.
 pub(crate) fn of_server(plan: &ServerPlan, host: &Host) -> Vec<Capability> {
-    let redirect = plan.transparent.redirect.as_ref();
-    let mut lines = redirect.map_or_else(Vec::new, |redirect| host.redirect(redirect));
-    lines.extend(
-        plan.transparent
-            .bind
-            .as_ref()
-            .and_then(|_| tproxy(of_this_process())),
-    );
+    let redirect = plan.transparent.redirect.iter();
+    let mut lines: Vec<_> = redirect.flat_map(|plan| host.redirect(plan)).collect();
+    if plan.transparent.bind.is_some() {
+        lines.extend(tproxy(of_this_process()));
+    }
     lines.extend(host.account(plan.account));
     lines
 }
 
 /// Lines about an agent's kernel features.
 pub(crate) fn of_agent(plan: &AgentPlan, host: &Host) -> Vec<Capability> {
-    let redirect = plan.redirect.as_ref();
-    let mut lines = redirect.map_or_else(Vec::new, |redirect| host.node_redirect(redirect));
+    let redirect = plan.redirect.iter();
+    let mut lines: Vec<_> = redirect.flat_map(|plan| host.node_redirect(plan)).collect();
     lines.extend(host.account(plan.account));
     lines
 }

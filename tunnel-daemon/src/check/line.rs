@@ -23,6 +23,13 @@ pub(crate) fn missing(text: impl Into<String>, remedy: impl Into<String>) -> Cap
     line(Verdict::Missing, text, Some(remedy.into()))
 }
 
+/// The line of an error, whose text may end in a remedy.
+pub(super) fn refused(error: &impl ToString, remedy: &str) -> Capability {
+    let text = error.to_string();
+    let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, remedy));
+    missing(what, remedy)
+}
+
 impl Capability {
     pub(crate) fn named(self, name: &str) -> Self {
         let name = name.to_owned();

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use adit_relay::Preference;
 
-use self::line::{degraded, missing, ok};
+use self::line::{degraded, missing, ok, refused};
 use self::report::Report;
 use crate::ebpf::check::Host;
 use crate::ebpf_flags;
@@ -51,26 +51,21 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     lines.push(clock(now));
     match &options.given {
         CheckGiven::Nothing => (),
-        CheckGiven::Refused(error) => lines.push(
-            missing(
-                error.message(),
-                "correct the command line: it would not start like this",
-            )
-            .named(CONFIGURATION),
-        ),
+        CheckGiven::Refused(error) => {
+            let remedy = "correct the command line: it would not start like this";
+            lines.push(missing(error.message(), remedy).named(CONFIGURATION));
+        }
         CheckGiven::Server(plan, warnings) => {
-            lines.extend(configuration(warnings));
-            lines.extend(logging(&plan.log));
-            lines.extend(host::relay_engine(plan.agents.data_path.relay_engine));
+            let engine = plan.agents.data_path.relay_engine;
+            lines.extend(started(warnings, &plan.log, engine));
             lines.extend(certificates::of_server(plan, now));
             lines.extend(kubernetes::of_server(plan)?);
             lines.extend(places::of_server(plan));
             lines.extend(kernel_paths::of_server(plan, &host));
         }
         CheckGiven::Agent(plan, warnings) => {
-            lines.extend(configuration(warnings));
-            lines.extend(logging(&plan.log));
-            lines.extend(host::relay_engine(plan.data_path.relay_engine));
+            let engine = plan.data_path.relay_engine;
+            lines.extend(started(warnings, &plan.log, engine));
             lines.extend(certificates::of_agent(plan, now));
             lines.extend(kubernetes::of_agent(plan)?);
             lines.extend(places::of_agent(plan));
@@ -160,6 +155,14 @@ impl Needs {
     }
 }
 
+/// Lines about what every command line has.
+fn started(warnings: &[String], log: &LogPlan, engine: Preference) -> Vec<Capability> {
+    let mut lines = configuration(warnings);
+    lines.extend(logging(log));
+    lines.extend(host::relay_engine(engine));
+    lines
+}
+
 const CONFIGURATION: &str = "configuration";
 
 fn configuration(warnings: &[String]) -> Vec<Capability> {
@@ -174,9 +177,8 @@ fn configuration(warnings: &[String]) -> Vec<Capability> {
 
 /// Why the log, and therefore the process, would not start; `None` if it would.
 fn logging(plan: &LogPlan) -> Option<Capability> {
-    let text = log::check(&log_options(plan)).err()?.to_string();
-    let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, "correct it"));
-    Some(missing(what, remedy).named("log"))
+    let error = log::check(&log_options(plan)).err()?;
+    Some(refused(&error, "correct it").named("log"))
 }
 
 fn clock(now: SystemTime) -> Capability {

@@ -14,14 +14,6 @@ use adit_config::address::{BindAddress, BindHost};
 use adit_config::plan::{AdminSocketPlan, AgentPlan, FrontendListen, ServerPlan};
 use adit_net::listen::{StaleFile, listen};
 
-/// What a start does when it cannot listen on a port.
-#[derive(Clone, Copy)]
-enum Without {
-    Fails,
-    /// Logs the failure and goes on, as upstream's programs do.
-    GoesOn,
-}
-
 /// The TCP addresses taken so far in the order of a start, each with the name of its line.
 #[derive(Default)]
 struct Ports(Vec<(&'static str, SocketAddr)>);
@@ -36,17 +28,15 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
                 delete_existing,
             } => {
                 let stale = StaleFile::of(*delete_existing);
-                lines.push(socket("frontend", path, stale));
+                lines.push(socket(path, stale).named("frontend"));
             }
-            FrontendListen::Tcp { bind, .. } => {
-                lines.push(ports.line("frontend", bind, Without::Fails));
-            }
+            FrontendListen::Tcp { bind, .. } => lines.push(ports.line("frontend", bind)),
         }
     }
     if let Some(bind) = &plan.transparent.bind {
-        lines.push(ports.line("transparent", bind, Without::Fails));
+        lines.push(ports.line("transparent", bind));
     }
-    lines.push(ports.line("agent-port", &plan.agents.bind, Without::Fails));
+    lines.push(ports.line("agent-port", &plan.agents.bind));
     lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
     lines.extend(admin_socket(&plan.admin_socket));
     lines
@@ -56,7 +46,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
 pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
     let (mut lines, mut ports) = (Vec::new(), Ports::default());
     for target in &plan.target_listeners {
-        lines.push(ports.line("target", &target.bind, Without::Fails));
+        lines.push(ports.line("target", &target.bind));
     }
     lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
     lines.extend(admin_socket(&plan.admin_socket));
@@ -65,7 +55,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
 
 fn admin_socket(plan: &AdminSocketPlan) -> Option<Capability> {
     const NAME: &str = "admin-socket";
-    let judged = |path: &PathBuf| socket(NAME, path, StaleFile::RemoveDead);
+    let judged = |path: &PathBuf| socket(path, StaleFile::RemoveDead).named(NAME);
     match plan {
         AdminSocketPlan::Off => None,
         AdminSocketPlan::At(path) => Some(judged(path)),
@@ -84,10 +74,20 @@ fn admin_socket(plan: &AdminSocketPlan) -> Option<Capability> {
                 return Some(line.clone());
             }
             // No flag asks for it.
-            let line = lines.into_iter().next()?;
-            let text = format!("{}; a start goes on without it", line.text);
-            Some(Capability { text, ..line }.info())
+            lines.into_iter().next().map(|line| optional(line).info())
         }
+    }
+}
+
+/// The line of a listener without which a start goes on, as upstream's programs do.
+fn optional(line: Capability) -> Capability {
+    if line.verdict != Verdict::Missing {
+        return line;
+    }
+    Capability {
+        verdict: Verdict::Degraded,
+        text: format!("{}; a start goes on without it", line.text),
+        ..line
     }
 }
 
@@ -101,29 +101,18 @@ impl Ports {
     ) -> Vec<Capability> {
         let health = health.iter().map(|bind| ("health-port", bind));
         let admin = admin.iter().map(|bind| ("admin-port", bind));
-        let without = match compat {
-            true => Without::GoesOn,
-            false => Without::Fails,
-        };
-        health
-            .chain(admin)
-            .map(|(name, bind)| self.line(name, bind, without))
-            .collect()
+        let lines = health.chain(admin).map(|(name, bind)| {
+            let line = self.line(name, bind);
+            if compat { optional(line) } else { line }
+        });
+        lines.collect()
     }
 
-    fn line(&mut self, name: &'static str, bind: &BindAddress, without: Without) -> Capability {
+    fn line(&mut self, name: &'static str, bind: &BindAddress) -> Capability {
         let line = match self.take(name, bind) {
             Ok(()) if bind.port == 0 => ok(format!("{bind}: the kernel chooses a port")),
             Ok(()) => ok(format!("{bind} is free")),
-            Err((why, remedy)) => {
-                let text = format!("cannot listen on {bind}: {why}");
-                match without {
-                    Without::Fails => missing(text, remedy),
-                    Without::GoesOn => {
-                        degraded(format!("{text}; a start goes on without it"), remedy)
-                    }
-                }
-            }
+            Err((why, remedy)) => missing(format!("cannot listen on {bind}: {why}"), remedy),
         };
         line.named(name)
     }
@@ -195,11 +184,7 @@ fn listened(address: SocketAddr) -> io::Result<SocketAddr> {
 }
 
 /// Creates and removes nothing: a running process may use that path.
-fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
-    socket_line(path, stale).named(name)
-}
-
-fn socket_line(path: &Path, stale: StaleFile) -> Capability {
+fn socket(path: &Path, stale: StaleFile) -> Capability {
     const FIRST: &str = "stop that process first, or give another path";
     let shown = path.display();
     let dir = match path.parent() {
@@ -254,7 +239,7 @@ mod tests {
     use super::*;
 
     fn port(name: &'static str, bind: &BindAddress) -> Capability {
-        Ports::default().line(name, bind, Without::Fails)
+        Ports::default().line(name, bind)
     }
 
     #[test]
@@ -316,16 +301,12 @@ mod tests {
         let port = holder.local_addr().unwrap().port();
         let bind = BindAddress::new("127.0.0.4", port).unwrap();
         let mut ports = Ports::default();
-        let first = ports.line("one", &bind, Without::Fails);
+        let first = ports.line("one", &bind);
         assert_eq!(first.verdict, Verdict::Ok, "{first:?}");
-        for (without, verdict) in [
-            (Without::Fails, Verdict::Missing),
-            (Without::GoesOn, Verdict::Degraded),
-        ] {
-            let second = ports.line("two", &bind, without);
-            assert_eq!(second.verdict, verdict, "{second:?}");
-            assert!(second.text.contains("one of this command line"));
-        }
+        let second = ports.line("two", &bind);
+        assert_eq!(second.verdict, Verdict::Missing, "{second:?}");
+        assert_eq!(optional(second.clone()).verdict, Verdict::Degraded);
+        assert!(second.text.contains("one of this command line"));
     }
 
     #[test]
@@ -333,7 +314,7 @@ mod tests {
         use StaleFile::{Keep, Remove, RemoveDead};
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let verdict = |stale| socket("x", &path, stale).verdict;
+        let verdict = |stale| socket(&path, stale).verdict;
         assert_eq!((verdict(Remove), verdict(Keep)), (Verdict::Ok, Verdict::Ok));
         let listener = UnixListener::bind(&path).unwrap();
         assert_eq!(verdict(Remove), Verdict::Degraded);
@@ -342,7 +323,7 @@ mod tests {
         drop(listener);
         assert_eq!(verdict(RemoveDead), Verdict::Ok);
         assert_eq!(verdict(Remove), Verdict::Ok);
-        let line = socket("x", &path, Keep);
+        let line = socket(&path, Keep);
         assert_eq!(line.verdict, Verdict::Missing, "a start would fail");
         assert!(line.text.contains("--delete-existing-uds-file"), "{line:?}");
         assert!(path.exists(), "nothing is removed");
@@ -350,7 +331,7 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert_eq!(verdict(Remove), Verdict::Missing);
         let nowhere = dir.path().join("missing/s");
-        let line = socket("x", &nowhere, Remove);
+        let line = socket(&nowhere, Remove);
         assert_eq!(line.remedy.as_deref(), Some("create the directory"));
     }
 }

@@ -24,12 +24,10 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(lines: Vec<Capability>) -> Self {
+        let worst = lines.iter().map(|line| line.verdict).max();
         Self {
             api: API,
-            result: lines
-                .iter()
-                .map(|line| line.verdict)
-                .fold(Verdict::Ok, Verdict::max),
+            result: worst.map_or(Verdict::Ok, |worst| worst.max(Verdict::Ok)),
             lines,
         }
     }

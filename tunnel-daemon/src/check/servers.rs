@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Builder;
 
-use super::certificates::agent_tls;
 use super::line::{missing, ok};
+use crate::agent::agent_tls;
 use crate::status::model::Capability;
 use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;

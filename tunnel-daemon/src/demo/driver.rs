@@ -69,14 +69,7 @@ impl Driver<'_> {
         count: usize,
     ) -> anyhow::Result<Samples> {
         let mut client = self.open(target).await?;
-        let mut times = Samples::default();
-        for number in 1..=count {
-            let started = Instant::now();
-            let page = client.page().await;
-            page.with_context(|| format!("request {number} of {count}"))?;
-            times.add(started);
-        }
-        Ok(times)
+        timed(count, "request", async || client.page().await).await
     }
 
     /// Opens `count` tunnels in sequence, with one request on each.
@@ -84,16 +77,24 @@ impl Driver<'_> {
     /// # Errors
     /// A wrong answer, or a tunnel that does not open.
     pub(super) async fn dials(&self, count: usize) -> anyhow::Result<String> {
-        let mut times = Samples::default();
-        for number in 1..=count {
-            let started = Instant::now();
-            let page = self.page(self.world.web).await;
-            page.with_context(|| format!("tunnel {number} of {count}"))?;
-            times.add(started);
-        }
-        Ok(format!(
-            "{count} times dial, request, close, {}",
-            times.text()
-        ))
+        let dial = async || self.page(self.world.web).await;
+        let times = timed(count, "tunnel", dial).await?.text();
+        Ok(format!("{count} times dial, request, close, {times}"))
     }
+}
+
+/// Does `work` `count` times in sequence; an error names its turn.
+async fn timed(
+    count: usize,
+    name: &str,
+    mut work: impl AsyncFnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<Samples> {
+    let mut times = Samples::default();
+    for number in 1..=count {
+        let started = Instant::now();
+        let done = work().await;
+        done.with_context(|| format!("{name} {number} of {count}"))?;
+        times.add(started);
+    }
+    Ok(times)
 }

@@ -1,7 +1,8 @@
 //! Commands to try in a second terminal, and the files they use.
 
-use super::screen::{COMMAND, FAINT, HEADING, Screen, WIDTH};
+use super::screen::{COMMAND, FAINT, HEADING, Screen};
 use super::world::World;
+use crate::status::text::WIDTH;
 
 /// Writes `egress.yaml` and `curl.conf`, and prints commands that use them.
 ///

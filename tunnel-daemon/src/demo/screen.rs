@@ -4,10 +4,8 @@ use std::fmt;
 use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::status::text::{clean, has_colours};
+use crate::status::text::{WIDTH, clean, has_colours};
 
-/// Columns of a terminal.
-pub(super) const WIDTH: usize = 80;
 /// Moves to the start of the line and empties the line.
 const ERASE: &str = "\r\x1b[K";
 

@@ -1,15 +1,14 @@
 //! The paths of the admin socket: queries in, JSON out, with a bounded number of rows.
 
-use std::pin::Pin;
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 
 use super::collect::Common;
-use super::model::{
-    API, AgentStatus, LinkStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels,
-};
+use super::model::{API, AgentStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels};
 use crate::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
@@ -36,22 +35,12 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn common(&self) -> &Common;
     /// Everything but readiness, which the data runtime is asked for.
     fn status(&self) -> Status;
-    /// Agents whose dials failed or were slow, in any order.
-    fn unsound_agents(&self) -> Vec<AgentStatus>;
+    /// Agents with their dials, in any order; none on an agent.
+    fn agents(&self) -> Vec<AgentStatus>;
     /// The links that match `of`.
-    fn links(&self, of: &LinkQuery) -> LinkRows;
-    /// Changes links that match `of`, and returns them.
-    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_>;
-}
-
-/// Pending links, or why there are none.
-pub(crate) type LinksFuture<'a> =
-    Pin<Box<dyn Future<Output = Result<LinkRows, String>> + Send + 'a>>;
-
-/// Links of an answer, and the number of all matching links.
-pub(crate) struct LinkRows {
-    pub(crate) rows: Vec<LinkStatus>,
-    pub(crate) total: u64,
+    fn links(&self, of: &LinkQuery) -> Links;
+    /// Changes links that match `of`, and returns them, or why there are none.
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> BoxFuture<'_, Result<Links, String>>;
 }
 
 /// Changes that a server makes to links.
@@ -101,59 +90,33 @@ impl LinkQuery {
 
 /// Builds the service of an admin socket.
 pub(crate) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) -> HttpService {
-    let asker = Arc::new(asker);
-    let answer = |subject| {
-        Arc::new(Answer {
-            source: Arc::clone(&source),
-            asker: Arc::clone(&asker),
-            subject,
-        })
-    };
+    let answer: Arc<dyn JsonSource> = Arc::new(Answer { source, asker });
     HttpService::default()
-        .json("/v1/status", answer(Subject::Status))
-        .json("/v1/links", answer(Subject::Links))
-        .change("/v1/drain", answer(Subject::Change(LinkChange::Drain)))
-        .change("/v1/unlink", answer(Subject::Change(LinkChange::Unlink)))
-        .change("/v1/log", answer(Subject::Log))
-        .json("/v1/tunnels", answer(Subject::Tunnels))
-}
-
-/// What a path of the admin socket is about.
-#[derive(Clone, Copy)]
-enum Subject {
-    Status,
-    Links,
-    Change(LinkChange),
-    Log,
-    Tunnels,
+        .json("/v1/status", &answer)
+        .json("/v1/links", &answer)
+        .change("/v1/drain", &answer)
+        .change("/v1/unlink", &answer)
+        .change("/v1/log", &answer)
+        .json("/v1/tunnels", &answer)
 }
 
 struct Answer {
     source: Arc<dyn Source>,
-    asker: Arc<ReadinessAsker>,
-    subject: Subject,
+    asker: ReadinessAsker,
 }
 
 impl JsonSource for Answer {
-    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+    fn json<'a>(&'a self, path: &'a str, query: &'a str) -> JsonFuture<'a> {
         Box::pin(async move {
             let source = &*self.source;
-            match self.subject {
-                Subject::Status => json(&self.status(query).await?),
-                Subject::Links => {
-                    let asked = LinkQuery::parse(query)?;
-                    json(&links(source, source.links(&asked)))
-                }
-                Subject::Change(change) => {
-                    let asked = LinkQuery::parse(query)?;
-                    // An empty query must not change all links by accident.
-                    if asked == LinkQuery::default() {
-                        return Err("name links by agent=ID or link=N".to_owned());
-                    }
-                    json(&links(source, source.change(&asked, change).await?))
-                }
-                Subject::Log => json(&log(source, query)?),
-                Subject::Tunnels => json(&tunnels(source, Question::parse(query)?)),
+            match path {
+                "/v1/status" => json(&self.status(query).await?),
+                "/v1/links" => json(&source.links(&LinkQuery::parse(query)?)),
+                "/v1/drain" => json(&self.change(query, LinkChange::Drain).await?),
+                "/v1/unlink" => json(&self.change(query, LinkChange::Unlink).await?),
+                "/v1/log" => json(&log(source, query)?),
+                "/v1/tunnels" => json(&tunnels(source, Question::parse(query)?)),
+                _ => Err(format!("{path} has no answer")),
             }
         })
     }
@@ -169,28 +132,22 @@ impl Answer {
             return Err(format!("/v1/status takes no query, and {query:?} is one"));
         }
         let mut status = self.source.status();
-        let (ready, draining, reason) = match self.asker.check().await {
-            Readiness::Ready => (true, false, None),
-            Readiness::Draining => (true, true, None),
-            Readiness::NotReady(reason) => (false, false, Some(reason.into_owned())),
-        };
-        status.readiness = super::model::Readiness {
-            ready,
-            draining,
-            reason,
-        };
+        let readiness = &mut status.readiness;
+        match self.asker.check().await {
+            Readiness::Ready => readiness.ready = true,
+            Readiness::Draining => (readiness.ready, readiness.draining) = (true, true),
+            Readiness::NotReady(reason) => readiness.reason = Some(reason.into_owned()),
+        }
         Ok(status)
     }
-}
 
-fn links(source: &dyn Source, found: LinkRows) -> Links {
-    let common = source.common();
-    Links {
-        api: API,
-        role: source.role(),
-        id: common.id.clone(),
-        links: found.rows,
-        links_total: found.total,
+    async fn change(&self, query: &str, change: LinkChange) -> Result<Links, String> {
+        let asked = LinkQuery::parse(query)?;
+        // An empty query must not change all links by accident.
+        if asked == LinkQuery::default() {
+            return Err("name links by agent=ID or link=N".to_owned());
+        }
+        self.source.change(&asked, change).await
     }
 }
 
@@ -222,7 +179,7 @@ fn tunnels(source: &dyn Source, question: Question) -> Tunnels {
         pid: std::process::id(),
         open: all.len() as u64,
         tunnels: question.answer(all),
-        worst_agents: worst(source.unsound_agents()),
+        worst_agents: worst(source.agents()),
         certificates: common.certificates.rows(),
     }
 }
@@ -236,36 +193,41 @@ fn worst(mut agents: Vec<AgentStatus>) -> Vec<AgentStatus> {
     agents
 }
 
-/// Order of the tunnels in an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
-    /// Most bytes moved first.
-    Bytes,
-    /// Oldest first.
-    Age,
-    /// Newest first.
-    Newest,
-    /// By the peer's id, then oldest first.
-    Peer,
-    /// By destination, then oldest first.
-    Destination,
+/// Sorts the open tunnels.
+type Sort = fn(&mut [Arc<LiveTunnel>]);
+
+/// The orders of the tunnels in an answer, by their names in a query.
+const ORDERS: [(&str, Sort); 6] = [
+    ("bytes", by_bytes),
+    ("age", |all| all.sort_by_key(|live| live.id())),
+    ("newest", |all| all.sort_by_key(|live| Reverse(live.id()))),
+    ("peer", by_peer),
+    ("agent", by_peer),
+    ("destination", by_destination),
+];
+
+/// Most bytes moved first. The counts are read once: a tunnel that moves bytes meanwhile must not compare inconsistently.
+fn by_bytes(all: &mut [Arc<LiveTunnel>]) {
+    all.sort_by_cached_key(|live| {
+        let (to_target, to_client) = live.bytes();
+        (Reverse(to_target.saturating_add(to_client)), live.id())
+    });
 }
 
-impl Order {
-    const NAMES: [(&'static str, Self); 6] = [
-        ("bytes", Self::Bytes),
-        ("age", Self::Age),
-        ("newest", Self::Newest),
-        ("peer", Self::Peer),
-        ("agent", Self::Peer),
-        ("destination", Self::Destination),
-    ];
+/// By the peer's id, then oldest first.
+fn by_peer(all: &mut [Arc<LiveTunnel>]) {
+    all.sort_by(|one, other| (one.peer(), one.id()).cmp(&(other.peer(), other.id())));
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// By destination, then oldest first.
+fn by_destination(all: &mut [Arc<LiveTunnel>]) {
+    all.sort_by(|one, other| (one.destination(), one.id()).cmp(&(other.destination(), other.id())));
+}
+
+#[derive(Clone, Copy, Debug)]
 struct Question {
     limit: usize,
-    order: Order,
+    sort: Sort,
 }
 
 impl Question {
@@ -274,7 +236,7 @@ impl Question {
     fn parse(query: &str) -> Result<Self, String> {
         let mut question = Self {
             limit: TUNNELS,
-            order: Order::Bytes,
+            sort: by_bytes,
         };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
@@ -285,9 +247,10 @@ impl Question {
                         .ok_or_else(|| format!("limit {number:?}: write 0 to {TUNNELS_MAX}"))?;
                 }
                 Some(("sort", name)) => {
-                    let known = Order::NAMES.iter().find(|(known, _)| *known == name);
-                    question.order = known
-                        .map(|(_, order)| *order)
+                    let known = ORDERS.iter().find(|(known, _)| *known == name);
+                    let names = || ORDERS.map(|(known, _)| known).join(", ");
+                    question.sort = known
+                        .map(|(_, sort)| *sort)
                         .ok_or_else(|| format!("sort {name:?}: write {}", names()))?;
                 }
                 _ => return Err(format!("{pair:?}: write limit=N or sort=NAME")),
@@ -298,36 +261,11 @@ impl Question {
 
     /// Takes full views only of the tunnels that the answer includes.
     fn answer(self, mut all: Vec<Arc<LiveTunnel>>) -> Vec<TunnelStatus> {
-        match self.order {
-            Order::Bytes => {
-                // Read the counts once: a tunnel that moves bytes meanwhile must not compare inconsistently.
-                let mut keyed: Vec<_> = all.into_iter().map(|live| (moved(&live), live)).collect();
-                keyed.sort_by(|(a, one), (b, other)| b.cmp(a).then(one.id().cmp(&other.id())));
-                all = keyed.into_iter().map(|(_, live)| live).collect();
-            }
-            Order::Age => all.sort_by_key(|live| live.id()),
-            Order::Newest => all.sort_by_key(|live| std::cmp::Reverse(live.id())),
-            Order::Peer => {
-                all.sort_by(|one, other| (one.peer(), one.id()).cmp(&(other.peer(), other.id())));
-            }
-            Order::Destination => all.sort_by(|one, other| {
-                (one.destination(), one.id()).cmp(&(other.destination(), other.id()))
-            }),
-        }
+        (self.sort)(&mut all);
         let now = Instant::now();
         let listed = all.into_iter().take(self.limit);
         listed.map(|live| row(live.view(now))).collect()
     }
-}
-
-fn names() -> String {
-    let names: Vec<&str> = Order::NAMES.iter().map(|(name, _)| *name).collect();
-    names.join(", ")
-}
-
-fn moved(live: &LiveTunnel) -> u64 {
-    let (to_target, to_client) = live.bytes();
-    to_target.saturating_add(to_client)
 }
 
 fn row(view: TunnelView) -> TunnelStatus {

@@ -10,12 +10,13 @@ use serde_json::Value;
 
 use adit_config::plan::AdminSocketChoice;
 
-use super::model::API;
+use super::answer::TUNNELS_MAX;
+use super::model::{API, Tunnels};
 use super::text::clean;
 
 /// Time limit of each read and write: the process answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest answer that is read: three times the size of [`super::answer::TUNNELS_MAX`] tunnels.
+/// Largest answer that is read: three times the size of [`TUNNELS_MAX`] tunnels.
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
 
 /// Characters shown of an unexpected answer, which may come from any process.
@@ -126,6 +127,11 @@ impl Socket {
     pub fn ask<T: DeserializeOwned>(&self, question: &str) -> Result<T, AskError> {
         let answer = self.text(question)?;
         serde_json::from_str(&answer).map_err(|error| self.not_understood(&error))
+    }
+
+    /// The open tunnels: those that moved most bytes, if an answer cannot have all.
+    pub(crate) fn tunnels(&self) -> Result<Tunnels, AskError> {
+        self.ask(&format!("/v1/tunnels?limit={TUNNELS_MAX}&sort=bytes"))
     }
 
     fn exchange(&self, method: &str, question: &str) -> Result<Vec<u8>, AskError> {

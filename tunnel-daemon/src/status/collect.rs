@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 use adit_core::registry::{Condition, Registry};
 use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, RelayHandle};
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all, ready};
 
-use super::answer::{
-    LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
-};
+use super::answer::{LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, Source};
 use super::model::{
     API, AccountStatus, AgentStatus, Capability, Descriptors, DialStatus, LaneStatus, LinkLanes,
-    LinkStatus, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
+    LinkStatus, Links, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
     StrategyStatus, TunnelCounts,
 };
 use crate::certificates::CertificateTable;
@@ -28,7 +26,7 @@ use adit_host::descriptors::Descriptors as OpenDescriptors;
 use adit_host::privileges::{held_by_any_thread, names};
 use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::labels::{LinkEnding, Path};
-use adit_telemetry::{AditMetrics, AgentDialCounts, AgentDials, DebugLog, OpenTunnels};
+use adit_telemetry::{AditMetrics, AgentDials, DebugLog, OpenTunnels};
 use adit_tunnel::LanePool;
 
 /// What an unlinked agent is told.
@@ -130,11 +128,8 @@ impl Totals {
 impl Common {
     /// Needed host features, probed only if this process has an admin socket.
     pub(crate) fn host(answers: bool, needs: check::Needs) -> Vec<Capability> {
-        if answers {
-            check::host_lines(needs)
-        } else {
-            Vec::new()
-        }
+        let host = answers.then(|| check::host_lines(needs));
+        host.unwrap_or_default()
     }
 
     fn status(&self, role: Role, tally: &Tally, links: Vec<LinkStatus>, all: Totals) -> Status {
@@ -145,11 +140,7 @@ impl Common {
             id: self.id.clone(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            readiness: Readiness {
-                ready: false,
-                draining: false,
-                reason: None,
-            },
+            readiness: Readiness::default(),
             strategies: Vec::new(),
             tunnels: tally.counts,
             pending_dials: None,
@@ -181,6 +172,16 @@ impl Common {
         }
     }
 
+    fn links(&self, role: Role, links: Vec<LinkStatus>, links_total: u64) -> Links {
+        Links {
+            api: API,
+            role,
+            id: self.id.clone(),
+            links,
+            links_total,
+        }
+    }
+
     fn relay(&self) -> RelayStatus {
         let stats = self.relay.as_ref().map(RelayHandle::stats);
         let stats = stats.unwrap_or_default();
@@ -205,12 +206,12 @@ impl Source for ServerSource {
         &self.common
     }
 
-    fn links(&self, of: &LinkQuery) -> LinkRows {
+    fn links(&self, of: &LinkQuery) -> Links {
         self.chosen(of).0
     }
 
-    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_> {
-        let (rows, handles) = self.chosen(of);
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> BoxFuture<'_, Result<Links, String>> {
+        let (links, handles) = self.chosen(of);
         Box::pin(async move {
             let unlinking = handles.into_iter().filter_map(|link| {
                 let principal = link.info.identity.owner().map(AsRef::as_ref);
@@ -236,7 +237,7 @@ impl Source for ServerSource {
             tokio::time::timeout(CHANGE_TIME, join_all(unlinking))
                 .await
                 .map_err(|_elapsed| "a link takes no commands now; ask again".to_owned())?;
-            Ok(rows)
+            Ok(links)
         })
     }
 
@@ -264,7 +265,7 @@ impl Source for ServerSource {
         status
     }
 
-    fn unsound_agents(&self) -> Vec<AgentStatus> {
+    fn agents(&self) -> Vec<AgentStatus> {
         let mut links = self.router.links();
         // The first link of an agent id is that of its holder.
         links.sort_by_key(|link| link.id.0);
@@ -272,12 +273,7 @@ impl Source for ServerSource {
         for link in &links {
             by_agent.entry(link.info.agent.as_str()).or_insert(link);
         }
-        let is_unsound = |link: &LinkHandle| {
-            let dials = link.info.dials.counts();
-            dials.failed > 0 || dials.slow > 0
-        };
-        let unsound = by_agent.into_iter().filter(|(_, link)| is_unsound(link));
-        let agents = unsound.map(|(agent, link)| AgentStatus {
+        let agents = by_agent.into_iter().map(|(agent, link)| AgentStatus {
             agent: agent.to_owned(),
             principal: link.info.identity.owner().map(ToString::to_string),
             dials: dials(&link.info.dials),
@@ -287,28 +283,24 @@ impl Source for ServerSource {
 }
 
 fn dials(dials: &AgentDials) -> DialStatus {
-    let AgentDialCounts {
-        answered,
-        slow,
-        failed,
-    } = dials.counts();
+    let counts = dials.counts();
     DialStatus {
-        answered,
-        slow,
-        failed,
+        answered: counts.answered,
+        slow: counts.slow,
+        failed: counts.failed,
     }
 }
 
 impl ServerSource {
     /// The links that the query selects, as rows and as handles.
-    fn chosen(&self, of: &LinkQuery) -> (LinkRows, Vec<LinkHandle>) {
+    fn chosen(&self, of: &LinkQuery) -> (Links, Vec<LinkHandle>) {
         let mut links = self.router.links();
         links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));
         links.sort_by_key(|link| link.id.0);
         let total = links.len() as u64;
         links.truncate(LINKS_LISTED_MAX);
         let rows = self.rows(&links, &Tally::of(&self.common.tunnels, false));
-        (LinkRows { rows, total }, links)
+        (self.common.links(Role::Server, rows, total), links)
     }
 
     fn rows(&self, links: &[LinkHandle], tally: &Tally) -> Vec<LinkStatus> {
@@ -370,20 +362,20 @@ impl Source for AgentSource {
         status
     }
 
-    fn links(&self, of: &LinkQuery) -> LinkRows {
+    fn links(&self, of: &LinkQuery) -> Links {
         let mut rows = self.rows(&Tally::of(&self.common.tunnels, true));
         rows.retain(|link| of.is_about(None, &link.peer));
         let total = rows.len() as u64;
         rows.truncate(LINKS_LISTED_MAX);
-        LinkRows { rows, total }
+        self.common.links(Role::Agent, rows, total)
     }
 
-    fn change(&self, _of: &LinkQuery, _change: LinkChange) -> LinksFuture<'_> {
+    fn change(&self, _of: &LinkQuery, _change: LinkChange) -> BoxFuture<'_, Result<Links, String>> {
         let why = "this is an agent, and a server drains and ends links: ask its server".to_owned();
-        Box::pin(std::future::ready(Err(why)))
+        Box::pin(ready(Err(why)))
     }
 
-    fn unsound_agents(&self) -> Vec<AgentStatus> {
+    fn agents(&self) -> Vec<AgentStatus> {
         Vec::new()
     }
 }

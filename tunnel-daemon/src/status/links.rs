@@ -87,11 +87,12 @@ fn table(links: &Links) -> String {
 }
 
 fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
+    let number = link.link.map(|number| format!("{number}, "));
+    let number = number.unwrap_or_default();
     let age = age(Duration::from_secs(link.age_seconds));
-    let program = match &link.version {
-        Some(version) => format!("{} {version}", link.dialect),
-        None => link.dialect.clone(),
-    };
+    let (condition, dialect) = (&link.condition, &link.dialect);
+    let version = link.version.as_ref().map(|version| format!(" {version}"));
+    let version = version.unwrap_or_default();
     let mut rows = vec![
         match role {
             Role::Server => ("agent", link.peer.clone()),
@@ -99,24 +100,15 @@ fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
         },
         (
             "  link",
-            match link.link {
-                Some(number) => format!("{number}, {} for {age}, {program}", link.condition),
-                None => format!("{} for {age}, {program}", link.condition),
-            },
+            format!("{number}{condition} for {age}, {dialect}{version}"),
         ),
         ("  address", link.address.clone()),
     ];
     if role == Role::Server {
-        let proved = link.principal.clone();
-        rows.push((
-            "  has proved",
-            proved.unwrap_or_else(|| "nothing".to_owned()),
-        ));
-        let claims = link.identifiers.clone().filter(|text| !text.is_empty());
-        rows.push((
-            "  claims",
-            claims.unwrap_or_else(|| "no identifiers".to_owned()),
-        ));
+        let proved = link.principal.as_deref().unwrap_or("nothing");
+        rows.push(("  has proved", proved.to_owned()));
+        let claims = link.identifiers.as_deref().filter(|text| !text.is_empty());
+        rows.push(("  claims", claims.unwrap_or("no identifiers").to_owned()));
     }
     let lanes = link.lanes.map_or_else(
         || "no lanes".to_owned(),

@@ -37,7 +37,6 @@ pub struct Status {
     /// Number of all current links.
     pub links_total: u64,
     /// The search for servers; only on an agent.
-    #[serde(default)]
     pub search: Option<SearchStatus>,
     /// Lanes of all links.
     pub lanes: LaneStatus,
@@ -46,14 +45,12 @@ pub struct Status {
     /// Host and kernel features that this process needs, and whether they were available at its start.
     pub capabilities: Vec<Capability>,
     /// Capabilities that at least one thread of the process has or can take now; `None`: `/proc` is not mounted.
-    #[serde(default)]
     pub privileges: Option<Vec<String>>,
     /// File descriptors of the process.
     pub descriptors: Descriptors,
     /// Payload bytes queued for readers that pause.
     pub memory: Memory,
     /// State of the redirect; `None` without one.
-    #[serde(default)]
     pub redirect: Option<RedirectStatus>,
     /// Accounting in the kernel.
     #[serde(default)]
@@ -168,7 +165,6 @@ pub struct RedirectStatus {
     #[serde(default)]
     pub part_of_host: bool,
     /// Programs of other owners at the same hooks, as found at the start.
-    #[serde(default)]
     pub others: Option<RedirectOthers>,
     /// Active rules, exclusions and built-in exceptions included.
     pub rules: u64,
@@ -253,7 +249,7 @@ impl Role {
 }
 
 /// Readiness as the health port reports it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Readiness {
     /// Whether the process is ready.
     pub ready: bool,
@@ -312,7 +308,6 @@ pub struct Links {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkStatus {
     /// The link's number, as in a server's log; `None` on an agent.
-    #[serde(default)]
     pub link: Option<u64>,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
@@ -321,12 +316,10 @@ pub struct LinkStatus {
     /// The identity that the agent has proved by certificate or token; only on a server.
     pub principal: Option<String>,
     /// The identifiers that the agent claims, as they are written (`host=a&ipv4=10.0.0.1`); only on a server.
-    #[serde(default)]
     pub identifiers: Option<String>,
     /// `adit`, or `go` for a peer without Adit's extensions.
     pub dialect: String,
     /// The peer's Adit release; `None` for Go peers.
-    #[serde(default)]
     pub version: Option<String>,
     /// Age of the link.
     pub age_seconds: u64,
@@ -341,7 +334,6 @@ pub struct LinkStatus {
     /// The link's lanes, if it may have lanes.
     pub lanes: Option<LinkLanes>,
     /// The agent's dials over all of its links; only on a server.
-    #[serde(default)]
     pub dials: Option<DialStatus>,
 }
 
@@ -490,7 +482,6 @@ pub struct TunnelStatus {
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
     /// The identity that the agent has proved by certificate or token; only on a server.
-    #[serde(default)]
     pub principal: Option<String>,
     /// host:port as the client requested it, cut after 256 bytes. Untrusted text.
     pub destination: String,

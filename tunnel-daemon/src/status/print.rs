@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{
-    Descriptors, LaneStatus, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, RelayStatus,
-    Role, SearchStatus, Status, TunnelCounts, Verdict,
+    AccountStatus, Descriptors, LaneStatus, LinkStatus, LogStatus, RedirectOthers, RedirectStatus,
+    RelayStatus, Role, SearchStatus, Status, TunnelCounts, Verdict,
 };
 use super::tables::{self, Column, certificates, name};
 use super::text::{age, bytes, clean, clean_middle, has_colours, labelled, show};
@@ -39,118 +39,67 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
 /// The state as text. `colours`: alarming lines are red.
 #[must_use]
 pub fn table(status: &Status, colours: bool) -> String {
-    let mut out = String::new();
-    // Cleans all text: the process at that path may not be Adit.
-    let mut line = |name: &str, text: &str| out += &labelled(name, INDENT, text);
     let uptime = status.uptime_seconds.clamp(0.0, UPTIME_MAX_SECONDS);
     let uptime = age(Duration::from_secs_f64(uptime));
-    let (id, version, pid) = (
-        clean(&status.id, 40),
-        clean(&status.version, 20),
-        status.pid,
+    let (id, version) = (clean(&status.id, 40), clean(&status.version, 20));
+    let process = format!(
+        "{id} version {version}, process {}, up {uptime}",
+        status.pid
     );
-    let text = format!("{id} version {version}, process {pid}, up {uptime}");
-    line(status.role.name(), &text);
-    line(
-        "ready",
-        &match &status.readiness.reason {
-            None if status.readiness.draining => DRAINING.to_owned(),
-            None if status.readiness.ready => "yes".to_owned(),
-            reason => format!("no: {}", clean(reason.as_deref().unwrap_or("?"), 200)),
-        },
-    );
-    if !status.strategies.is_empty() {
-        let each = status.strategies.iter();
-        let each = each.map(|strategy| format!("{} {}", strategy.name, strategy.state));
-        let all = each.collect::<Vec<_>>().join(", ");
-        line("strategies", &clean(&all, 200));
-    }
-    if let Some(search) = &status.search {
-        line("servers", &search_text(search));
-    }
-    let TunnelCounts {
-        open,
-        link,
-        lane,
-        raw_lane,
-        ktls_lane,
-        bytes_to_target,
-        bytes_to_client,
-    } = status.tunnels;
-    let encrypted = match ktls_lane {
-        0 => String::new(),
-        count => format!(" ({count} encrypted by the kernel)"),
+    let ready = match &status.readiness.reason {
+        None if status.readiness.draining => DRAINING.to_owned(),
+        None if status.readiness.ready => "yes".to_owned(),
+        reason => format!("no: {}", clean(reason.as_deref().unwrap_or("?"), 200)),
     };
-    let pending = status
-        .pending_dials
-        .map(|count| format!("; {count} dials pending"))
-        .unwrap_or_default();
-    let text = format!(
-        "{open} open: {lane} on lanes, {raw_lane} on raw lanes{encrypted}, {link} on links{pending}"
-    );
-    line("tunnels", &text);
-    let (target, client) = (bytes(bytes_to_target), bytes(bytes_to_client));
-    let text = format!("{target} to targets, {client} to clients, by the tunnels open now");
-    line("moved", &text);
-    let LaneStatus {
-        idle,
-        busy,
-        limit_per_link,
-        limit,
-        security,
-    } = &status.lanes;
-    line(
-        "lanes",
-        &match limit_per_link {
-            0 => "none: they are switched off by a flag".to_owned(),
-            most => format!(
-                "{idle} idle, {busy} busy, {security}; at most {most} a link, {limit} in all"
-            ),
-        },
-    );
-    if status.relay.used {
-        let RelayStatus { engine, reason, .. } = &status.relay;
-        line("relay", &format!("{engine}: {reason}"));
-    }
+    let strategies = status.strategies.iter();
+    let strategies = strategies.map(|strategy| format!("{} {}", strategy.name, strategy.state));
+    let strategies = strategies.collect::<Vec<_>>().join(", ");
+    let (moved, memory) = (&status.tunnels, &status.memory);
+    let (target, client) = (bytes(moved.bytes_to_target), bytes(moved.bytes_to_client));
+    let (held, budget) = (bytes(memory.held_bytes), bytes(memory.budget_bytes));
     let Descriptors { in_use, limit } = status.descriptors;
     let limit = limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string());
-    line("descriptors", &format!("{in_use} of {limit} in use"));
-    let held = bytes(status.memory.held_bytes);
-    let budget = bytes(status.memory.budget_bytes);
-    let text = format!("{held} of {budget} held for readers that pause");
-    line("memory", &text);
-    if let Some(held) = &status.privileges {
-        line("privileges", &privileges(held));
-    }
-    if let Some(redirect) = &status.redirect {
-        line("redirect", &redirect_text(redirect));
-    }
-    let account = &status.account;
-    if !matches!(account.state.as_str(), "" | "off") {
-        let reason = account.reason.as_deref().unwrap_or("?");
-        let text = format!("{}: {}", clean(&account.state, 20), clean(reason, 200));
-        line("account", &text);
-    }
-    if let Some(text) = log_text(&status.log) {
-        line("log", &text);
-    }
+    let servers = status.search.as_ref().map(search_text);
+    let tunnels = tunnels_text(&status.tunnels, status.pending_dials);
+    let moved = format!("{target} to targets, {client} to clients, by the tunnels open now");
+    let memory = format!("{held} of {budget} held for readers that pause");
+    let privileges = status.privileges.as_deref().map(privileges);
+    let redirect = status.redirect.as_ref().map(redirect_text);
+    let lines = [
+        (status.role.name(), process),
+        ("ready", ready),
+        ("strategies", clean(&strategies, 200)),
+        ("servers", servers.unwrap_or_default()),
+        ("tunnels", tunnels),
+        ("moved", moved),
+        ("lanes", lanes_text(&status.lanes)),
+        ("relay", relay_text(&status.relay)),
+        ("descriptors", format!("{in_use} of {limit} in use")),
+        ("memory", memory),
+        ("privileges", privileges.unwrap_or_default()),
+        ("redirect", redirect.unwrap_or_default()),
+        ("account", account_text(&status.account)),
+        ("log", log_text(&status.log)),
+    ];
+    // A line without a text is none. Cleans all text: the process at that path may not be Adit.
+    let lines = lines.map(|(name, text)| labelled(name, INDENT, &text));
+    let mut out: String = lines.concat();
     let capabilities = status.capabilities.iter();
     for capability in capabilities.filter(|one| one.verdict > Verdict::Ok) {
         let text = format!("{}: {}", capability.name, capability.text);
-        line(capability.verdict.name(), &text);
+        out += &labelled(capability.verdict.name(), INDENT, &text);
     }
-    out.push_str(&links(status));
+    out += &links(status);
     let certificates = certificates(&status.certificates, true);
     if !certificates.is_empty() {
         out.push('\n');
     }
     for line in certificates {
-        let text = line.text;
-        let _infallible = if colours && line.is_alarming {
-            writeln!(out, "\x1b[1;31m{text}\x1b[0m")
-        } else {
-            writeln!(out, "{text}")
+        let (on, off) = match colours && line.is_alarming {
+            true => ("\x1b[1;31m", "\x1b[0m"),
+            false => ("", ""),
         };
+        out += &format!("{on}{}{off}\n", line.text);
     }
     out
 }
@@ -165,19 +114,63 @@ fn privileges(held: &[String]) -> String {
     }
 }
 
-/// Text about the log; `None`: the process is of a release that does not report it.
-fn log_text(log: &LogStatus) -> Option<String> {
-    if log.level.is_empty() {
-        return None;
+fn tunnels_text(tunnels: &TunnelCounts, pending_dials: Option<u64>) -> String {
+    let encrypted = match tunnels.ktls_lane {
+        0 => String::new(),
+        count => format!(" ({count} encrypted by the kernel)"),
+    };
+    let pending = pending_dials.map(|count| format!("; {count} dials pending"));
+    format!(
+        "{} open: {} on lanes, {} on raw lanes{encrypted}, {} on links{}",
+        tunnels.open,
+        tunnels.lane,
+        tunnels.raw_lane,
+        tunnels.link,
+        pending.unwrap_or_default()
+    )
+}
+
+fn lanes_text(lanes: &LaneStatus) -> String {
+    let LaneStatus {
+        idle,
+        busy,
+        security,
+        limit,
+        ..
+    } = lanes;
+    match lanes.limit_per_link {
+        0 => "none: they are switched off by a flag".to_owned(),
+        most => {
+            format!("{idle} idle, {busy} busy, {security}; at most {most} a link, {limit} in all")
+        }
     }
+}
+
+fn relay_text(relay: &RelayStatus) -> String {
+    match relay.used {
+        true => format!("{}: {}", relay.engine, relay.reason),
+        false => String::new(),
+    }
+}
+
+fn account_text(account: &AccountStatus) -> String {
+    let reason = account.reason.as_deref().unwrap_or("?");
+    match account.state.as_str() {
+        "" | "off" => String::new(),
+        state => format!("{}: {}", clean(state, 20), clean(reason, 200)),
+    }
+}
+
+/// Text about the log; empty if the process is of a release that does not report it.
+fn log_text(log: &LogStatus) -> String {
     let level = clean(&log.level, 200);
-    Some(match log.debug_seconds_left {
+    match log.debug_seconds_left {
         None => level,
-        Some(left) => format!(
-            "{level}, switched on for {} more",
-            age(Duration::from_secs(left))
-        ),
-    })
+        Some(left) => {
+            let left = age(Duration::from_secs(left));
+            format!("{level}, switched on for {left} more")
+        }
+    }
 }
 
 /// Text about the search for servers.
@@ -232,18 +225,11 @@ fn links(status: &Status) -> String {
         return "\nno links\n".to_owned();
     }
     // Only servers know what a peer has proved.
-    let (proved, peer, address) = match status.role {
-        Role::Server => (
-            Column::text("PROVED", Some(13)),
-            Column::text("AGENT", Some(11)),
-            Column::text("ADDRESS", Some(15)),
-        ),
-        Role::Agent => (
-            Column::text("", Some(0)),
-            Column::text("SERVER", Some(18)),
-            Column::text("ADDRESS", Some(22)),
-        ),
+    let texts = match status.role {
+        Role::Server => [("PROVED", 13), ("AGENT", 11), ("ADDRESS", 15)],
+        Role::Agent => [("", 0), ("SERVER", 18), ("ADDRESS", 22)],
     };
+    let [proved, peer, address] = texts.map(|(head, width)| Column::text(head, Some(width)));
     let columns = [
         proved,
         peer,
@@ -288,7 +274,6 @@ fn link_cells(role: Role, link: &LinkStatus) -> [String; 8] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::AccountStatus;
     use super::super::tests::status;
     use super::super::text::WIDTH;
     use super::*;

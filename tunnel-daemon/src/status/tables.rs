@@ -1,5 +1,7 @@
 //! Tables for people, and those of `adit status` and `adit top`: certificates, and agents whose dials fail or are slow.
 
+use std::iter;
+
 use super::model::{AgentStatus, CertificateStatus};
 use super::text::{WIDTH, clean_middle, proved};
 
@@ -43,13 +45,13 @@ impl Column {
 /// The heads of the columns, and below them the rows. No text controls a terminal.
 pub(crate) fn table<const N: usize>(columns: [Column; N], rows: Vec<[String; N]>) -> Vec<String> {
     let heads = columns.each_ref().map(|column| column.head.clone());
-    let lines = std::iter::once(heads).chain(rows).collect::<Vec<_>>();
+    let lines = iter::once(heads).chain(rows).collect::<Vec<_>>();
     let widths: [usize; N] = std::array::from_fn(|at| {
         let longest = lines.iter().map(|cells| cells[at].chars().count()).max();
         columns[at].width.or(longest).unwrap_or(0)
     });
     let line = |cells: &[String; N]| {
-        let cells = std::iter::zip(cells, std::iter::zip(&columns, widths));
+        let cells = iter::zip(cells, iter::zip(&columns, widths));
         let cells = cells.map(|(cell, (column, width))| {
             // A number is never cut: it would be another one.
             let cell = clean_middle(cell, if column.is_number { usize::MAX } else { width });
@@ -69,9 +71,6 @@ pub(crate) fn table<const N: usize>(columns: [Column; N], rows: Vec<[String; N]>
 pub(crate) fn certificates(all: &[CertificateStatus], is_short: bool) -> Vec<TableLine> {
     const KIND: usize = 11;
     const LEFT: usize = 20;
-    if all.is_empty() {
-        return Vec::new();
-    }
     let rows = all.iter().map(|one| {
         let left = match one.days_left {
             None => "EXPIRED".to_owned(),
@@ -85,21 +84,13 @@ pub(crate) fn certificates(all: &[CertificateStatus], is_short: bool) -> Vec<Tab
         Column::text("KIND", Some(KIND)),
         Column::text("VALID FOR", Some(LEFT)),
     ];
-    let alarms = all
-        .iter()
-        .map(|one| one.days_left.is_none_or(|days| days < RENEW_DAYS));
-    let alarms = std::iter::once(false).chain(alarms);
-    std::iter::zip(table(columns, rows.collect()), alarms)
-        .map(|(text, is_alarming)| TableLine { text, is_alarming })
-        .collect()
+    let alarming = |one: &CertificateStatus| one.days_left.is_none_or(|days| days < RENEW_DAYS);
+    table_lines(columns, rows.collect(), all.iter().map(alarming))
 }
 
 /// Agents whose dials fail or are slow, the head first; empty without such agents. `is_short`: for a terminal of 80 columns.
 pub(crate) fn agents(all: &[AgentStatus], is_short: bool) -> Vec<TableLine> {
     const COUNT: usize = 9;
-    if all.is_empty() {
-        return Vec::new();
-    }
     let width = is_short.then_some((WIDTH - 3 * (COUNT + 1) - 1) / 2);
     let rows = all.iter().map(|one| {
         let counts = [one.dials.failed, one.dials.slow, one.dials.answered];
@@ -114,12 +105,21 @@ pub(crate) fn agents(all: &[AgentStatus], is_short: bool) -> Vec<TableLine> {
         Column::number("SLOW", COUNT),
         Column::number("IN TIME", COUNT),
     ];
-    let lines = table(columns, rows.collect()).into_iter();
-    lines
-        .map(|text| TableLine {
-            text,
-            is_alarming: false,
-        })
+    table_lines(columns, rows.collect(), iter::repeat(false))
+}
+
+/// The head, and the rows with their alarms; empty without rows.
+fn table_lines<const N: usize>(
+    columns: [Column; N],
+    rows: Vec<[String; N]>,
+    alarms: impl Iterator<Item = bool>,
+) -> Vec<TableLine> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let alarms = iter::once(false).chain(alarms);
+    iter::zip(table(columns, rows), alarms)
+        .map(|(text, is_alarming)| TableLine { text, is_alarming })
         .collect()
 }
 

@@ -47,29 +47,20 @@ pub(crate) fn proved(principal: &str) -> String {
     // In the subject these signs are escaped, so no value looks like another part.
     let subject = principal.split(" names=").next().unwrap_or(principal);
     let subject = subject.split(" sha256=").next().unwrap_or(subject);
-    let mut attributes = unescaped_parts(subject).into_iter();
+    let mut is_escaped = false;
+    let mut attributes = subject.split(|character: char| {
+        let ends = matches!(character, ',' | '+') && !is_escaped;
+        is_escaped = character == '\\' && !is_escaped;
+        ends
+    });
     let common = attributes.find_map(|attribute| attribute.strip_prefix("CN="));
     common.unwrap_or(subject).to_owned()
-}
-
-/// The parts of a subject between commas and plus signs without a backslash before them.
-fn unescaped_parts(subject: &str) -> Vec<&str> {
-    let (mut parts, mut from, mut is_escaped) = (Vec::new(), 0, false);
-    for (at, character) in subject.char_indices() {
-        if matches!(character, ',' | '+') && !is_escaped {
-            parts.extend(subject.get(from..at));
-            from = at + 1;
-        }
-        is_escaped = character == '\\' && !is_escaped;
-    }
-    parts.extend(subject.get(from..));
-    parts
 }
 
 /// `text` without characters that move the cursor or change the direction of text: letters, digits and printable ASCII remain.
 /// At most `width` characters; a shortened text ends in `~`.
 pub(crate) fn clean(text: &str, width: usize) -> String {
-    let harmless = |c: char| c.is_ascii_graphic() || c == ' ' || c.is_ascii_alphanumeric();
+    let harmless = |c: char| c.is_ascii_graphic() || c == ' ';
     // Other characters may be wider than a column, or have no width.
     let shown = |c: char| if harmless(c) { c } else { '?' };
     let mut characters = text.chars();
@@ -97,23 +88,14 @@ pub(crate) fn clean_middle(text: &str, width: usize) -> String {
 
 /// `17`, `1.5k`, `23M`: at most five characters below a million of the largest unit. Each unit is 1024 times the previous one.
 pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
-    if count < 1024 {
-        return count.to_string();
+    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+    let power = count.checked_ilog2().unwrap_or(0) / 10;
+    let (whole, unit) = (count >> (10 * power), UNITS[power as usize]);
+    if power == 0 || whole >= 10 {
+        return format!("{whole}{unit}");
     }
-    let (mut whole, mut unit) = (count, "");
-    let mut rest = 0;
-    for next in UNITS {
-        if whole < 1024 {
-            break;
-        }
-        (whole, rest, unit) = (whole / 1024, whole % 1024, next);
-    }
-    if whole < 10 {
-        format!("{whole}.{}{unit}", rest * 10 / 1024)
-    } else {
-        format!("{whole}{unit}")
-    }
+    let rest = (count >> (10 * (power - 1))) % 1024;
+    format!("{whole}.{}{unit}", rest * 10 / 1024)
 }
 
 /// `7s`, `3m12s`, `5h02m`, `12d04h`, `365d`.

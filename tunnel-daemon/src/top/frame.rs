@@ -5,11 +5,9 @@ use std::time::Duration;
 use super::model::{Row, Sample, sort};
 use crate::status::model::Role;
 use crate::status::tables::{Column, name, table};
-use crate::status::text::{age, bytes, clean, clean_middle, micros};
+use crate::status::text::{WIDTH, age, bytes, clean, clean_middle, micros};
 use adit_config::TopSort;
 
-/// Least width of a terminal.
-pub(super) const WIDTH_MIN: usize = 80;
 /// Columns taken by all fields except peer and destination, including the spaces between.
 const FIXED: usize = 48;
 /// Divisor of the remaining columns that gives the peer's width, and the one with what the peer has proved beside its id.
@@ -18,80 +16,61 @@ const PROVED_SHARE: usize = 2;
 
 /// A sample in display order.
 pub(super) struct Picture {
-    sample: Sample,
-    order: TopSort,
-    reverse: bool,
+    pub(super) sample: Sample,
+    pub(super) order: TopSort,
+    pub(super) reverse: bool,
 }
 
 impl Picture {
-    pub(super) fn new(mut sample: Sample, order: TopSort, reverse: bool) -> Self {
-        sort(&mut sample.rows, order, reverse);
-        Self {
+    pub(super) fn new(sample: Sample, order: TopSort) -> Self {
+        let mut picture = Self {
             sample,
             order,
-            reverse,
-        }
+            reverse: false,
+        };
+        picture.sort();
+        picture
     }
 
-    pub(super) fn sample(&self) -> &Sample {
-        &self.sample
-    }
-
-    pub(super) fn into_sample(self) -> Sample {
-        self.sample
-    }
-
-    /// Number of rows.
-    pub(super) fn rows(&self) -> usize {
-        self.sample.rows.len()
+    /// Sorts the rows: after a change of the sample or of the order.
+    pub(super) fn sort(&mut self) {
+        sort(&mut self.sample.rows, self.order, self.reverse);
     }
 
     /// Title, column heads and all rows. Without a width, as for pipes, nothing is shortened.
     pub(super) fn all(&self, width: Option<usize>) -> Vec<String> {
-        let title = match width {
-            Some(width) => self.title(width),
-            None => self.title_of(usize::MAX, usize::MAX),
-        };
-        let mut lines = vec![title];
+        let mut lines = vec![self.title(width)];
         lines.extend(self.table(width, 0, usize::MAX));
         lines
     }
 
     /// The observed process, and the sums.
-    pub(super) fn title(&self, width: usize) -> String {
-        self.title_of(width, 20)
-    }
-
-    fn title_of(&self, width: usize, id_width: usize) -> String {
-        let sum = |rate: fn(&Row) -> u64| {
-            self.sample
-                .rows
-                .iter()
-                .map(rate)
-                .fold(0, u64::saturating_add)
-        };
-        let listed = self.sample.rows.len() as u64;
-        let more = if listed < self.sample.open {
+    pub(super) fn title(&self, width: Option<usize>) -> String {
+        let Sample {
+            role, rows, open, ..
+        } = &self.sample;
+        let sum = |rate: fn(&Row) -> u64| rows.iter().map(rate).fold(0, u64::saturating_add);
+        let listed = rows.len() as u64;
+        let more = if listed < *open {
             format!(", {listed} listed")
         } else {
             String::new()
         };
         let text = format!(
-            "{} {}  {} tunnels{more}  {}/s to targets  {}/s to clients",
-            self.sample.role.name(),
-            clean_middle(&self.sample.id, id_width),
-            self.sample.open,
+            "{} {}  {open} tunnels{more}  {}/s to targets  {}/s to clients",
+            role.name(),
+            clean_middle(&self.sample.id, width.map_or(usize::MAX, |_width| 20)),
             bytes(sum(|row| row.to_target)),
             bytes(sum(|row| row.to_client)),
         );
-        clean(&text, width)
+        clean(&text, width.unwrap_or(usize::MAX))
     }
 
     /// The column heads, of which a mark shows the one that decides the order, and `count` rows from `from` on.
     pub(super) fn table(&self, width: Option<usize>, from: usize, count: usize) -> Vec<String> {
         let rows = &self.sample.rows;
         let has_proofs = rows.iter().any(|row| row.tunnel.principal.is_some());
-        let rest = width.map(|width| width.max(WIDTH_MIN) - FIXED - 2);
+        let rest = width.map(|width| width.max(WIDTH) - FIXED - 2);
         let share = if has_proofs { PROVED_SHARE } else { PEER_SHARE };
         let peer = rest.map(|rest| rest / share);
         let mark = |name: &str, order: TopSort| match (order == self.order, self.reverse) {
@@ -175,7 +154,7 @@ mod tests {
         widest.rtt_micros = Some(999_999);
         widest.retransmits = Some(u64::MAX);
         let seen = tunnels(1, vec![widest, tunnel(2, 10), tunnel(3, 20)]);
-        Picture::new(Sampler::default().take(seen, Instant::now()), order, false)
+        Picture::new(Sampler::default().take(seen, Instant::now()), order)
     }
 
     #[test]
@@ -217,8 +196,8 @@ mod tests {
         nothing.principal = None;
         let seen = tunnels(1, vec![row, nothing]);
         let sample = Sampler::default().take(seen, Instant::now());
-        let picture = Picture::new(sample, TopSort::Age, false);
-        let lines = picture.all(Some(WIDTH_MIN));
+        let picture = Picture::new(sample, TopSort::Age);
+        let lines = picture.all(Some(WIDTH));
         assert!(lines[2].starts_with("edge-1 de9~36c4 "), "{lines:?}");
         assert!(lines[3].starts_with("- agent-1 "), "{lines:?}");
         let whole = picture.all(None);
@@ -237,7 +216,7 @@ mod tests {
             (TopSort::Rtt, "RTT*"),
             (TopSort::Retransmits, "RE*"),
         ] {
-            let columns = picture(order).table(Some(WIDTH_MIN), 0, 0).remove(0);
+            let columns = picture(order).table(Some(WIDTH), 0, 0).remove(0);
             assert!(columns.contains(mark), "{columns}");
         }
     }
@@ -247,7 +226,7 @@ mod tests {
         let mut seen = tunnels(1, vec![tunnel(2, 10)]);
         seen.open = 23_456;
         let sample = Sampler::default().take(seen, Instant::now());
-        let title = Picture::new(sample, TopSort::Rate, false).title(WIDTH_MIN);
+        let title = Picture::new(sample, TopSort::Rate).title(Some(WIDTH));
         assert!(title.contains("23456 tunnels, 1 listed"), "{title}");
     }
 }

@@ -17,7 +17,6 @@ use ratatui::widgets::Paragraph;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::ask;
 use super::frame::Picture;
 use super::model::{Sample, Sampler};
 use crate::signals::Signals;
@@ -47,12 +46,10 @@ enum Page {
 }
 
 struct View {
-    order: TopSort,
-    reverse: bool,
+    picture: Picture,
     paused: bool,
     page: Page,
     from: usize,
-    sample: Option<Sample>,
     /// Why the last query failed.
     trouble: Option<String>,
 }
@@ -64,7 +61,7 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
     }
     let mut sampler = Sampler::default();
     // Query before taking over the terminal: most errors occur at the first query.
-    let first = sampler.take(ask(socket)?, Instant::now());
+    let first = sampler.take(socket.tunnels()?, Instant::now());
     let told_to_end = Arc::new(AtomicBool::new(false));
     watch_signals(&told_to_end)?;
     watch_terminal(&told_to_end)?;
@@ -72,7 +69,7 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
     let _restored = Restored;
     let mut view = View::new(options.sort, first);
     let whom = socket.clone();
-    let mut asker = Asker::start(move || ask(&whom))?;
+    let mut asker = Asker::start(move || whom.tunnels())?;
     let mut next_look = Instant::now() + options.interval;
     loop {
         terminal.draw(|frame| view.draw(frame))?;
@@ -229,12 +226,10 @@ fn leave(told: &AtomicBool) {
 impl View {
     fn new(order: TopSort, sample: Sample) -> Self {
         Self {
-            order,
-            reverse: false,
+            picture: Picture::new(sample, order),
             paused: false,
             page: Page::Tunnels,
             from: 0,
-            sample: Some(sample),
             trouble: None,
         }
     }
@@ -243,7 +238,8 @@ impl View {
     fn saw(&mut self, look: Result<Sample, AskError>) {
         match look {
             Ok(sample) => {
-                self.sample = Some(sample);
+                self.picture.sample = sample;
+                self.picture.sort();
                 self.trouble = None;
             }
             Err(error) => self.trouble = Some(error.to_string()),
@@ -251,11 +247,12 @@ impl View {
     }
 
     fn key(&mut self, key: KeyEvent, page: usize) -> ControlFlow<()> {
-        let rows = self.sample.as_ref().map_or(0, |sample| match self.page {
-            Page::Tunnels => sample.rows.len(),
-            Page::Agents => sample.agents.len(),
-            Page::Certificates => sample.certificates.len(),
-        });
+        let picture = &mut self.picture;
+        let rows = match self.page {
+            Page::Tunnels => picture.sample.rows.len(),
+            Page::Agents => picture.sample.agents.len(),
+            Page::Certificates => picture.sample.certificates.len(),
+        };
         let last = rows.saturating_sub(page);
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return ControlFlow::Break(()),
@@ -264,11 +261,15 @@ impl View {
             }
             KeyCode::Char('s') => {
                 let names = TopSort::ALL;
-                let at = names.iter().position(|(_, order)| *order == self.order);
+                let at = names.iter().position(|(_, order)| *order == picture.order);
                 let next = names.iter().cycle().nth(at.unwrap_or(0) + 1);
-                self.order = next.map_or(TopSort::Rate, |(_, order)| *order);
+                picture.order = next.map_or(TopSort::Rate, |(_, order)| *order);
+                picture.sort();
             }
-            KeyCode::Char('r') => self.reverse = !self.reverse,
+            KeyCode::Char('r') => {
+                picture.reverse = !picture.reverse;
+                picture.sort();
+            }
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('v') => {
                 self.page = match self.page {
@@ -291,15 +292,12 @@ impl View {
         ControlFlow::Continue(())
     }
 
-    fn draw(&mut self, frame: &mut Frame<'_>) {
+    fn draw(&self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let (width, height) = (usize::from(area.width), usize::from(area.height));
-        let Some(sample) = self.sample.take() else {
-            return;
-        };
-        let picture = Picture::new(sample, self.order, self.reverse);
+        let (picture, sample) = (&self.picture, &self.picture.sample);
         let space = height.saturating_sub(FRAME_LINES);
-        let from = self.from.min(picture.rows().saturating_sub(space));
+        let from = self.from.min(sample.rows.len().saturating_sub(space));
         let strong = Style::new().add_modifier(Modifier::BOLD);
         let (head, mut rows) = match self.page {
             Page::Tunnels => {
@@ -308,17 +306,17 @@ impl View {
                 (head, lines.map(Line::raw).collect())
             }
             Page::Agents => {
-                let lines = agents(&picture.sample().agents, true);
+                let lines = agents(&sample.agents, true);
                 page(lines, "no agent has failed or slow dials", self.from, space)
             }
             Page::Certificates => {
-                let lines = certificates(&picture.sample().certificates, true);
+                let lines = certificates(&sample.certificates, true);
                 page(lines, "no certificates are in use", self.from, space)
             }
         };
         rows.resize(space, Line::raw(""));
         let mut lines = vec![
-            Line::styled(picture.title(width), strong),
+            Line::styled(picture.title(Some(width)), strong),
             Line::styled(
                 format!("{head:<width$}"),
                 Style::new().add_modifier(Modifier::REVERSED),
@@ -327,7 +325,6 @@ impl View {
         lines.extend(rows);
         lines.push(Line::styled(clean(&self.footer(), width), strong));
         frame.render_widget(Paragraph::new(lines), area);
-        self.sample = Some(picture.into_sample());
     }
 
     fn footer(&self) -> String {
@@ -416,15 +413,15 @@ mod tests {
         press(&mut view, KeyCode::Home);
         press(&mut view, KeyCode::Char('r'));
         assert!(drawn(&mut view)[2].contains("10.0.0.50:443"));
-        assert_eq!(view.order, TopSort::Age);
+        assert_eq!(view.picture.order, TopSort::Age);
         press(&mut view, KeyCode::Char('s'));
-        assert_eq!(view.order, TopSort::Agent);
+        assert_eq!(view.picture.order, TopSort::Agent);
         for _round in 0..TopSort::ALL.len() {
             press(&mut view, KeyCode::Char('s'));
         }
-        assert_eq!(view.order, TopSort::Agent);
+        assert_eq!(view.picture.order, TopSort::Agent);
         press(&mut view, KeyCode::Char('s'));
-        assert_eq!(view.order, TopSort::Destination);
+        assert_eq!(view.picture.order, TopSort::Destination);
         let lines = drawn(&mut view);
         assert!(lines[1].contains("DESTINATION^"), "{}", lines[1]);
         assert!(lines[2].contains("10.0.0.9:443"), "{}", lines[2]);
@@ -454,7 +451,7 @@ mod tests {
         assert_eq!((cell.symbol(), cell.fg), ("/", Color::Red));
         press(&mut view, KeyCode::Char('v'));
         assert!(drawn(&mut view)[1].starts_with("AGENT "));
-        view.sample.as_mut().unwrap().agents.clear();
+        view.picture.sample.agents.clear();
         press(&mut view, KeyCode::Char('v'));
         assert!(drawn(&mut view)[1].starts_with("no agent has failed"));
     }
@@ -466,7 +463,7 @@ mod tests {
         let lines = drawn(&mut view);
         assert!(lines[23].starts_with("no answer: /run/x"), "{}", lines[23]);
         assert!(lines[2].contains("10.0.0.1:443"), "the last picture stays");
-        let sample = view.sample.clone().unwrap();
+        let sample = view.picture.sample.clone();
         view.saw(Ok(sample));
         assert!(drawn(&mut view)[23].starts_with("q quit"));
     }

@@ -9,12 +9,11 @@ mod tests;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use self::frame::{Picture, WIDTH_MIN};
+use self::frame::Picture;
 use self::model::Sampler;
 use crate::status::Socket;
-use crate::status::model::Tunnels;
 use crate::status::tables::agents;
-use crate::status::text::show;
+use crate::status::text::{WIDTH, show};
 use adit_config::TopOptions;
 
 /// Prints one picture, or runs the live view until the user quits.
@@ -27,27 +26,22 @@ pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
         return live::run(&socket, options);
     }
     let mut sampler = Sampler::default();
-    sampler.take(ask(&socket)?, std::time::Instant::now());
+    sampler.take(socket.tunnels()?, std::time::Instant::now());
     std::thread::sleep(options.interval);
-    let sample = sampler.take(ask(&socket)?, std::time::Instant::now());
-    let picture = Picture::new(sample, options.sort, false);
+    let sample = sampler.take(socket.tunnels()?, std::time::Instant::now());
+    let picture = Picture::new(sample, options.sort);
     if options.json {
-        let json = serde_json::to_string(picture.sample())?;
+        let json = serde_json::to_string(&picture.sample)?;
         show(&format!("{json}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let is_short = std::io::stdout().is_terminal();
-    let mut lines = picture.all(is_short.then_some(WIDTH_MIN));
-    let agents = agents(&picture.sample().agents, is_short);
+    let mut lines = picture.all(is_short.then_some(WIDTH));
+    let agents = agents(&picture.sample.agents, is_short);
     if !agents.is_empty() {
         lines.push(String::new());
         lines.extend(agents.into_iter().map(|line| line.text));
     }
     show(&format!("{}\n", lines.join("\n")))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn ask(socket: &Socket) -> Result<Tunnels, crate::status::AskError> {
-    let max = crate::status::answer::TUNNELS_MAX;
-    socket.ask(&format!("/v1/tunnels?limit={max}&sort=bytes"))
 }
