@@ -9,7 +9,7 @@ mod redirect;
 mod reference;
 mod server;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod values;
 mod view;
 

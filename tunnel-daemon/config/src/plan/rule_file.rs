@@ -202,36 +202,26 @@ mod tests {
         let text = "redirect-apiserver 10.96.0.1:443=a:1";
         let file = RuleFile::parse(text, RuleFileOf::Agent).unwrap();
         assert_eq!(file.services.len(), 1);
-        assert_eq!(
-            RuleFile::parse("", RuleFileOf::Agent),
-            Ok(RuleFile::default())
-        );
+        let empty = RuleFile::parse("", RuleFileOf::Agent);
+        assert_eq!(empty, Ok(RuleFile::default()));
     }
 
     #[test]
     fn errors_in_a_rule_file_name_the_line_number() {
+        use RuleFileOf::{Agent, Server};
         for (text, of, said) in [
-            ("\nredirect 10.0.0.1/8", RuleFileOf::Server, "line 2"),
-            ("redirect", RuleFileOf::Server, "10.0.0.0/8:9090"),
-            ("10.0.0.0/8", RuleFileOf::Server, "redirect-exclude TARGET"),
-            (
-                "redirect 10.0.0.0/8",
-                RuleFileOf::Agent,
-                "redirect-apiserver SERVICE",
-            ),
-            (
-                "redirect-apiserver 10.96.0.1:443",
-                RuleFileOf::Agent,
-                "no destination",
-            ),
+            ("\nredirect 10.0.0.1/8", Server, "line 2"),
+            ("redirect", Server, "10.0.0.0/8:9090"),
+            ("10.0.0.0/8", Server, "redirect-exclude TARGET"),
+            ("redirect 10.0.0.0/8", Agent, "redirect-apiserver SERVICE"),
+            ("redirect-apiserver 10.0.0.1:443", Agent, "no destination"),
         ] {
             let error = RuleFile::parse(text, of).unwrap_err();
-            assert!(
-                error.contains("line ") && error.contains(said),
-                "{text}: {error}"
-            );
+            for part in ["line ", said] {
+                assert!(error.contains(part), "{text}: {error}");
+            }
         }
         let long = " ".repeat(limits::REDIRECT_FILE_BYTES_MAX + 1);
-        assert!(RuleFile::parse(&long, RuleFileOf::Server).is_err());
+        assert!(RuleFile::parse(&long, Server).is_err());
     }
 }
