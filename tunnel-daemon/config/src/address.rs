@@ -172,10 +172,8 @@ mod tests {
         ] {
             assert_eq!(BindAddress::parse(text).unwrap().to_string(), shown);
         }
-        assert_eq!(
-            BindAddress::new("::1", 5).unwrap(),
-            BindAddress::new("[::1]", 5).unwrap()
-        );
+        let [bare, bracketed] = ["::1", "[::1]"].map(|host| BindAddress::new(host, 5).unwrap());
+        assert_eq!(bare, bracketed);
         assert_eq!(BindAddress::new("", 5).unwrap().host, BindHost::Any);
     }
 
@@ -202,25 +200,19 @@ mod tests {
             host: host.to_owned(),
             port,
         };
+        let name = "_k._tcp.example".to_owned();
         for (text, address) in [
             ("127.0.0.1", host("127.0.0.1", 8091)),
             ("a.example:443", host("a.example", 443)),
             ("::1", host("::1", 8091)),
             ("[::1]", host("::1", 8091)),
             ("[::1]:9", host("::1", 9)),
-            (
-                "srv:_k._tcp.example",
-                ServerAddress::Srv {
-                    name: "_k._tcp.example".to_owned(),
-                },
-            ),
+            ("srv:_k._tcp.example", ServerAddress::Srv { name }),
         ] {
             let parsed = ServerAddress::parse(text, 8091).unwrap();
             assert_eq!(parsed, address);
-            assert_eq!(
-                ServerAddress::parse(&parsed.to_string(), 1).unwrap(),
-                address
-            );
+            let again = ServerAddress::parse(&parsed.to_string(), 1).unwrap();
+            assert_eq!(again, address);
         }
         for text in ["", "a b", "a:0", "a:x", "srv:", "http://a", "[::1", "a:"] {
             assert!(ServerAddress::parse(text, 8091).is_err(), "{text:?}");

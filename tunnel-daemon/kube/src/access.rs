@@ -564,59 +564,41 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 mod tests {
     use super::*;
 
+    fn kubeconfig(user: &str) -> String {
+        format!(
+            r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a","user":"u"}}}}],
+            "clusters":[{{"name":"a","cluster":{{"server":"https://127.0.0.1:1"}}}}],
+            "users":[{{"name":"u","user":{user}}}]}}"#
+        )
+    }
+
     /// The files and directories that a kubeconfig names, each broken in its turn.
     #[tokio::test]
     async fn errors_name_the_file_and_have_no_words_of_a_library() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(at("empty"), " \n").unwrap();
-        let user = |user: &str| {
-            format!(
-                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a","user":"u"}}}}],
-                "clusters":[{{"name":"a","cluster":{{"server":"https://127.0.0.1:1"}}}}],
-                "users":[{{"name":"u","user":{user}}}]}}"#
-            )
-        };
-        let file = at("kubeconfig");
+        let with_token = |name: &str| kubeconfig(&format!(r#"{{"tokenFile":"{}"}}"#, at(name)));
+        let (empty, none) = (with_token("empty"), with_token("none"));
+        let of_empty = format!("token {}: the file is empty", at("empty"));
+        let [path, path_of_none] = ["kubeconfig", "none"].map(at);
+        let (file, no_file) = (path.as_str(), "No such file or directory");
         for (content, parts) in [
-            (
-                None,
-                vec![file.clone(), "No such file or directory".to_owned()],
-            ),
-            (
-                Some("secret: [".to_owned()),
-                vec![file.clone(), "it is not YAML".to_owned()],
-            ),
-            (
-                Some("{}".to_owned()),
-                vec![file.clone(), "it has no current-context".to_owned()],
-            ),
-            (
-                Some(user(&format!(r#"{{"tokenFile":"{}"}}"#, at("empty")))),
-                vec![
-                    file.clone(),
-                    format!("token {}: the file is empty", at("empty")),
-                ],
-            ),
-            (
-                Some(user(&format!(r#"{{"tokenFile":"{}"}}"#, at("none")))),
-                vec![
-                    file.clone(),
-                    at("none"),
-                    "No such file or directory".to_owned(),
-                ],
-            ),
+            (None, vec![file, no_file]),
+            (Some("secret: ["), vec![file, "it is not YAML"]),
+            (Some("{}"), vec![file, "it has no current-context"]),
+            (Some(&*empty), vec![file, of_empty.as_str()]),
+            (Some(&*none), vec![file, path_of_none.as_str(), no_file]),
         ] {
             match content {
-                None => assert!(!Path::new(&file).exists()),
-                Some(content) => std::fs::write(&file, content).unwrap(),
+                None => assert!(!Path::new(file).exists()),
+                Some(content) => std::fs::write(file, content).unwrap(),
             }
-            let error = Api::open(Source::Kubeconfig(file.clone().into())).await;
+            let error = Api::open(Source::Kubeconfig(file.into())).await;
             let text = error.unwrap_err().to_string();
-            assert!(
-                parts.iter().all(|part| text.contains(part)),
-                "{parts:?}: {text}"
-            );
+            for part in parts {
+                assert!(text.contains(part), "{part}: {text}");
+            }
             for foreign in ["failed to", "os error", "secret", "\"", "Error"] {
                 assert!(!text.contains(foreign), "{foreign}: {text}");
             }
@@ -634,20 +616,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [file, token, other] =
             ["config", "token", "other"].map(|name| folder.path().join(name));
-        let text = |user: &str| {
-            format!(
-                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a","user":"a"}}}}],
-                "clusters":[{{"name":"a","cluster":{{"server":"https://127.0.0.1:1"}}}}],
-                "users":[{{"name":"a","user":{user}}}]}}"#
-            )
-        };
         let open = || Api::open(Source::Kubeconfig(file.clone()));
         pipe(&token);
-        std::fs::write(&file, text(r#"{"tokenFile":"token"}"#)).unwrap();
+        std::fs::write(&file, kubeconfig(r#"{"tokenFile":"token"}"#)).unwrap();
         let error = open().await.unwrap_err().to_string();
         assert!(error.contains("token: it is a named pipe"), "{error}");
 
-        std::fs::write(&file, text(r#"{"token":"t"}"#)).unwrap();
+        std::fs::write(&file, kubeconfig(r#"{"token":"t"}"#)).unwrap();
         let api = open().await.unwrap();
         pipe(&other);
         std::fs::rename(&other, &file).unwrap();
@@ -664,9 +639,6 @@ mod tests {
         let (certificate, key) = (block("CERTIFICATE"), block("PRIVATE KEY"));
         let text = format!("{certificate}{key}{certificate}");
         let kept = certificates(text.as_bytes());
-        assert_eq!(
-            kept,
-            [certificate.as_str(), &certificate].concat().as_bytes()
-        );
+        assert_eq!(kept, certificate.repeat(2).as_bytes());
     }
 }

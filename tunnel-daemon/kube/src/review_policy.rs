@@ -203,10 +203,8 @@ mod tests {
         ] {
             assert!(error.to_string().contains("secret"), "for the log");
             let told = error.told();
-            assert!(
-                told.starts_with(shape) && !told.contains("secret"),
-                "{told}"
-            );
+            assert!(told.starts_with(shape), "{told}");
+            assert!(!told.contains("secret"), "{told}");
         }
         let own = ReviewError::NotValid;
         assert_eq!(own.told(), own.to_string());
@@ -214,55 +212,46 @@ mod tests {
 
     #[test]
     fn a_review_is_checked_in_upstreams_order_and_wording() {
-        assert_eq!(
-            policy().decide(status(AGENT)).unwrap().name,
-            "konnectivity-agent"
-        );
+        let account = policy().decide(status(AGENT)).unwrap();
+        assert_eq!(account.name, "konnectivity-agent");
         let with = |change: &dyn Fn(&mut TokenReviewStatus)| {
             let mut status = status(AGENT);
             change(&mut status);
-            policy()
-                .decide(status)
-                .map(|_account| ())
-                .map_err(|error| error.to_string())
+            let decided = policy().decide(status).map(|_account| ());
+            decided.map_err(|error| error.to_string())
         };
         let named = |name: &str| policy().decide(status(name)).unwrap_err().to_string();
         let not_valid = Err("lookup failed: service account jwt not valid".to_owned());
-        assert_eq!(
-            with(&|status| (status.error, status.authenticated) =
-                (Some("no".to_owned()), Some(false))),
-            Err("lookup failed: no".to_owned())
-        );
-        assert_eq!(
-            with(&|status| status.authenticated = Some(false)),
-            not_valid
-        );
-        assert_eq!(with(&|status| status.authenticated = None), not_valid);
+        let refused = (Some("no".to_owned()), Some(false));
+        let refused = with(&|status| (status.error, status.authenticated) = refused.clone());
+        assert_eq!(refused, Err("lookup failed: no".to_owned()));
+        for authenticated in [Some(false), None] {
+            assert_eq!(
+                with(&|status| status.authenticated = authenticated),
+                not_valid
+            );
+        }
         assert_eq!(with(&|status| status.error = Some(String::new())), Ok(()));
-        assert_eq!(
-            with(&|status| status.audiences = Some(vec!["other".to_owned()])),
-            not_valid
-        );
-        assert_eq!(
-            with(&|status| status.audiences = Some(Vec::new())),
-            not_valid
-        );
+        for audiences in [vec!["other".to_owned()], Vec::new()] {
+            let audiences = Some(audiences);
+            assert_eq!(
+                with(&|status| status.audiences = audiences.clone()),
+                not_valid
+            );
+        }
         assert_eq!(with(&|status| status.audiences = None), Ok(()));
-        assert_eq!(
-            with(&|status| status.user = None),
-            Err("lookup failed: unexpected username format".to_owned())
-        );
-        assert_eq!(
-            named("system:node:a:b"),
-            "lookup failed: username returned is not a service account"
-        );
+        let unexpected = Err("lookup failed: unexpected username format".to_owned());
+        assert_eq!(with(&|status| status.user = None), unexpected);
+        let no_account = "lookup failed: username returned is not a service account";
+        assert_eq!(named("system:node:a:b"), no_account);
+        let incoming = "lookup failed: incoming request from \"default\"";
         assert_eq!(
             named("system:serviceaccount:default:konnectivity-agent"),
-            "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\""
+            format!("{incoming} namespace. Expected \"kube-system\"")
         );
         assert_eq!(
             named("system:serviceaccount:kube-system:default"),
-            "lookup failed: incoming request from \"default\" service account. Expected \"konnectivity-agent\""
+            format!("{incoming} service account. Expected \"konnectivity-agent\"")
         );
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use adit_kube::access::{Api, Source};
@@ -10,7 +10,7 @@ use adit_kube::leases::publish::Publisher;
 use adit_kube::leases::watch::Leased;
 use adit_kube::leases::{LeaseEvents, LeaseScope, collect, parse_labels, watch as leases};
 use serde_json::{Value, json};
-use support::{FakeApi, Fault};
+use support::{FakeApi, Fault, State};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,18 +22,17 @@ struct Counted(Mutex<Vec<(&'static str, u16, String)>>);
 
 impl Counted {
     fn count(&self, kind: &'static str, status: u16, reason: &str) {
-        self.0
-            .lock()
-            .expect("a list")
-            .push((kind, status, reason.to_owned()));
+        let mut all = self.0.lock().expect("a list");
+        all.push((kind, status, reason.to_owned()));
+    }
+
+    fn number(&self, is_it: impl Fn(&(&'static str, u16, String)) -> bool) -> usize {
+        let all = self.0.lock().expect("a list");
+        all.iter().filter(|one| is_it(one)).count()
     }
 
     fn has(&self, kind: &str, status: u16) -> bool {
-        self.0
-            .lock()
-            .expect("a list")
-            .iter()
-            .any(|(known, code, _)| (*known, *code) == (kind, status))
+        self.number(|(known, code, _)| (*known, *code) == (kind, status)) > 0
     }
 }
 
@@ -118,53 +117,41 @@ impl World {
         receiver
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.fake.state.lock().expect("the state")
+    }
+
     /// Writes the lease of a server, renewed `renewed_ago` seconds ago.
     fn put(&self, server: &str, renewed_ago: i64) {
         self.put_for(server, renewed_ago, json!(30));
     }
 
     fn put_for(&self, server: &str, renewed_ago: i64, seconds: Value) {
-        let mut state = self.fake.state.lock().expect("the state");
-        state
-            .leases
-            .put(&name(server), lease(server, renewed_ago, seconds));
+        self.put_object(server, lease(server, renewed_ago, seconds));
     }
 
     /// Writes an object under the name of a server's lease.
     fn put_object(&self, server: &str, object: Value) {
-        let mut state = self.fake.state.lock().expect("the state");
-        state.leases.put(&name(server), object);
+        self.state().leases.put(&name(server), object);
     }
 
     /// Lets lists follow one another, `rounds` times 15 s, each answered before the next.
     async fn lists(&self, rounds: usize) {
-        let count = || {
-            let all = self.counted.0.lock().expect("a list");
-            all.iter().filter(|(kind, ..)| *kind == "list").count()
-        };
+        let count = || self.counted.number(|(kind, ..)| *kind == "list");
         for _round in 0..rounds {
             let before = count();
-            tokio::time::pause();
-            tokio::time::advance(Duration::from_secs(15)).await;
-            tokio::time::resume();
+            skip(Duration::from_secs(15)).await;
             until("list", || count() > before).await;
         }
     }
 
     fn lease(&self, server: &str) -> Option<Value> {
-        self.fake
-            .state
-            .lock()
-            .expect("the state")
-            .leases
-            .all
-            .get(&name(server))
-            .cloned()
+        self.state().leases.all.get(&name(server)).cloned()
     }
 
     fn requests(&self, method: &str) -> usize {
-        let state = self.fake.state.lock().expect("the state");
-        state.leases.requests.get(method).copied().unwrap_or(0)
+        let requests = &self.state().leases.requests;
+        requests.get(method).copied().unwrap_or(0)
     }
 }
 
@@ -181,6 +168,13 @@ fn lease(server: &str, renewed_ago: i64, seconds: Value) -> Value {
         "metadata": {"labels": {"k8s-app": "konnectivity-server"}},
         "spec": {"holderIdentity": server, "leaseDurationSeconds": seconds, "renewTime": renewed},
     })
+}
+
+/// Advances the clock by `time`.
+async fn skip(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
 }
 
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
@@ -209,20 +203,13 @@ async fn a_lease_is_published_renewed_and_withdrawn() {
     let first = world.lease("s1").unwrap();
     assert_eq!(first["spec"]["holderIdentity"], "s1");
     assert_eq!(first["spec"]["leaseDurationSeconds"], 30);
-    assert_eq!(
-        first["metadata"]["labels"],
-        json!({"k8s-app": "konnectivity-server"})
-    );
+    let labels = json!({"k8s-app": "konnectivity-server"});
+    assert_eq!(first["metadata"]["labels"], labels);
     // A MicroTime has six decimal digits.
     let renewed = first["spec"]["renewTime"].as_str().unwrap();
-    assert_eq!(
-        renewed.split('.').nth(1).map(str::len),
-        Some(7),
-        "{renewed}"
-    );
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_millis(15_700)).await;
-    tokio::time::resume();
+    let fraction = renewed.split('.').nth(1);
+    assert_eq!(fraction.map(str::len), Some(7), "{renewed}");
+    skip(Duration::from_millis(15_700)).await;
     until("renewal", || world.requests("PUT") == 1).await;
     let second = world.lease("s1").unwrap();
     assert_eq!(second["spec"]["acquireTime"], first["spec"]["acquireTime"]);
@@ -241,24 +228,19 @@ async fn an_existing_lease_is_taken_over_and_a_conflict_is_retried() {
     until("takeover", || world.requests("PUT") == 1).await;
     assert_eq!(world.requests("POST"), 0);
     world.put("s1", 0);
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_millis(15_700)).await;
-    tokio::time::resume();
+    skip(Duration::from_millis(15_700)).await;
     // One PUT fails because of its old version, and one succeeds with the new version.
     until("renewal", || world.requests("PUT") == 3).await;
-    let _deleted = world.fake.state.lock().unwrap().leases.remove(&name("s1"));
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_millis(15_700)).await;
-    tokio::time::resume();
+    let _deleted = world.state().leases.remove(&name("s1"));
+    skip(Duration::from_millis(15_700)).await;
     until("new lease", || world.requests("POST") == 1).await;
 }
 
 #[tokio::test]
 async fn an_unavailable_api_server_is_retried_and_delays_no_shutdown() {
     let mut world = World::new().await;
-    world
-        .fake
-        .set_fault(Some(Fault::Answer(503, "starting".into())));
+    let starting = Fault::Answer(503, "starting".into());
+    world.fake.set_fault(Some(starting));
     let stop = world.publish("s1");
     until("attempts", || world.fake.requests() >= 2).await;
     world.fake.set_fault(None);
@@ -283,11 +265,8 @@ fn unreadable(server: &str) -> Value {
 async fn expired_leases_are_deleted_and_the_others_counted() {
     let mut world = World::new().await;
     for (server, renewed_ago) in [("a", 0), ("b", 20), ("old", 31), ("older", 1000)] {
-        world.put_for(
-            server,
-            renewed_ago,
-            json!(if renewed_ago > 30 { 30 } else { 3600 }),
-        );
+        let seconds = if renewed_ago > 30 { 30 } else { 3600 };
+        world.put_for(server, renewed_ago, json!(seconds));
     }
     world.put_for("odd", 0, Value::Null);
     // As of a server whose clock is an hour behind: it renews its lease.
@@ -301,17 +280,10 @@ async fn expired_leases_are_deleted_and_the_others_counted() {
     world.lists(1).await;
     until("deletions", || world.counted.has("delete", 200)).await;
     until("deletions", || world.requests("DELETE") == 3).await;
-    assert!(
-        ["a", "b", "slow"]
-            .iter()
-            .all(|server| world.lease(server).is_some())
-    );
-    until("deletions", || {
-        ["old", "older", "odd"]
-            .iter()
-            .all(|server| world.lease(server).is_none())
-    })
-    .await;
+    let exist = |servers: [&str; 3]| servers.map(|server| world.lease(server).is_some());
+    assert_eq!(exist(["a", "b", "slow"]), [true; 3]);
+    let are_gone = || exist(["old", "older", "odd"]) == [false; 3];
+    until("deletions", are_gone).await;
 }
 
 /// Limit (sizes): Leases of a list | pages of 500, of at most 1 MiB; 20,000 in all. An unreadable lease is skipped and counted
@@ -328,21 +300,16 @@ async fn a_list_is_read_page_by_page_and_lease_by_lease() {
     let mut long = lease("s0800x", 0, json!(3600));
     long["metadata"]["annotations"] = json!({"a": "x".repeat(1 << 20)});
     world.put_object("s0800x", long);
-    world.fake.state.lock().unwrap().leases.gone = 1;
+    world.state().leases.gone = 1;
     let mut counts = world.collect();
     let counted = counts.wait_for(|now| *now == 1502);
     let counted = tokio::time::timeout(Duration::from_secs(60), counted).await;
-    assert!(
-        counted.is_ok(),
-        "the valid leases, the long one and this server"
-    );
-    let skips = |world: &World| {
-        let all = world.counted.0.lock().unwrap();
-        all.iter().filter(|(kind, ..)| *kind == "skip").count()
-    };
-    assert!(world.counted.has("list", 200) && skips(&world) == 1);
-    assert_eq!(world.fake.state.lock().unwrap().leases.gone, 0);
-    world.fake.state.lock().unwrap().leases.is_old = true;
+    let all = "the valid leases, the long one and this server";
+    assert!(counted.is_ok(), "{all}");
+    let skips = world.counted.number(|(kind, ..)| *kind == "skip");
+    assert!(world.counted.has("list", 200) && skips == 1);
+    assert_eq!(world.state().leases.gone, 0);
+    world.state().leases.is_old = true;
     let mut leased = world.watch();
     let known = leased.wait_for(|now| now.as_ref().is_some_and(|ids| ids.len() == 1024));
     let known = tokio::time::timeout(Duration::from_secs(60), known).await;
@@ -356,24 +323,24 @@ async fn a_list_begins_again_at_most_twice() {
     for number in 0..501 {
         world.put(&number.to_string(), 0);
     }
-    world.fake.state.lock().unwrap().leases.gone = usize::MAX;
+    world.state().leases.gone = usize::MAX;
     let _counts = world.collect();
     until("failure", || world.counted.has("list", 410)).await;
-    assert_eq!(world.fake.state.lock().unwrap().leases.pages, 6);
+    assert_eq!(world.state().leases.pages, 6);
 }
 
 #[tokio::test]
 async fn unreadable_leases_and_events_are_skipped_by_a_watch() {
     for is_old in [false, true] {
         let mut world = World::new().await;
-        world.fake.state.lock().unwrap().leases.is_old = is_old;
+        world.state().leases.is_old = is_old;
         world.put("a", 0);
         world.put_object("b", unreadable("b"));
         let mut leased = world.watch();
         servers(&mut leased, &["a"]).await;
         until("watch", || world.counted.has("watch", 200)).await;
         {
-            let mut state = world.fake.state.lock().unwrap();
+            let mut state = world.state();
             let leases = &mut state.leases;
             leases.put(&name("b"), unreadable("b"));
             leases.say(&json!({"type": "ADDED", "object": {"spec": [1]}}));
@@ -382,11 +349,10 @@ async fn unreadable_leases_and_events_are_skipped_by_a_watch() {
             leases.put(&name("c"), lease("c", 0, json!(30)));
         }
         servers(&mut leased, &["a", "c"]).await;
-        let watches = world.counted.0.lock().unwrap();
-        let watches = watches
-            .iter()
-            .filter(|(kind, code, _)| (*kind, *code) == ("watch", 200));
-        assert_eq!(watches.count(), 1, "the watch goes on");
+        let watches = world
+            .counted
+            .number(|(kind, code, _)| (*kind, *code) == ("watch", 200));
+        assert_eq!(watches, 1, "the watch goes on");
     }
 }
 
@@ -406,7 +372,7 @@ async fn an_unreadable_lease_of_this_server_is_overwritten() {
 async fn leases_are_watched_with_and_without_streaming_lists() {
     for is_old in [false, true] {
         let mut world = World::new().await;
-        world.fake.state.lock().unwrap().leases.is_old = is_old;
+        world.state().leases.is_old = is_old;
         world.put("a", 0);
         world.put("gone", 100);
         let mut leased = world.watch();
@@ -415,24 +381,21 @@ async fn leases_are_watched_with_and_without_streaming_lists() {
         assert_eq!(world.counted.has("watch", 422), is_old);
         world.put("b", 0);
         servers(&mut leased, &["a", "b"]).await;
-        let _deleted = world.fake.state.lock().unwrap().leases.remove(&name("a"));
+        let _deleted = world.state().leases.remove(&name("a"));
         servers(&mut leased, &["b"]).await;
         // Expiry causes no watch event.
         world.put_for("b", 0, json!(2));
         servers(&mut leased, &[]).await;
         // A change between two watches is not missed.
         {
-            let leases = &mut world.fake.state.lock().unwrap().leases;
+            let leases = &mut world.state().leases;
             leases.end_watches();
             leases.put(&name("c"), lease("c", 0, json!(30)));
         }
         servers(&mut leased, &["c"]).await;
         // Agents may only list and watch.
-        assert_eq!(
-            world.requests("GET"),
-            world.fake.requests(),
-            "no request of another kind"
-        );
+        let (reads, all) = (world.requests("GET"), world.fake.requests());
+        assert_eq!(reads, all, "no request of another kind");
     }
 }
 
@@ -446,16 +409,15 @@ async fn lease_state_is_kept_while_the_api_server_is_down() {
     let mut leased = world.watch();
     servers(&mut leased, &["a"]).await;
     world.fake.set_fault(Some(Fault::Answer(500, "no".into())));
-    world.fake.state.lock().unwrap().leases.end_watches();
+    world.state().leases.end_watches();
     until("failed watch", || world.counted.has("watch", 500)).await;
     let passed = std::time::Instant::now() + Duration::from_millis(2100);
     until("end of the lease", || std::time::Instant::now() > passed).await;
-    assert!(
-        leased
-            .borrow()
-            .as_ref()
-            .is_some_and(|ids| ids.contains("a"))
-    );
+    let has_a = leased
+        .borrow()
+        .as_ref()
+        .is_some_and(|ids| ids.contains("a"));
+    assert!(has_a);
     world.fake.set_fault(None);
     servers(&mut leased, &[]).await;
 }
@@ -463,10 +425,10 @@ async fn lease_state_is_kept_while_the_api_server_is_down() {
 #[tokio::test]
 async fn leases_are_unknown_before_the_first_list() {
     let mut world = World::new().await;
-    world.fake.set_fault(Some(Fault::Answer(
-        403,
-        r#"{"reason":"Forbidden","message":"no"}"#.into(),
-    )));
+    let forbidden = r#"{"reason":"Forbidden","message":"no"}"#;
+    world
+        .fake
+        .set_fault(Some(Fault::Answer(403, forbidden.into())));
     let leased = world.watch();
     until("attempts", || world.counted.has("list", 403)).await;
     assert_eq!(*leased.borrow(), None);

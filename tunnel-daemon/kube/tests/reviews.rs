@@ -100,23 +100,57 @@ impl World {
     }
 }
 
+/// A kubeconfig in `folder` for this API server, whose user authenticates this way.
+async fn open_as(api: &FakeApi, folder: &TempDir, user: serde_json::Value) -> Api {
+    let file = folder.path().join("kubeconfig");
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).expect("JSON");
+    kubeconfig["users"][0]["user"] = user;
+    std::fs::write(&file, kubeconfig.to_string()).expect("a file");
+    Api::open(Source::Kubeconfig(file))
+        .await
+        .expect("a kubeconfig")
+}
+
+/// A user whose credentials come from this plugin.
+fn plugin_of(command: impl serde::Serialize, args: &[&std::path::Path]) -> serde_json::Value {
+    json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": command,
+        "args": args,
+        "interactiveMode": "Never",
+    }})
+}
+
+/// A reviewer without a limit on the rate.
+fn reviewer_of(api: Api) -> Reviewer {
+    Reviewer::new(api, policy(), UNLIMITED, Arc::new(Counted::default()))
+}
+
+/// The `Authorization` header of the last request.
+fn authorization(api: &FakeApi) -> String {
+    let (_path, headers, _body) = api
+        .state
+        .lock()
+        .expect("the state")
+        .last
+        .clone()
+        .expect("a request");
+    headers["authorization"].to_str().expect("text").to_owned()
+}
+
 #[tokio::test]
 async fn a_review_sends_upstreams_request_and_returns_node_and_pod() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "node-1");
     let account = world.review(&token).await.unwrap();
-    assert_eq!(
-        account.owner(),
-        "serviceaccount=kube-system/konnectivity-agent node=node-1"
-    );
+    let owner = "serviceaccount=kube-system/konnectivity-agent node=node-1";
+    assert_eq!(account.owner(), owner);
     assert_eq!(account.pod_uid.as_deref(), Some("uid-node-1"));
     let (path, headers, body) = world.api.state.lock().unwrap().last.clone().unwrap();
     assert_eq!(path, "/apis/authentication.k8s.io/v1/tokenreviews");
     assert_eq!(headers["authorization"], "Bearer of-the-server");
-    assert_eq!(
-        body["spec"],
-        json!({"token": token, "audiences": [AUDIENCE]})
-    );
+    let spec = json!({"token": token, "audiences": [AUDIENCE]});
+    assert_eq!(body["spec"], spec);
     assert_eq!(body["apiVersion"], "authentication.k8s.io/v1");
     assert_eq!(body["kind"], "TokenReview");
     assert_eq!(world.results(), [ReviewResult::Ok]);
@@ -144,32 +178,23 @@ async fn tokens_with_invalid_claims_cause_no_review() {
     };
     let not_valid = "lookup failed: service account jwt not valid";
     assert_eq!(world.refusal("opaque").await, not_valid);
-    assert_eq!(
-        world
-            .refusal(&claims(&|claims| claims["exp"] = json!(1_000_000)))
-            .await,
-        not_valid
-    );
-    assert_eq!(
-        world
-            .refusal(&claims(&|claims| claims["aud"] = json!(["other"])))
-            .await,
-        not_valid
-    );
-    let other =
-        claims(&|claims| claims["sub"] = json!("system:serviceaccount:default:konnectivity-agent"));
-    assert_eq!(
-        world.refusal(&other).await,
-        "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\""
-    );
+    let other_account = "system:serviceaccount:default:konnectivity-agent";
+    let other_namespace =
+        "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\"";
+    for (claim, value, text) in [
+        ("exp", json!(1_000_000), not_valid),
+        ("aud", json!(["other"]), not_valid),
+        ("sub", json!(other_account), other_namespace),
+    ] {
+        let token = claims(&|claims| claims[claim] = value.clone());
+        assert_eq!(world.refusal(&token).await, text);
+    }
     assert_eq!(world.api.reviews(), 0);
     // The API server refuses an unsigned token; the refusal is cached, so the next attempts cause no review.
     let unknown = claims(&|_claims| ());
     for _try in 0..3 {
-        assert_eq!(
-            world.refusal(&unknown).await,
-            "lookup failed: [invalid bearer token, unknown]"
-        );
+        let text = "lookup failed: [invalid bearer token, unknown]";
+        assert_eq!(world.refusal(&unknown).await, text);
     }
     assert_eq!(world.api.reviews(), 1);
     assert_eq!(world.results(), [ReviewResult::Denied]);
@@ -181,43 +206,27 @@ async fn an_invalid_review_answer_refuses_the_agent_and_is_not_cached() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
     let status = json!({"kind": "Status", "message": "rate: limited", "code": 429});
-    let faults = [
-        (429, status.to_string(), "rate: limited (HTTP status 429)"),
-        (
-            500,
-            "oh no".to_owned(),
-            "Internal Server Error (HTTP status 500)",
-        ),
-        (
-            201,
-            "<html>".to_owned(),
-            "cannot parse the answer of the API server: expected value at line 1 column 1",
-        ),
-        (
-            201,
-            " ".repeat(3 << 20),
-            "the API server's answer is longer than 1048576 bytes",
-        ),
-    ];
-    for (code, body, text) in faults {
-        world.api.set_fault(Some(Fault::Answer(code, body.into())));
-        assert_eq!(
-            world.refusal(&token).await,
-            format!("Failed to authenticate request. err:{text}")
-        );
+    let no_json = "cannot parse the answer of the API server: expected value at line 1 column 1";
+    let too_long = "the API server's answer is longer than 1048576 bytes";
+    let (status, spaces) = (status.to_string(), " ".repeat(3 << 20));
+    for (code, body, text) in [
+        (429, &*status, "rate: limited (HTTP status 429)"),
+        (500, "oh no", "Internal Server Error (HTTP status 500)"),
+        (201, "<html>", no_json),
+        (201, &*spaces, too_long),
+    ] {
+        let body = body.to_owned().into();
+        world.api.set_fault(Some(Fault::Answer(code, body)));
+        let text = format!("Failed to authenticate request. err:{text}");
+        assert_eq!(world.refusal(&token).await, text);
     }
     // An answer without a complete status does not authenticate.
-    for body in [
-        "{}",
-        r#"{"status":{}}"#,
-        r#"{"status":{"authenticated":true}}"#,
-    ] {
+    let authenticated = r#"{"status":{"authenticated":true}}"#;
+    for body in ["{}", r#"{"status":{}}"#, authenticated] {
         world.api.set_fault(Some(Fault::Answer(201, body.into())));
         let other = world.api.issue(AGENT, AUDIENCE, "");
-        assert!(
-            world.refusal(&other).await.starts_with("lookup failed: "),
-            "{body}"
-        );
+        let refused = world.refusal(&other).await;
+        assert!(refused.starts_with("lookup failed: "), "{body}: {refused}");
     }
     world.api.set_fault(None);
     world.review(&token).await.unwrap();
@@ -239,12 +248,9 @@ async fn a_refused_api_connection_is_reported() {
     std::fs::write(&file, elsewhere).unwrap();
     let api = Api::open(Source::Kubeconfig(file)).await.unwrap();
     assert_eq!(api.address(), format!("http://{nobody}"));
-    let reviewer = Reviewer::new(api, policy(), UNLIMITED, Arc::new(Counted::default()));
-    let refused = reviewer
-        .review(&Token::new(token), at(1))
-        .await
-        .unwrap_err()
-        .to_string();
+    let reviewer = reviewer_of(api);
+    let refused = reviewer.review(&Token::new(token), at(1)).await;
+    let refused = refused.unwrap_err().to_string();
     let ending = "cannot reach the API server: Connection refused";
     assert!(refused.ends_with(ending), "{refused}");
 }
@@ -302,16 +308,10 @@ async fn a_silent_api_server_times_out() {
     world.api.set_fault(Some(Fault::Silence));
     let token = world.api.issue(AGENT, AUDIENCE, "");
     let began = tokio::time::Instant::now();
-    let refused = world.refusal(&token).await;
-    assert_eq!(
-        refused,
-        "Failed to authenticate request. err:no answer from the API server in time"
-    );
-    assert!(
-        began.elapsed() < Duration::from_secs(11),
-        "{:?}",
-        began.elapsed()
-    );
+    let text = "Failed to authenticate request. err:no answer from the API server in time";
+    assert_eq!(world.refusal(&token).await, text);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(11), "{took:?}");
     assert_eq!(world.results(), [ReviewResult::Timeout]);
 }
 
@@ -376,8 +376,9 @@ async fn a_replaced_kubeconfig_is_used_and_a_broken_one_is_ignored() {
     let next = FakeApi::start().await;
     next.write_kubeconfig(&file);
     tokio::time::sleep(Duration::from_secs(11)).await;
+    let refused = world.refusal(&token).await;
     assert!(
-        world.refusal(&token).await.contains("unknown"),
+        refused.contains("unknown"),
         "the other API server knows no such token"
     );
     assert_eq!((world.api.reviews(), next.reviews()), (2, 1));
@@ -388,16 +389,10 @@ async fn a_replaced_kubeconfig_is_used_and_a_broken_one_is_ignored() {
 async fn a_token_file_is_trimmed_and_read_again() {
     let api = FakeApi::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let (file, secret) = (
-        folder.path().join("kubeconfig"),
-        folder.path().join("token"),
-    );
+    let secret = folder.path().join("token");
     std::fs::write(&secret, "first\n").unwrap();
-    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
-    kubeconfig["users"][0]["user"] = json!({"tokenFile": "token"});
-    std::fs::write(&file, kubeconfig.to_string()).unwrap();
-    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
-    let reviewer = Reviewer::new(opened, policy(), UNLIMITED, Arc::new(Counted::default()));
+    let opened = open_as(&api, &folder, json!({"tokenFile": "token"})).await;
+    let reviewer = reviewer_of(opened);
     let mut authorised = Vec::new();
     for content in ["first\n", "second\n"] {
         std::fs::write(&secret, content).unwrap();
@@ -406,8 +401,7 @@ async fn a_token_file_is_trimmed_and_read_again() {
         tokio::time::resume();
         let token = api.issue(AGENT, AUDIENCE, "");
         reviewer.review(&Token::new(token), at(1)).await.unwrap();
-        let (_path, headers, _body) = api.state.lock().unwrap().last.clone().unwrap();
-        authorised.push(headers["authorization"].to_str().unwrap().to_owned());
+        authorised.push(authorization(&api));
     }
     assert_eq!(authorised, ["Bearer first", "Bearer second"]);
 }
@@ -417,18 +411,16 @@ async fn a_token_file_is_trimmed_and_read_again() {
 async fn a_credential_plugin_is_not_run_to_read_its_certificate() {
     let api = FakeApi::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let (file, run) = (folder.path().join("kubeconfig"), folder.path().join("run"));
-    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
-    kubeconfig["users"][0]["user"] = json!({"exec": {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "command": "touch",
-        "args": [run],
-        "interactiveMode": "Never",
-    }});
-    std::fs::write(&file, kubeconfig.to_string()).unwrap();
-    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let run = folder.path().join("run");
+    let opened = open_as(&api, &folder, plugin_of("touch", &[&run])).await;
     assert_eq!(opened.client_certificate().await, None);
     assert!(!run.exists());
+}
+
+/// Why a kubeconfig cannot be opened.
+async fn failure(file: std::path::PathBuf) -> String {
+    let opened = Api::open(Source::Kubeconfig(file)).await;
+    opened.expect_err("no kubeconfig").to_string()
 }
 
 #[tokio::test]
@@ -437,20 +429,10 @@ async fn an_unusable_kubeconfig_is_an_error_at_once() {
     let open = |name: &str, content: &str| {
         let file = folder.path().join(name);
         std::fs::write(&file, content).unwrap();
-        async move {
-            Api::open(Source::Kubeconfig(file))
-                .await
-                .unwrap_err()
-                .to_string()
-        }
+        failure(file)
     };
-    let missing = Api::open(Source::Kubeconfig("/nonexistent/kubeconfig".into())).await;
-    assert!(
-        missing
-            .unwrap_err()
-            .to_string()
-            .contains("/nonexistent/kubeconfig")
-    );
+    let missing = failure("/nonexistent/kubeconfig".into()).await;
+    assert!(missing.contains("/nonexistent/kubeconfig"));
     assert!(open("empty", "").await.contains("current-context"));
     let ca = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],
         "clusters":[{"name":"a","cluster":{"server":"https://a","certificate-authority":"gone.pem"}}]}"#;
@@ -467,25 +449,12 @@ async fn a_credential_plugin_gives_the_token() {
     use std::os::unix::fs::PermissionsExt as _;
     let api = FakeApi::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let (file, plugin) = (
-        folder.path().join("kubeconfig"),
-        folder.path().join("plugin"),
-    );
-    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
-    kubeconfig["users"][0]["user"] = json!({"exec": {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "command": plugin,
-        "interactiveMode": "Never",
-    }});
-    std::fs::write(&file, kubeconfig.to_string()).unwrap();
-    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
-    let reviewer = Reviewer::new(opened, policy(), UNLIMITED, Arc::new(Counted::default()));
+    let plugin = folder.path().join("plugin");
+    let opened = open_as(&api, &folder, plugin_of(&plugin, &[])).await;
+    let reviewer = reviewer_of(opened);
     let token = api.issue(AGENT, AUDIENCE, "");
-    let refused = reviewer
-        .review(&Token::new(token.as_str()), at(1))
-        .await
-        .unwrap_err()
-        .to_string();
+    let refused = reviewer.review(&Token::new(token.as_str()), at(1)).await;
+    let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("auth exec"), "{refused}");
     let answer = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -495,6 +464,5 @@ async fn a_credential_plugin_gives_the_token() {
     std::fs::write(&plugin, format!("#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")).unwrap();
     std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
     reviewer.review(&Token::new(token), at(1)).await.unwrap();
-    let (_path, headers, _body) = api.state.lock().unwrap().last.clone().unwrap();
-    assert_eq!(headers["authorization"], "Bearer of-the-plugin");
+    assert_eq!(authorization(&api), "Bearer of-the-plugin");
 }

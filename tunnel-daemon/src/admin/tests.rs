@@ -30,9 +30,14 @@ fn is_free(address: SocketAddr) -> bool {
     })
 }
 
-fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
+fn start(limits: AdminLimits) -> (AdminThread, ServerMetrics) {
     let metrics = ServerMetrics::new(&["default"]);
     let thread = AdminThread::start(limits, metrics.adit().clone(), Tasks::new(1)).unwrap();
+    (thread, metrics)
+}
+
+fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
+    let (thread, metrics) = start(limits);
     let service = HttpService::health(
         ReadinessStyle::Server,
         Arc::new(|| Readiness::Ready),
@@ -65,46 +70,38 @@ fn exchange(listener: &AdminListener, request: &str) -> String {
     read_to_close(&mut stream)
 }
 
+/// The answer to the only request of a connection.
+fn ask(listener: &AdminListener, method: &str, path: &str) -> String {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    exchange(listener, &request)
+}
+
 #[test]
 fn probe_and_scrape_are_answered_on_the_reported_port() {
     let (_thread, listener, _) = serve(AdminLimits::default());
     assert_ne!(listener.local_addr().port(), 0);
-    let probe = exchange(
-        &listener,
-        "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    );
-    assert!(
-        probe.starts_with("HTTP/1.1 200 OK\r\n") && probe.ends_with("\r\n\r\nok"),
-        "{probe}"
-    );
+    let probe = ask(&listener, "GET", "/readyz");
+    assert!(probe.starts_with("HTTP/1.1 200 OK\r\n"), "{probe}");
+    assert!(probe.ends_with("\r\n\r\nok"), "{probe}");
     let scrape = exchange(&listener, "GET /metrics HTTP/1.0\r\n\r\n");
-    assert!(
-        scrape.contains("\nkonnectivity_network_proxy_server_http_connections 0\n"),
-        "{scrape}"
-    );
+    let sample = "\nkonnectivity_network_proxy_server_http_connections 0\n";
+    assert!(scrape.contains(sample), "{scrape}");
 }
 
 #[test]
 fn head_gets_the_headers_and_no_body() {
     let (_thread, listener, _) = serve(AdminLimits::default());
-    let answer = exchange(
-        &listener,
-        "HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    );
-    assert!(
-        answer.contains("content-length: 2\r\n") && answer.ends_with("\r\n\r\n"),
-        "{answer}"
-    );
+    let answer = ask(&listener, "HEAD", "/healthz");
+    assert!(answer.contains("content-length: 2\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
 }
 
 #[test]
 fn several_requests_share_one_connection() {
     let (_thread, listener, _) = serve(AdminLimits::default());
     let two = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    assert_eq!(
-        exchange(&listener, two).matches("HTTP/1.1 200 OK").count(),
-        2
-    );
+    let answers = exchange(&listener, two);
+    assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2);
 }
 
 #[test]
@@ -116,10 +113,7 @@ fn slow_headers_time_out_without_delaying_other_requests() {
     let (_thread, listener, _) = serve(limits);
     let mut slow = connect(&listener);
     slow.write_all(b"GET /healthz HTTP/1.1\r\nHo").unwrap();
-    let probe = exchange(
-        &listener,
-        "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    );
+    let probe = ask(&listener, "GET", "/healthz");
     assert!(probe.ends_with("ok"), "{probe}");
     assert!(!read_to_close(&mut slow).contains("200"));
     let mut silent = connect(&listener);
@@ -161,17 +155,10 @@ fn a_connection_over_the_cap_closes_the_oldest_one() {
         stream.read_exact(&mut seen).unwrap();
         assert_eq!(&seen, b"HTTP/1.1 200");
     }
-    let probe = exchange(
-        &listener,
-        "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    );
+    let probe = ask(&listener, "GET", "/healthz");
     assert!(probe.ends_with("ok"), "{probe}");
-    assert!(
-        metrics
-            .scrape()
-            .text()
-            .contains("adit_accept_errors_total{listener=\"admin\"} 1\n")
-    );
+    let closed = "adit_accept_errors_total{listener=\"admin\"} 1\n";
+    assert!(metrics.scrape().text().contains(closed));
     read_to_close(&mut idle[0]);
     idle[1]
         .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -196,26 +183,16 @@ fn bind_errors_name_the_port_in_use() {
         .serve("admin", listener.local_addr(), HttpService::default())
         .unwrap_err();
     assert!(matches!(error, AdminError::Bind { .. }));
-    let text = error.to_string();
-    assert!(
-        text.starts_with(&format!(
-            "admin port: cannot listen on {}: ",
-            listener.local_addr()
-        )),
-        "{text}"
-    );
+    let (text, address) = (error.to_string(), listener.local_addr());
+    let start = format!("admin port: cannot listen on {address}: ");
+    assert!(text.starts_with(&start), "{text}");
 }
 
 #[test]
 fn dropped_listener_frees_its_port_and_leaves_the_other_serving() {
     let (thread, health, metrics) = serve(AdminLimits::default());
-    let admin = thread
-        .serve(
-            "admin",
-            any_port(),
-            HttpService::server_admin(metrics.scrape()),
-        )
-        .unwrap();
+    let service = HttpService::server_admin(metrics.scrape());
+    let admin = thread.serve("admin", any_port(), service).unwrap();
     let mut idle = connect(&health);
     idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         .unwrap();
@@ -246,9 +223,8 @@ async fn an_unread_answer_ends_its_connection_after_sixty_seconds() {
     let service = HttpService::server_admin(metrics.scrape());
     let (near, mut far) = tokio::io::duplex(64);
     let request = b"GET /metrics HTTP/1.1\r\n\r\n";
-    tokio::io::AsyncWriteExt::write_all(&mut far, request)
-        .await
-        .unwrap();
+    let sent = tokio::io::AsyncWriteExt::write_all(&mut far, request).await;
+    sent.unwrap();
     let (_close, closing) = watch::channel(false);
     let started = tokio::time::Instant::now();
     connection(near, any_port(), service, AdminLimits::default(), closing).await;
@@ -257,13 +233,7 @@ async fn an_unread_answer_ends_its_connection_after_sixty_seconds() {
 
 /// A thread, and a service for its socket.
 fn admin() -> (AdminThread, HttpService) {
-    let metrics = ServerMetrics::new(&["default"]);
-    let thread = AdminThread::start(
-        AdminLimits::default(),
-        metrics.adit().clone(),
-        Tasks::new(1),
-    )
-    .unwrap();
+    let (thread, metrics) = start(AdminLimits::default());
     (thread, HttpService::server_admin(metrics.scrape()))
 }
 

@@ -19,6 +19,18 @@ fn not_ready(reason: &'static str) -> Arc<dyn ReadinessProbe> {
     probe(Readiness::NotReady(reason.into()))
 }
 
+fn server(probe: Arc<dyn ReadinessProbe>) -> HttpService {
+    let metrics = ServerMetrics::new(&[]).scrape();
+    let detail = Arc::new(|| DETAIL.to_owned());
+    HttpService::health(ReadinessStyle::Server, probe, metrics, detail)
+}
+
+fn agent(probe: Arc<dyn ReadinessProbe>) -> HttpService {
+    let metrics = AgentMetrics::new().scrape();
+    let detail = Arc::new(|| DETAIL.to_owned());
+    HttpService::health(ReadinessStyle::Agent, probe, metrics, detail)
+}
+
 async fn ask(
     service: &HttpService,
     method: Method,
@@ -50,32 +62,18 @@ fn answer(status: u16, body: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn server_without_agents_is_alive_but_not_ready() {
-    let service = HttpService::health(
-        ReadinessStyle::Server,
-        not_ready(NO_AGENT),
-        ServerMetrics::new(&[]).scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = server(not_ready(NO_AGENT));
     assert_eq!(get(&service, "/healthz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/livez").await, answer(200, "ok"));
-    assert_eq!(
-        get(&service, "/readyz").await,
-        answer(500, "no connection to any proxy agent")
-    );
-    assert_eq!(
-        get(&service, "/ready?verbose").await,
-        answer(500, &format!("no connection to any proxy agent\n{DETAIL}"))
-    );
+    let none = "no connection to any proxy agent";
+    assert_eq!(get(&service, "/readyz").await, answer(500, none));
+    let all = format!("{none}\n{DETAIL}");
+    assert_eq!(get(&service, "/ready?verbose").await, answer(500, &all));
 }
 
 #[tokio::test]
 async fn server_with_agents_is_ready() {
-    let service = HttpService::health(
-        ReadinessStyle::Server,
-        probe(Readiness::Ready),
-        ServerMetrics::new(&[]).scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = server(probe(Readiness::Ready));
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/ready").await, answer(200, "ok"));
     let lines = format!("[+]agent-connected ok\n{DETAIL}check passed\n");
@@ -84,27 +82,15 @@ async fn server_with_agents_is_ready() {
 
 #[tokio::test]
 async fn stopping_server_is_not_ready() {
-    let service = HttpService::health(
-        ReadinessStyle::Server,
-        not_ready(SHUTTING_DOWN),
-        ServerMetrics::new(&[]).scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = server(not_ready(SHUTTING_DOWN));
     assert_eq!(get(&service, "/readyz").await, answer(500, "shutting down"));
 }
 
 #[tokio::test]
 async fn draining_agent_is_ready_and_reports_draining() {
-    let service = HttpService::health(
-        ReadinessStyle::Agent,
-        probe(Readiness::Draining),
-        AgentMetrics::new().scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
-    assert_eq!(
-        get(&service, "/readyz").await,
-        answer(200, "ready, draining")
-    );
+    let service = agent(probe(Readiness::Draining));
+    let draining = answer(200, "ready, draining");
+    assert_eq!(get(&service, "/readyz").await, draining);
     let lines =
         format!("[+]ping ok\n[+]server-connected ok\n[+]ready, draining\n{DETAIL}check passed\n");
     assert_eq!(get(&service, "/readyz?verbose").await, answer(200, &lines));
@@ -120,12 +106,7 @@ fn process_with_an_ended_service_is_not_ready() {
 
 #[tokio::test]
 async fn agent_without_servers_lists_its_checks_with_503() {
-    let service = HttpService::health(
-        ReadinessStyle::Agent,
-        not_ready(NO_SERVER),
-        AgentMetrics::new().scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = agent(not_ready(NO_SERVER));
     let lines = "[+]ping ok\n[-]server-connected failed: no servers connected\n";
     assert_eq!(get(&service, "/readyz").await, answer(503, lines));
     assert_eq!(get(&service, "/ready").await, answer(503, lines));
@@ -136,19 +117,12 @@ async fn agent_without_servers_lists_its_checks_with_503() {
 
 #[tokio::test]
 async fn ready_agent_lists_its_checks_only_when_asked() {
-    let service = HttpService::health(
-        ReadinessStyle::Agent,
-        probe(Readiness::Ready),
-        AgentMetrics::new().scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = agent(probe(Readiness::Ready));
     let lines = format!("[+]ping ok\n[+]server-connected ok\n{DETAIL}check passed\n");
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
-    assert_eq!(get(&service, "/readyz?verbose").await, answer(200, &lines));
-    assert_eq!(
-        get(&service, "/readyz?a=b&verbose=0").await,
-        answer(200, &lines)
-    );
+    for uri in ["/readyz?verbose", "/readyz?a=b&verbose=0"] {
+        assert_eq!(get(&service, uri).await, answer(200, &lines), "{uri}");
+    }
     assert_eq!(get(&service, "/readyz?verbosely").await, answer(200, "ok"));
 }
 
@@ -157,14 +131,10 @@ async fn metrics_are_served_as_prometheus_text() {
     let service = HttpService::server_admin(ServerMetrics::new(&["default"]).scrape());
     let (status, body, headers) = ask(&service, Method::GET, "/metrics", None).await;
     assert_eq!(status, 200);
-    assert_eq!(
-        headers[CONTENT_TYPE],
-        "text/plain; version=0.0.4; charset=utf-8"
-    );
-    assert!(
-        body.contains("\nkonnectivity_network_proxy_server_ready_backend_connections 0\n"),
-        "{body}"
-    );
+    let prometheus = "text/plain; version=0.0.4; charset=utf-8";
+    assert_eq!(headers[CONTENT_TYPE], prometheus);
+    let line = "\nkonnectivity_network_proxy_server_ready_backend_connections 0\n";
+    assert!(body.contains(line), "{body}");
 }
 
 #[tokio::test]
@@ -180,11 +150,8 @@ async fn agent_admin_sends_scrapers_to_the_health_port_of_the_same_host() {
     ];
     for (host, location) in cases {
         let (status, _, headers) = ask(&service, Method::GET, "/metrics?x=1", host).await;
-        assert_eq!(
-            (status, headers[LOCATION].to_str().unwrap()),
-            (301, location),
-            "{host:?}"
-        );
+        assert_eq!(status, 301, "{host:?}");
+        assert_eq!(headers[LOCATION], location, "{host:?}");
     }
 }
 
@@ -197,38 +164,24 @@ async fn profiles_are_answered_with_a_hint() {
         "/debug/pprof/profile?seconds=1",
     ] {
         let (status, body) = get(&admin, path).await;
-        assert!(
-            status == 404 && body.contains("perf record"),
-            "{path}: {body}"
-        );
+        assert_eq!(status, 404, "{path}: {body}");
+        assert!(body.contains("perf record"), "{path}: {body}");
         assert_eq!(get(&HttpService::agent_admin(1), path).await.0, 404);
     }
-    assert_eq!(
-        get(&admin, "/debug/pprofile").await,
-        answer(404, "404 page not found\n")
-    );
+    let unknown = answer(404, "404 page not found\n");
+    assert_eq!(get(&admin, "/debug/pprofile").await, unknown);
 }
 
 #[tokio::test]
 async fn unknown_paths_are_404_and_other_methods_405() {
-    let service = HttpService::health(
-        ReadinessStyle::Server,
-        probe(Readiness::Ready),
-        ServerMetrics::new(&[]).scrape(),
-        Arc::new(|| DETAIL.to_owned()),
-    );
+    let service = server(probe(Readiness::Ready));
     for path in ["/", "/healthz/", "/metricsx", "//healthz"] {
-        assert_eq!(
-            get(&service, path).await,
-            answer(404, "404 page not found\n"),
-            "{path}"
-        );
+        let unknown = answer(404, "404 page not found\n");
+        assert_eq!(get(&service, path).await, unknown, "{path}");
     }
     let (status, _, headers) = ask(&service, Method::POST, "/healthz", None).await;
-    assert_eq!(
-        (status, headers[ALLOW].to_str().unwrap()),
-        (405, "GET, HEAD")
-    );
+    assert_eq!(status, 405);
+    assert_eq!(headers[ALLOW], "GET, HEAD");
     assert_eq!(ask(&service, Method::HEAD, "/healthz", None).await.0, 200);
 }
 
@@ -252,15 +205,12 @@ async fn readiness_is_answered_from_the_data_runtime() {
 async fn silent_data_runtime_is_not_ready_after_a_second() {
     let (asker, questions) = readiness_channel();
     let asked = tokio::time::Instant::now();
-    assert!(
-        matches!(asker.check().await, Readiness::NotReady(reason) if reason.contains("did not answer"))
-    );
+    let silent = asker.check().await;
+    assert!(matches!(silent, Readiness::NotReady(why) if why.contains("did not answer")));
     assert_eq!(asked.elapsed(), READINESS_TIMEOUT);
     drop(questions);
-    assert!(
-        matches!(asker.check().await, Readiness::NotReady(_)),
-        "gone"
-    );
+    let gone = asker.check().await;
+    assert!(matches!(gone, Readiness::NotReady(_)), "gone");
 }
 
 /// Limit (operations): Queued readiness checks | 64 per process

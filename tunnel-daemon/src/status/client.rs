@@ -230,23 +230,15 @@ mod tests {
     fn bad_answers_are_reported_with_their_cause() {
         let ok = asked(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":1}");
         assert_eq!(ok.unwrap(), "{\"api\":1}");
+        let other_version = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":2}";
+        let cut_off = b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"api\":1}";
+        let not_found = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+        let failed = b"HTTP/1.1 500 No\r\ncontent-length: 8\r\n\r\na\x1b[2J\nb\n";
         for (bytes, part) in [
-            (
-                &b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":2}"[..],
-                "version 2",
-            ),
-            (
-                b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"api\":1}",
-                "cut off",
-            ),
-            (
-                b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
-                "does not know",
-            ),
-            (
-                b"HTTP/1.1 500 No\r\ncontent-length: 8\r\n\r\na\x1b[2J\nb\n",
-                "it answered: a?[2J?b;",
-            ),
+            (&other_version[..], "version 2"),
+            (cut_off, "cut off"),
+            (not_found, "does not know"),
+            (failed, "it answered: a?[2J?b;"),
             (b"SSH-2.0-x\r\n", "no admin socket"),
             (b"\xff\xfe", "no admin socket"),
             (b"", "only the user that runs the process"),
@@ -304,14 +296,12 @@ mod tests {
     #[test]
     fn a_silent_process_is_reported_as_hanging() {
         let (mut silent, _open) = UnixStream::pair().unwrap();
-        silent
-            .set_read_timeout(Some(Duration::from_millis(1)))
-            .unwrap();
+        let short = Some(Duration::from_millis(1));
+        silent.set_read_timeout(short).unwrap();
         let timeout = silent.read(&mut [0]).unwrap_err();
         let error = Socket::new(Path::new("/run/s")).failed(timeout);
-        assert_eq!(
-            error.to_string(),
-            "/run/s: no answer within 10 s; the process that listens there hangs, or is stopped"
-        );
+        let text =
+            "/run/s: no answer within 10 s; the process that listens there hangs, or is stopped";
+        assert_eq!(error.to_string(), text);
     }
 }

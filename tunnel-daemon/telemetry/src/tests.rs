@@ -25,18 +25,12 @@ fn parse(scrape: &Scrape) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
     for line in scrape.text().lines() {
         if let Some(family) = line.strip_prefix("# TYPE ") {
             let (name, kind) = family.split_once(' ').unwrap();
-            assert!(
-                types.insert(name.to_owned(), kind.to_owned()).is_none(),
-                "{name} twice"
-            );
+            let earlier = types.insert(name.to_owned(), kind.to_owned());
+            assert!(earlier.is_none(), "{name} twice");
         } else if !line.starts_with("# HELP ") {
             let (series, value) = line.rsplit_once(' ').unwrap();
-            assert!(
-                samples
-                    .insert(series.to_owned(), value.parse().unwrap())
-                    .is_none(),
-                "{series} twice"
-            );
+            let earlier = samples.insert(series.to_owned(), value.parse().unwrap());
+            assert!(earlier.is_none(), "{series} twice");
         }
     }
     (samples, types)
@@ -46,20 +40,26 @@ fn sample(scrape: &Scrape, series: &str) -> Option<f64> {
     parse(scrape).0.get(series).copied()
 }
 
-fn server_sample(metrics: &ServerMetrics, series: &str) -> Option<f64> {
-    sample(&metrics.scrape(), &format!("{SERVER}{series}"))
+/// Asserts that each of upstream's series has this value at the server.
+#[track_caller]
+fn at_server<const N: usize>(metrics: &ServerMetrics, expected: Option<f64>, series: [&str; N]) {
+    for series in series {
+        let value = sample(&metrics.scrape(), &format!("{SERVER}{series}"));
+        assert_eq!(value, expected, "{series}");
+    }
 }
 
 fn agent_sample(metrics: &AgentMetrics, series: &str) -> Option<f64> {
     sample(&metrics.scrape(), &format!("{AGENT}{series}"))
 }
 
-fn upstream_series(scrape: &Scrape, prefix: &str) -> Vec<(String, f64)> {
-    let strip = |(name, value): (String, f64)| {
-        name.strip_prefix(prefix)
-            .map(|name| (name.to_owned(), value))
-    };
-    parse(scrape).0.into_iter().filter_map(strip).collect()
+/// Asserts that exactly these series with the prefix exist, each with the value 0.
+#[track_caller]
+fn only_zero_series<const N: usize>(scrape: &Scrape, prefix: &str, expected: [&str; N]) {
+    let samples = parse(scrape).0;
+    let of_prefix = samples.iter().filter(|(name, _)| name.starts_with(prefix));
+    let found: Vec<(String, f64)> = of_prefix.map(|(name, at)| (name.clone(), *at)).collect();
+    assert_eq!(found, expected.map(|name| (format!("{prefix}{name}"), 0.0)));
 }
 
 /// Upper bounds of a family's buckets, in order and as written.
@@ -67,14 +67,8 @@ fn bounds(scrape: &Scrape, family: &str) -> Vec<String> {
     let prefix = format!("{family}_bucket{{");
     let text = scrape.text();
     let bound = |line: &str| {
-        Some(
-            line.strip_prefix(&prefix)?
-                .split_once("le=\"")?
-                .1
-                .split_once('"')?
-                .0
-                .to_owned(),
-        )
+        let (_, bound) = line.strip_prefix(&prefix)?.split_once("le=\"")?;
+        Some(bound.split_once('"')?.0.to_owned())
     };
     text.lines().filter_map(bound).collect()
 }
@@ -116,10 +110,7 @@ fn fresh_server_shows_exactly_the_zero_series_of_upstream() {
         "ready_backends{proxy_strategy=\"default\"}",
         "ready_backends{proxy_strategy=\"destHost\"}",
     ];
-    assert_eq!(
-        upstream_series(&scrape, SERVER),
-        expected.map(|name| (name.to_owned(), 0.0))
-    );
+    only_zero_series(&scrape, SERVER, expected);
 }
 
 #[test]
@@ -129,10 +120,7 @@ fn fresh_agent_shows_exactly_the_zero_series_of_upstream() {
         "open_endpoint_connections",
         "open_server_connections",
     ];
-    assert_eq!(
-        upstream_series(&AgentMetrics::new().scrape(), AGENT),
-        expected.map(|name| (name.to_owned(), 0.0))
-    );
+    only_zero_series(&AgentMetrics::new().scrape(), AGENT, expected);
 }
 
 #[test]
@@ -175,9 +163,7 @@ fn server_series_are_spelled_as_upstream_spells_them() {
         "connection_duration_seconds_count",
         "frontend_write_duration_seconds_bucket{le=\"1e-05\"}",
     ];
-    for series in ones {
-        assert_eq!(server_sample(&metrics, series), Some(1.0), "{series}");
-    }
+    at_server(&metrics, Some(1.0), ones);
     let zeroes = [
         "established_connections",
         "pending_backend_dials",
@@ -185,13 +171,9 @@ fn server_series_are_spelled_as_upstream_spells_them() {
         "full_receive_channels{service_method=\"Connect\"}",
         "frontend_write_duration_seconds_bucket{le=\"1e-06\"}",
     ];
-    for series in zeroes {
-        assert_eq!(server_sample(&metrics, series), Some(0.0), "{series}");
-    }
-    assert_eq!(
-        server_sample(&metrics, "grpc_connections{service_method=\"Connect\"}"),
-        None
-    );
+    at_server(&metrics, Some(0.0), zeroes);
+    let connect = ["grpc_connections{service_method=\"Connect\"}"];
+    at_server(&metrics, None, connect);
 }
 
 #[test]
@@ -200,28 +182,18 @@ fn buckets_are_upstreams() {
     let latency = [
         "1e-06", "1e-05", "0.0001", "0.005", "0.025", "0.1", "0.5", "2.5", "12.5", "+Inf",
     ];
-    assert_eq!(
-        bounds(&server, &format!("{SERVER}dial_duration_seconds")),
-        latency
-    );
-    assert_eq!(
-        bounds(&server, &format!("{SERVER}frontend_write_duration_seconds")),
-        latency
-    );
+    let of = |family: &str| bounds(&server, &format!("{SERVER}{family}_duration_seconds"));
+    assert_eq!(of("dial"), latency);
+    assert_eq!(of("frontend_write"), latency);
     let life = [
         "1", "5", "15", "30", "60", "300", "900", "1800", "3600", "14400", "43200", "86400", "+Inf",
     ];
-    assert_eq!(
-        bounds(&server, &format!("{SERVER}connection_duration_seconds")),
-        life
-    );
+    assert_eq!(of("connection"), life);
     let agent = AgentMetrics::new();
     agent.dial_succeeded(Duration::from_millis(1));
     let dial = ["0.005", "0.025", "0.1", "0.5", "2.5", "10", "30", "+Inf"];
-    assert_eq!(
-        bounds(&agent.scrape(), &format!("{AGENT}dial_duration_seconds")),
-        dial
-    );
+    let of_agent = bounds(&agent.scrape(), &format!("{AGENT}dial_duration_seconds"));
+    assert_eq!(of_agent, dial);
 }
 
 /// Upstream's bounds jump from 0.1 ms to 5 ms at the server, and begin at 5 ms at the agent.
@@ -286,20 +258,16 @@ fn used_agent_exports_upstreams_series_and_compared_help_texts() {
         assert_eq!(agent_sample(&metrics, series), Some(value), "{series}");
     }
     drop(open);
-    assert_eq!(
-        agent_sample(&metrics, "open_endpoint_connections"),
-        Some(0.0)
-    );
+    let left = agent_sample(&metrics, "open_endpoint_connections");
+    assert_eq!(left, Some(0.0));
     let text = metrics.scrape().text();
     let helps = [
         "endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
         "open_endpoint_connections Current number of open endpoint connections.",
     ];
     for help in helps {
-        assert!(
-            text.contains(&format!("\n# HELP {AGENT}{help}\n")),
-            "{help}"
-        );
+        let line = format!("\n# HELP {AGENT}{help}\n");
+        assert!(text.contains(&line), "{help}");
     }
 }
 
@@ -319,10 +287,8 @@ fn process_metrics_are_exported() {
 fn own_families_start_at_zero_and_count() {
     let metrics = ServerMetrics::new(&[]);
     let read = |series: &str| sample(&metrics.scrape(), series);
-    assert_eq!(
-        read("adit_tunnels_closed_total{reason=\"credit_violation\"}"),
-        Some(0.0)
-    );
+    let violations = "adit_tunnels_closed_total{reason=\"credit_violation\"}";
+    assert_eq!(read(violations), Some(0.0));
     assert_eq!(read("adit_links{peer=\"go\"}"), Some(0.0));
     let adit = metrics.adit();
     adit.insecure_flag("insecure-allow-unauthenticated-agents");
@@ -453,50 +419,29 @@ async fn cancelled_tunnel_leaves_its_gauges_and_is_counted_as_ended() {
         }
     };
     let mut tunnel = Box::pin(tunnel);
-    assert!(
-        tokio::time::timeout(Duration::ZERO, &mut tunnel)
-            .await
-            .is_err()
-    );
+    let over = tokio::time::timeout(Duration::ZERO, &mut tunnel).await;
+    assert!(over.is_err());
     let gauges = [
         "established_connections",
         "pending_backend_dials",
         "http_connections",
     ];
-    for gauge in gauges {
-        assert_eq!(server_sample(&metrics, gauge), Some(1.0), "{gauge}");
-    }
+    at_server(&metrics, Some(1.0), gauges);
     assert_eq!(sample(&metrics.scrape(), "adit_held_bytes"), Some(500.0));
-    assert_eq!(
-        server_sample(&metrics, "connection_duration_seconds_count"),
-        None
-    );
+    let ended = ["connection_duration_seconds_count"];
+    at_server(&metrics, None, ended);
     drop(tunnel);
-    for gauge in gauges {
-        assert_eq!(server_sample(&metrics, gauge), Some(0.0), "{gauge}");
-    }
+    at_server(&metrics, Some(0.0), gauges);
     assert_eq!(sample(&metrics.scrape(), "adit_held_bytes"), Some(0.0));
-    assert_eq!(
-        server_sample(&metrics, "connection_duration_seconds_count"),
-        Some(1.0)
-    );
+    at_server(&metrics, Some(1.0), ended);
 }
 
 #[test]
 fn two_metric_sets_share_nothing() {
-    let (one, other) = (
-        ServerMetrics::new(&["default"]),
-        ServerMetrics::new(&["default"]),
-    );
+    let [one, other] = [(); 2].map(|()| ServerMetrics::new(&["default"]));
     one.set_ready_backends("default", 4);
     one.ready_backend_connections.set(4);
-    assert_eq!(
-        server_sample(&one, "ready_backends{proxy_strategy=\"default\"}"),
-        Some(4.0)
-    );
-    assert_eq!(server_sample(&one, "ready_backend_connections"), Some(4.0));
-    assert_eq!(
-        server_sample(&other, "ready_backends{proxy_strategy=\"default\"}"),
-        Some(0.0)
-    );
+    let ready = "ready_backends{proxy_strategy=\"default\"}";
+    at_server(&one, Some(4.0), [ready, "ready_backend_connections"]);
+    at_server(&other, Some(0.0), [ready]);
 }

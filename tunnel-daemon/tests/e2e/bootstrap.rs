@@ -142,7 +142,7 @@ fn allow_bootstrap(cluster: &Cluster) {
         }),
     ];
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    cluster.kubectl(&["create", "-f", "-"], Some(&list));
+    cluster.create(&list);
 }
 
 /// A certificate signing request of a kubelet.

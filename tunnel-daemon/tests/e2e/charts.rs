@@ -185,7 +185,7 @@ impl Installation {
             "metadata": {"name": "kube-root-ca.crt", "namespace": "kube-system"},
             "data": {"ca.crt": authority},
         });
-        cluster.kubectl(&["create", "-f", "-"], Some(&object));
+        cluster.create(&object);
         for (namespace, name, content) in self.secrets {
             let data = match content {
                 Content::Server => {
@@ -233,7 +233,7 @@ fn create_secret(cluster: &Cluster, namespace: &str, name: &str, data: &Value) {
         "metadata": {"name": name, "namespace": namespace},
         "stringData": data,
     });
-    cluster.kubectl(&["create", "-f", "-"], Some(&object));
+    cluster.create(&object);
 }
 
 /// Replaces cert-manager: creates the Secret of each Certificate.

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use adit_testkit::certificates::{ThrowawayFiles, Usage};
@@ -58,13 +58,7 @@ impl Egress {
             Mode::HttpConnect => "HTTPConnect",
         };
         let transport = match self {
-            Self::Direct => {
-                return json!({
-                    "apiVersion": "apiserver.k8s.io/v1beta1",
-                    "kind": "EgressSelectorConfiguration",
-                    "egressSelections": [{"name": "cluster", "connection": {"proxyProtocol": "Direct"}}],
-                });
-            }
+            Self::Direct => Value::Null,
             Self::Socket(path) => json!({"uds": {"udsName": path}}),
             Self::Tcp(address) => json!({"tcp": {
                 "url": format!("https://{address}"),
@@ -75,13 +69,14 @@ impl Egress {
                 },
             }}),
         };
+        let connection = match self {
+            Self::Direct => json!({"proxyProtocol": "Direct"}),
+            _ => json!({"proxyProtocol": protocol, "transport": transport}),
+        };
         json!({
             "apiVersion": "apiserver.k8s.io/v1beta1",
             "kind": "EgressSelectorConfiguration",
-            "egressSelections": [{"name": "cluster", "connection": {
-                "proxyProtocol": protocol,
-                "transport": transport,
-            }}],
+            "egressSelections": [{"name": "cluster", "connection": connection}],
         })
     }
 }
@@ -102,6 +97,11 @@ pub(crate) const NODES: usize = 3;
 fn cable() -> [Ipv4Addr; 2] {
     let network = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + 4 * u32::from(ports::free());
     [1, 2].map(|end| Ipv4Addr::from(network + end))
+}
+
+/// A flag whose value is a path.
+pub(crate) fn flag(name: &str, path: impl AsRef<Path>) -> String {
+    format!("--{name}={}", path.as_ref().display())
 }
 
 /// The programs' folder. Without it the test prints that it is skipped.
@@ -163,20 +163,18 @@ impl Cluster {
         }
         let path = |name: &str| dir.path().join(name).display().to_string();
         let (client, peer, api_port) = (ports::free(), ports::free(), ports::free());
-        let etcd = Process::service(
-            "etcd",
-            &programs.join("etcd"),
-            &[
-                format!("--data-dir={}", path("etcd")),
-                format!("--listen-client-urls=http://127.0.0.1:{client}"),
-                format!("--advertise-client-urls=http://127.0.0.1:{client}"),
-                format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
-                format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
-                format!("--initial-cluster=default=http://127.0.0.1:{peer}"),
-                "--unsafe-no-fsync".to_owned(),
-            ],
-            dir.path(),
-        );
+        let etcd_args = [
+            format!("--data-dir={}", path("etcd")),
+            format!("--listen-client-urls=http://127.0.0.1:{client}"),
+            format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+            format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+            format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+            format!("--initial-cluster=default=http://127.0.0.1:{peer}"),
+            "--unsafe-no-fsync".to_owned(),
+        ];
+        let service =
+            |name: &str, args| Process::service(name, &programs.join(name), args, dir.path());
+        let etcd = service("etcd", &etcd_args[..]);
         let egress = egress.unwrap_or_else(|| Egress::Socket(path("egress.sock")));
         let egress = egress.configuration(mode, &files);
         std::fs::write(path("egress.json"), egress.to_string()).expect("a file");
@@ -191,59 +189,33 @@ impl Cluster {
             format!("--advertise-address={}", cables[0][0]),
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--secure-port={api_port}"),
-            format!("--tls-cert-file={}", files.cert("server").display()),
-            format!("--tls-private-key-file={}", files.key("server").display()),
+            flag("tls-cert-file", files.cert("server")),
+            flag("tls-private-key-file", files.key("server")),
             format!("--cert-dir={}", path("certs")),
             format!("--token-auth-file={}", path("tokens.csv")),
             "--authorization-mode=RBAC".to_owned(),
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             format!("--service-account-issuer={ISSUER}"),
-            format!(
-                "--service-account-key-file={}",
-                files.cert("accounts").display()
-            ),
+            flag("service-account-key-file", files.cert("accounts")),
             format!("--service-account-signing-key-file={key}"),
             format!("--api-audiences={ISSUER},{AUDIENCE}"),
             format!("--egress-selector-config-file={}", path("egress.json")),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
-            format!(
-                "--kubelet-certificate-authority={}",
-                files.ca_file().display()
-            ),
-            format!(
-                "--kubelet-client-certificate={}",
-                files.cert("kubelet-client").display()
-            ),
-            format!(
-                "--kubelet-client-key={}",
-                files.key("kubelet-client").display()
-            ),
+            flag("kubelet-certificate-authority", files.ca_file()),
+            flag("kubelet-client-certificate", files.cert("kubelet-client")),
+            flag("kubelet-client-key", files.key("kubelet-client")),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
             "--enable-aggregator-routing=true".to_owned(),
-            format!(
-                "--proxy-client-cert-file={}",
-                files.cert("front-proxy").display()
-            ),
-            format!(
-                "--proxy-client-key-file={}",
-                files.key("front-proxy").display()
-            ),
-            format!(
-                "--requestheader-client-ca-file={}",
-                files.ca_file().display()
-            ),
+            flag("proxy-client-cert-file", files.cert("front-proxy")),
+            flag("proxy-client-key-file", files.key("front-proxy")),
+            flag("requestheader-client-ca-file", files.ca_file()),
             "--enable-bootstrap-token-auth=true".to_owned(),
             "--requestheader-allowed-names=front-proxy".to_owned(),
             "--requestheader-username-headers=X-Remote-User".to_owned(),
             "--requestheader-group-headers=X-Remote-Group".to_owned(),
             "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
         ];
-        let api = Process::service(
-            "kube-apiserver",
-            &programs.join("kube-apiserver"),
-            &api_args,
-            dir.path(),
-        );
+        let api = service("kube-apiserver", &api_args[..]);
         let mut cluster = Self {
             dir,
             files,
@@ -260,14 +232,11 @@ impl Cluster {
             ("server", SERVER_TOKEN),
             ("agent", AGENT_TOKEN),
         ] {
-            let access = cluster
-                .access_at(&format!("127.0.0.1:{api_port}"), token)
-                .to_string();
-            std::fs::write(cluster.kubeconfig(name), access).expect("a file");
+            cluster.write_kubeconfig(name, &format!("127.0.0.1:{api_port}"), token);
         }
         // On the first node the API server has another address.
-        let access = cluster.access_at(&format!("{}:{api_port}", cables[0][0]), AGENT_TOKEN);
-        std::fs::write(cluster.kubeconfig("node"), access.to_string()).expect("a file");
+        let address = format!("{}:{api_port}", cables[0][0]);
+        cluster.write_kubeconfig("node", &address, AGENT_TOKEN);
         cluster.until_ready();
         cluster.prepare();
         cluster
@@ -316,10 +285,14 @@ impl Cluster {
 
     /// A kubeconfig of the administrator for the API server at this port.
     pub(crate) fn administrator_at(&self, port: u16) -> PathBuf {
-        let file = self.path(&format!("admin-{port}.kubeconfig"));
-        let access = self.access_at(&format!("127.0.0.1:{port}"), ADMIN_TOKEN);
-        std::fs::write(&file, access.to_string()).expect("a file");
-        file
+        let user = format!("admin-{port}");
+        self.write_kubeconfig(&user, &format!("127.0.0.1:{port}"), ADMIN_TOKEN)
+    }
+
+    /// Writes the kubeconfig of a user for the API server at `address`, which includes the port.
+    fn write_kubeconfig(&self, user: &str, address: &str, token: &str) -> PathBuf {
+        let access = self.access_at(address, token).to_string();
+        self.token_file(&format!("{user}.kubeconfig"), &access)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -405,6 +378,25 @@ impl Cluster {
         }
     }
 
+    /// Creates an object.
+    pub(crate) fn create(&self, object: &Value) {
+        self.kubectl(&["create", "-f", "-"], Some(object));
+    }
+
+    /// Changes the status of an object, as its kubelet or controller would. `more` are further words for kubectl.
+    pub(crate) fn patch_status(&self, object: [&str; 3], status: &Value, more: &[&str]) {
+        let [namespace, kind, name] = object;
+        let patch = format!("--patch={}", json!({"status": status}));
+        let words = ["patch", kind, name, "-n", namespace, "--subresource=status"];
+        self.kubectl(&[&words[..], &[&patch], more].concat(), None);
+    }
+
+    /// Deletes a pod at once.
+    pub(crate) fn delete_pod(&self, namespace: &str, name: &str) {
+        let words = ["delete", "pod", name, "-n", namespace, "--force"];
+        self.kubectl(&[&words[..], &["--grace-period=0"]].concat(), None);
+    }
+
     /// A kubectl command as the administrator.
     pub(crate) fn kubectl_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("kubectl"));
@@ -418,15 +410,8 @@ impl Cluster {
 
     /// A token of an account, issued by the API server.
     pub(crate) fn token(&self, namespace: &str, account: &str, more: &[&str]) -> String {
-        let own = [
-            "create",
-            "token",
-            account,
-            "-n",
-            namespace,
-            "--duration=600s",
-        ];
-        self.kubectl(&[&own, more].concat(), None)
+        let own = ["create", "token", account, "-n", namespace];
+        self.kubectl(&[&own[..], &["--duration=600s"], more].concat(), None)
     }
 
     /// Writes a token to a file.

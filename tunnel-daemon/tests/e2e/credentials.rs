@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use adit_testkit::certificates::{ThrowawayFiles, Usage};
 
-use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
+use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof, flag};
 use crate::jwt::{Signer, claims};
 use crate::namespace::{BODY, Node};
 use crate::ports;
@@ -99,22 +99,11 @@ fn a_token_of_a_deleted_pod_is_refused() {
         cluster.token("kube-system", AGENT, &bound)
     };
     for pod in ["agent-1", "agent-2"] {
-        cluster.kubectl(&["create", "-f", "-"], Some(&Cluster::agent_pod(pod)));
+        cluster.create(&Cluster::agent_pod(pod));
     }
     let of_gone = of_pod("agent-1");
     let mut admitted = Admitted::start(&cluster, &of_gone);
-    cluster.kubectl(
-        &[
-            "delete",
-            "pod",
-            "agent-1",
-            "-n",
-            "kube-system",
-            "--force",
-            "--grace-period=0",
-        ],
-        None,
-    );
+    cluster.delete_pod("kube-system", "agent-1");
     cluster.until_void(&of_gone);
     admitted.server.links(1.0);
     admitted.restart_server(&cluster);
@@ -130,15 +119,10 @@ fn a_deny_list_ends_the_link_of_a_node() {
         return;
     };
     let list = cluster.token_file("deny", "");
-    let flag = format!("--agent-deny={}", list.display());
-    let server = cluster.server("proxy-server", &[&flag]);
+    let server = cluster.server("proxy-server", &[&flag("agent-deny", &list)]);
     let node = Node::start(&cluster, 0);
-    let bound = [
-        "--audience",
-        AUDIENCE,
-        "--bound-object-kind=Node",
-        "--bound-object-name=node-1",
-    ];
+    let node_1 = ["--bound-object-kind=Node", "--bound-object-name=node-1"];
+    let bound = [&["--audience", AUDIENCE][..], &node_1].concat();
     let token = cluster.token("kube-system", AGENT, &bound);
     let file = cluster.token_file(TOKEN, &token);
     let args = cluster.agent_args(&node.host.to_string(), server.agents, &file);
@@ -147,10 +131,8 @@ fn a_deny_list_ends_the_link_of_a_node() {
     let began = Instant::now();
     fs::write(&list, "node=node-1\n").expect("a file");
     server.links(0.0);
-    println!(
-        "MEASURED a deny list ends a link after {:.1} s",
-        began.elapsed().as_secs_f64()
-    );
+    let took = began.elapsed().as_secs_f64();
+    println!("MEASURED a deny list ends a link after {took:.1} s");
     fs::write(&list, "").expect("a file");
     server.links(1.0);
 }
@@ -167,13 +149,13 @@ fn agent_ca_rotation_admits_both_cas_and_then_only_the_new_one() {
     let read = |file: &std::path::Path| fs::read_to_string(file).expect("a file");
     let [old, new] = [cluster.files.ca_file(), next.ca_file()].map(|file| read(&file));
     let bundle = cluster.token_file("agents.ca", &old);
-    let flag = format!("--cluster-ca-cert={}", bundle.display());
-    let server = cluster.server_with("proxy-server", Proof::Certificate, &[&flag]);
+    let authority = flag("cluster-ca-cert", &bundle);
+    let server = cluster.server_with("proxy-server", Proof::Certificate, &[&authority]);
     let node = Node::start(&cluster, 0);
     let agent = |name: &str, files: &ThrowawayFiles| {
         let mut args = cluster.plain_agent_args(&node.host.to_string(), server.agents);
-        args.push(format!("--agent-cert={}", files.cert("agent").display()));
-        args.push(format!("--agent-key={}", files.key("agent").display()));
+        args.push(flag("agent-cert", files.cert("agent")));
+        args.push(flag("agent-key", files.key("agent")));
         cluster.run_agent(&node, name, &args)
     };
     let _old = agent("old", &cluster.files);
@@ -185,10 +167,8 @@ fn agent_ca_rotation_admits_both_cas_and_then_only_the_new_one() {
     fs::write(&bundle, format!("{old}{new}")).expect("a file");
     let began = Instant::now();
     server.links(2.0);
-    println!(
-        "MEASURED a new authority is known after {:.1} s",
-        began.elapsed().as_secs_f64()
-    );
+    let took = began.elapsed().as_secs_f64();
+    println!("MEASURED a new authority is known after {took:.1} s");
     fs::write(&bundle, &new).expect("a file");
     // New links with the old CA are refused. The new agent keeps its link.
     drop(agent("late", &cluster.files));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Mode, Proof, programs};
+use crate::cluster::{Cluster, Mode, Proof, flag, programs};
 use crate::kubectl::{begin, steps};
 use crate::namespace::Node;
 use crate::process::Process;
@@ -45,10 +45,7 @@ fn world(mode: Mode, test: &str) -> Option<World> {
 /// Opens `count` execs at the same time, and panics unless each has answered. Returns the slowest answer's seconds.
 fn execs(cluster: &Cluster, count: usize) -> f64 {
     let output = Command::new(cluster.program("execs"))
-        .arg(format!(
-            "--kubeconfig={}",
-            cluster.kubeconfig("admin").display()
-        ))
+        .arg(flag("kubeconfig", cluster.kubeconfig("admin")))
         .args(["--pod=pod-1", "--container=main"])
         .arg(format!("--count={count}"))
         .output()
@@ -97,9 +94,9 @@ fn webhooks_have_a_second(mode: Mode, test: &str) {
         return;
     };
     let cluster = &world.cluster;
-    cluster.kubectl(&["create", "-f", "-"], Some(&cluster.webhook("crowd")));
+    cluster.create(&cluster.webhook("crowd"));
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "crowd", "labels": {"asks": "crowd"}}});
-    cluster.kubectl(&["create", "-f", "-"], Some(&namespace));
+    cluster.create(&namespace);
     let socket = cluster.path("api.sock");
     let flag = format!("--unix-socket={}", socket.display());
     let _proxy = begin(cluster, &["proxy", &flag]);
@@ -132,9 +129,8 @@ fn webhooks_have_a_second(mode: Mode, test: &str) {
             .collect()
     });
     took.sort_unstable();
-    let asked = world
-        .server
-        .value("konnectivity_network_proxy_server_established_connections");
+    let series = "konnectivity_network_proxy_server_established_connections";
+    let asked = world.server.value(series);
     println!(
         "MEASURED {mode:?}: {WEBHOOKS} objects at {WEBHOOKS_A_SECOND} a second, each allowed by a webhook: p50 {:?}, p99 {:?}, \
          slowest {:?}; {asked:?} tunnels at the end",
@@ -160,10 +156,8 @@ fn paused_readers(mode: Mode, test: &str) -> Option<[bool; 2]> {
     let cluster = &world.cluster;
     let mut log = begin(cluster, &["logs", "-f", "pod-1", "-c", "flood"]);
     let counts = "i=0; while echo number $i; do i=$((i+1)); done";
-    let mut exec = begin(
-        cluster,
-        &["exec", "pod-1", "-c", "main", "--", "sh", "-c", counts],
-    );
+    let count = ["exec", "pod-1", "-c", "main", "--", "sh", "-c", counts];
+    let mut exec = begin(cluster, &count);
     let mut readers = [&mut log, &mut exec].map(|running| {
         let stdout = running.0.stdout.take().expect("it has one");
         BufReader::new(stdout).lines()

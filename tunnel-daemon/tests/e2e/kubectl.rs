@@ -89,12 +89,8 @@ fn exec(cluster: &Cluster) {
     // The pod uses the node's network.
     let addresses = run(&["ip", "-brief", "address"], "");
     assert!(addresses.contains("10.77.0.1/32"), "{addresses}");
-    let failed = cluster
-        .try_kubectl(
-            &["exec", "pod-1", "-c", "main", "--", "sh", "-c", "exit 7"],
-            None,
-        )
-        .expect_err("a status");
+    let exit = ["exec", "pod-1", "-c", "main", "--", "sh", "-c", "exit 7"];
+    let failed = cluster.try_kubectl(&exit, None).expect_err("a status");
     assert!(failed.contains("exit code 7"), "{failed}");
 }
 
@@ -135,11 +131,8 @@ fn bytes(period: u8) -> Vec<u8> {
 /// Sends bulk data through `cat` and compares the output.
 fn bulk(cluster: &Cluster) {
     let input = bytes(251);
-    let output = feed(
-        cluster,
-        &["exec", "-i", "pod-1", "-c", "main", "--", "cat"],
-        &input,
-    );
+    let cat = ["exec", "-i", "pod-1", "-c", "main", "--", "cat"];
+    let output = feed(cluster, &cat, &input);
     assert!(output == input, "{} bytes came back", output.len());
 }
 
@@ -185,14 +178,10 @@ fn attach(cluster: &Cluster) {
 fn proxies(cluster: &Cluster) {
     let raw = |path: &str| cluster.kubectl(&["get", "--raw", path], None);
     assert_eq!(raw("/api/v1/nodes/node-1/proxy/healthz"), "ok");
-    assert_eq!(
-        raw("/api/v1/namespaces/default/services/http:web:80/proxy/"),
-        format!("{BODY}10.77.0.1")
-    );
-    assert_eq!(
-        raw("/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/"),
-        format!("{BODY}10.77.0.1")
-    );
+    for to in ["services/http:web:80", "pods/http:pod-1:8080"] {
+        let answer = raw(&format!("/api/v1/namespaces/default/{to}/proxy/"));
+        assert_eq!(answer, format!("{BODY}10.77.0.1"));
+    }
 }
 
 fn aggregated(cluster: &Cluster) {
@@ -204,9 +193,9 @@ fn aggregated(cluster: &Cluster) {
 }
 
 fn webhook(cluster: &Cluster) {
-    cluster.kubectl(&["create", "-f", "-"], Some(&cluster.webhook("kubectl")));
+    cluster.create(&cluster.webhook("kubectl"));
     let labelled = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubectl", "labels": {"asks": "kubectl"}}});
-    cluster.kubectl(&["create", "-f", "-"], Some(&labelled));
+    cluster.create(&labelled);
     let one = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "namespace": "kubectl"}});
     // The API server takes up to a second to notice a new webhook.
     until("an object that the webhook allows", secs(20), || {

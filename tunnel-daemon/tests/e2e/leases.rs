@@ -5,28 +5,17 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::balance::balance;
-use crate::cluster::{AUDIENCE, Cluster, MadeBy, Mode};
+use crate::cluster::{AUDIENCE, Cluster, MadeBy, Mode, flag};
 use crate::ports;
 use crate::process::Process;
 use crate::server::Server;
 use crate::wait::{secs, until};
 
 fn leases(cluster: &Cluster) -> Vec<String> {
-    let names = [
-        "get",
-        "leases",
-        "-n",
-        "kube-system",
-        "-l",
-        "k8s-app=konnectivity-server",
-        "-o",
-        "name",
-    ];
-    cluster
-        .kubectl(&names, None)
-        .lines()
-        .map(str::to_owned)
-        .collect()
+    let label = ["-l", "k8s-app=konnectivity-server", "-o", "name"];
+    let names = [&["get", "leases", "-n", "kube-system"][..], &label].concat();
+    let names = cluster.kubectl(&names, None);
+    names.lines().map(str::to_owned).collect()
 }
 
 fn published(cluster: &Cluster, count: usize) {
@@ -43,21 +32,16 @@ fn an_agent_follows_the_leases_of_servers() {
     let Some(cluster) = Cluster::of("leases", Mode::Grpc) else {
         return;
     };
+    let socket = |n: usize| flag("uds-name", cluster.path(&format!("egress-{n}.sock")));
     let start = |n: usize| -> Server {
-        let socket = format!(
-            "--uds-name={}",
-            cluster.path(&format!("egress-{n}.sock")).display()
-        );
+        let socket = socket(n);
         let id = format!("--server-id=server-{n}");
         cluster.server("proxy-server", &["--enable-lease-controller", &socket, &id])
     };
     let mut servers: Vec<Server> = (0..3).map(start).collect();
     published(&cluster, 3);
-    let token = cluster.token(
-        "kube-system",
-        "konnectivity-agent",
-        &["--audience", AUDIENCE],
-    );
+    let audience = ["--audience", AUDIENCE];
+    let token = cluster.token("kube-system", "konnectivity-agent", &audience);
     let file = cluster.token_file("agent.token", &token);
     let mut args = cluster.agent_args("127.0.0.1", servers[0].agents, &file);
     for server in &servers[1..] {
@@ -82,20 +66,11 @@ fn an_agent_follows_the_leases_of_servers() {
     published(&cluster, 1);
     servers[0].links(1.0);
     for (n, port) in ports.iter().enumerate().skip(1) {
-        let socket = format!(
-            "--uds-name={}",
-            cluster.path(&format!("egress-{n}.sock")).display()
-        );
-        let flags = [
+        let (id, port) = (
             format!("--server-id=again-{n}"),
             format!("--agent-port={port}"),
-            socket,
-        ];
-        let flags: Vec<&str> = flags
-            .iter()
-            .map(String::as_str)
-            .chain(["--enable-lease-controller"])
-            .collect();
+        );
+        let flags: [&str; 4] = [&id, &port, &socket(n), "--enable-lease-controller"];
         servers.push(cluster.server("proxy-server", &flags));
     }
     published(&cluster, 3);
@@ -121,9 +96,8 @@ fn agents_follow_the_server_count_flag() {
     let places = [(); 4].map(|()| [(); 3].map(|()| ports::free()));
     let balancer = balance(0, places.iter().map(|[agents, ..]| *agents).collect());
     let start_server = |n: usize, count: usize| -> Server {
-        let socket = cluster.path(&format!("egress-{n}.sock"));
         let flags = [
-            format!("--uds-name={}", socket.display()),
+            flag("uds-name", cluster.path(&format!("egress-{n}.sock"))),
             format!("--server-id=server-{n}"),
             format!("--server-count={count}"),
         ];

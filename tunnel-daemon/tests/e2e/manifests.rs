@@ -222,7 +222,7 @@ fn an_api_server_accepts_the_manifests_and_their_grants_suffice() {
             "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
         },
     });
-    cluster.kubectl(&["create", "-f", "-"], Some(&deployment));
+    cluster.create(&deployment);
     assert_eq!(patches.len(), 2, "{PATCH}");
     for path in patches {
         let patched = patch(&cluster, &format!("--patch-file={}", text(path)));

@@ -7,17 +7,21 @@ use serde_json::{Value, json};
 use crate::cluster::{AGENT, AUDIENCE, Cluster, NODES};
 use crate::wait::{secs, until};
 
+/// The server's user, and the roles for it.
+const SERVER: &str = "konnectivity-server";
+
 impl Cluster {
     /// Creates accounts, rights, nodes and pods.
     pub(crate) fn prepare(&self) {
-        let subject = |name: &str| json!([{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]);
-        let binding = |kind: &str, name: &str, of: &str, role: &str, user: &str| {
+        // Binds a user to a role, under the role's name.
+        let binding = |kind: &str, role: &str, user: &str| {
+            let group = "rbac.authorization.k8s.io";
             json!({
-                "apiVersion": "rbac.authorization.k8s.io/v1",
-                "kind": kind,
-                "metadata": {"name": name, "namespace": if kind == "RoleBinding" { "kube-system" } else { "" }},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": of, "name": role},
-                "subjects": subject(user),
+                "apiVersion": format!("{group}/v1"),
+                "kind": format!("{kind}Binding"),
+                "metadata": {"name": role, "namespace": if kind == "Role" { "kube-system" } else { "" }},
+                "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+                "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
             })
         };
         let role = |name: &str, verbs: &[&str]| {
@@ -38,35 +42,14 @@ impl Cluster {
             json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1",
                 "kind": "ClusterRole",
-                "metadata": {"name": "konnectivity-server"},
+                "metadata": {"name": SERVER},
                 "rules": [{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}],
             }),
-            binding(
-                "ClusterRoleBinding",
-                "konnectivity-server",
-                "ClusterRole",
-                "konnectivity-server",
-                "konnectivity-server",
-            ),
-            role(
-                "konnectivity-server",
-                &["get", "create", "update", "list", "delete"],
-            ),
-            binding(
-                "RoleBinding",
-                "konnectivity-server",
-                "Role",
-                "konnectivity-server",
-                "konnectivity-server",
-            ),
-            role("konnectivity-agent", &["list", "watch"]),
-            binding(
-                "RoleBinding",
-                "konnectivity-agent",
-                "Role",
-                "konnectivity-agent",
-                "lease-reader",
-            ),
+            binding("ClusterRole", SERVER, SERVER),
+            role(SERVER, &["get", "create", "update", "list", "delete"]),
+            binding("Role", SERVER, SERVER),
+            role(AGENT, &["list", "watch"]),
+            binding("Role", AGENT, "lease-reader"),
         ];
         let mut objects = objects.to_vec();
         for number in 0..NODES {
@@ -88,25 +71,19 @@ impl Cluster {
             },
         }));
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        self.kubectl(&["create", "-f", "-"], Some(&list));
+        self.create(&list);
         // Kubelets would write this status.
         for number in 0..NODES {
             let address = Self::node_address(number);
             let number = number + 1;
-            let node = json!({"status": {
+            let node = json!({
                 "addresses": [{"type": "InternalIP", "address": address}],
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
-            }});
-            let pod = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
-            for (kind, name, status) in [
-                ("node", format!("node-{number}"), node),
-                ("pod", format!("pod-{number}"), pod),
-            ] {
-                let patch = format!("--patch={status}");
-                self.kubectl(
-                    &["patch", kind, &name, "--subresource=status", &patch],
-                    None,
-                );
+            });
+            let pod = json!({"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]});
+            for (kind, status) in [("node", node), ("pod", pod)] {
+                let name = format!("{kind}-{number}");
+                self.patch_status(["default", kind, &name], &status, &[]);
             }
         }
     }
@@ -154,18 +131,8 @@ impl Cluster {
     /// The uid of the agents' account, which appears in their tokens.
     pub(crate) fn account_uid(&self) -> String {
         let output = "jsonpath={.metadata.uid}";
-        self.kubectl(
-            &[
-                "get",
-                "serviceaccount",
-                AGENT,
-                "-n",
-                "kube-system",
-                "-o",
-                output,
-            ],
-            None,
-        )
+        let words = ["get", "serviceaccount", AGENT, "-n", "kube-system"];
+        self.kubectl(&[&words[..], &["-o", output]].concat(), None)
     }
 
     /// Waits until the API server rejects a token. It caches a review for ten seconds, and accepts an expired token for

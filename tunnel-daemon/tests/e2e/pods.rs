@@ -71,25 +71,14 @@ impl<'a> Pod<'a> {
         object["metadata"]["name"] = json!(format!("{}-0", text(workload, "/metadata/name")));
         object["spec"]["nodeName"] = json!(NODE);
         let pod = Self { cluster, object };
-        cluster.kubectl(
-            &["create", "--validate=strict", "-f", "-"],
-            Some(&pod.object),
-        );
+        let create = ["create", "--validate=strict", "-f", "-"];
+        cluster.kubectl(&create, Some(&pod.object));
         let address = Cluster::node_address(0);
-        let status = json!({"status": {
-            "phase": "Running",
-            "hostIP": address,
-            "hostIPs": [{"ip": address}],
-            "podIP": address,
-            "podIPs": [{"ip": address}],
-        }});
-        let patch = format!("--patch={status}");
-        let [namespace, name] = [pod.namespace(), pod.name()];
-        let status_of = ["patch", "pod", name, "-n", namespace];
-        cluster.kubectl(
-            &[&status_of[..], &["--subresource=status", &patch]].concat(),
-            None,
-        );
+        let ips = json!([{"ip": address}]);
+        let status = json!({
+            "phase": "Running", "hostIP": address, "hostIPs": ips, "podIP": address, "podIPs": ips,
+        });
+        cluster.patch_status([pod.namespace(), "pod", pod.name()], &status, &[]);
         pod
     }
 
@@ -124,11 +113,8 @@ impl<'a> Pod<'a> {
             .map(str::to_owned)
             .to_vec();
         let variables = self.variables();
-        words.extend(
-            variables
-                .iter()
-                .map(|(name, value)| format!("{name}={value}")),
-        );
+        let pairs = variables.iter();
+        words.extend(pairs.map(|(name, value)| format!("{name}={value}")));
         words.extend([
             "setpriv".to_owned(),
             format!("--reuid={user}"),
@@ -194,12 +180,10 @@ impl<'a> Pod<'a> {
 
     fn variables(&self) -> Vec<(String, String)> {
         let address = self.cluster.cables[0][0];
+        let port = self.cluster.api_port.to_string();
         let mut variables = vec![
             ("KUBERNETES_SERVICE_HOST".to_owned(), address.to_string()),
-            (
-                "KUBERNETES_SERVICE_PORT".to_owned(),
-                self.cluster.api_port.to_string(),
-            ),
+            ("KUBERNETES_SERVICE_PORT".to_owned(), port),
         ];
         for variable in list(self.container(), "/env") {
             let field = variable.pointer("/valueFrom/fieldRef/fieldPath");

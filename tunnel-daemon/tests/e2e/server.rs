@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use adit_testkit::http;
 use adit_testkit::scrape::sample;
 
-use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
+use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof, flag};
 use crate::go;
 use crate::namespace::Node;
 use crate::ports;
@@ -33,10 +33,7 @@ impl Cluster {
             args.push("--agent-proof=both".to_owned());
         }
         if proof != Proof::Token {
-            args.push(format!(
-                "--cluster-ca-cert={}",
-                self.files.ca_file().display()
-            ));
+            args.push(flag("cluster-ca-cert", self.files.ca_file()));
         }
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let program = match proof {
@@ -102,35 +99,37 @@ impl Cluster {
         self.path("egress.sock").display().to_string()
     }
 
-    fn server_args(&self, [agents, health, admin]: [u16; 3]) -> Vec<String> {
-        let mode = match self.mode {
-            Mode::Grpc => "grpc",
-            Mode::HttpConnect => "http-connect",
-        };
-        vec![
+    fn server_args(&self, ports: [u16; 3]) -> Vec<String> {
+        let mut args = self.shared_server_args(ports);
+        args.extend([
             "--logtostderr=true".to_owned(),
             format!("--uds-name={}", self.egress()),
             "--delete-existing-uds-file".to_owned(),
-            format!("--cluster-cert={}", self.files.cert("server").display()),
-            format!("--cluster-key={}", self.files.key("server").display()),
-            format!("--mode={mode}"),
+            format!("--mode={}", self.dialect()),
             "--server-port=0".to_owned(),
-            format!("--agent-port={agents}"),
-            format!("--admin-port={admin}"),
-            format!("--health-port={health}"),
-        ]
+        ]);
+        args
     }
 
-    fn native_server_args(&self, [agents, health, admin]: [u16; 3]) -> Vec<String> {
-        let dialect = match self.mode {
+    fn native_server_args(&self, ports: [u16; 3]) -> Vec<String> {
+        let frontend = format!("--frontend={}=unix:{}", self.dialect(), self.egress());
+        let mut args = vec!["server".to_owned(), frontend];
+        args.extend(self.shared_server_args(ports));
+        args
+    }
+
+    fn dialect(&self) -> &'static str {
+        match self.mode {
             Mode::Grpc => "grpc",
             Mode::HttpConnect => "http-connect",
-        };
+        }
+    }
+
+    /// Flags that native and upstream's command lines share.
+    fn shared_server_args(&self, [agents, health, admin]: [u16; 3]) -> Vec<String> {
         vec![
-            "server".to_owned(),
-            format!("--frontend={dialect}=unix:{}", self.egress()),
-            format!("--cluster-cert={}", self.files.cert("server").display()),
-            format!("--cluster-key={}", self.files.key("server").display()),
+            flag("cluster-cert", self.files.cert("server")),
+            flag("cluster-key", self.files.key("server")),
             format!("--agent-port={agents}"),
             format!("--admin-port={admin}"),
             format!("--health-port={health}"),
@@ -188,11 +187,8 @@ impl Cluster {
             args.push(format!("--token-path={}", file.display()));
         }
         if proof != Proof::Token {
-            args.push(format!(
-                "--agent-cert={}",
-                self.files.cert("agent").display()
-            ));
-            args.push(format!("--agent-key={}", self.files.key("agent").display()));
+            args.push(flag("agent-cert", self.files.cert("agent")));
+            args.push(flag("agent-key", self.files.key("agent")));
         }
         args
     }

@@ -67,10 +67,12 @@ fn lines_of(json: &Value, name: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-fn has(json: &Value, name: &str, verdict: &str, part: &str) -> bool {
-    lines_of(json, name)
-        .iter()
-        .any(|(found, text)| found == verdict && text.contains(part))
+/// Asserts that a line of this name has this verdict, and contains `part`.
+#[track_caller]
+fn says(json: &Value, name: &str, verdict: &str, part: &str) {
+    let lines = lines_of(json, name);
+    let is_it = |(found, text): &(String, String)| found == verdict && text.contains(part);
+    assert!(lines.iter().any(is_it), "{name}: {json}");
 }
 
 /// A self-signed certificate, valid from `days.0` to `days.1` relative to now.
@@ -83,12 +85,15 @@ fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
         if days < 0 { now - span } else { now + span }
     };
     (params.not_before, params.not_after) = (at(days.0).into(), at(days.1).into());
+    written(files, name, &params)
+}
+
+/// Signs a certificate with its own key, and returns the paths of both.
+fn written(files: &Files, name: &str, params: &rcgen::CertificateParams) -> (PathBuf, PathBuf) {
     let key = rcgen::KeyPair::generate().expect("a key");
     let certificate = params.self_signed(&key).expect("a certificate");
-    let (cert_path, key_path) = (
-        PathBuf::from(files.path(&format!("{name}.crt"))),
-        PathBuf::from(files.path(&format!("{name}.key"))),
-    );
+    let path = |ending: &str| PathBuf::from(files.path(&format!("{name}.{ending}")));
+    let (cert_path, key_path) = (path("crt"), path("key"));
     fs::write(&cert_path, certificate.pem()).expect("a file");
     fs::write(&key_path, key.serialize_pem()).expect("a file");
     (cert_path, key_path)
@@ -100,50 +105,26 @@ fn check_reports_invalid_and_expiring_certificates() {
     let files = Files::create();
     let (cert, key) = (files.0.cert("server"), files.0.key("server"));
     let (json, _) = files.check(&cert, &key);
-    assert!(
-        has(&json, "agent-listener", "ok", "certificate, key and CA fit"),
-        "{json}"
-    );
+    says(&json, "agent-listener", "ok", "certificate, key and CA fit");
     // Throw-away certificates are valid for one day only.
-    assert!(
-        has(&json, "agent-listener", "degraded", "expires in"),
-        "{json}"
-    );
-    assert!(has(&json, "frontend", "ok", "can be made"), "{json}");
+    says(&json, "agent-listener", "degraded", "expires in");
+    says(&json, "frontend", "ok", "can be made");
 
-    let (cert, key) = dated(&files, "fresh", (-1, 400));
-    let (json, code) = files.check(&cert, &key);
-    assert!(
-        has(
-            &json,
-            "agent-listener",
-            "ok",
-            "is valid for 400 days, for ip:127.0.0.1"
-        ),
-        "{json}"
-    );
-    assert_eq!(code, Some(1), "the CA is about to expire: {json}");
-
-    let (cert, key) = dated(&files, "late", (-10, -2));
-    let (json, code) = files.check(&cert, &key);
-    assert!(
-        has(
-            &json,
-            "agent-listener",
-            "missing",
-            "has expired, 2 days ago"
-        ),
-        "{json}"
-    );
-    assert_eq!((code, json["result"].as_str()), (Some(2), Some("missing")));
-
-    let (cert, key) = dated(&files, "early", (3, 9));
-    let (json, code) = files.check(&cert, &key);
-    assert!(
-        has(&json, "agent-listener", "missing", "is not valid yet"),
-        "{json}"
-    );
-    assert_eq!(code, Some(2));
+    let valid = "is valid for 400 days, for ip:127.0.0.1";
+    for (name, days, verdict, part) in [
+        ("fresh", (-1, 400), "ok", valid),
+        ("late", (-10, -2), "missing", "has expired, 2 days ago"),
+        ("early", (3, 9), "missing", "is not valid yet"),
+    ] {
+        let (cert, key) = dated(&files, name, days);
+        let (json, code) = files.check(&cert, &key);
+        says(&json, "agent-listener", verdict, part);
+        if verdict == "ok" {
+            assert_eq!(code, Some(1), "the CA is about to expire: {json}");
+        } else {
+            assert_eq!((code, &json["result"]), (Some(2), &"missing".into()));
+        }
+    }
 
     let (json, code) = files.check(&files.0.cert("server"), &files.0.key("agent"));
     let mismatch = lines_of(&json, "agent-listener").remove(0);
@@ -152,37 +133,26 @@ fn check_reports_invalid_and_expiring_certificates() {
 
     let folder = files.path("folder.crt");
     fs::create_dir(&folder).unwrap();
-    let (json, code) = files.check(Path::new(&folder), &files.0.key("server"));
-    assert!(
-        has(&json, "agent-listener", "missing", "cannot read"),
-        "{json}"
-    );
-    assert_eq!(code, Some(2));
-
-    let (json, code) = files.check(Path::new("/nonexistent/tls.crt"), &files.0.key("server"));
-    assert!(
-        has(
-            &json,
+    let absent = "/nonexistent/tls.crt";
+    for (cert, name, part) in [
+        (&*folder, "agent-listener", "cannot read"),
+        (
+            absent,
             "configuration",
-            "missing",
-            "/nonexistent/tls.crt: no such file"
+            "/nonexistent/tls.crt: no such file",
         ),
-        "{json}"
-    );
-    assert_eq!(code, Some(2));
+    ] {
+        let (json, code) = files.check(Path::new(cert), &files.0.key("server"));
+        says(&json, name, "missing", part);
+        assert_eq!(code, Some(2));
+    }
 }
 
 /// A self-signed CA certificate as `openssl req -x509` makes it. Returns the paths of certificate and key.
 fn ca_as_a_server(files: &Files) -> (PathBuf, PathBuf) {
     let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let key = rcgen::KeyPair::generate().expect("a key");
-    let certificate = params.self_signed(&key).expect("a certificate");
-    let paths = ["ca-server.crt", "ca-server.key"].map(|name| PathBuf::from(files.path(name)));
-    let [cert_path, key_path] = &paths;
-    fs::write(cert_path, certificate.pem()).expect("a file");
-    fs::write(key_path, key.serialize_pem()).expect("a file");
-    paths.into()
+    written(files, "ca-server", &params)
 }
 
 #[test]
@@ -190,8 +160,8 @@ fn a_ca_as_server_certificate_is_reported_by_check_and_at_startup() {
     let files = Files::create();
     let (cert, key) = ca_as_a_server(&files);
     let (json, code) = files.check(&cert, &key);
-    let says = "says that it is a CA (basicConstraints CA:TRUE): Adit refuses it";
-    assert!(has(&json, "agent-listener", "missing", says), "{json}");
+    let text = "says that it is a CA (basicConstraints CA:TRUE): Adit refuses it";
+    says(&json, "agent-listener", "missing", text);
     assert_eq!(code, Some(2), "{json}");
 
     let mut server = Command::new(env!("CARGO_BIN_EXE_adit"));
@@ -220,11 +190,9 @@ fn a_ca_as_server_certificate_is_reported_by_check_and_at_startup() {
     }
     server.kill().expect("it runs");
     server.wait().expect("it has ended");
-    let warning = said.lines().find(|line| line.contains(says));
-    assert!(
-        warning.is_some_and(|line| line.contains("level=warn")),
-        "{said}"
-    );
+    let warning = said.lines().find(|line| line.contains(text));
+    let is_warning = warning.is_some_and(|line| line.contains("level=warn"));
+    assert!(is_warning, "{said}");
     assert!(said.contains("ca-server.crt"), "{said}");
 }
 
@@ -255,7 +223,7 @@ fn check_reports_problems_of_redirect_and_accounting() {
         ("redirect-netns", "degraded", "/nonexistent/netns"),
         ("transparent", "missing", "cannot listen"),
     ] {
-        assert!(has(&json, name, verdict, part), "{name}: {json}");
+        says(&json, name, verdict, part);
     }
     // Their verdict depends on the host.
     for name in ["redirect", "account"] {
@@ -264,20 +232,20 @@ fn check_reports_problems_of_redirect_and_accounting() {
     assert_eq!(code, Some(2));
     fs::write(&rules, "redirect nothing\n").expect("a file");
     let (json, _) = files.check_with(&cert, &key, &flags);
-    assert!(has(&json, "redirect-rules", "missing", "line 1"), "{json}");
+    says(&json, "redirect-rules", "missing", "line 1");
 }
 
 #[test]
 fn check_connects_as_an_agent_would_and_registers_nothing() {
     let demo = Demo::start();
-    let status = adit(&[
-        "status",
-        "--json",
-        "--admin-socket",
-        &demo.socket("north-admin.sock"),
-    ]);
-    let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
-    let server = status["links"][0]["address"].as_str().expect("an address");
+    let status = |socket: &str| {
+        let status = adit(&["status", "--json", "--admin-socket", &demo.socket(socket)]);
+        serde_json::from_slice::<Value>(&status.stdout).expect("JSON")
+    };
+    let of_north = status("north-admin.sock");
+    let server = of_north["links"][0]["address"]
+        .as_str()
+        .expect("an address");
     let file = |name: &str| demo.dir.join(name).display().to_string();
     let host = format!("--proxy-server-host={server}");
     let check = |ca: &str, cert: &str, key: &str| {
@@ -299,33 +267,21 @@ fn check_connects_as_an_agent_would_and_registers_nothing() {
         serde_json::from_slice::<Value>(&output.stdout).expect("JSON")
     };
     let json = check(&file("ca.crt"), &file("north.crt"), &file("north.key"));
-    assert!(
-        has(&json, "server", "ok", "both ends accept each other"),
-        "{json}"
-    );
+    says(&json, "server", "ok", "both ends accept each other");
 
     let strangers = Files::create();
     strangers
         .0
         .issue("stranger", Usage::Client, &[])
         .expect("a certificate");
-    let (cert, key) = (
-        strangers.path("stranger.crt"),
-        strangers.path("stranger.key"),
-    );
+    let [cert, key] = ["stranger.crt", "stranger.key"].map(|name| strangers.path(name));
     let json = check(&file("ca.crt"), &cert, &key);
-    assert!(has(&json, "server", "missing", "refused"), "{json}");
+    says(&json, "server", "missing", "refused");
     let ca = strangers.0.ca_file().display().to_string();
     let json = check(&ca, &cert, &key);
-    assert!(has(&json, "server", "missing", server), "{json}");
+    says(&json, "server", "missing", server);
 
-    let after = adit(&[
-        "status",
-        "--json",
-        "--admin-socket",
-        &demo.socket("admin.sock"),
-    ]);
-    let after: Value = serde_json::from_slice(&after.stdout).expect("JSON");
+    let after = status("admin.sock");
     assert_eq!(after["links_total"], 2, "{after}");
 }
 
@@ -371,9 +327,6 @@ fn check_of_the_host_prints_verdicts_and_exits_with_the_worst() {
     assert!(text(&refused.stderr).contains("write server or agent"));
     let warned = adit(&["check", "server", "--nonsense"]);
     assert_eq!(warned.status.code(), Some(2));
-    assert!(
-        text(&warned.stdout).contains("--nonsense"),
-        "{}",
-        text(&warned.stdout)
-    );
+    let told = text(&warned.stdout);
+    assert!(told.contains("--nonsense"), "{told}");
 }

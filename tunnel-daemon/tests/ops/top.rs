@@ -14,35 +14,22 @@ fn status_and_top_show_a_running_stack() {
 
     let shown = adit(&["status", "--admin-socket", &server]);
     let lines = text(&shown.stdout);
-    assert_eq!(
-        shown.status.code(),
-        Some(0),
-        "{lines}{}",
-        text(&shown.stderr)
-    );
+    let errors = text(&shown.stderr);
+    assert_eq!(shown.status.code(), Some(0), "{lines}{errors}");
     for part in ["server  ", "ready        yes", "AGENT ", "north ", "south "] {
         assert!(lines.contains(part), "{part} in\n{lines}");
     }
-    assert!(
-        lines.lines().all(|line| line.chars().count() <= 80),
-        "{lines}"
-    );
+    let fits = lines.lines().all(|line| line.chars().count() <= 80);
+    assert!(fits, "{lines}");
     let json = adit(&["status", "--json", "--admin-socket", &north]);
     let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
-    assert_eq!(
-        (json["role"].as_str(), json["id"].as_str()),
-        (Some("agent"), Some("north"))
-    );
+    for (field, value) in [("role", "agent"), ("id", "north")] {
+        assert_eq!(json[field], value);
+    }
     assert_eq!(json["api"], 1);
 
-    let mut command = vec![
-        "top",
-        "--once",
-        "--interval",
-        "300ms",
-        "--admin-socket",
-        &server,
-    ];
+    let mut command = vec!["top", "--once", "--interval", "300ms"];
+    command.extend(["--admin-socket", &server]);
     for sort in ["rate", "destination"] {
         command.extend(["--sort", sort]);
         let picture = adit(&command);
@@ -59,10 +46,8 @@ fn status_and_top_show_a_running_stack() {
     command.push("--json");
     let json = adit(&command);
     let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
-    assert_eq!(
-        (json["api"].as_u64(), json["role"].as_str()),
-        (Some(1), Some("server"))
-    );
+    assert_eq!(json["api"], 1);
+    assert_eq!(json["role"], "server");
     let tunnels = json["tunnels"].as_array().expect("tunnels");
     assert_eq!(json["open"], tunnels.len(), "{json}");
     let rates = ["to_target_per_second", "to_client_per_second"];
@@ -161,10 +146,9 @@ fn the_terminal_is_put_back_after_a_signal() {
         let (before, after) = shown
             .split_once("\x1b[?1049l")
             .unwrap_or_else(|| panic!("{signal}: the other screen is never left: {shown:?}"));
-        assert!(
-            before.contains("\x1b[?1049h") && before.contains("DESTINATION"),
-            "{before:?}"
-        );
+        for part in ["\x1b[?1049h", "DESTINATION"] {
+            assert!(before.contains(part), "{before:?}");
+        }
         // `stty` shows that line editing and echo are on again.
         for setting in [" icanon ", " echo ", " iexten "] {
             assert!(after.contains(setting), "{signal}: {setting} in {after:?}");

@@ -273,10 +273,7 @@ mod tests {
         let jobs = Tier::of("abc1234", true).jobs(&binaries, Some("lag::"));
         let phases: Vec<Phase> = jobs.iter().map(|job| job.phase).collect();
         assert_eq!(phases, [Phase::Alone, Phase::First]);
-        assert!(
-            Tier::of("abc1234", true)
-                .jobs(&binaries, Some("no such"))
-                .is_empty()
-        );
+        let none = Tier::of("abc1234", true).jobs(&binaries, Some("no such"));
+        assert!(none.is_empty());
     }
 }

@@ -123,10 +123,8 @@ mod tests {
                 let mut rows = [GOOD; 3];
                 rows[table] = bad;
                 let line = 5 + 4 * table;
-                assert_eq!(
-                    found(&page(rows)),
-                    [format!("docs/security.md:{line}: a claim without its test")]
-                );
+                let finding = format!("docs/security.md:{line}: a claim without its test");
+                assert_eq!(found(&page(rows)), [finding]);
             }
         }
     }

@@ -228,32 +228,19 @@ mod tests {
 
     #[test]
     fn every_form_of_a_field_is_found_and_nothing_else() {
-        for (source, fields) in [
-            ("tracing::warn!(%peer, ?wait)", "peer wait"),
-            (
-                "error!(a = 1, b = %c, d = ?e.f(g, h), \"i\", k = l)",
-                "a b d",
-            ),
-            (
-                "info!(target: T, name: \"n\", parent: &p, a = b(c), \"d\")",
-                "a",
-            ),
-            (
-                "debug!(\"quoted\" = 1, dotted.name = 2, r#type = 3,)",
-                "quoted dotted.name type",
-            ),
-            ("trace!({ a = 1, b }, \"c\")", "a b"),
-            (
-                "event!(target: \"t\", tracing::Level::INFO, a = 1, \"b\")",
-                "a",
-            ),
-            ("span!(Level::INFO, \"name\", a = 1, %b)", "a b"),
-            (
-                "fn f() { g(|| { match h { _ => tracing::info!(a) } }) }",
-                "a",
-            ),
-            ("format!(\"{a}\", a = 1); debug_assert!(a); // info!(a)", ""),
+        // A source, and behind the last arrow its fields.
+        for case in [
+            "tracing::warn!(%peer, ?wait) -> peer wait",
+            r#"error!(a = 1, b = %c, d = ?e.f(g, h), "i", k = l) -> a b d"#,
+            r#"info!(target: T, name: "n", parent: &p, a = b(c), "d") -> a"#,
+            r#"debug!("quoted" = 1, dotted.name = 2, r#type = 3,) -> quoted dotted.name type"#,
+            r#"trace!({ a = 1, b }, "c") -> a b"#,
+            r#"event!(target: "t", tracing::Level::INFO, a = 1, "b") -> a"#,
+            r#"span!(Level::INFO, "name", a = 1, %b) -> a b"#,
+            "fn f() { g(|| { match h { _ => tracing::info!(a) } }) } -> a",
+            "format!(\"{a}\", a = 1); debug_assert!(a); // info!(a)-> ",
         ] {
+            let (source, fields) = case.rsplit_once("-> ").unwrap();
             let mut logged = Logged::default();
             logged.read("a.rs", source.parse().unwrap());
             let mut expected: Vec<&str> = fields.split_whitespace().collect();
@@ -294,24 +281,16 @@ mod tests {
             ]);
             check(&workspace).unwrap()
         };
-        assert_eq!(
-            of(page),
-            ["docs/operate/troubleshooting.md: nothing says `gone now`"]
-        );
-        assert_eq!(
-            of("nothing\n"),
-            [
-                "tunnel-daemon/src/a.rs: docs/operate/troubleshooting.md has no row for the error `the list of {n} names is broken`"
-            ]
-        );
+        assert_eq!(of(page), [format!("{MESSAGES}: nothing says `gone now`")]);
+        let no_row = "has no row for the error `the list of {n} names is broken`";
+        let finding = format!("tunnel-daemon/src/a.rs: {MESSAGES} {no_row}");
+        assert_eq!(of("nothing\n"), [finding]);
     }
 
     #[test]
     fn placeholders_split_a_message() {
         let all = parts("cannot connect to SERVER through the proxy PROXY: ... after 20 s");
-        assert_eq!(
-            all,
-            ["cannot connect to", "through the proxy", "after", "s"]
-        );
+        let expected = ["cannot connect to", "through the proxy", "after", "s"];
+        assert_eq!(all, expected);
     }
 }

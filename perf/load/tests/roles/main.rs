@@ -61,19 +61,39 @@ impl Drop for Serving {
     }
 }
 
+/// Runs a plan by TCP; the process under load is this one.
 fn run(targets: &Addresses, control: &str, plan: &str) -> BTreeMap<String, f64> {
+    let process = format!("load={}", std::process::id());
+    let more = ["--way=tcp", "--process", &process];
+    try_run(targets, control, plan, &more).unwrap()
+}
+
+/// Runs a plan with additional flags. The error is what the tool writes to stderr.
+fn try_run(
+    targets: &Addresses,
+    control: &str,
+    plan: &str,
+    more: &[&str],
+) -> Result<BTreeMap<String, f64>, String> {
     let output = load()
-        .args(["run", "--way=tcp", "--control", control])
+        .args(["run", "--control", control, "--plan", plan])
         .args(["--targets", &serde_json::to_string(targets).unwrap()])
-        .args(["--process", &format!("load={}", std::process::id())])
-        .args(["--plan", plan])
+        .args(more)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    serde_json::from_slice::<Outcome>(&output.stdout)
-        .unwrap()
-        .values
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    let outcome: Outcome = serde_json::from_slice(&output.stdout).unwrap();
+    Ok(outcome.values)
+}
+
+/// A folder with certificates of the load tool.
+fn certificates() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let written = load().arg("certs").arg(folder.path()).status().unwrap();
+    assert!(written.success());
+    folder
 }
 
 fn until(what: &str, done: impl Fn() -> bool) {
@@ -142,38 +162,23 @@ fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
 fn load_agents_connect_with_lanes_and_serve_dials() {
     const AGENTS: usize = 40;
     let target = serve(&["target".to_owned()]);
-    let folder = tempfile::tempdir().unwrap();
-    let written = load().arg("certs").arg(folder.path()).status().unwrap();
-    assert!(written.success());
-    let ca = format!(
-        "--cluster-ca-cert={}",
-        folder.path().join("ca.pem").display()
+    let folder = certificates();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (runtime, server) = server(
+        folder.path(),
+        &[format!("--cluster-ca-cert={}", at("ca.pem"))],
     );
-    let (runtime, server) = server(folder.path(), &[ca]);
-    let output = load()
-        .args(["run", "--way=http-connect"])
-        .args(["--control", &target.addresses["control"]])
-        .args(["--agents", &server.agents.to_string()])
-        .arg("--certs")
-        .arg(folder.path())
-        .arg("--frontend")
-        .arg(folder.path().join("s.sock"))
-        .args([
-            "--targets",
-            &serde_json::to_string(&target.addresses).unwrap(),
-        ])
-        .args(["--process", &format!("server={}", std::process::id())])
-        .args([
-            "--plan",
-            &format!(r#"{{"seconds": 0.05, "measurements": ["agents"], "agents": [2, {AGENTS}], "agents_seconds": 0.5}}"#),
-        ])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let values = serde_json::from_slice::<Outcome>(&output.stdout)
-        .unwrap()
-        .values;
+    let plan = format!(
+        r#"{{"seconds": 0.05, "measurements": ["agents"], "agents": [2, {AGENTS}], "agents_seconds": 0.5}}"#
+    );
+    let process = format!("server={}", std::process::id());
+    let agents = server.agents.to_string();
+    let (certs, frontend) = (at(""), at("s.sock"));
+    let more = ["--way=http-connect", "--agents", &agents];
+    let more = [&more[..], &["--certs", &certs, "--frontend", &frontend]].concat();
+    let more = [&more[..], &["--process", &process]].concat();
+    let control = &target.addresses["control"];
+    let values = try_run(&target.addresses, control, &plan, &more).unwrap();
     for count in [2, AGENTS] {
         for what in ["server_kib", "server_mib", "idle_cpu_percent"] {
             let name = format!("agents_{count}_{what}");
@@ -197,9 +202,7 @@ fn load_agents_connect_with_lanes_and_serve_dials() {
 #[test]
 fn load_agents_with_tokens_pass_the_load_tools_reviews() {
     let target = serve(&["target".to_owned()]);
-    let folder = tempfile::tempdir().unwrap();
-    let written = load().arg("certs").arg(folder.path()).status().unwrap();
-    assert!(written.success());
+    let folder = certificates();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let _reviews = serve(&["reviews".to_owned(), at("")]);
     let flags = [
@@ -209,22 +212,13 @@ fn load_agents_with_tokens_pass_the_load_tools_reviews() {
         format!("--kubeconfig={}", at("kubeconfig")),
     ];
     let (runtime, server) = server(folder.path(), &flags);
-    let output = load()
-        .args(["run", "--way=tcp", "--tokens"])
-        .args(["--control", &target.addresses["control"]])
-        .args(["--agents", &server.agents.to_string()])
-        .args(["--certs", &at("")])
-        .args([
-            "--targets",
-            &serde_json::to_string(&target.addresses).unwrap(),
-        ])
-        .args(["--plan", r#"{"measurements": ["links"], "agents": [40]}"#])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let outcome = serde_json::from_slice::<Outcome>(&output.stdout).unwrap();
-    assert!(outcome.values["links_40_per_s"] > 0.0);
+    let (agents, certs) = (server.agents.to_string(), at(""));
+    let more = ["--way=tcp", "--tokens", "--agents", &agents, "--certs"];
+    let more = [&more[..], &[&certs]].concat();
+    let plan = r#"{"measurements": ["links"], "agents": [40]}"#;
+    let control = &target.addresses["control"];
+    let values = try_run(&target.addresses, control, plan, &more).unwrap();
+    assert!(values["links_40_per_s"] > 0.0);
     let text = server.metrics.scrape().text();
     let reviews = "adit_token_reviews_total{result=\"ok\"} 40";
     assert!(text.lines().any(|line| line == reviews), "{text}");
@@ -234,22 +228,12 @@ fn load_agents_with_tokens_pass_the_load_tools_reviews() {
 #[test]
 fn agents_without_a_port_are_an_error() {
     let target = serve(&["target".to_owned()]);
-    let output = load()
-        .args(["run", "--way=tcp"])
-        .args(["--control", &target.addresses["control"]])
-        .args([
-            "--targets",
-            &serde_json::to_string(&target.addresses).unwrap(),
-        ])
-        .args(["--process", &format!("server={}", std::process::id())])
-        .args(["--plan", r#"{"measurements": ["agents"], "agents": [1]}"#])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        !output.status.success() && said.contains("--agents"),
-        "{said}"
-    );
+    let process = format!("server={}", std::process::id());
+    let more = ["--way=tcp", "--process", &process];
+    let plan = r#"{"measurements": ["agents"], "agents": [1]}"#;
+    let control = &target.addresses["control"];
+    let said = try_run(&target.addresses, control, plan, &more).unwrap_err();
+    assert!(said.contains("--agents"), "{said}");
 }
 
 /// An echo target that counts connections and request bytes.
@@ -357,23 +341,10 @@ fn bare_relay_forwards_both_directions_to_the_targets() {
 fn upload_without_a_receiver_is_an_error() {
     let [target, other] = [(); 2].map(|()| serve(&["target".to_owned()]));
     // The count is requested from a target that receives nothing.
-    let output = load()
-        .args(["run", "--way=tcp", "--control", &other.addresses["control"]])
-        .args([
-            "--targets",
-            &serde_json::to_string(&target.addresses).unwrap(),
-        ])
-        .args([
-            "--plan",
-            r#"{"seconds": 0.05, "measurements": ["bulk"], "streams": [1]}"#,
-        ])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        !output.status.success() && said.contains("not a byte arrived"),
-        "{said}"
-    );
+    let plan = r#"{"seconds": 0.05, "measurements": ["bulk"], "streams": [1]}"#;
+    let control = &other.addresses["control"];
+    let said = try_run(&target.addresses, control, plan, &["--way=tcp"]).unwrap_err();
+    assert!(said.contains("not a byte arrived"), "{said}");
 }
 
 #[test]

@@ -9,6 +9,20 @@ const POLICY: SyncPolicy = SyncPolicy {
     rules: SearchRules::Native,
 };
 
+const FOREVER: SyncPolicy = SyncPolicy {
+    forever: true,
+    ..POLICY
+};
+
+/// The state of an agent with this many addresses, and the current time.
+fn fresh(addresses: usize) -> (SyncState, Instant) {
+    (SyncState::new(POLICY, addresses), Instant::now())
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
 fn server(name: &str) -> ServerId {
     ServerId::new(name)
 }
@@ -28,16 +42,21 @@ fn new(name: &str, count: i64) -> Attempt {
     }
 }
 
+/// An attempt that reached a server, which may be held already.
+fn reached(sync: &SyncState, name: &str, count: i64) -> Attempt {
+    if sync.holds(&server(name)) {
+        again(name, count)
+    } else {
+        new(name, count)
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_server_is_tried_once_the_count_is_met() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     assert_eq!(sync.next_attempt(now), Some((0, now)));
     sync.attempted(0, new("a", 2), now, 0.0);
-    assert_eq!(
-        sync.next_attempt(now),
-        Some((0, now + Duration::from_secs(1)))
-    );
+    assert_eq!(sync.next_attempt(now), Some((0, now + seconds(1))));
     sync.attempted(0, again("a", 2), now, 0.0);
     assert!(sync.next_attempt(now).is_some());
     sync.attempted(0, new("b", 2), now, 0.0);
@@ -48,8 +67,7 @@ async fn no_server_is_tried_once_the_count_is_met() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_back_off_to_the_cap_and_success_resets() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     let mut pauses = Vec::new();
     for _attempt in 0..8 {
         sync.attempted(0, Attempt::Failed, now, 0.0);
@@ -58,16 +76,13 @@ async fn failures_back_off_to_the_cap_and_success_resets() {
     }
     assert_eq!(pauses, [1000, 1500, 2250, 3375, 5062, 7593, 10_000, 10_000]);
     sync.attempted(0, new("a", 2), now, 1.0);
-    assert_eq!(
-        sync.next_attempt(now).unwrap().1 - now,
-        Duration::from_millis(1100)
-    );
+    let pause = sync.next_attempt(now).unwrap().1 - now;
+    assert_eq!(pause, Duration::from_millis(1100));
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_address_is_tried_even_when_the_count_is_met() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 2);
+    let (mut sync, now) = fresh(2);
     sync.attempted(0, new("a", 1), now, 0.0);
     assert_eq!(sync.next_attempt(now), Some((1, now)));
     sync.attempted(1, new("b", 1), now, 0.0);
@@ -75,28 +90,21 @@ async fn every_address_is_tried_even_when_the_count_is_met() {
     // A failing address has its own backoff and does not delay the other address.
     sync.lost(&server("b"), now, 0.0);
     sync.attempted(1, Attempt::Failed, now, 0.0);
-    assert_eq!(
-        sync.next_attempt(now),
-        Some((1, now + Duration::from_secs(1)))
-    );
+    assert_eq!(sync.next_attempt(now), Some((1, now + seconds(1))));
 }
 
 /// An unanswered attempt uses its own full timeout, without delaying other addresses.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_does_not_delay_other_addresses() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 2);
+    let (mut sync, now) = fresh(2);
     sync.begin(0);
     assert_eq!(sync.next_attempt(now), Some((1, now)));
     sync.begin(1);
     assert_eq!(sync.next_attempt(now), None);
     sync.attempted(1, new("b", 3), now, 0.0);
-    let soon = now + Duration::from_secs(1);
-    assert_eq!(
-        sync.next_attempt(now),
-        Some((1, soon)),
-        "there are two more"
-    );
+    let soon = now + seconds(1);
+    let next = sync.next_attempt(now);
+    assert_eq!(next, Some((1, soon)), "there are two more");
     sync.lost(&server("b"), now, 0.0);
     assert_eq!(sync.next_attempt(now), Some((1, soon)));
     sync.begin(1);
@@ -107,12 +115,11 @@ async fn an_attempt_does_not_delay_other_addresses() {
 /// One address is a balancer, the other never answers: an attempt there is in progress or in backoff at all times.
 #[tokio::test(start_paused = true)]
 async fn a_dead_address_does_not_hide_servers_behind_a_balancer() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 2);
+    let (mut sync, now) = fresh(2);
     sync.attempted(0, new("a", 3), now, 0.0);
     sync.attempted(1, Attempt::Failed, now, 0.0);
     sync.attempted(1, Attempt::Failed, now, 0.0);
-    let soon = now + Duration::from_secs(1);
+    let soon = now + seconds(1);
     assert_eq!(sync.next_attempt(now), Some((0, soon)));
     sync.begin(1);
     assert_eq!(sync.next_attempt(now), Some((0, soon)));
@@ -124,34 +131,26 @@ async fn a_dead_address_does_not_hide_servers_behind_a_balancer() {
 /// As in a rolling restart: the previous connection reached the restarted server, and another server restarts now.
 #[tokio::test(start_paused = true)]
 async fn a_server_lost_behind_a_balancer_is_retried_soon() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 2);
+    let (mut sync, now) = fresh(2);
     for _attempt in 0..3 {
         sync.attempted(1, Attempt::Failed, now, 0.0);
     }
     sync.attempted(0, new("a", 2), now, 0.0);
     sync.attempted(0, new("b", 2), now, 0.0);
     sync.lost(&server("a"), now, 0.0);
-    let soon = now + Duration::from_secs(1);
+    let soon = now + seconds(1);
     assert_eq!(sync.next_attempt(now), Some((0, soon)));
     sync.begin(0);
     let paused = now + Duration::from_millis(2250);
-    assert_eq!(
-        sync.next_attempt(now),
-        Some((1, paused)),
-        "an address that led nowhere keeps its pause"
-    );
+    let why = "an address that led nowhere keeps its pause";
+    assert_eq!(sync.next_attempt(now), Some((1, paused)), "{why}");
 }
 
 /// With `--sync-forever` an agent with all servers keeps connecting, and reaches servers that it already holds.
 #[tokio::test(start_paused = true)]
 async fn a_server_lost_after_many_duplicates_is_retried_soon() {
     let now = Instant::now();
-    let policy = SyncPolicy {
-        forever: true,
-        ..POLICY
-    };
-    let mut sync = SyncState::new(policy, 1);
+    let mut sync = SyncState::new(FOREVER, 1);
     sync.attempted(0, new("a", 2), now, 0.0);
     sync.attempted(0, new("b", 2), now, 0.0);
     for _again in 0..40 {
@@ -159,7 +158,7 @@ async fn a_server_lost_after_many_duplicates_is_retried_soon() {
     }
     sync.lost(&server("a"), now, 0.0);
     for _attempt in 0..3 {
-        let soon = now + Duration::from_secs(1);
+        let soon = now + seconds(1);
         assert_eq!(sync.next_attempt(now), Some((0, soon)));
         sync.attempted(0, again("b", 2), now, 0.0);
     }
@@ -179,11 +178,10 @@ fn duplicates(sync: &mut SyncState, now: &mut Instant, attempts: u32, count: i64
 /// Limit (times): Servers that 30 connections did not reach | tried once in 30 to 90 s; `--sync-interval-cap` if the count was met before
 #[tokio::test(start_paused = true)]
 async fn a_count_that_no_attempt_confirms_is_pursued_once_a_minute_until_something_changes() {
-    let mut now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, mut now) = fresh(1);
     sync.attempted(0, new("a", 3), now, 0.5);
     let pauses = duplicates(&mut sync, &mut now, 40, 3);
-    let (eager, slow) = (Duration::from_millis(1050), Duration::from_secs(60));
+    let (eager, slow) = (Duration::from_millis(1050), seconds(60));
     assert_eq!(pauses[..29], [eager; 29]);
     assert_eq!(pauses[29..], [slow; 11]);
     assert_eq!(sync.view().progress, Progress::Slow);
@@ -202,8 +200,7 @@ async fn a_count_that_no_attempt_confirms_is_pursued_once_a_minute_until_somethi
 /// A server that restarts for longer than the agent searches eagerly should not be missed for minutes.
 #[tokio::test(start_paused = true)]
 async fn a_lost_server_is_tried_at_the_cap_if_the_count_has_been_met() {
-    let mut now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, mut now) = fresh(1);
     sync.attempted(0, new("a", 2), now, 0.5);
     sync.attempted(0, new("b", 2), now, 0.5);
     sync.lost(&server("b"), now, 0.5);
@@ -211,7 +208,7 @@ async fn a_lost_server_is_tried_at_the_cap_if_the_count_has_been_met() {
     assert_eq!(pauses.last(), Some(&Duration::from_millis(10_500)));
     // A larger count was never met.
     let pauses = duplicates(&mut sync, &mut now, 1, 3);
-    assert_eq!(pauses, [Duration::from_secs(60)]);
+    assert_eq!(pauses, [seconds(60)]);
 }
 
 /// Compat keeps to the cap where upstream tries each second.
@@ -228,8 +225,7 @@ async fn by_upstreams_rules_attempts_are_never_rarer_than_the_cap() {
 /// During a rolling update of `--server-count` from 3 to 6, one server announces the old count.
 #[tokio::test(start_paused = true)]
 async fn one_stale_count_does_not_stop_the_search() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     for (name, count) in [("a", 6), ("b", 6), ("stale", 3)] {
         sync.attempted(0, new(name, count), now, 0.0);
     }
@@ -244,8 +240,7 @@ async fn one_stale_count_does_not_stop_the_search() {
 /// Each server's count is its latest, also from a connection that is not kept, and goes with its link.
 #[tokio::test(start_paused = true)]
 async fn a_count_is_refreshed_by_duplicates_and_forgotten_with_its_link() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     sync.attempted(0, new("a", 2), now, 0.0);
     sync.attempted(0, new("b", 5), now, 0.0);
     assert_eq!(sync.known_count(), 5);
@@ -322,11 +317,7 @@ fn one_server_that_announces_64_costs_a_thousand_agents_no_storm() {
             attempts += 1;
             per_second[usize::try_from((now - start).as_secs()).unwrap()] += 1;
             let (name, count) = NAMES[draws.below(3)];
-            let outcome = if sync.holds(&server(name)) {
-                again(name, count)
-            } else {
-                new(name, count)
-            };
+            let outcome = reached(&sync, name, count);
             sync.attempted(at, outcome, now, draws.chance());
         }
         // 60 in an hour, after a search that starts again with each of the three.
@@ -350,9 +341,10 @@ struct RoundRobin {
 
 impl RoundRobin {
     fn of(servers: usize, seed: u64) -> Self {
+        let (sync, now) = fresh(1);
         Self {
-            sync: SyncState::new(POLICY, 1),
-            now: Instant::now(),
+            sync,
+            now,
             draws: Draws(seed),
             servers,
             turn: 0,
@@ -382,11 +374,7 @@ impl RoundRobin {
         let name = (self.turn % self.servers).to_string();
         self.turn += 1;
         let count = i64::try_from(self.servers).unwrap();
-        let outcome = if self.sync.holds(&server(&name)) {
-            again(&name, count)
-        } else {
-            new(&name, count)
-        };
+        let outcome = reached(&self.sync, &name, count);
         self.sync
             .attempted(at, outcome, self.now, self.draws.chance());
         true
@@ -398,10 +386,8 @@ fn lanes_take_no_turn_of_a_balancer_before_all_servers_are_linked() {
     for servers in 2..=8 {
         let mut agent = RoundRobin::of(servers, 1);
         while agent.attempt() {}
-        assert_eq!(
-            (agent.sync.held(), agent.turn, agent.lanes),
-            (servers, servers, 0)
-        );
+        let state = (agent.sync.held(), agent.turn, agent.lanes);
+        assert_eq!(state, (servers, servers, 0));
         assert_eq!(agent.sync.lane_turn(agent.now), Ok(()));
     }
 }
@@ -469,13 +455,12 @@ fn a_count_that_is_too_high_does_not_starve_lanes() {
 /// A dead server is tried rarely, which must not make lanes rare.
 #[test]
 fn a_lane_waits_no_longer_than_two_seconds_for_a_rare_attempt() {
-    let mut sync = SyncState::new(POLICY, 1);
-    let start = Instant::now();
+    let (mut sync, start) = fresh(1);
     sync.attempted(0, new("a", 2), start, 0.0);
     assert_eq!(sync.lane_turn(start), Err(start + FRESH_FOR));
     let later = start + FRESH_FOR;
     assert_eq!(sync.lane_turn(later), Ok(()));
-    let next = later + Duration::from_secs(2);
+    let next = later + seconds(2);
     assert_eq!(sync.lane_turn(later), Err(next));
     assert_eq!(sync.lane_turn(next), Ok(()));
 }
@@ -487,8 +472,7 @@ fn ids(names: &[&str]) -> BTreeSet<ServerId> {
 /// Behind a balancer a lease only shows that the server exists.
 #[tokio::test(start_paused = true)]
 async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     sync.attempted(0, new("a", 1), now, 0.0);
     assert_eq!(sync.next_attempt(now), None);
     sync.leased(ids(&["a", "b"]), now, 0.25);
@@ -505,7 +489,7 @@ async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
     }
     assert_eq!(attempts, 31, "once a second");
     let pause = sync.next_attempt(now).unwrap().1 - now;
-    assert_eq!(pause, Duration::from_secs(30), "and then rarely");
+    assert_eq!(pause, seconds(30), "and then rarely");
     sync.attempted(0, new("b", 1), now, 0.0);
     assert_eq!(sync.next_attempt(now), None);
     // The end of a lease closes no link and starts no attempts.
@@ -516,8 +500,7 @@ async fn the_server_of_a_new_lease_is_tried_until_it_has_a_link() {
 /// Two servers have leases; the link to a third server, without a lease, must not count for them.
 #[tokio::test(start_paused = true)]
 async fn links_to_other_servers_do_not_count_for_a_leased_server() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     sync.leased(ids(&["a", "b"]), now, 0.0);
     sync.attempted(0, new("a", 1), now, 0.0);
     sync.attempted(0, new("old", 1), now, 0.0);
@@ -546,11 +529,7 @@ async fn the_larger_server_count_is_used_when_configured() {
 #[tokio::test(start_paused = true)]
 async fn sync_forever_pauses_while_all_leased_servers_are_held() {
     let now = Instant::now();
-    let policy = SyncPolicy {
-        forever: true,
-        ..POLICY
-    };
-    let mut sync = SyncState::new(policy, 2);
+    let mut sync = SyncState::new(FOREVER, 2);
     sync.leased(ids(&["a", "b"]), now, 0.0);
     sync.attempted(0, new("a", 2), now, 0.0);
     assert!(sync.next_attempt(now).is_some());
@@ -564,18 +543,9 @@ async fn sync_forever_pauses_while_all_leased_servers_are_held() {
 #[tokio::test(start_paused = true)]
 async fn sync_forever_retries_slowly_and_draining_stops_attempts() {
     let now = Instant::now();
-    let mut sync = SyncState::new(
-        SyncPolicy {
-            forever: true,
-            ..POLICY
-        },
-        1,
-    );
+    let mut sync = SyncState::new(FOREVER, 1);
     sync.attempted(0, new("a", 1), now, 0.0);
-    assert_eq!(
-        sync.next_attempt(now).unwrap().1 - now,
-        Duration::from_secs(10)
-    );
+    assert_eq!(sync.next_attempt(now).unwrap().1 - now, seconds(10));
     sync.drain();
     assert_eq!(sync.next_attempt(now), None);
 }
@@ -585,8 +555,7 @@ async fn sync_forever_retries_slowly_and_draining_stops_attempts() {
 /// Limit (peers): Servers and links of an agent
 #[tokio::test(start_paused = true)]
 async fn an_agent_has_at_most_64_servers_and_links() {
-    let now = Instant::now();
-    let mut sync = SyncState::new(POLICY, 1);
+    let (mut sync, now) = fresh(1);
     assert!(!sync.is_first_excess(64) && sync.is_first_excess(65) && !sync.is_first_excess(65));
     for (announced, known) in [(i64::MAX, 64), (64, 64), (63, 63), (0, 1), (i64::MIN, 1)] {
         sync.attempted(0, new("a", announced), now, 0.0);

@@ -7,7 +7,7 @@ mod given;
 mod redirect;
 mod server;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod values;
 mod view;
 

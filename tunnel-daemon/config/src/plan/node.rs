@@ -219,16 +219,12 @@ impl DestinationsPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::tests::says;
 
     #[test]
     fn targets_are_read_and_shown_in_one_spelling() {
         for (text, bind, listens, destination) in [
-            (
-                "6443:Kube.example:443",
-                "127.0.0.1",
-                "127.0.0.1:6443",
-                "kube.example:443",
-            ),
+            ("1:Kube.a:443", "127.0.0.1", "127.0.0.1:1", "kube.a:443"),
             ("0:[FD00::1]:6443", "[::1]", "[::1]:0", "[fd00::1]:6443"),
             ("1:10.0.0.1:2", "::1", "[::1]:1", "10.0.0.1:2"),
         ] {
@@ -254,14 +250,11 @@ mod tests {
             "6443:fd00::1:1",
         ] {
             let error = TargetListener::parse(text, "127.0.0.1").unwrap_err();
-            assert!(
-                error.message().contains(&format!("{text:?}"))
-                    && error.message().contains("LOCAL_PORT:DEST_HOST:DEST_PORT"),
-                "{error}"
-            );
+            says(&error, &format!("{text:?}"));
+            says(&error, "LOCAL_PORT:DEST_HOST:DEST_PORT");
         }
         let error = TargetListener::parse("1:a:1", "a b").unwrap_err();
-        assert!(error.message().contains("--bind-address"), "{error}");
+        says(&error, "--bind-address");
     }
 
     #[test]
@@ -281,13 +274,8 @@ mod tests {
             "10.96.0.1:443=:1",
         ] {
             let error = CapturedService::parse(text).unwrap_err();
-            assert!(
-                error.message().contains(&format!("{text:?}"))
-                    && error
-                        .message()
-                        .contains("SERVICE_IP:PORT=DEST_HOST:DEST_PORT"),
-                "{error}"
-            );
+            says(&error, &format!("{text:?}"));
+            says(&error, "SERVICE_IP:PORT=DEST_HOST:DEST_PORT");
         }
     }
 
@@ -303,17 +291,15 @@ mod tests {
         };
         let one = plan(vec![service("10.96.0.1:443=a:1")]);
         assert!(check_targets(&[], Some(&one), 4, true).is_ok());
-        let twice = plan(vec![
-            service("10.96.0.1:443=a:1"),
-            service("[::ffff:10.96.0.1]:443=b:2"),
-        ]);
+        let both = ["10.96.0.1:443=a:1", "[::ffff:10.96.0.1]:443=b:2"];
+        let twice = plan(both.map(service).to_vec());
         for (plan, lanes, certificate, said) in [
             (&twice, 4, true, "10.96.0.1:443 twice"),
             (&one, 0, true, "--redirect-apiserver needs lanes"),
             (&one, 4, false, "--agent-cert"),
         ] {
             let error = check_targets(&[], Some(plan), lanes, certificate).unwrap_err();
-            assert!(error.message().contains(said), "{error}");
+            says(&error, said);
         }
         for (addresses, said) in [
             (&["127.0.0.1"][..], "no other network namespace"),
@@ -323,13 +309,13 @@ mod tests {
             let mut plan = one.clone();
             plan.node_addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
             let error = check_targets(&[], Some(&plan), 4, true).unwrap_err();
-            assert!(error.message().contains(said), "{error}");
+            says(&error, said);
         }
         let file = RuleFile {
             services: vec![service("10.96.0.1:443=b:2")],
             ..RuleFile::default()
         };
         let error = one.with(file).unwrap_err();
-        assert!(error.message().contains("twice"), "{error}");
+        says(&error, "twice");
     }
 }

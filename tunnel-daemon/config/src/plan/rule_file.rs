@@ -184,33 +184,26 @@ mod tests {
         let text = "redirect-apiserver 10.96.0.1:443=a:1";
         let file = RuleFile::parse(text, Program::Agent).unwrap();
         assert_eq!(file.services.len(), 1);
-        assert_eq!(RuleFile::parse("", Program::Agent), Ok(RuleFile::default()));
+        let empty = RuleFile::parse("", Program::Agent);
+        assert_eq!(empty, Ok(RuleFile::default()));
     }
 
     #[test]
     fn errors_in_a_rule_file_name_the_line_number() {
+        use Program::{Agent, Server};
         for (text, of, said) in [
-            ("\nredirect 10.0.0.1/8", Program::Server, "line 2"),
-            ("redirect", Program::Server, "10.0.0.0/8:9090"),
-            ("10.0.0.0/8", Program::Server, "redirect-exclude TARGET"),
-            (
-                "redirect 10.0.0.0/8",
-                Program::Agent,
-                "redirect-apiserver SERVICE",
-            ),
-            (
-                "redirect-apiserver 10.96.0.1:443",
-                Program::Agent,
-                "no destination",
-            ),
+            ("\nredirect 10.0.0.1/8", Server, "line 2"),
+            ("redirect", Server, "10.0.0.0/8:9090"),
+            ("10.0.0.0/8", Server, "redirect-exclude TARGET"),
+            ("redirect 10.0.0.0/8", Agent, "redirect-apiserver SERVICE"),
+            ("redirect-apiserver 10.0.0.1:443", Agent, "no destination"),
         ] {
             let error = RuleFile::parse(text, of).unwrap_err();
-            assert!(
-                error.contains("line ") && error.contains(said),
-                "{text}: {error}"
-            );
+            for part in ["line ", said] {
+                assert!(error.contains(part), "{text}: {error}");
+            }
         }
         let long = " ".repeat(limits::REDIRECT_FILE_BYTES_MAX + 1);
-        assert!(RuleFile::parse(&long, Program::Server).is_err());
+        assert!(RuleFile::parse(&long, Server).is_err());
     }
 }

@@ -19,8 +19,20 @@ fn authority(bytes: &[u8]) -> String {
     }
 }
 
-fn target(target: &str) -> Progress {
-    parse(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes())
+fn request(target: &str) -> Vec<u8> {
+    format!("CONNECT {target} HTTP/1.1\r\n\r\n").into_bytes()
+}
+
+/// Asserts that a head is rejected as malformed.
+#[track_caller]
+fn malformed(bytes: &[u8]) {
+    rejected(bytes, Rejection::Malformed);
+}
+
+#[track_caller]
+fn rejected(bytes: &[u8], why: Rejection) {
+    let text = String::from_utf8_lossy(bytes);
+    assert_eq!(parse(bytes), Progress::Rejected(why), "{text:?}");
 }
 
 #[test]
@@ -47,26 +59,18 @@ fn pipelined_bytes_are_left_to_the_tunnel() {
 fn the_outcome_is_the_same_for_a_split_at_every_byte() {
     for at in 0..KUBE_APISERVER.len() {
         let mut parser = RequestHead::default();
-        assert_eq!(
-            parser.parse(&KUBE_APISERVER[..at]),
-            Progress::NeedMore,
-            "split at {at}"
-        );
-        assert_eq!(
-            parser.parse(KUBE_APISERVER),
-            parse(KUBE_APISERVER),
-            "split at {at}"
-        );
+        let early = parser.parse(&KUBE_APISERVER[..at]);
+        assert_eq!(early, Progress::NeedMore, "split at {at}");
+        let whole = parser.parse(KUBE_APISERVER);
+        assert_eq!(whole, parse(KUBE_APISERVER), "split at {at}");
     }
 }
 
 #[test]
 fn bare_line_feeds_and_folded_headers_are_tolerated() {
     assert_eq!(authority(b"CONNECT a:1 HTTP/1.1\n\n"), "a:1");
-    assert_eq!(
-        authority(b"CONNECT a:1 HTTP/1.1\nHost: b\r\nX: 1\r\n\t2\n\r\n"),
-        "a:1"
-    );
+    let folded = b"CONNECT a:1 HTTP/1.1\nHost: b\r\nX: 1\r\n\t2\n\r\n";
+    assert_eq!(authority(folded), "a:1");
     assert_eq!(authority(b"CONNECT a:1 HTTP/1.0\r\n\r\n"), "a:1");
 }
 
@@ -81,8 +85,7 @@ fn destinations_are_handed_on_verbatim() {
         "::1:80",
         "b\u{fc}ro:1",
     ] {
-        let request = format!("CONNECT {text} HTTP/1.1\r\n\r\n");
-        assert_eq!(authority(request.as_bytes()), text);
+        assert_eq!(authority(&request(text)), text);
     }
 }
 
@@ -95,8 +98,7 @@ fn the_zone_of_an_ipv6_address_is_handed_on_decoded() {
         ("[fe80::1%25eth0]", "[fe80::1%eth0]"),
         ("[fe80::1%25a%2db%20c]:1", "[fe80::1%a-b c]:1"),
     ] {
-        let request = format!("CONNECT {text} HTTP/1.1\r\n\r\n");
-        assert_eq!(authority(request.as_bytes()), expected);
+        assert_eq!(authority(&request(text)), expected);
     }
     for text in [
         "[fe80::1%eth0]:80",
@@ -107,8 +109,7 @@ fn the_zone_of_an_ipv6_address_is_handed_on_decoded() {
         "[fe80::1%25eth0]80",
         "[fe80%2d::1%25eth0]:80",
     ] {
-        let rejected = Progress::Rejected(Rejection::Malformed);
-        assert_eq!(target(text), rejected, "{text:?}");
+        malformed(&request(text));
     }
 }
 
@@ -118,11 +119,7 @@ fn targets_that_are_no_authority_are_malformed() {
         "", "/", "a:b", "[::1", "[::1]x", "[::1]80", "a:1/path", "u@a:1", "a?q", "a#f", "%2f:1",
         "a\t:1",
     ] {
-        assert_eq!(
-            target(text),
-            Progress::Rejected(Rejection::Malformed),
-            "{text:?}"
-        );
+        malformed(&request(text));
     }
 }
 
@@ -142,13 +139,7 @@ fn request_lines_that_are_not_http_are_malformed() {
         b" a:1 HTTP/1.1\r\n",
         b"CONNECT \xff:1 HTTP/1.1\r\n",
     ];
-    for line in lines {
-        assert_eq!(
-            parse(line),
-            Progress::Rejected(Rejection::Malformed),
-            "{line:?}"
-        );
-    }
+    lines.into_iter().for_each(malformed);
 }
 
 #[test]
@@ -163,23 +154,14 @@ fn header_lines_that_are_not_http_are_malformed() {
         b"N: \x7f",
     ];
     for line in lines {
-        let bytes = [b"CONNECT a:1 HTTP/1.1\r\n", line, b"\r\n\r\n"].concat();
-        assert_eq!(
-            parse(&bytes),
-            Progress::Rejected(Rejection::Malformed),
-            "{line:?}"
-        );
+        malformed(&[b"CONNECT a:1 HTTP/1.1\r\n", line, b"\r\n\r\n"].concat());
     }
-    let stray_cr = b"CONNECT a:1 HTTP/1.1\r\nN: a\rb\r\n\r\n";
-    assert_eq!(parse(stray_cr), Progress::Rejected(Rejection::Malformed));
+    malformed(b"CONNECT a:1 HTTP/1.1\r\nN: a\rb\r\n\r\n");
 }
 
 #[test]
 fn a_tls_hello_is_refused_at_once() {
-    assert_eq!(
-        parse(&[0x16, 0x03, 0x01]),
-        Progress::Rejected(Rejection::Malformed)
-    );
+    malformed(&[0x16, 0x03, 0x01]);
 }
 
 #[test]
@@ -190,22 +172,14 @@ fn other_methods_and_versions_are_answered_once_the_head_is_complete() {
         "connect a:1 HTTP/1.1\r\n\r\n",
         "POST http://a/ HTTP/1.1\n\n",
     ] {
-        assert_eq!(
-            parse(request.as_bytes()),
-            Progress::Rejected(Rejection::NotConnect),
-            "{request}"
-        );
+        rejected(request.as_bytes(), Rejection::NotConnect);
     }
     for request in [
         "CONNECT a:1 HTTP/2.0\r\n\r\n",
         "GET / HTTP/0.9\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\n",
     ] {
-        assert_eq!(
-            parse(request.as_bytes()),
-            Progress::Rejected(Rejection::VersionUnsupported),
-            "{request}"
-        );
+        rejected(request.as_bytes(), Rejection::VersionUnsupported);
     }
 }
 
@@ -214,19 +188,13 @@ fn other_methods_and_versions_are_answered_once_the_head_is_complete() {
 fn the_head_limit_excludes_pipelined_bytes() {
     let head = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
     let with_data = [&head[..], &[0; 1000]].concat();
-    assert!(matches!(
-        RequestHead::new(head.len()).parse(&with_data),
-        Progress::Connect(_)
-    ));
+    let fits = RequestHead::new(head.len()).parse(&with_data);
+    assert!(matches!(fits, Progress::Connect(_)));
     let short = head.len() - 1;
-    assert_eq!(
-        RequestHead::new(short).parse(&with_data),
-        Progress::Rejected(Rejection::TooLarge)
-    );
-    assert_eq!(
-        RequestHead::new(short).parse(&head[..short - 1]),
-        Progress::NeedMore
-    );
+    let too_large = RequestHead::new(short).parse(&with_data);
+    assert_eq!(too_large, Progress::Rejected(Rejection::TooLarge));
+    let part = RequestHead::new(short).parse(&head[..short - 1]);
+    assert_eq!(part, Progress::NeedMore);
 }
 
 /// Limit (sizes): CONNECT head
@@ -277,10 +245,8 @@ fn rejections_state_the_error_and_close() {
         let response = String::from_utf8(rejection.response().to_vec()).unwrap();
         let (head, found) = response.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with(start), "{response}");
-        assert!(
-            head.contains("\r\nContent-Type: text/plain; charset=utf-8\r\n"),
-            "{response}"
-        );
+        let plain = "\r\nContent-Type: text/plain; charset=utf-8\r\n";
+        assert!(head.contains(plain), "{response}");
         assert!(head.contains("\r\nConnection: close"), "{response}");
         assert_eq!(found, body);
         if let Some((_, len)) = head.split_once("Content-Length: ") {
@@ -292,61 +258,58 @@ fn rejections_state_the_error_and_close() {
 #[test]
 fn failed_dials_get_the_responses_of_upstream() {
     const PLAIN: &str = "Content-Type: text/plain; charset=utf-8\r\n\r\n";
-    let rows = [
-        (
-            DialFailure::NoAgent,
-            "500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\n\
-            currently no tunnels available: No agent available"
-                .to_owned(),
-        ),
-        (
-            DialFailure::Target("dial tcp 10.0.0.1:1: connect: connection refused".to_owned()),
-            format!(
-                "502 Bad Gateway\r\nConnection: close\r\n{PLAIN}dial tcp 10.0.0.1:1: connect: connection refused"
-            ),
-        ),
+    const CLOSING: &str = "Connection: close\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n";
+    let refused = "dial tcp 10.0.0.1:1: connect: connection refused";
+    let answers = |failure: DialFailure, status: &str, headers: &str, text: &str| {
+        let expected = format!("HTTP/1.1 {status}\r\n{headers}{text}");
+        let response = failure_response(&failure).unwrap();
+        assert_eq!(response, expected, "{failure:?}");
+    };
+    let (agent, target) = (
+        DialFailure::NoAgent,
+        DialFailure::Target(refused.to_owned()),
+    );
+    let none = "currently no tunnels available: No agent available";
+    let untyped = "Content-Type: text/plain\r\n\r\n";
+    answers(agent, "500 Internal Server Error", untyped, none);
+    answers(target, "502 Bad Gateway", CLOSING, refused);
+    let per_agent = DialFailure::TooManyPending { per_agent: true };
+    let [bad, slow, busy] = [
+        "502 Bad Gateway",
+        "504 Gateway Timeout",
+        "503 Service Unavailable",
+    ];
+    for (failure, status, text) in [
         (
             DialFailure::LinkBusy,
-            format!(
-                "502 Bad Gateway\r\n{PLAIN}Failed to tunnel dial request: backend link is not accepting dials\r\n"
-            ),
+            bad,
+            "Failed to tunnel dial request: backend link is not accepting dials",
         ),
         (
             DialFailure::LinkLost,
-            format!("502 Bad Gateway\r\n{PLAIN}Backend context error: context canceled\r\n"),
+            bad,
+            "Backend context error: context canceled",
         ),
         (
             DialFailure::TimedOut,
-            format!(
-                "504 Gateway Timeout\r\n{PLAIN}Backend dial timeout: timed out waiting for backend dial\r\n"
-            ),
+            slow,
+            "Backend dial timeout: timed out waiting for backend dial",
         ),
         (
             DialFailure::SendTimedOut,
-            format!(
-                "504 Gateway Timeout\r\n{PLAIN}Failed to tunnel dial request: timed out waiting for backend dial\r\n"
-            ),
+            slow,
+            "Failed to tunnel dial request: timed out waiting for backend dial",
         ),
-        (
-            DialFailure::TooManyPending { per_agent: true },
-            format!("503 Service Unavailable\r\n{PLAIN}too many pending dials on this agent\r\n"),
-        ),
-        (
-            DialFailure::TooLong,
-            format!("502 Bad Gateway\r\n{PLAIN}dial address is too long\r\n"),
-        ),
-        (
-            DialFailure::ShuttingDown,
-            format!("503 Service Unavailable\r\n{PLAIN}server is shutting down\r\n"),
-        ),
+        (per_agent, busy, "too many pending dials on this agent"),
+        (DialFailure::TooLong, bad, "dial address is too long"),
+        (DialFailure::ShuttingDown, busy, "server is shutting down"),
         (
             DialFailure::NoDescriptors,
-            format!("503 Service Unavailable\r\n{PLAIN}server is short of file descriptors\r\n"),
+            busy,
+            "server is short of file descriptors",
         ),
-    ];
-    for (failure, expected) in rows {
-        let response = failure_response(&failure).unwrap();
-        assert_eq!(response, format!("HTTP/1.1 {expected}"), "{failure:?}");
+    ] {
+        answers(failure, status, PLAIN, &format!("{text}\r\n"));
     }
     assert_eq!(failure_response(&DialFailure::Closed), None);
 }

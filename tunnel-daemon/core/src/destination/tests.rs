@@ -8,6 +8,10 @@ fn targets(entries: &[&str]) -> DestinationList {
     DestinationList::allow_targets(entries).unwrap()
 }
 
+fn allowed(entries: &[&str]) -> DestinationList {
+    DestinationList::allowed_destinations(entries).unwrap()
+}
+
 fn allows(list: &DestinationList, addr: &str) -> bool {
     list.check(addr.parse().unwrap(), None).is_ok()
 }
@@ -54,12 +58,9 @@ fn all_and_none_are_words_and_hosts_of_these_names_have_a_final_dot() {
     let host = targets(&["none.", "all:80"]);
     assert!(host.check_lookup("none", 443).is_ok() && host.check_lookup("all", 80).is_ok());
     let error = DestinationList::allow_targets(&["10.0.0.1", "none"]).unwrap_err();
-    assert_eq!(
-        (error.entry.as_str(), error.flaw),
-        ("none", EntryFlaw::NotAlone)
-    );
-    let none = DestinationList::allowed_destinations(&["none"]).unwrap();
-    assert!(!allows(&none, "10.0.0.1:80"));
+    assert_eq!(error.entry, "none");
+    assert_eq!(error.flaw, EntryFlaw::NotAlone);
+    assert!(!allows(&allowed(&["none"]), "10.0.0.1:80"));
     let error = DestinationList::allowed_destinations(&["all"]).unwrap_err();
     assert_eq!(error.flaw, EntryFlaw::PortNeeded);
 }
@@ -97,10 +98,8 @@ fn wide_entries_and_names_do_not_allow_metadata_addresses() {
     let list = targets(&["0.0.0.0/0", "::/0", "metadata.internal", "169.0.0.0/8"]);
     assert!(!allows(&list, "169.254.169.254:80"));
     assert!(!allows(&list, "[fe80::1]:80"));
-    let by_name = list.check(
-        "169.254.169.254:80".parse().unwrap(),
-        Some("metadata.internal"),
-    );
+    let metadata = "169.254.169.254:80".parse().unwrap();
+    let by_name = list.check(metadata, Some("metadata.internal"));
     assert_eq!(by_name.unwrap_err().why, Why::Guarded);
 }
 
@@ -151,20 +150,15 @@ fn a_name_entry_covers_what_that_name_resolves_to() {
     assert_eq!(list.check(addr, Some("api.example.COM.")), Ok(()));
     assert!(list.check(addr, Some("other.example.com")).is_err());
     assert!(list.check(addr, None).is_err());
-    assert!(
-        list.check("203.0.113.9:80".parse().unwrap(), Some("api.example.com"))
-            .is_err()
-    );
+    let other_port = "203.0.113.9:80".parse().unwrap();
+    assert!(list.check(other_port, Some("api.example.com")).is_err());
 }
 
 #[test]
 fn a_servers_list_denies_when_empty_needs_ports_and_guards_loopback() {
-    let none: [&str; 0] = [];
-    let empty = DestinationList::allowed_destinations(&none).unwrap();
-    assert!(!allows(&empty, "10.0.0.1:443"));
+    assert!(!allows(&allowed(&[]), "10.0.0.1:443"));
 
-    let wide = DestinationList::allowed_destinations(&["0.0.0.0/0:6443", "::/0:6443", "kas:6443"])
-        .unwrap();
+    let wide = allowed(&["0.0.0.0/0:6443", "::/0:6443", "kas:6443"]);
     assert!(allows(&wide, "10.0.0.1:6443"));
     for addr in [
         "127.0.0.1:6443",
@@ -174,21 +168,14 @@ fn a_servers_list_denies_when_empty_needs_ports_and_guards_loopback() {
     ] {
         assert!(!allows(&wide, addr), "{addr}");
     }
-    assert!(
-        wide.check("127.0.0.1:6443".parse().unwrap(), Some("kas"))
-            .is_err(),
-        "a name rebound to loopback"
-    );
-    let named = DestinationList::allowed_destinations(&["127.0.0.1:6443"]).unwrap();
-    assert!(allows(&named, "127.0.0.1:6443"));
+    let rebound = wide.check("127.0.0.1:6443".parse().unwrap(), Some("kas"));
+    assert!(rebound.is_err(), "a name rebound to loopback");
+    assert!(allows(&allowed(&["127.0.0.1:6443"]), "127.0.0.1:6443"));
 
-    let error = DestinationList::allowed_destinations(&["10.0.0.0/8"])
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        error,
-        "destination \"10.0.0.0/8\": needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443"
-    );
+    let error = DestinationList::allowed_destinations(&["10.0.0.0/8"]).unwrap_err();
+    let text =
+        "destination \"10.0.0.0/8\": needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443";
+    assert_eq!(error.to_string(), text);
     assert!(DestinationList::allowed_destinations(&["fd00::1"]).is_err());
 }
 
@@ -219,13 +206,10 @@ fn a_bad_entry_is_named_with_its_flaw() {
 
 #[test]
 fn a_denial_names_destination_and_reason() {
-    let denied = targets(&["10.0.0.0/8"])
-        .check("[::ffff:1.2.3.4]:80".parse().unwrap(), Some("x.y"))
-        .unwrap_err();
-    assert_eq!(
-        denied.to_string(),
-        "--allow-target of the agent: destination 1.2.3.4:80 (of x.y) is not on the list of allowed destinations"
-    );
+    let mapped = "[::ffff:1.2.3.4]:80".parse().unwrap();
+    let denied = targets(&["10.0.0.0/8"]).check(mapped, Some("x.y"));
+    let text = "--allow-target of the agent: destination 1.2.3.4:80 (of x.y) is not on the list of allowed destinations";
+    assert_eq!(denied.unwrap_err().to_string(), text);
 }
 
 proptest! {
@@ -247,8 +231,7 @@ proptest! {
 
 #[test]
 fn names_that_no_entry_could_cover_need_no_lookup() {
-    let list =
-        DestinationList::allowed_destinations(&["api.example:443", "10.0.0.0/8:80"]).unwrap();
+    let list = allowed(&["api.example:443", "10.0.0.0/8:80"]);
     for (name, port, could) in [
         ("API.example.", 443, true),
         ("other.example", 443, false),
@@ -263,28 +246,20 @@ fn names_that_no_entry_could_cover_need_no_lookup() {
         );
     }
     assert!(DestinationList::open().check_lookup("anything", 1).is_ok());
-    let nothing = DestinationList::allowed_destinations::<&str>(&[]).unwrap();
-    assert!(nothing.check_lookup("anything", 1).is_err());
+    assert!(allowed(&[]).check_lookup("anything", 1).is_err());
 }
 
 #[test]
 fn the_class_of_a_destination_is_the_entry_that_covers_it() {
-    let list = DestinationList::allow_targets(&[
-        "10.0.0.0/8",
-        "[fd00::/8]:443",
-        "kubernetes.default.svc:443",
-    ])
-    .unwrap();
+    let service = "kubernetes.default.svc:443";
+    let list = targets(&["10.0.0.0/8", "[fd00::/8]:443", service]);
+    let capital = "Kubernetes.default.svc.";
     for (addr, name, class) in [
         ("10.1.2.3:80", None, Some("10.0.0.0/8")),
         ("[::ffff:10.1.2.3]:80", None, Some("10.0.0.0/8")),
         ("[fd00::1]:443", None, Some("[fd00::/8]:443")),
         ("[fd00::1]:444", None, None),
-        (
-            "192.0.2.1:443",
-            Some("Kubernetes.default.svc."),
-            Some("kubernetes.default.svc:443"),
-        ),
+        ("192.0.2.1:443", Some(capital), Some(service)),
     ] {
         assert_eq!(list.class(addr.parse().unwrap(), name), class, "{addr}");
     }
@@ -297,14 +272,8 @@ fn the_class_of_a_destination_is_the_entry_that_covers_it() {
 fn destination_lists_refuse_name_patterns() {
     for entry in ["*", "*:443", "*.example"] {
         assert!(DestinationList::allow_targets(&[entry]).is_err(), "{entry}");
-        let with_port = if entry.contains(':') {
-            entry.to_owned()
-        } else {
-            format!("{entry}:443")
-        };
-        assert!(
-            DestinationList::allowed_destinations(&[with_port]).is_err(),
-            "{entry}"
-        );
+        let with_port = format!("{}:443", entry.trim_end_matches(":443"));
+        let of_server = DestinationList::allowed_destinations(&[with_port]);
+        assert!(of_server.is_err(), "{entry}");
     }
 }

@@ -20,22 +20,27 @@ impl World {
         Self(Registry::new(strategies.parse().unwrap()))
     }
 
+    /// A world with these agents, each "NAME IDENTIFIERS", on links 1, 2 and so on.
+    fn with(strategies: &str, agents: &str) -> Self {
+        let mut world = Self::new(strategies);
+        for (link, agent) in (1..).zip(agents.split(", ")) {
+            let (name, identifiers) = agent.split_once(' ').unwrap_or((agent, ""));
+            world.add(link, name, identifiers);
+        }
+        world
+    }
+
     fn add(&mut self, link: u64, agent: &str, identifiers: &str) {
         let identifiers = Identifiers::parse(identifiers).unwrap();
-        assert_eq!(
-            self.0
-                .add(LinkId(link), AgentId::new(agent), &identifiers, None),
-            Standing::Serving
-        );
+        let agent = AgentId::new(agent);
+        let standing = self.0.add(LinkId(link), agent, &identifiers, None);
+        assert_eq!(standing, Standing::Serving);
     }
 
     fn add_as(&mut self, principal: &str, link: u64, agent: &str) -> Standing {
-        self.0.add(
-            LinkId(link),
-            AgentId::new(agent),
-            &Identifiers::default(),
-            Some(principal),
-        )
+        let (agent, identifiers) = (AgentId::new(agent), Identifiers::default());
+        self.0
+            .add(LinkId(link), agent, &identifiers, Some(principal))
     }
 
     fn remove(&mut self, link: u64) {
@@ -99,9 +104,7 @@ fn default_spreads_evenly_over_all_agents() {
 /// Upstream (choice): `defaultRoute` picks only agents with `default-route=true`.
 #[test]
 fn default_route_takes_only_agents_that_claim_it() {
-    let mut world = World::new("defaultRoute");
-    world.add(1, "a", "");
-    world.add(2, "b", "default-route=false");
+    let mut world = World::with("defaultRoute", "a, b default-route=false");
     assert_eq!(world.choices("x:1"), []);
     world.add(3, "c", "default-route=true");
     assert_eq!(world.choices("x:1"), [3]);
@@ -161,9 +164,10 @@ fn dest_host_matches_host_and_address_without_port_and_by_value() {
 /// Upstream (choice): `destHost` matches host or address without the port, never agents without identifiers.
 #[test]
 fn dest_host_matches_a_name_with_and_without_its_final_dot() {
-    let mut world = World::new("destHost");
-    world.add(1, "a", "host=plain.example.org");
-    world.add(2, "b", "host=Dotted.example.org.");
+    let mut world = World::with(
+        "destHost",
+        "a host=plain.example.org, b host=Dotted.example.org.",
+    );
     for (address, expected) in [
         ("plain.example.org.:443", vec![1]),
         ("PLAIN.example.org.", vec![1]),
@@ -184,9 +188,7 @@ fn dest_host_matches_a_name_with_and_without_its_final_dot() {
 /// Upstream (choice): When one of two agents with the same identifier goes, the other still matches.
 #[test]
 fn dest_host_spreads_over_agents_that_share_an_identifier_and_survives_the_loss_of_one() {
-    let mut world = World::new("destHost");
-    world.add(1, "a", "host=shared&ipv4=1.1.1.1");
-    world.add(2, "b", "host=shared");
+    let mut world = World::with("destHost", "a host=shared&ipv4=1.1.1.1, b host=shared");
     assert_eq!(world.choices("shared:1"), [1, 2]);
     world.remove(1);
     assert_eq!(world.choices("shared:1"), [2]);
@@ -242,16 +244,11 @@ fn dest_cidr_takes_the_longest_prefix_and_falls_back_to_shorter_ones() {
 /// Upstream (choice): A new link of an agent id replaces a dead one, and takes new dials.
 #[test]
 fn the_newest_live_link_of_an_agent_takes_new_dials() {
-    let mut world = World::new("default");
-    world.add(1, "a", "");
-    world.add(2, "a", "");
+    let mut world = World::with("default", "a, a");
     assert_eq!(world.choices("x:1"), [2]);
     world.drain(2);
-    assert_eq!(
-        world.choices("x:1"),
-        [1],
-        "an older link that is not draining"
-    );
+    let older = "an older link that is not draining";
+    assert_eq!(world.choices("x:1"), [1], "{older}");
     world.add(3, "a", "");
     assert_eq!(world.choices("x:1"), [3]);
     world.remove(3);
@@ -262,10 +259,7 @@ fn the_newest_live_link_of_an_agent_takes_new_dials() {
 /// Upstream (choice): A draining agent is picked only when all agents for the destination are draining.
 #[test]
 fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
-    let mut world = World::new("destHost,default");
-    world.add(1, "a", "host=h");
-    world.add(2, "b", "host=h");
-    world.add(3, "c", "");
+    let mut world = World::with("destHost,default", "a host=h, b host=h, c");
     world.drain(1);
     assert_eq!(world.choices("h:1"), [2]);
     world.drain(2);
@@ -281,10 +275,7 @@ fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
 /// Limit (times): A silent agent | PING after 3 s; avoided after 4 s while another agent of its key answers
 #[test]
 fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key() {
-    let mut world = World::new("destHost,default");
-    world.add(1, "a", "host=h");
-    world.add(2, "b", "host=h");
-    world.add(3, "c", "");
+    let mut world = World::with("destHost,default", "a host=h, b host=h, c");
     world.silence(1, Silence::Suspected);
     assert_eq!(world.choices("h:1"), [2]);
     assert_eq!(world.0.condition(LinkId(1)), Some(Condition::Suspected));
@@ -309,10 +300,7 @@ fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key
 /// Limit (times): A link whose agent stays silent | gets no dials after 8 s, with a Go agent 20 s; its tunnels live on
 #[test]
 fn a_dead_link_gets_no_dials_counts_still_and_keeps_its_key() {
-    let mut world = World::new("destHost,default");
-    world.add(1, "a", "host=h");
-    world.add(2, "b", "host=h");
-    world.add(3, "c", "");
+    let mut world = World::with("destHost,default", "a host=h, b host=h, c");
     world.silence(1, Silence::Dead);
     assert_eq!(world.choices("h:1"), [2]);
     world.silence(2, Silence::Dead);
@@ -393,9 +381,7 @@ fn another_attempt_asks_no_agent_that_merely_claims_the_key() {
 /// Upstream (choice): A draining agent is picked only when all agents for the destination are draining.
 #[test]
 fn an_agents_draining_leaves_other_hosts_alone() {
-    let mut world = World::new("destHost");
-    world.add(1, "a", "host=one");
-    world.add(2, "b", "host=two");
+    let mut world = World::with("destHost", "a host=one, b host=two");
     world.drain(1);
     assert_eq!(world.choices("two:1"), [2]);
     assert_eq!(world.choices("one:1"), [1]);
@@ -410,18 +396,15 @@ fn another_principal_never_displaces_the_owner_of_an_agent_id() {
     assert_eq!(world.add_as("node-a", 3, "a"), Standing::Serving);
     assert_eq!(world.choices("x:1"), [3]);
     world.remove(1);
-    assert_eq!(
-        world.choices("x:1"),
-        [3],
-        "though the intruder's link is older"
-    );
+    let why = "though the intruder's link is older";
+    assert_eq!(world.choices("x:1"), [3], "{why}");
     world.drain(3);
     assert_eq!(world.choices("x:1"), [3]);
     assert_eq!(world.0.keys(Strategy::Default), 1);
     assert_eq!(world.0.links_of(&AgentId::new("a")), [LinkId(2), LinkId(3)]);
     let held = |principal| world.0.links_held(&AgentId::new("a"), principal);
     assert_eq!(
-        [held(Some("intruder")), held(Some("node-a")), held(None)],
+        [Some("intruder"), Some("node-a"), None].map(held),
         [1, 1, 0]
     );
     world.remove(3);
@@ -447,10 +430,7 @@ fn a_shadowed_draining_link_takes_over_as_draining() {
 /// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
 fn a_retired_link_is_not_chosen_until_it_is_revived() {
-    let mut world = World::new("destHost,default");
-    world.add(1, "a", "host=h");
-    world.add(2, "a", "host=h");
-    world.add(3, "b", "");
+    let mut world = World::with("destHost,default", "a host=h, a host=h, b");
     world.0.retire(LinkId(2));
     assert_eq!(world.choices("h:1"), [1]);
     world.0.retire(LinkId(1));
@@ -461,11 +441,8 @@ fn a_retired_link_is_not_chosen_until_it_is_revived() {
     assert_eq!(keys(&world), [0, 1]);
     world.0.revive(LinkId(2));
     world.0.revive(LinkId(1));
-    assert_eq!(
-        world.choices("h:1"),
-        [2],
-        "1 is not the newest by coming back"
-    );
+    let why = "1 is not the newest by coming back";
+    assert_eq!(world.choices("h:1"), [2], "{why}");
     assert_eq!(keys(&world), [1, 2]);
     world.0.retire(LinkId(1));
     world.remove(1);
@@ -488,10 +465,7 @@ fn a_retired_link_keeps_its_agent_id_from_others() {
 
 #[test]
 fn excluded_links_are_never_chosen_and_their_agents_come_last() {
-    let mut world = World::new("default");
-    world.add(1, "a", "");
-    world.add(2, "a", "");
-    world.add(3, "b", "");
+    let mut world = World::with("default", "a, a, b");
     assert_eq!(world.choices_without("x:1", &[2]), [3]);
     assert_eq!(world.choices_without("x:1", &[2, 3]), [1]);
     assert_eq!(world.choices_without("x:1", &[1, 2, 3]), []);
@@ -499,9 +473,7 @@ fn excluded_links_are_never_chosen_and_their_agents_come_last() {
 
 #[test]
 fn an_excluded_match_does_not_fall_to_the_next_strategy() {
-    let mut world = World::new("destHost,default");
-    world.add(1, "a", "host=h");
-    world.add(2, "b", "");
+    let mut world = World::with("destHost,default", "a host=h, b");
     assert_eq!(world.choices_without("h:1", &[1]), []);
 }
 
@@ -518,13 +490,8 @@ fn adding_a_link_twice_changes_nothing() {
     world.remove(1);
     world.remove(1);
     world.drain(1);
-    assert_eq!(
-        (
-            world.0.keys(Strategy::Default),
-            world.0.keys(Strategy::DestHost)
-        ),
-        (0, 0)
-    );
+    let keys = [Strategy::Default, Strategy::DestHost].map(|strategy| world.0.keys(strategy));
+    assert_eq!(keys, [0, 0]);
 }
 
 /// HyperShift runs its workers this way; upstream's gauge reads 1 there, because no worker has a host identifier.

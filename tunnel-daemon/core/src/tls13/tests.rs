@@ -34,23 +34,17 @@ fn read_all(is_client: bool, records: &[(u8, &[u8])]) -> Result<Vec<Meaning>, Re
 
 #[test]
 fn every_message_of_a_record_counts() {
+    let new_keys = |asks| Meaning::NewKeys { asks };
+    let many = [ticket(10), ticket(1), key_update(0)].concat();
     for (record, expected) in [
         (ticket(10), Meaning::Nothing),
         ([ticket(10), ticket(300)].concat(), Meaning::Nothing),
-        (key_update(0), Meaning::NewKeys { asks: false }),
-        (
-            [ticket(10), key_update(1)].concat(),
-            Meaning::NewKeys { asks: true },
-        ),
-        (
-            [ticket(10), ticket(1), key_update(0)].concat(),
-            Meaning::NewKeys { asks: false },
-        ),
+        (key_update(0), new_keys(false)),
+        ([ticket(10), key_update(1)].concat(), new_keys(true)),
+        (many, new_keys(false)),
     ] {
-        assert_eq!(
-            read_all(CLIENT, &[(HANDSHAKE, &record)]),
-            Ok(vec![expected])
-        );
+        let read = read_all(CLIENT, &[(HANDSHAKE, &record)]);
+        assert_eq!(read, Ok(vec![expected]));
     }
 }
 
@@ -84,99 +78,41 @@ fn forbidden_records_and_messages_are_refused() {
     without_a_ticket.drain(15..18);
     without_a_ticket.splice(15..15, [0, 0]);
     without_a_ticket[3] -= 1;
-    for (what, is_client, records, expected) in [
-        (
-            "a ticket for a server",
-            SERVER,
-            vec![(HANDSHAKE, ticket(1))],
-            Wrong::UnexpectedMessage,
-        ),
-        (
-            "a message of the handshake",
-            CLIENT,
-            vec![(HANDSHAKE, message(13, &[0, 0, 0]))],
-            Wrong::UnexpectedMessage,
-        ),
-        (
-            "payload within a message",
-            CLIENT,
-            vec![(HANDSHAKE, half.to_vec()), (APPLICATION_DATA, vec![1])],
-            Wrong::Interrupted,
-        ),
-        (
-            "an end within a message",
-            CLIENT,
-            vec![(HANDSHAKE, half.to_vec()), (ALERT, vec![1, 0])],
-            Wrong::Interrupted,
-        ),
-        (
-            "a ticket with the old keys",
-            CLIENT,
-            vec![(HANDSHAKE, [key_update(0), ticket(1)].concat())],
-            Wrong::BehindKeyUpdate,
-        ),
-        (
-            "part of a message with the old keys",
-            SERVER,
-            vec![(HANDSHAKE, [&key_update(0)[..], &[24]].concat())],
-            Wrong::BehindKeyUpdate,
-        ),
-        (
-            "another wish",
-            SERVER,
-            vec![(HANDSHAKE, key_update(2))],
-            Wrong::BadMessage,
-        ),
-        (
-            "a long wish, before it is there",
-            SERVER,
-            vec![(HANDSHAKE, vec![KEY_UPDATE, 0, 1, 0])],
-            Wrong::BadMessage,
-        ),
-        (
-            "a ticket beyond all bounds, before it is there",
-            CLIENT,
-            vec![(HANDSHAKE, vec![NEW_SESSION_TICKET, 1, 0, 0])],
-            Wrong::BadMessage,
-        ),
-        (
-            "a ticket without fields",
-            CLIENT,
-            vec![(HANDSHAKE, message(NEW_SESSION_TICKET, &[0; 9]))],
-            Wrong::BadMessage,
-        ),
-        (
-            "a ticket that is empty",
-            CLIENT,
-            vec![(HANDSHAKE, without_a_ticket)],
-            Wrong::BadMessage,
-        ),
-        (
-            "no message at all",
-            CLIENT,
-            vec![(HANDSHAKE, vec![])],
-            Wrong::BadMessage,
-        ),
-        ("an alert", CLIENT, vec![(ALERT, vec![2, 40])], Wrong::Alert),
-        (
-            "half of an alert",
-            CLIENT,
-            vec![(ALERT, vec![1])],
-            Wrong::Alert,
-        ),
-        (
-            "another type",
-            CLIENT,
-            vec![(20, vec![1])],
-            Wrong::UnexpectedRecord,
-        ),
-    ] {
-        let records: Vec<(u8, &[u8])> = records
-            .iter()
-            .map(|(kind, content)| (*kind, &content[..]))
-            .collect();
-        assert_eq!(read_all(is_client, &records), Err(expected), "{what}");
+    let refused = |is_client, expected, records: &[(u8, &[u8])]| {
+        let read = read_all(is_client, records);
+        assert_eq!(read, Err(expected), "{records:?}");
+    };
+    let at_client = |expected, content: &[u8]| refused(CLIENT, expected, &[(HANDSHAKE, content)]);
+    let at_server = |expected, content: &[u8]| refused(SERVER, expected, &[(HANDSHAKE, content)]);
+    // A ticket for a server.
+    at_server(Wrong::UnexpectedMessage, &ticket(1));
+    // A message of the handshake.
+    at_client(Wrong::UnexpectedMessage, &message(13, &[0, 0, 0]));
+    // Payload within a message, and an end within a message.
+    for other in [(APPLICATION_DATA, &[1][..]), (ALERT, &[1, 0])] {
+        refused(CLIENT, Wrong::Interrupted, &[(HANDSHAKE, half), other]);
     }
+    // A ticket with the old keys, and a part of a message with the old keys.
+    let ticket_behind = [key_update(0), ticket(1)].concat();
+    at_client(Wrong::BehindKeyUpdate, &ticket_behind);
+    at_server(
+        Wrong::BehindKeyUpdate,
+        &[&key_update(0)[..], &[24]].concat(),
+    );
+    // Another wish, and a long wish, before it is there.
+    at_server(Wrong::BadMessage, &key_update(2));
+    at_server(Wrong::BadMessage, &[KEY_UPDATE, 0, 1, 0]);
+    // A ticket beyond all bounds, before it is there.
+    at_client(Wrong::BadMessage, &[NEW_SESSION_TICKET, 1, 0, 0]);
+    // A ticket without fields, a ticket that is empty, and no message at all.
+    at_client(Wrong::BadMessage, &message(NEW_SESSION_TICKET, &[0; 9]));
+    at_client(Wrong::BadMessage, &without_a_ticket);
+    at_client(Wrong::BadMessage, &[]);
+    // An alert, and half of an alert.
+    refused(CLIENT, Wrong::Alert, &[(ALERT, &[2, 40])]);
+    refused(CLIENT, Wrong::Alert, &[(ALERT, &[1])]);
+    // Another type.
+    refused(CLIENT, Wrong::UnexpectedRecord, &[(20, &[1])]);
 }
 
 #[test]

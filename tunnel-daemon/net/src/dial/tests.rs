@@ -42,10 +42,8 @@ impl Resolve for Book {
             if name == "slow" {
                 pending::<()>().await;
             }
-            self.0
-                .get(name)
-                .cloned()
-                .unwrap_or(Err(ResolveError::NotFound))
+            let known = self.0.get(name).cloned();
+            known.unwrap_or(Err(ResolveError::NotFound))
         })
     }
 
@@ -128,12 +126,13 @@ impl Connect for Arc<Paper> {
 
 fn on_paper(book: Book, allowed: &[&str], paper: &Arc<Paper>) -> Dialer<Arc<Paper>> {
     let allowed = DestinationList::allow_targets(allowed).unwrap();
-    Dialer::with_connect(
-        Arc::new(book),
-        Arc::new(allowed),
-        TIMEOUT,
-        Arc::clone(paper),
-    )
+    let (book, allowed) = (Arc::new(book), Arc::new(allowed));
+    Dialer::with_connect(book, allowed, TIMEOUT, Arc::clone(paper))
+}
+
+/// A dialler to all addresses, for which the name `h` has these.
+fn to_h(ips: &str, paper: &Arc<Paper>) -> Dialer<Arc<Paper>> {
+    on_paper(Book::default().with("h", ips), &[], paper)
 }
 
 fn real(book: Book, allowed: &[&str]) -> Dialer {
@@ -163,10 +162,8 @@ async fn a_listener_is_reached_by_address_and_by_name_with_socket_options() {
         assert!(stream.nodelay().unwrap());
         let socket = socket2::SockRef::from(&stream);
         assert!(socket.keepalive().unwrap());
-        assert_eq!(
-            socket.tcp_keepalive_time().unwrap(),
-            Duration::from_secs(15)
-        );
+        let keepalive = socket.tcp_keepalive_time().unwrap();
+        assert_eq!(keepalive, Duration::from_secs(15));
         assert_eq!(stream.peer_addr().unwrap().port(), port);
     }
 }
@@ -177,14 +174,10 @@ async fn a_closed_port_is_refused_in_the_words_of_go() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let addr = socket.local_addr().unwrap();
-    let error = real(Book::default(), &[])
-        .dial("tcp", &addr.to_string())
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("dial tcp {addr}: connect: connection refused")
-    );
+    let dialer = real(Book::default(), &[]);
+    let error = dialer.dial("tcp", &addr.to_string()).await.unwrap_err();
+    let text = format!("dial tcp {addr}: connect: connection refused");
+    assert_eq!(error.to_string(), text);
     assert!(!error.is_timeout());
 }
 
@@ -203,103 +196,47 @@ async fn every_failure_has_the_text_of_go() {
         .failing("late", ResolveError::TimedOut)
         .with("dual", "10.0.0.1 fd00::1");
     let dialer = on_paper(book, &[], &paper);
-    for (protocol, address, text, timeout) in [
-        (
-            "tcp",
-            "10.0.0.1:80",
-            "dial tcp 10.0.0.1:80: connect: connection refused",
-            false,
-        ),
-        (
-            "tcp4",
-            "10.0.0.2:80",
-            "dial tcp4 10.0.0.2:80: connect: no route to host",
-            false,
-        ),
-        (
-            "tcp6",
-            "[fd00::1]:80",
-            "dial tcp6 [fd00::1]:80: connect: network is unreachable",
-            false,
-        ),
-        (
-            "tcp",
-            "10.0.0.3:80",
-            "dial tcp 10.0.0.3:80: connect: connection reset by peer",
-            false,
-        ),
-        (
-            "tcp",
-            "10.0.0.4:80",
-            "dial tcp 10.0.0.4:80: socket: too many open files",
-            false,
-        ),
-        (
-            "tcp",
-            "10.0.0.5:80",
-            "dial tcp 10.0.0.5:80: connect: connection timed out",
-            true,
-        ),
-        (
-            "tcp",
-            "10.9.9.9:80",
-            "dial tcp 10.9.9.9:80: i/o timeout",
-            true,
-        ),
-        ("tcp", "slow:80", "dial tcp: lookup slow: i/o timeout", true),
-        ("tcp", "late:80", "dial tcp: lookup late: i/o timeout", true),
-        (
-            "tcp",
-            "Gone:80",
-            "dial tcp: lookup gone: no such host",
-            false,
-        ),
-        (
-            "tcp",
-            "broken:80",
-            "dial tcp: lookup broken: server misbehaving",
-            false,
-        ),
+    for (protocol, address, why) in [
+        ("tcp", "10.0.0.1", "connect: connection refused"),
+        ("tcp4", "10.0.0.2", "connect: no route to host"),
+        ("tcp6", "[fd00::1]", "connect: network is unreachable"),
+        ("tcp", "10.0.0.3", "connect: connection reset by peer"),
+        ("tcp", "10.0.0.4", "socket: too many open files"),
+        ("tcp", "10.0.0.5", "connect: connection timed out"),
+        ("tcp", "10.9.9.9", "i/o timeout"),
+    ] {
+        let address = format!("{address}:80");
+        let error = dialer.dial(protocol, &address).await.unwrap_err();
+        let text = format!("dial {protocol} {address}: {why}");
+        assert_eq!(error.to_string(), text);
+        assert_eq!(error.is_timeout(), why.contains("time"), "{text}");
+    }
+    for (protocol, address, text) in [
+        ("tcp", "slow:80", "tcp: lookup slow: i/o timeout"),
+        ("tcp", "late:80", "tcp: lookup late: i/o timeout"),
+        ("tcp", "Gone:80", "tcp: lookup gone: no such host"),
+        ("tcp", "broken:80", "tcp: lookup broken: server misbehaving"),
         (
             "tcp",
             "dual:80",
-            "dial tcp 10.0.0.1:80: connect: connection refused",
-            false,
+            "tcp 10.0.0.1:80: connect: connection refused",
         ),
-        (
-            "tcp",
-            "x",
-            "dial tcp: address x: missing port in address",
-            false,
-        ),
-        (
-            "tcp",
-            "::1",
-            "dial tcp: address ::1: too many colons in address",
-            false,
-        ),
+        ("tcp", "x", "tcp: address x: missing port in address"),
+        ("tcp", "::1", "tcp: address ::1: too many colons in address"),
         (
             "tcp6",
             "10.0.0.1:80",
-            "dial tcp6: address 10.0.0.1: no suitable address found",
-            false,
+            "tcp6: address 10.0.0.1: no suitable address found",
         ),
-        ("foo", "x:1", "dial foo: unknown network foo", false),
-        ("udp", "10.0.0.1:53", "dial udp: unknown network udp", false),
-        (
-            "unix",
-            "/run/x.sock",
-            "dial unix: unknown network unix",
-            false,
-        ),
-        ("", "10.0.0.1:80", "dial : unknown network ", false),
-        ("TCP\n", "x:1", "dial TCP\\n: unknown network TCP\\n", false),
+        ("foo", "x:1", "foo: unknown network foo"),
+        ("udp", "10.0.0.1:53", "udp: unknown network udp"),
+        ("unix", "/run/x.sock", "unix: unknown network unix"),
+        ("", "10.0.0.1:80", ": unknown network "),
+        ("TCP\n", "x:1", "TCP\\n: unknown network TCP\\n"),
     ] {
         let error = dialer.dial(protocol, address).await.unwrap_err();
-        assert_eq!(
-            (error.to_string().as_str(), error.is_timeout()),
-            (text, timeout)
-        );
+        assert_eq!(error.to_string(), format!("dial {text}"));
+        assert_eq!(error.is_timeout(), text.ends_with("timeout"), "{text}");
     }
 }
 
@@ -307,13 +244,9 @@ async fn every_failure_has_the_text_of_go() {
 #[tokio::test(start_paused = true)]
 async fn the_deadline_covers_all_addresses_together() {
     let paper = Paper::new(&[]);
-    let dialer = on_paper(
-        Book::default().with("many", "10.0.0.1 10.0.0.2 10.0.0.3"),
-        &[],
-        &paper,
-    );
+    let dialer = to_h("10.0.0.1 10.0.0.2 10.0.0.3", &paper);
     let start = Instant::now();
-    let error = dialer.dial("tcp", "many:80").await.unwrap_err();
+    let error = dialer.dial("tcp", "h:80").await.unwrap_err();
     assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
     assert_eq!(start.elapsed().as_secs(), TIMEOUT.as_secs());
     assert_eq!(paper.running.load(Ordering::Relaxed), 0);
@@ -322,11 +255,7 @@ async fn the_deadline_covers_all_addresses_together() {
 #[tokio::test(start_paused = true)]
 async fn families_take_turns_every_300_ms_and_the_first_success_cancels_the_rest() {
     let paper = Paper::new(&[("10.0.0.1:80", Does::Accepts(400))]);
-    let dialer = on_paper(
-        Book::default().with("h", "10.0.0.1 10.0.0.2 fd00::1 fd00::2"),
-        &[],
-        &paper,
-    );
+    let dialer = to_h("10.0.0.1 10.0.0.2 fd00::1 fd00::2", &paper);
     let won = dialer.dial("tcp", "h:80").await.unwrap();
     assert_eq!(won, "10.0.0.1:80".parse().unwrap());
     assert_eq!(
@@ -343,11 +272,7 @@ async fn a_failure_starts_the_next_address_at_once() {
         ("10.0.0.1:80", Does::Fails(10, Errno::CONNREFUSED)),
         ("10.0.0.2:80", Does::Accepts(0)),
     ]);
-    let dialer = on_paper(
-        Book::default().with("h", "10.0.0.1 10.0.0.2 fd00::1"),
-        &[],
-        &paper,
-    );
+    let dialer = to_h("10.0.0.1 10.0.0.2 fd00::1", &paper);
     dialer.dial("tcp", "h:80").await.unwrap();
     assert_eq!(
         paper.starts(),
@@ -361,7 +286,7 @@ async fn tcp4_and_tcp6_use_one_family() {
         ("10.0.0.1:80", Does::Accepts(0)),
         ("[fd00::1]:80", Does::Accepts(0)),
     ]);
-    let dialer = on_paper(Book::default().with("h", "10.0.0.1 fd00::1"), &[], &paper);
+    let dialer = to_h("10.0.0.1 fd00::1", &paper);
     assert!(dialer.dial("tcp4", "h:80").await.unwrap().is_ipv4());
     assert!(dialer.dial("tcp6", "h:80").await.unwrap().is_ipv6());
 }
@@ -382,10 +307,8 @@ async fn the_zone_of_an_address_is_dialled() {
         assert_eq!(dialled.to_string(), "[fe80::1%1]:80");
     }
     let unknown = dialer.dial("tcp", "[fe80::1%none]:80").await.unwrap_err();
-    assert!(
-        unknown.to_string().contains("invalid argument"),
-        "{unknown}"
-    );
+    let unknown = unknown.to_string();
+    assert!(unknown.contains("invalid argument"), "{unknown}");
     let unnamed = on_paper(Book::default(), &[], &paper);
     let denied = unnamed.dial("tcp", "[fe80::1%7]:80").await.unwrap_err();
     assert!(denied.is_denied(), "{denied}");
@@ -395,12 +318,8 @@ async fn the_zone_of_an_address_is_dialled() {
 #[tokio::test(start_paused = true)]
 async fn a_timeout_names_an_address_that_has_not_failed() {
     let paper = Paper::new(&[("[fd00::1]:80", Does::Fails(0, Errno::NETUNREACH))]);
-    let dialer = on_paper(
-        Book::default().with("both", "10.0.0.1 fd00::1"),
-        &[],
-        &paper,
-    );
-    let error = dialer.dial("tcp", "both:80").await.unwrap_err();
+    let dialer = to_h("10.0.0.1 fd00::1", &paper);
+    let error = dialer.dial("tcp", "h:80").await.unwrap_err();
     assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
     assert!(error.is_timeout());
 }
@@ -408,7 +327,7 @@ async fn a_timeout_names_an_address_that_has_not_failed() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_dial_leaves_no_attempt_behind() {
     let paper = Paper::new(&[]);
-    let dialer = on_paper(Book::default().with("h", "10.0.0.1 fd00::1"), &[], &paper);
+    let dialer = to_h("10.0.0.1 fd00::1", &paper);
     tokio::select! {
         result = dialer.dial("tcp", "h:80") => panic!("{result:?}"),
         () = sleep(Duration::from_millis(500)) => (),
@@ -443,23 +362,15 @@ async fn a_name_that_resolves_to_the_metadata_address_is_denied_unconnected() {
         "mapped:80",
         "[::ffff:169.254.169.254]:80",
     ] {
-        let error = on_paper(book(), &[], &paper)
-            .dial("tcp", address)
-            .await
-            .unwrap_err();
+        let dialer = on_paper(book(), &[], &paper);
+        let error = dialer.dial("tcp", address).await.unwrap_err();
         assert!(error.is_denied() && !error.is_timeout(), "{error}");
-        assert!(
-            error.to_string().starts_with(
-                "dial tcp 169.254.169.254:80: --allow-target of the agent: destination"
-            ),
-            "{error}"
-        );
+        let text = "dial tcp 169.254.169.254:80: --allow-target of the agent: destination";
+        assert!(error.to_string().starts_with(text), "{error}");
     }
     assert_eq!(paper.starts(), [""; 0]);
-    on_paper(book(), &["169.254.169.254:80"], &paper)
-        .dial("tcp", "rebound:80")
-        .await
-        .unwrap();
+    let dialer = on_paper(book(), &["169.254.169.254:80"], &paper);
+    dialer.dial("tcp", "rebound:80").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -472,18 +383,11 @@ async fn the_list_is_checked_for_each_resolved_address() {
         .with("h", "192.168.0.1 10.0.0.1")
         .with("out", "192.168.0.1");
     let dialer = on_paper(book, &["10.0.0.0/8", "out:80"], &paper);
-    assert_eq!(
-        dialer.dial("tcp", "h:80").await.unwrap().to_string(),
-        "10.0.0.1:80"
-    );
+    let dialled = dialer.dial("tcp", "h:80").await.unwrap();
+    assert_eq!(dialled.to_string(), "10.0.0.1:80");
     assert_eq!(paper.starts(), ["10.0.0.1:80@0"]);
-    assert!(
-        dialer
-            .dial("tcp", "192.168.0.1:80")
-            .await
-            .unwrap_err()
-            .is_denied()
-    );
+    let denied = dialer.dial("tcp", "192.168.0.1:80").await;
+    assert!(denied.unwrap_err().is_denied());
     dialer.dial("tcp", "OUT:80").await.unwrap();
 }
 
@@ -495,10 +399,8 @@ async fn an_empty_host_and_the_unspecified_address_mean_this_machine() {
     ]);
     let dialer = on_paper(Book::default(), &["127.0.0.0/8"], &paper);
     for address in [":80", "0.0.0.0:80"] {
-        assert_eq!(
-            dialer.dial("tcp", address).await.unwrap().to_string(),
-            "127.0.0.1:80"
-        );
+        let dialled = dialer.dial("tcp", address).await.unwrap();
+        assert_eq!(dialled.to_string(), "127.0.0.1:80");
     }
     let strict = on_paper(Book::default(), &["10.0.0.0/8"], &paper);
     for address in [":80", "0.0.0.0:80", "[::]:80", "localhost:80"] {
@@ -509,19 +411,12 @@ async fn an_empty_host_and_the_unspecified_address_mean_this_machine() {
 /// Limit (peers): Addresses of one name that a dial tries | 32
 #[tokio::test(start_paused = true)]
 async fn a_dial_tries_at_most_32_addresses_of_a_name() {
-    let ips = (0..200)
-        .map(|n| format!("10.0.1.{n}"))
-        .collect::<Vec<_>>()
-        .join(" ");
-    let refused = (0..200)
-        .map(|n| format!("10.0.1.{n}:80"))
-        .collect::<Vec<_>>();
-    let does: Vec<_> = refused
-        .iter()
-        .map(|a| (a.as_str(), Does::Fails(0, Errno::CONNREFUSED)))
-        .collect();
-    let paper = Paper::new(&does);
-    let dialer = on_paper(Book::default().with("h", &ips), &[], &paper);
+    let ips: Vec<String> = (0..200).map(|n| format!("10.0.1.{n}")).collect();
+    let refused: Vec<String> = ips.iter().map(|ip| format!("{ip}:80")).collect();
+    let refuses = |at| (at, Does::Fails(0, Errno::CONNREFUSED));
+    let does: Vec<_> = refused.iter().map(String::as_str).map(refuses).collect();
+    let (paper, ips) = (Paper::new(&does), ips.join(" "));
+    let dialer = to_h(&ips, &paper);
     assert!(dialer.dial("tcp", "h:80").await.is_err());
     assert_eq!(paper.starts().len(), ADDRESSES_MAX);
 }

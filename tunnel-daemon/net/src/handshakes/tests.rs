@@ -91,23 +91,17 @@ async fn at_the_limit_the_oldest_silent_connection_is_closed() {
     let crowded: Option<Result<(), SlotError>> = Some(Err(SlotError::CrowdedOut));
     assert_eq!(ends, [crowded, crowded, None, None, None]);
     // The first byte came too late for this connection, and in time for the next one.
-    assert_eq!(
-        places[1].acquire_slot(ready(true), until).await,
-        Err(SlotError::CrowdedOut)
-    );
+    let slot = places[1].acquire_slot(ready(true), until).await;
+    assert_eq!(slot, Err(SlotError::CrowdedOut));
     assert_eq!(places[2].acquire_slot(ready(true), until).await, Ok(()));
-    assert!(
-        !handshakes.close_oldest_silent(),
-        "it may be about to speak"
-    );
+    let closed = handshakes.close_oldest_silent();
+    assert!(!closed, "it may be about to speak");
     tokio::time::advance(SPEAKS_WITHIN).await;
     assert!(handshakes.close_oldest_silent());
     let ends = [3, 4].map(|n| places[n].acquire_slot(pending(), until).now_or_never());
     assert_eq!(ends, [crowded, None]);
-    assert_eq!(
-        places[4].acquire_slot(pending(), until).await,
-        Err(SlotError::Silent)
-    );
+    let slot = places[4].acquire_slot(pending(), until).await;
+    assert_eq!(slot, Err(SlotError::Silent));
     assert_eq!(Instant::now(), until);
     places.clear();
     assert!(!handshakes.close_oldest_silent());
@@ -122,16 +116,12 @@ async fn one_deadline_covers_the_first_byte_and_the_slot() {
     let _slow = speaker(&handshakes, 1).await.unwrap();
     let mut late = handshakes.enter(at(2));
     let first_byte = tokio::time::sleep(DEADLINE / 2).map(|()| true);
-    assert_eq!(
-        late.acquire_slot(first_byte, until).await,
-        Err(SlotError::NoSlot)
-    );
+    let slot = late.acquire_slot(first_byte, until).await;
+    assert_eq!(slot, Err(SlotError::NoSlot));
     assert_eq!(Instant::now(), until);
     let mut gone = handshakes.enter(at(3));
-    assert_eq!(
-        gone.acquire_slot(ready(false), until).await,
-        Err(SlotError::Closed)
-    );
+    let slot = gone.acquire_slot(ready(false), until).await;
+    assert_eq!(slot, Err(SlotError::Closed));
 }
 
 /// Limit (peers): TLS handshakes at once on a listener

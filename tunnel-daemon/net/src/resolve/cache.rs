@@ -137,7 +137,7 @@ impl CacheEntry {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::future::{Ready, pending, ready};
     use std::net::Ipv4Addr;
     use std::sync::Arc;
     use std::time::Duration;
@@ -158,37 +158,30 @@ mod tests {
         vec![Ipv4Addr::new(10, 0, 0, last).into()]
     }
 
+    /// A lookup that finds this address.
+    fn answer(last: u8) -> impl FnOnce() -> Ready<Result<Found, ResolveError>> {
+        move || ready(found(last))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_answer_is_reused_until_it_expires_and_a_failure_never() {
         let cache = AddressCache::default();
         let failed = || ready(Err(ResolveError::Misbehaving));
-        assert_eq!(
-            cache.get_or_ask(0, "web.", failed).await,
-            Err(ResolveError::Misbehaving)
-        );
-        assert_eq!(
-            cache.get_or_ask(0, "web.", || ready(found(1))).await,
-            Ok(ips(1))
-        );
+        let failure = cache.get_or_ask(0, "web.", failed).await;
+        assert_eq!(failure, Err(ResolveError::Misbehaving));
+        assert_eq!(cache.get_or_ask(0, "web.", answer(1)).await, Ok(ips(1)));
         assert_eq!(cache.get_or_ask(0, "web.", failed).await, Ok(ips(1)));
-        assert_eq!(
-            cache.get_or_ask(0, "db.", || ready(found(2))).await,
-            Ok(ips(2))
-        );
+        assert_eq!(cache.get_or_ask(0, "db.", answer(2)).await, Ok(ips(2)));
         advance(Duration::from_secs(10)).await;
-        assert_eq!(
-            cache.get_or_ask(0, "web.", || ready(found(3))).await,
-            Ok(ips(3))
-        );
+        assert_eq!(cache.get_or_ask(0, "web.", answer(3)).await, Ok(ips(3)));
     }
 
     #[tokio::test]
     async fn a_newer_configuration_forgets_the_names_of_the_old_one() {
         let cache = AddressCache::default();
-        let ask = |last| move || ready(found(last));
-        assert_eq!(cache.get_or_ask(0, "web.", ask(1)).await, Ok(ips(1)));
-        assert_eq!(cache.get_or_ask(1, "web.", ask(2)).await, Ok(ips(2)));
-        assert_eq!(cache.get_or_ask(1, "web.", ask(3)).await, Ok(ips(2)));
+        assert_eq!(cache.get_or_ask(0, "web.", answer(1)).await, Ok(ips(1)));
+        assert_eq!(cache.get_or_ask(1, "web.", answer(2)).await, Ok(ips(2)));
+        assert_eq!(cache.get_or_ask(1, "web.", answer(3)).await, Ok(ips(2)));
     }
 
     #[tokio::test]
@@ -222,10 +215,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(only);
         assert_eq!(Arc::strong_count(&alive), 1);
-        assert_eq!(
-            cache.get_or_ask(0, "web.", || ready(found(2))).await,
-            Ok(ips(2))
-        );
+        assert_eq!(cache.get_or_ask(0, "web.", answer(2)).await, Ok(ips(2)));
     }
 
     /// Limit (peers): Names whose addresses are kept | 1,024 per resolver, 10 s each
@@ -234,17 +224,11 @@ mod tests {
         let cache = AddressCache::default();
         for number in 0..NAMES_MAX + 10 {
             let name = format!("{number}.");
-            assert_eq!(
-                cache.get_or_ask(0, &name, || ready(found(1))).await,
-                Ok(ips(1))
-            );
+            assert_eq!(cache.get_or_ask(0, &name, answer(1)).await, Ok(ips(1)));
         }
         assert_eq!(cache.locked().by_name.len(), NAMES_MAX);
         advance(Duration::from_secs(10)).await;
-        assert_eq!(
-            cache.get_or_ask(0, "new.", || ready(found(2))).await,
-            Ok(ips(2))
-        );
+        assert_eq!(cache.get_or_ask(0, "new.", answer(2)).await, Ok(ips(2)));
         assert_eq!(cache.locked().by_name.len(), 1);
     }
 
@@ -256,14 +240,8 @@ mod tests {
             let mut only = Box::pin(cache.get_or_ask(0, &name, pending));
             assert!(futures_util::poll!(&mut only).is_pending());
         }
-        assert_eq!(
-            cache.get_or_ask(0, "web.", || ready(found(1))).await,
-            Ok(ips(1))
-        );
-        assert_eq!(
-            cache.get_or_ask(0, "web.", || ready(found(2))).await,
-            Ok(ips(1))
-        );
+        assert_eq!(cache.get_or_ask(0, "web.", answer(1)).await, Ok(ips(1)));
+        assert_eq!(cache.get_or_ask(0, "web.", answer(2)).await, Ok(ips(1)));
         assert_eq!(cache.locked().by_name.len(), 1);
     }
 }

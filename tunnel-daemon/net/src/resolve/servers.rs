@@ -191,27 +191,22 @@ mod tests {
         } else {
             servers_of_host(book, host, 8132, |below| drawn.min(below - 1)).await?
         };
-        Ok(servers
+        let shown = servers
             .into_iter()
-            .map(|s| format!("{} {}", s.host, s.addr))
-            .collect())
+            .map(|s| format!("{} {}", s.host, s.addr));
+        Ok(shown.collect())
     }
 
     #[tokio::test]
     async fn literals_and_hosts_keep_the_given_port() {
         let book = Book(vec![]);
-        assert_eq!(
-            found(&book, "10.1.1.1", 0).await.unwrap(),
-            ["10.1.1.1 10.1.1.1:8132"]
-        );
-        assert_eq!(
-            found(&book, "[fd00::1]", 0).await.unwrap(),
-            ["fd00::1 [fd00::1]:8132"]
-        );
-        assert_eq!(
-            found(&book, "node3", 0).await.unwrap(),
-            ["node3 10.0.0.3:8132"]
-        );
+        for (host, server) in [
+            ("10.1.1.1", "10.1.1.1 10.1.1.1:8132"),
+            ("[fd00::1]", "fd00::1 [fd00::1]:8132"),
+            ("node3", "node3 10.0.0.3:8132"),
+        ] {
+            assert_eq!(found(&book, host, 0).await.unwrap(), [server]);
+        }
         assert_eq!(found(&book, "other", 0).await, Err(ResolveError::NotFound));
     }
 
@@ -223,21 +218,15 @@ mod tests {
             srv(1, 30, "node2."),
             srv(1, 0, "gone."),
         ]);
-        let (a, b, c) = (
-            "node1 10.0.0.1:8091",
-            "node2 10.0.0.2:8091",
-            "node9 10.0.0.9:8091",
-        );
-        assert_eq!(found(&book, "_p._tcp.x", 1).await.unwrap(), [a, b, c]);
-        assert_eq!(
-            found(&book, "_p._tcp.x", u64::MAX).await.unwrap(),
-            [b, a, c]
-        );
+        let [a, b, c] = [1, 2, 9].map(|node| format!("node{node} 10.0.0.{node}:8091"));
+        let [least, most] = [[&a, &b, &c], [&b, &a, &c]];
+        for (drawn, order) in [(1, least), (u64::MAX, most)] {
+            let found = found(&book, "_p._tcp.x", drawn).await.unwrap();
+            assert!(found.iter().eq(order), "{found:?}");
+        }
         let gone = Book(vec![srv(1, 1, "gone.")]);
-        assert_eq!(
-            found(&gone, "_p._tcp.x", 0).await,
-            Err(ResolveError::NotFound)
-        );
+        let found = found(&gone, "_p._tcp.x", 0).await;
+        assert_eq!(found, Err(ResolveError::NotFound));
     }
 
     /// Drawing `u64::MAX` keeps the resolver's order; drawing 0 changes it.
@@ -262,19 +251,15 @@ mod tests {
         assert_eq!(hosts(turned, 8132), drawn);
         let service = hosts(found(&book, "_p._tcp.x", 0).await.unwrap(), 8091);
         assert_eq!(service[..6], drawn);
-        assert_eq!(
-            service[6..],
-            ["10.0.0.9"],
-            "of a lower rank: never moved up"
-        );
+        let why = "of a lower rank: never moved up";
+        assert_eq!(service[6..], ["10.0.0.9"], "{why}");
     }
 
     #[test]
     fn weights_are_shares() {
         let first_of = |drawn| {
-            in_order(vec![srv(1, 1, "a"), srv(1, 3, "b")], |_| drawn)[0]
-                .target
-                .clone()
+            let records = vec![srv(1, 1, "a"), srv(1, 3, "b")];
+            in_order(records, |_| drawn)[0].target.clone()
         };
         assert_eq!([0, 1, 2, 3, 4].map(first_of).join(""), "aabbb");
     }

@@ -158,13 +158,8 @@ mod tests {
 
     #[test]
     fn sockets_travel_with_their_packet_and_packets_stay_apart() {
-        let (one, other) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (one, other) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         send(&one, "new 7 /run/netns/a b", &[listener.as_fd()]).unwrap();
@@ -179,17 +174,14 @@ mod tests {
         assert_eq!(TcpListener::from(socket).local_addr().unwrap(), at);
         let (text, _none) = receive(&other).unwrap().unwrap();
         let done = Reply::parse(&text, Vec::new());
-        assert!(
-            matches!(
-                done,
-                Some(Reply::Done {
-                    over: 0,
-                    unreadable: 3,
-                    is_cut: true
-                })
-            ),
-            "{text}"
-        );
+        let Some(Reply::Done {
+            over: 0,
+            unreadable: 3,
+            is_cut: true,
+        }) = done
+        else {
+            panic!("{text}");
+        };
         assert!(receive(&other).unwrap().is_none());
     }
 

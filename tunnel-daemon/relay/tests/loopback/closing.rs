@@ -10,7 +10,7 @@ use adit_relay::{PairEnd, Side};
 use socket2::Socket;
 
 use crate::support::{
-    Pattern, Setup, Transport, Tunnel, matrix, receive_all, receive_exactly, reset, send_all, until,
+    Pattern, Setup, Transport, Tunnel, heard, matrix, receive_all, receive_exactly, reset, send_all,
 };
 
 matrix!(
@@ -103,9 +103,10 @@ fn fill(socket: &Socket) -> u64 {
     written
 }
 
-fn failed_side(tunnel: &Tunnel) -> Side {
-    match tunnel.outcome().end {
-        PairEnd::Failed { side, .. } => side,
+#[track_caller]
+fn assert_failed(end: &PairEnd, expected: Side) {
+    match end {
+        PairEnd::Failed { side, .. } => assert_eq!(*side, expected),
         other => panic!("{other}"),
     }
 }
@@ -144,7 +145,7 @@ pub(crate) fn reset_by_either_side_while_bytes_flow_names_it(setup: &Setup) {
             receive_exactly(theirs, 9);
             abort(setup, ours);
         });
-        assert_eq!(failed_side(&tunnel), side);
+        assert_failed(&tunnel.outcome().end, side);
         world.until_empty();
     }
 }
@@ -166,15 +167,8 @@ pub(crate) fn reset_of_a_paused_source_is_noticed(setup: &Setup) {
     let tunnel = world.open();
     fill(&tunnel.client);
     reset(tunnel.client);
-    let end = tunnel
-        .outcome
-        .recv_timeout(crate::support::PATIENCE)
-        .unwrap()
-        .end;
-    assert!(
-        matches!(end, PairEnd::Failed { side: Side::A, .. }),
-        "{end}"
-    );
+    let end = heard(&tunnel.outcome).end;
+    assert_failed(&end, Side::A);
     assert_reset(setup, &tunnel.target);
     world.until_empty();
 }
@@ -184,15 +178,8 @@ pub(crate) fn reset_of_a_paused_sink_is_noticed(setup: &Setup) {
     let tunnel = world.open();
     fill(&tunnel.client);
     reset(tunnel.target);
-    let end = tunnel
-        .outcome
-        .recv_timeout(crate::support::PATIENCE)
-        .unwrap()
-        .end;
-    assert!(
-        matches!(end, PairEnd::Failed { side: Side::B, .. }),
-        "{end}"
-    );
+    let end = heard(&tunnel.outcome).end;
+    assert_failed(&end, Side::B);
     assert_reset(setup, &tunnel.client);
     world.until_empty();
 }
@@ -203,19 +190,11 @@ fn reset_of_an_idle_side_reaches_the_other(setup: &Setup) {
     }
     let world = setup.start();
     let tunnel = world.open();
-    until(
-        "the pair is adopted",
-        || world.stats().slots == 1,
-        String::new,
-    );
+    world.until("the pair is adopted", |stats| stats.slots == 1);
     reset(tunnel.target);
     assert_reset(setup, &tunnel.client);
-    let end = tunnel
-        .outcome
-        .recv_timeout(crate::support::PATIENCE)
-        .unwrap()
-        .end;
-    assert!(matches!(end, PairEnd::Failed { side: Side::B, .. }));
+    let end = heard(&tunnel.outcome).end;
+    assert_failed(&end, Side::B);
 }
 
 fn sink_that_closes_first_ends_the_pair(setup: &Setup) {
@@ -227,14 +206,8 @@ fn sink_that_closes_first_ends_the_pair(setup: &Setup) {
     // EOF of the target arrives; bytes written after it cannot be delivered.
     assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), b"");
     while (&tunnel.client).write_all(&[1; 4096]).is_ok() {}
-    let outcome = tunnel
-        .outcome
-        .recv_timeout(crate::support::PATIENCE)
-        .unwrap();
-    assert!(
-        matches!(outcome.end, PairEnd::Failed { side: Side::B, .. }),
-        "{outcome:?}"
-    );
+    let outcome = heard(&tunnel.outcome);
+    assert_failed(&outcome.end, Side::B);
     world.until_empty();
 }
 
@@ -249,7 +222,7 @@ pub(crate) fn both_sides_at_once_are_fine(setup: &Setup) {
             ..
         } = tunnel;
         drop((client, target));
-        let _any_end = outcome.recv_timeout(crate::support::PATIENCE).unwrap();
+        let _any_end = heard(&outcome);
     }
     world.until_empty();
 }

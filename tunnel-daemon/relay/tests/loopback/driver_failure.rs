@@ -1,11 +1,11 @@
 //! Tests of relay threads whose kernel refuses to wait for events, by a real seccomp filter on that thread only.
 
-use std::{collections::BTreeMap, io::Write};
+use std::collections::BTreeMap;
 
 use adit_relay::{Engine, Outcome, Pair, PairEnd, Why};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use crate::support::{Setup, Tunnel, World, matrix, receive_exactly, until};
+use crate::support::{Setup, Tunnel, World, first_to_end, matrix};
 
 matrix!(
     thread_without_events_resets_its_pairs_and_takes_no_more,
@@ -44,13 +44,6 @@ fn break_a_thread(world: &World, calls: &'static [i64]) {
     world.handle.submit(pair, done).unwrap().cancel();
 }
 
-fn echo(tunnel: &Tunnel) {
-    (&tunnel.client).write_all(b"there").unwrap();
-    assert_eq!(receive_exactly(&tunnel.target, 5), b"there");
-    (&tunnel.target).write_all(b"back").unwrap();
-    assert_eq!(receive_exactly(&tunnel.client, 4), b"back");
-}
-
 fn assert_failed(outcome: &Outcome) {
     let PairEnd::DriverFailed { error } = &outcome.end else {
         panic!("{outcome:?}");
@@ -63,7 +56,7 @@ fn assert_failed(outcome: &Outcome) {
 fn thread_without_events_resets_its_pairs_and_takes_no_more(setup: &Setup) {
     let world = setup.start();
     let tunnels = [world.open(), world.open()];
-    tunnels.iter().for_each(echo);
+    tunnels.iter().for_each(Tunnel::echo);
     assert!(world.handle.is_able());
     break_a_thread(&world, ALL);
     for tunnel in &tunnels {
@@ -75,10 +68,8 @@ fn thread_without_events_resets_its_pairs_and_takes_no_more(setup: &Setup) {
     assert_eq!((stats.thread_panics, stats.driver_errno), (0, libc::EPERM));
     assert!(stats.driver_failures >= 1, "{stats:?}");
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
-    let refused = world
-        .handle
-        .submit(Pair::new(a.into(), b.into()), Box::new(drop))
-        .unwrap_err();
+    let pair = Pair::new(a.into(), b.into());
+    let refused = world.handle.submit(pair, Box::new(drop)).unwrap_err();
     assert_eq!(refused.why, Why::Suspended);
     world.until_empty();
 }
@@ -89,13 +80,13 @@ fn ring_without_events_is_followed_by_epoll(setup: &Setup) {
     }
     let world = setup.start();
     let tunnel = world.open();
-    echo(&tunnel);
+    tunnel.echo();
     break_a_thread(&world, RINGS);
     assert_failed(&tunnel.outcome());
     world.until("again", |stats| {
         stats.driver_failures == 1 && stats.suspended_threads == 0
     });
-    echo(&world.open());
+    world.open().echo();
     assert_eq!(world.stats().driver_failures, 1);
 }
 
@@ -105,28 +96,16 @@ fn thread_without_events_leaves_the_others_alone(setup: &Setup) {
     let world = setup.start_with(&config);
     // Each pair goes to the thread with the fewest pairs.
     let tunnels = [world.open(), world.open()];
-    tunnels.iter().for_each(echo);
+    tunnels.iter().for_each(Tunnel::echo);
     break_a_thread(&world, ALL);
-    let mut ends = [None, None];
-    let told = || {
-        for (end, tunnel) in ends.iter_mut().zip(&tunnels) {
-            *end = end.take().or_else(|| tunnel.outcome.try_recv().ok());
-        }
-        ends.iter().any(Option::is_some)
-    };
-    until("a tunnel is told", told, || format!("{:?}", world.stats()));
-    let (ended, other) = match ends {
-        [Some(outcome), None] => (outcome, &tunnels[1]),
-        [None, Some(outcome)] => (outcome, &tunnels[0]),
-        both => panic!("both of them: {both:?}"),
-    };
+    let (ended, other) = first_to_end(&world, &tunnels);
     assert_failed(&ended);
     world.until("suspended", |stats| stats.suspended_threads == 1);
-    echo(other);
+    other.echo();
     // The failed thread has the fewest pairs, and gets none.
     for _ in 0..3 {
-        echo(&world.open());
+        world.open().echo();
     }
-    echo(other);
+    other.echo();
     assert!(world.handle.is_able() && other.outcome.try_recv().is_err());
 }

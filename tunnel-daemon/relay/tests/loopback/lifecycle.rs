@@ -11,8 +11,8 @@ use adit_relay::{Pair, PairEnd, Rejected, Relay, Side, Why};
 use socket2::{Domain, Socket, Type};
 
 use crate::support::{
-    PATIENCE, Pattern, Setup, Transport, Tunnel, World, matrix, promise, receive_all,
-    receive_exactly, send_all, until,
+    PATIENCE, Pattern, Setup, Transport, Tunnel, World, first_to_end, heard, matrix, promise,
+    receive_all, receive_exactly, send_all, until,
 };
 
 matrix!(
@@ -77,15 +77,12 @@ fn stop_lets_pairs_finish_before_the_deadline(setup: &Setup) {
     let bytes = Pattern::new(1).bytes(4 << 20);
     thread::scope(|scope| {
         let stopping = scope.spawn(|| world.stop(PATIENCE));
-        until(
-            "the relay stops taking pairs",
-            || {
-                let ((_client, a), (_target, b)) = (unix_pair(), unix_pair());
-                let (done, _told) = promise();
-                handle.submit(Pair::new(a.into(), b.into()), done).is_err()
-            },
-            String::new,
-        );
+        let is_refused = || {
+            let ((_client, a), (_target, b)) = (unix_pair(), unix_pair());
+            let (done, _told) = promise();
+            handle.submit(Pair::new(a.into(), b.into()), done).is_err()
+        };
+        until("the relay stops taking pairs", is_refused, String::new);
         scope.spawn(|| send_all(&tunnel.client, &bytes, 65_536, 1));
         assert!(receive_all(&tunnel.target, 65_536, 1).unwrap() == bytes);
         tunnel.target.shutdown(std::net::Shutdown::Write).unwrap();
@@ -145,10 +142,8 @@ fn pair_that_waits_for_its_thread_is_armed_for_a_reset(setup: &Setup) {
 fn refused(setup: &Setup, world: &World) -> Rejected {
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
     let (done, told) = promise();
-    let rejected = world
-        .handle
-        .submit(Pair::new(a.into(), b.into()), done)
-        .expect_err("refused");
+    let pair = Pair::new(a.into(), b.into());
+    let rejected = world.handle.submit(pair, done).expect_err("refused");
     assert!(told.try_recv().is_err(), "{setup:?}: not called");
     rejected
 }
@@ -159,9 +154,8 @@ fn stopped_relay_refuses_and_gives_the_pair_back(setup: &Setup) {
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
     world.stop(Duration::ZERO);
     let (done, told) = promise();
-    let rejected = handle
-        .submit(Pair::new(a.into(), b.into()), done)
-        .unwrap_err();
+    let pair = Pair::new(a.into(), b.into());
+    let rejected = handle.submit(pair, done).unwrap_err();
     assert_eq!(rejected.why, Why::Stopping);
     drop(rejected);
     assert!(told.recv().is_err(), "given back, not called");
@@ -228,34 +222,16 @@ fn panic_of_a_thread_leaves_pairs_of_the_others_alone(setup: &Setup) {
     let mut config = setup.config();
     config.threads = 2;
     let world = setup.start_with(&config);
-    let echo = |tunnel: &Tunnel| {
-        (&tunnel.client).write_all(b"there").unwrap();
-        assert_eq!(receive_exactly(&tunnel.target, 5), b"there");
-        (&tunnel.target).write_all(b"back").unwrap();
-        assert_eq!(receive_exactly(&tunnel.client, 4), b"back");
-    };
     // Each pair goes to the thread with the fewest pairs.
     let tunnels = [world.open(), world.open()];
-    tunnels.iter().for_each(echo);
+    tunnels.iter().for_each(Tunnel::echo);
     panic_in_a_callback(&world);
-    let mut ends = [None, None];
-    let told = || {
-        for (end, tunnel) in ends.iter_mut().zip(&tunnels) {
-            *end = end.take().or_else(|| tunnel.outcome.try_recv().ok());
-        }
-        ends.iter().any(Option::is_some)
-    };
-    until("a tunnel is told", told, || format!("{:?}", world.stats()));
-    let (ended, other) = match ends {
-        [Some(outcome), None] => (outcome, &tunnels[1]),
-        [None, Some(outcome)] => (outcome, &tunnels[0]),
-        both => panic!("both of them: {both:?}"),
-    };
+    let (ended, other) = first_to_end(&world, &tunnels);
     assert!(matches!(ended.end, PairEnd::Panicked), "{ended:?}");
-    echo(other);
+    other.echo();
     // The failed thread now has the fewest pairs.
-    echo(&world.open());
-    echo(other);
+    world.open().echo();
+    other.echo();
     assert!(other.outcome.try_recv().is_err());
     assert_eq!(world.stats().thread_panics, 1);
 }
@@ -288,11 +264,8 @@ fn submitting_from_many_threads_while_stopping_loses_no_callback(setup: &Setup) 
                 })
             })
             .collect();
-        until(
-            "some went through",
-            || told.try_iter().count() > 0,
-            String::new,
-        );
+        let some = || told.try_iter().count() > 0;
+        until("some went through", some, String::new);
         // Outcomes received above are missing from the count below.
         world.stop(Duration::ZERO);
         submitters.into_iter().map(|one| one.join().unwrap()).sum()
@@ -323,11 +296,9 @@ fn socket_that_is_none_is_a_failure(setup: &Setup) {
     let (_client, a) = world.sockets();
     let file = std::fs::File::open("/proc/self/status").unwrap();
     let (done, told) = promise();
-    world
-        .handle
-        .submit(Pair::new(a.into(), file.into()), done)
-        .unwrap();
-    let outcome = told.recv_timeout(PATIENCE).unwrap();
+    let pair = Pair::new(a.into(), file.into());
+    world.handle.submit(pair, done).unwrap();
+    let outcome = heard(&told);
     assert!(matches!(outcome.end, PairEnd::Failed { .. }), "{outcome:?}");
     world.until_empty();
 }
@@ -351,10 +322,8 @@ fn owner_sees_a_half_close_and_the_way_to_each_peer(setup: &Setup) {
     tunnel.target.shutdown(std::net::Shutdown::Write).unwrap();
     let _end = tunnel.outcome();
     assert!(!submitted.progress().is_half_closed);
-    assert!(
-        submitted.tcp_state(Side::A).is_none(),
-        "the socket is closed"
-    );
+    let state = submitted.tcp_state(Side::A);
+    assert!(state.is_none(), "the socket is closed");
 }
 
 /// Undelivered bytes delay EOF for as long as the sink does not read, but the half-close is reported at once.

@@ -405,9 +405,38 @@ pub(crate) fn promise() -> (Done, Receiver<Outcome>) {
 
 impl Tunnel {
     pub(crate) fn outcome(&self) -> Outcome {
-        self.outcome
-            .recv_timeout(PATIENCE)
-            .expect("every pair has an outcome")
+        heard(&self.outcome)
+    }
+
+    /// Sends bytes in both directions.
+    pub(crate) fn echo(&self) {
+        (&self.client).write_all(b"there").unwrap();
+        assert_eq!(receive_exactly(&self.target, 5), b"there");
+        (&self.target).write_all(b"back").unwrap();
+        assert_eq!(receive_exactly(&self.client, 4), b"back");
+    }
+}
+
+/// The outcome of a pair.
+pub(crate) fn heard(outcome: &Receiver<Outcome>) -> Outcome {
+    let outcome = outcome.recv_timeout(PATIENCE);
+    outcome.expect("every pair has an outcome")
+}
+
+/// Waits until one of two tunnels has ended. Returns its outcome, and the other tunnel.
+pub(crate) fn first_to_end<'a>(world: &World, tunnels: &'a [Tunnel; 2]) -> (Outcome, &'a Tunnel) {
+    let mut ends = [None, None];
+    let told = || {
+        for (end, tunnel) in ends.iter_mut().zip(tunnels) {
+            *end = end.take().or_else(|| tunnel.outcome.try_recv().ok());
+        }
+        ends.iter().any(Option::is_some)
+    };
+    until("a tunnel is told", told, || format!("{:?}", world.stats()));
+    match ends {
+        [Some(outcome), None] => (outcome, &tunnels[1]),
+        [None, Some(outcome)] => (outcome, &tunnels[0]),
+        both => panic!("both of them: {both:?}"),
     }
 }
 

@@ -5,8 +5,8 @@ use std::{io::Write, net::Shutdown, thread};
 use adit_relay::{Engine, PairEnd, Progress, Thresholds};
 
 use crate::support::{
-    Endless, Moves, Pattern, Setup, Transport, Tunnel, World, is_allowed, is_nightly, matrix,
-    receive_all, receive_exactly, reset, send_all,
+    Endless, Moves, Pattern, Setup, Transport, Tunnel, World, heard, is_allowed, is_nightly,
+    matrix, receive_all, receive_exactly, reset, send_all,
 };
 
 matrix!(
@@ -61,10 +61,8 @@ fn exchange(world: &World, up: &[u8], down: &[u8], chunk_max: usize, seed: u64) 
         scope.spawn(|| send_all(client, up, chunk_max, seed));
         scope.spawn(|| send_all(target, down, chunk_max, seed + 1));
         let got_down = scope.spawn(|| receive_all(client, chunk_max, seed + 2).unwrap());
-        assert!(
-            receive_all(target, chunk_max, seed + 3).unwrap() == up,
-            "up"
-        );
+        let got_up = receive_all(target, chunk_max, seed + 3).unwrap();
+        assert!(got_up == up, "up");
         assert!(got_down.join().unwrap() == down, "down");
     });
     let outcome = tunnel.outcome();
@@ -84,10 +82,8 @@ pub(crate) fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: 
     sizes.push((8 << 20, 8 << 20, 256 * 1024));
     for (round, (up, down, chunk_max)) in sizes.into_iter().enumerate() {
         let seed = 10 * round as u64 + 7;
-        let (up, down) = (
-            Pattern::new(seed).bytes(up),
-            Pattern::new(seed + 5).bytes(down),
-        );
+        let up = Pattern::new(seed).bytes(up);
+        let down = Pattern::new(seed + 5).bytes(down);
         exchange(&world, &up, &down, chunk_max, seed);
     }
     world.until_empty();
@@ -131,14 +127,9 @@ pub(crate) fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
         );
     }
     drop((tunnel.client, tunnel.target));
-    let outcome = tunnel
-        .outcome
-        .recv_timeout(crate::support::PATIENCE)
-        .unwrap();
-    assert_eq!(
-        (outcome.to_a.bytes, outcome.to_b.bytes),
-        (expected.to_a, expected.to_b)
-    );
+    let outcome = heard(&tunnel.outcome);
+    let counted = (outcome.to_a.bytes, outcome.to_b.bytes);
+    assert_eq!(counted, (expected.to_a, expected.to_b));
     assert_eq!(outcome.engine, setup.engine);
     match setup.moves {
         Moves::Copy => assert_eq!(outcome.to_b.spliced_bytes, 0),
@@ -158,10 +149,8 @@ pub(crate) fn bytes_handed_over_come_first_in_both_directions(setup: &Setup) {
         scope.spawn(|| send_all(target, b"and more", 8, 1));
         let got = receive_all(target, 1 << 18, 2).unwrap();
         assert!(got[..early.len()] == early && got[early.len()..] == b"late"[..]);
-        assert_eq!(
-            receive_all(client, 64, 2).unwrap(),
-            b"for the client and more"
-        );
+        let got = receive_all(client, 64, 2).unwrap();
+        assert_eq!(got, b"for the client and more");
     });
     let outcome = tunnel.outcome();
     assert_eq!(outcome.to_b.bytes, early.len() as u64 + 4);
@@ -228,10 +217,8 @@ fn switch_at_every_offset(engine: Engine, transport: Transport) {
         assert_eq!(receive_exactly(&tunnel.target, offset), copied);
         (&tunnel.client).write_all(spliced).unwrap();
         tunnel.client.shutdown(Shutdown::Write).unwrap();
-        assert!(
-            receive_all(&tunnel.target, 8192, 1).unwrap() == spliced,
-            "offset {offset}"
-        );
+        let received = receive_all(&tunnel.target, 8192, 1).unwrap();
+        assert!(received == spliced, "offset {offset}");
         tunnel.target.shutdown(Shutdown::Write).unwrap();
         let moved = tunnel.outcome().to_b;
         assert_eq!(moved.bytes, BYTES as u64);
@@ -254,16 +241,11 @@ fn switch_in_a_stream(engine: Engine, transport: Transport) {
             scope.spawn(|| {
                 send_all(&tunnel.client, &bytes, chunk.max(500), offset);
             });
-            assert!(
-                receive_all(&tunnel.target, 8192, 1).unwrap() == bytes,
-                "offset {offset}"
-            );
+            let received = receive_all(&tunnel.target, 8192, 1).unwrap();
+            assert!(received == bytes, "offset {offset}");
         });
         drop(tunnel.target);
-        let outcome = tunnel
-            .outcome
-            .recv_timeout(crate::support::PATIENCE)
-            .unwrap();
+        let outcome = heard(&tunnel.outcome);
         assert_eq!(outcome.to_b.bytes, 40_000);
         spliced += outcome.to_b.spliced_bytes;
     }
@@ -334,7 +316,7 @@ fn play(setup: &Setup, seed: u64) -> (Vec<u8>, Vec<u8>, String) {
         client.shutdown(Shutdown::Both).unwrap();
         drop((client, target));
     }
-    let outcome = outcome.recv_timeout(crate::support::PATIENCE).unwrap();
+    let outcome = heard(&outcome);
     assert_eq!(outcome.to_b.bytes, up.len() as u64, "seed {seed}");
     assert_eq!(outcome.to_a.bytes, down.len() as u64, "seed {seed}");
     (up, down, outcome.end.to_string())

@@ -30,72 +30,52 @@ const WINDOWS: Windows = Windows {
 /// The test's ends of the connections that the agent would dial.
 type Targets = mpsc::Receiver<DuplexStream>;
 
-struct AgentHooks {
+/// Hooks of one end of the link. The server's end has no dials.
+struct Hooks(Option<Dials>);
+
+struct Dials {
     commands: mpsc::WeakSender<Command>,
     targets: mpsc::Sender<DuplexStream>,
 }
 
-impl LinkHooks for AgentHooks {
+impl LinkHooks for Hooks {
     fn start_dial(
         &mut self,
         key: TunnelKey,
         _protocol: String,
         address: String,
     ) -> Result<(), String> {
-        let Some(commands) = self.commands.upgrade() else {
+        let dials = self.0.as_ref();
+        let Some((dials, commands)) = dials.and_then(|it| Some((it, it.commands.upgrade()?)))
+        else {
             return Ok(());
         };
-        let targets = self.targets.clone();
+        let targets = dials.targets.clone();
         spawn(async move {
             if address.starts_with("silent") {
                 return std::future::pending().await;
             }
-            let (sender, endpoint) = oneshot::channel();
-            if address.starts_with("refused") {
-                let outcome = Err(String::from("connect: connection refused"));
-                let _gone = commands
-                    .send(Command::Dialed(Dialed {
-                        key,
-                        outcome,
-                        endpoint: sender,
-                    }))
-                    .await;
-                return;
-            }
+            let is_refused = address.starts_with("refused");
+            let outcome = match is_refused {
+                true => Err("connect: connection refused".to_owned()),
+                false => Ok(()),
+            };
             let (mut ours, theirs) = duplex(64 * 1024);
-            let _sent = targets.send(theirs).await;
-            let _gone = commands
-                .send(Command::Dialed(Dialed {
-                    key,
-                    outcome: Ok(()),
-                    endpoint: sender,
-                }))
-                .await;
+            if !is_refused {
+                let _sent = targets.send(theirs).await;
+            }
+            let (sender, endpoint) = oneshot::channel();
+            let dialed = Dialed {
+                key,
+                outcome,
+                endpoint: sender,
+            };
+            let _gone = commands.send(Command::Dialed(dialed)).await;
             drop(commands);
-            if let Ok(mut endpoint) = endpoint.await {
+            if let (false, Ok(mut endpoint)) = (is_refused, endpoint.await) {
                 let _outcome = copy_bidirectional(&mut ours, &mut endpoint, Bytes::new()).await;
             }
         });
-        Ok(())
-    }
-    fn cancel_dial(&mut self, _key: TunnelKey) {}
-    fn dial_finished(&mut self, _key: TunnelKey) {}
-    fn peer_draining(&mut self) {}
-    fn packet_in(&mut self, _kind: Result<PacketType, i32>) {}
-    fn packet_out(&mut self, _kind: PacketType) {}
-    fn count(&mut self, _event: Event) {}
-    fn opened(&mut self, _key: TunnelKey) {}
-}
-
-struct ServerHooks;
-
-impl LinkHooks for ServerHooks {
-    fn start_dial(
-        &mut self,
-        _key: TunnelKey,
-        _protocol: String,
-        _address: String,
-    ) -> Result<(), String> {
         Ok(())
     }
     fn cancel_dial(&mut self, _key: TunnelKey) {}
@@ -175,16 +155,13 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             guard,
             standing: _,
         } = server_router.register(info, usize::MAX, None).unwrap();
-        let link = Link::new(
-            config(Role::Server, credit, isolation),
-            server_budget,
-            "agent".into(),
-        );
+        let config = config(Role::Server, credit, isolation);
+        let link = Link::new(config, server_budget, "agent".into());
         let dirty_list = Arc::clone(&handle.dirty_list);
         let entered = Arc::downgrade(&dirty_list);
         drop(handle);
         spawn(async move {
-            let _over = LinkDriver::new(link, streams, commands, dirty_list, ServerHooks).await;
+            let _over = LinkDriver::new(link, streams, commands, dirty_list, Hooks(None)).await;
             drop(guard);
         });
         let _sent = entered_in.send(entered);
@@ -210,23 +187,14 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             recv: response.await.unwrap().into_body(),
             withhold_bytes: 0,
         };
-        let link = Link::new(
-            config(Role::Agent, credit, isolation),
-            agent_budget,
-            "server".into(),
-        );
-        let hooks = AgentHooks {
+        let config = config(Role::Agent, credit, isolation);
+        let link = Link::new(config, agent_budget, "server".into());
+        let hooks = Hooks(Some(Dials {
             commands: agent_sender,
             targets: targets_in,
-        };
-        let _over = LinkDriver::new(
-            link,
-            streams,
-            agent_commands,
-            Arc::new(DirtyList::default()),
-            hooks,
-        )
-        .await;
+        }));
+        let dirty_list = Arc::new(DirtyList::default());
+        let _over = LinkDriver::new(link, streams, agent_commands, dirty_list, hooks).await;
         drop(requests);
     });
     let dirty_list = entered_out.await.unwrap();
@@ -240,12 +208,13 @@ async fn world(credit: bool, isolation: Isolation) -> World {
 }
 
 impl World {
+    async fn dial(&self, address: &str) -> Result<OpenTunnel, DialFailure> {
+        let asked = AskedAgents::default();
+        self.router.dial(DialId(7), "tcp", address, &asked).await
+    }
+
     async fn open(&mut self) -> (Endpoint, DuplexStream) {
-        let open = self
-            .router
-            .dial(DialId(7), "tcp", "target:1", &AskedAgents::default())
-            .await
-            .unwrap();
+        let open = self.dial("target:1").await.unwrap();
         (open.carrier, self.targets.recv().await.unwrap())
     }
 
@@ -285,9 +254,7 @@ async fn ended(endpoint: &mut Endpoint) -> TunnelEnd {
 }
 
 fn pattern(length: usize) -> Vec<u8> {
-    (0..length)
-        .map(|at| u8::try_from(at % 251).unwrap())
-        .collect()
+    (0..=250).cycle().take(length).collect()
 }
 
 async fn bytes_both_ways(credit: bool) {
@@ -311,12 +278,8 @@ async fn bytes_both_ways(credit: bool) {
     let (at_target, back) = tokio::join!(reader, writer);
     assert!(at_target == sent && back == sent);
     endpoint.close();
-    assert_eq!(
-        ended(&mut endpoint).await,
-        TunnelEnd::Closed {
-            error: String::new()
-        }
-    );
+    let error = String::new();
+    assert_eq!(ended(&mut endpoint).await, TunnelEnd::Closed { error });
     drop(endpoint);
     let mut rest = Vec::new();
     assert_eq!(target.read_to_end(&mut rest).await.unwrap(), 0);
@@ -346,12 +309,10 @@ async fn half_close_leaves_the_other_direction_open_between_adit_ends() {
     drop(target);
     assert_eq!(read_data(&mut endpoint, 6).await, b"answer");
     // Both directions have ended, so the agent closed the tunnel.
-    assert_eq!(
-        endpoint.recv().await,
-        Incoming::Ended(TunnelEnd::Closed {
-            error: String::new()
-        })
-    );
+    let closed = TunnelEnd::Closed {
+        error: String::new(),
+    };
+    assert_eq!(endpoint.recv().await, Incoming::Ended(closed));
     drop(endpoint);
     world.idle().await;
 }
@@ -375,12 +336,8 @@ async fn a_paused_reader_holds_back_only_its_target() {
     }
     assert!(world.budget.held_bytes() <= adit_core::session::WINDOW_START_BYTES + 4 * 200);
     // Once it reads again, all bytes arrive in order.
-    assert!(
-        read_data(&mut paused, 5_000_000)
-            .await
-            .iter()
-            .all(|byte| *byte == 1)
-    );
+    let rest = read_data(&mut paused, 5_000_000).await;
+    assert!(rest.iter().all(|byte| *byte == 1));
     drop(paused);
     drop(endpoint);
     world.idle().await;
@@ -400,12 +357,9 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
         while flood.write_all(&block).await.is_ok() {}
     });
     let (mut endpoint, mut target) = world.open().await;
-    let closed = std::future::poll_fn(|cx| {
-        if stalled.poll_aborted(cx) {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
+    let closed = std::future::poll_fn(|cx| match stalled.poll_aborted(cx) {
+        true => std::task::Poll::Ready(()),
+        false => std::task::Poll::Pending,
     });
     tokio::time::timeout(Duration::from_secs(20), closed)
         .await
@@ -421,18 +375,12 @@ async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
 #[tokio::test]
 async fn refused_target_and_lost_link_are_reported_at_once() {
     let world = world(true, Isolation::default()).await;
-    let refused = world
-        .router
-        .dial(DialId(1), "tcp", "refused:1", &AskedAgents::default())
-        .await
-        .err()
-        .unwrap();
+    let refused = world.dial("refused:1").await.err().unwrap();
     assert!(
         matches!(&refused, DialFailure::Target(text) if text.contains("connection refused")),
         "{refused:?}"
     );
-    let asked = AskedAgents::default();
-    let pending = world.router.dial(DialId(2), "tcp", "silent:1", &asked);
+    let pending = world.dial("silent:1");
     let lose = async {
         while world.router.pending_dials() == 0 {
             tokio::task::yield_now().await;
@@ -442,14 +390,8 @@ async fn refused_target_and_lost_link_are_reported_at_once() {
     };
     let (outcome, ()) = tokio::join!(pending, lose);
     assert_eq!(outcome.err(), Some(DialFailure::LinkLost));
-    assert_eq!(
-        world
-            .router
-            .dial(DialId(3), "tcp", "any:1", &AskedAgents::default())
-            .await
-            .err(),
-        Some(DialFailure::NoAgent)
-    );
+    let after = world.dial("any:1").await.err();
+    assert_eq!(after, Some(DialFailure::NoAgent));
     world.idle().await;
 }
 
@@ -457,8 +399,7 @@ async fn refused_target_and_lost_link_are_reported_at_once() {
 async fn a_client_that_leaves_during_the_dial_leaves_no_state() {
     let world = world(true, Isolation::default()).await;
     {
-        let asked = AskedAgents::default();
-        let mut dial = std::pin::pin!(world.router.dial(DialId(2), "tcp", "silent:1", &asked));
+        let mut dial = std::pin::pin!(world.dial("silent:1"));
         let _pending = futures_util::poll!(&mut dial);
         while world.budget.granted_bytes() == 0 {
             tokio::task::yield_now().await;

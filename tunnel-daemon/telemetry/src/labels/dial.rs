@@ -145,56 +145,40 @@ mod tests {
     fn answers_of_go_agents_have_reasons() {
         use DialReason as Why;
         use DialStage as At;
-        let rows = [
+        const V4: &str = " 10.0.0.9:80";
+        const V6: &str = " [fd00::1]:80";
+        let resolver_refuses = "lookup x on 10.96.0.10:53: read udp 10.0.0.1:5->10.96.0.10:53: read: connection refused";
+        let no_such_host = "lookup nowhere on 10.96.0.10:53: no such host";
+        for (address, answer, reason, stage) in [
+            (V4, "connect: connection refused", Why::Refused, At::Connect),
+            ("", no_such_host, Why::NoSuchHost, At::Lookup),
+            (V4, "i/o timeout", Why::Timeout, At::Connect),
+            ("", "lookup slow: i/o timeout", Why::Timeout, At::Lookup),
+            ("", resolver_refuses, Why::Other, At::Lookup),
             (
-                "dial tcp 10.0.0.9:80: connect: connection refused",
-                Why::Refused,
-                At::Connect,
-            ),
-            (
-                "dial tcp: lookup nowhere on 10.96.0.10:53: no such host",
-                Why::NoSuchHost,
-                At::Lookup,
-            ),
-            (
-                "dial tcp 10.0.0.9:80: i/o timeout",
-                Why::Timeout,
-                At::Connect,
-            ),
-            (
-                "dial tcp: lookup slow: i/o timeout",
-                Why::Timeout,
-                At::Lookup,
-            ),
-            (
-                "dial tcp: lookup x on 10.96.0.10:53: read udp 10.0.0.1:5->10.96.0.10:53: read: connection refused",
-                Why::Other,
-                At::Lookup,
-            ),
-            (
-                "dial tcp 10.0.0.9:80: connect: no route to host",
+                V4,
+                "connect: no route to host",
                 Why::Unreachable,
                 At::Connect,
             ),
             (
-                "dial tcp [fd00::1]:80: connect: network is unreachable",
+                V6,
+                "connect: network is unreachable",
                 Why::Unreachable,
                 At::Connect,
             ),
+            (V4, "connect: permission denied", Why::Other, At::Connect),
             (
-                "dial tcp 10.0.0.9:80: connect: permission denied",
-                Why::Other,
-                At::Connect,
-            ),
-            ("dial udp: unknown network udp", Why::Other, At::Request),
-            (
-                "dial tcp 10.0.0.9:80: socket: too many open files",
+                V4,
+                "socket: too many open files",
                 Why::Overload,
                 At::Request,
             ),
-        ];
-        for (text, reason, stage) in rows {
-            assert_eq!(DialReason::of_answer(text), (reason, stage), "{text}");
+        ] {
+            let text = format!("dial tcp{address}: {answer}");
+            assert_eq!(DialReason::of_answer(&text), (reason, stage), "{text}");
         }
+        let unknown = DialReason::of_answer("dial udp: unknown network udp");
+        assert_eq!(unknown, (Why::Other, At::Request));
     }
 }

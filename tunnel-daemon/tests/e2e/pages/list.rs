@@ -14,16 +14,19 @@ const COMPONENT_OF_OCM: &str = "proxy.open-cluster-management.io/component-name"
 const APP: Labels = &[("k8s-app", AGENT)];
 type Labels = &'static [(&'static str, &'static str)];
 
+/// A server end in a static pod.
+const STATIC_POD: End = End {
+    container: "konnectivity-server-container",
+    place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
+};
+
 pub(super) const PAGES: &[Page] = &[
     Page {
         name: "kubernetes-docs",
         platforms: &["Kubernetes documentation"],
         variables: &[("KUBECONFIG", "")],
         custom: None,
-        server: Some(End {
-            container: "konnectivity-server-container",
-            place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
-        }),
+        server: Some(STATIC_POD),
         agent: agent("DaemonSet", APP, Writer::Administrator),
     },
     Page {
@@ -31,10 +34,7 @@ pub(super) const PAGES: &[Page] = &[
         platforms: &["GCE kube-up, gRPC", "GCE kube-up, HTTP CONNECT"],
         variables: &[("KUBECONFIG", "")],
         custom: None,
-        server: Some(End {
-            container: "konnectivity-server-container",
-            place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
-        }),
+        server: Some(STATIC_POD),
         agent: agent(
             "DaemonSet",
             APP,
@@ -78,17 +78,12 @@ pub(super) const PAGES: &[Page] = &[
             name: NAME,
             spec: "{}",
         }),
-        server: Some(End {
-            container: SERVER,
-            place: Place::Workload(Workload {
-                kind: "Deployment",
-                namespace: "cluster-demo",
-                name: "apiserver",
-                labels: &[("app", "apiserver")],
-                containers: &["apiserver", SERVER],
-                writer: Writer::Operator(|cluster| unless_paused(cluster, 0)),
-            }),
-        }),
+        server: hosted(
+            ["cluster-demo", "apiserver"],
+            &[("app", "apiserver")],
+            &["apiserver", SERVER],
+            |cluster| unless_paused(cluster, 0),
+        ),
         agent: agent(
             "Deployment",
             &[("app", AGENT)],
@@ -113,19 +108,12 @@ pub(super) const PAGES: &[Page] = &[
             name: NAME,
             spec: r#"{"addons": {"konnectivity": {"server": {"port": 8132}}}}"#,
         }),
-        server: Some(End {
-            container: SERVER,
-            place: Place::Workload(Workload {
-                kind: "Deployment",
-                namespace: "tenants",
-                name: NAME,
-                labels: &[("kamaji.clastix.io/name", NAME)],
-                containers: &["kube-apiserver", "kube-scheduler", SERVER],
-                writer: Writer::Operator(|plane| {
-                    image_and_version(plane, "/spec/addons/konnectivity/server", 0)
-                }),
-            }),
-        }),
+        server: hosted(
+            ["tenants", NAME],
+            &[("kamaji.clastix.io/name", NAME)],
+            &["kube-apiserver", "kube-scheduler", SERVER],
+            |plane| image_and_version(plane, "/spec/addons/konnectivity/server", 0),
+        ),
         agent: agent(
             "DaemonSet",
             APP,
@@ -172,17 +160,12 @@ pub(super) const PAGES: &[Page] = &[
             name: NAME,
             spec: "{}",
         }),
-        server: Some(End {
-            container: SERVER,
-            place: Place::Workload(Workload {
-                kind: "Deployment",
-                namespace: "clusters-demo",
-                name: "kube-apiserver",
-                labels: &[("app", "kube-apiserver")],
-                containers: &["kube-apiserver", SERVER],
-                writer: Writer::Operator(|hosted| Some(of_release(hosted, 0))),
-            }),
-        }),
+        server: hosted(
+            ["clusters-demo", "kube-apiserver"],
+            &[("app", "kube-apiserver")],
+            &["kube-apiserver", SERVER],
+            |hosted| Some(of_release(hosted, 0)),
+        ),
         agent: agent(
             "DaemonSet",
             &[("app", AGENT)],
@@ -210,22 +193,15 @@ pub(super) const PAGES: &[Page] = &[
             name: NAME,
             spec: r#"{"deployment": {"apiServer": {"konnectivity": {"args": {}}}}}"#,
         }),
-        server: Some(End {
-            container: SERVER,
-            place: Place::Workload(Workload {
-                kind: "Deployment",
-                namespace: "planes",
-                name: "demo-api-server",
-                labels: &[
-                    ("cluster.x-k8s.io/cluster-name", NAME),
-                    ("app.kubernetes.io/component", "api-server"),
-                ],
-                containers: &["kube-apiserver", SERVER],
-                writer: Writer::Operator(|plane| {
-                    in_parts(plane, "/spec/deployment/apiServer/konnectivity/image", 0)
-                }),
-            }),
-        }),
+        server: hosted(
+            ["planes", "demo-api-server"],
+            &[
+                ("cluster.x-k8s.io/cluster-name", NAME),
+                ("app.kubernetes.io/component", "api-server"),
+            ],
+            &["kube-apiserver", SERVER],
+            |plane| in_parts(plane, "/spec/deployment/apiServer/konnectivity/image", 0),
+        ),
         agent: agent(
             "Deployment",
             &[("app.kubernetes.io/component", "konnectivity")],
@@ -276,6 +252,26 @@ pub(super) const PAGES: &[Page] = &[
     },
 ];
 
+/// A server end in a pod of a hosted API server.
+const fn hosted(
+    [namespace, name]: [&'static str; 2],
+    labels: Labels,
+    containers: &'static [&'static str],
+    operator: fn(&Value) -> Option<String>,
+) -> Option<End> {
+    Some(End {
+        container: SERVER,
+        place: Place::Workload(Workload {
+            kind: "Deployment",
+            namespace,
+            name,
+            labels,
+            containers,
+            writer: Writer::Operator(operator),
+        }),
+    })
+}
+
 /// An agent end under the name that most platforms use.
 const fn agent(kind: &'static str, labels: Labels, writer: Writer) -> End {
     agent_in(AGENT, kind, labels, &[AGENT], writer)
@@ -319,11 +315,9 @@ fn image_and_version(object: &Value, pointer: &str, end: usize) -> Option<String
     let field = |name: &str, default: &str| {
         field(object, &format!("{pointer}/{name}")).unwrap_or_else(|| default.to_owned())
     };
-    Some(format!(
-        "{}:{}",
-        field("image", image),
-        field("version", version)
-    ))
+    let [image, version] =
+        [("image", image), ("version", version)].map(|(name, own)| field(name, own));
+    Some(format!("{image}:{version}"))
 }
 
 /// The image from the fields `registry`, `repository` and `tag` at `pointer`. Missing fields take the release's values.
@@ -345,11 +339,8 @@ fn in_parts(object: &Value, pointer: &str, end: usize) -> Option<String> {
 
 /// HyperShift's image of server and agents: the override, or the release's image.
 fn of_release(hosted: &Value, end: usize) -> String {
-    let overrides = field(
-        hosted,
-        "/metadata/annotations/hypershift.openshift.io~1image-overrides",
-    );
-    let overrides = overrides.unwrap_or_default();
+    let pointer = "/metadata/annotations/hypershift.openshift.io~1image-overrides";
+    let overrides = field(hosted, pointer).unwrap_or_default();
     let image = overrides
         .split(',')
         .find_map(|pair| pair.strip_prefix("apiserver-network-proxy="));

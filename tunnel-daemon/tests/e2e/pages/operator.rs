@@ -125,13 +125,7 @@ impl Custom {
     }
 
     pub(super) fn create(&self, cluster: &Cluster) {
-        let Self {
-            kind,
-            group,
-            version,
-            plural,
-            ..
-        } = self;
+        let (kind, group, version, plural) = (self.kind, self.group, self.version, self.plural);
         let definition = json!({
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
@@ -227,7 +221,7 @@ impl Workload {
             return;
         }
         workload["spec"] = json!({"selector": {"matchLabels": labels}, "template": template});
-        cluster.kubectl(&["create", "-f", "-"], Some(&workload));
+        cluster.create(&workload);
     }
 
     /// Creates a pod of the workload on the first node, at this address.
@@ -245,51 +239,19 @@ impl Workload {
         pod["metadata"]["name"] = json!(name);
         pod["metadata"]["namespace"] = json!(self.namespace);
         pod["spec"]["nodeName"] = json!("node-1");
-        cluster.kubectl(&["create", "-f", "-"], Some(&pod));
-        let status = json!({"status": {
-            "phase": "Running",
-            "podIP": address,
-            "podIPs": [{"ip": address}],
-        }});
-        let patch = format!("--patch={status}");
-        let namespace = self.namespace;
-        let words = [
-            "patch",
-            "pod",
-            &name,
-            "-n",
-            namespace,
-            "--subresource=status",
-            &patch,
-        ];
-        cluster.kubectl(&words, None);
+        cluster.create(&pod);
+        let ips = json!([{"ip": address}]);
+        let status = json!({"phase": "Running", "podIP": address, "podIPs": ips});
+        cluster.patch_status([self.namespace, "pod", &name], &status, &[]);
     }
 
     pub(super) fn delete(&self, cluster: &Cluster) {
-        let words = [
-            "delete",
-            self.kind,
-            self.name,
-            "-n",
-            self.namespace,
-            "--wait=false",
-        ];
-        cluster.kubectl(&words, None);
+        let words = ["delete", self.kind, self.name, "-n", self.namespace];
+        cluster.kubectl(&[&words[..], &["--wait=false"]].concat(), None);
     }
 
     pub(super) fn delete_pod(&self, cluster: &Cluster) {
-        let name = format!("{}-0", self.name);
-        let namespace = self.namespace;
-        let words = [
-            "delete",
-            "pod",
-            &name,
-            "-n",
-            namespace,
-            "--force",
-            "--grace-period=0",
-        ];
-        cluster.kubectl(&words, None);
+        cluster.delete_pod(self.namespace, &format!("{}-0", self.name));
     }
 
     /// Reports that the rollout of this generation is complete.
@@ -312,18 +274,8 @@ impl Workload {
                 "numberMisscheduled": 0,
             }),
         };
-        let patch = format!("--patch={}", json!({"status": status}));
-        let words = [
-            "patch",
-            self.kind,
-            self.name,
-            "-n",
-            self.namespace,
-            "--subresource=status",
-            "--type=merge",
-            &patch,
-        ];
-        cluster.kubectl(&words, None);
+        let object = [self.namespace, self.kind, self.name];
+        cluster.patch_status(object, &status, &["--type=merge"]);
     }
 }
 
@@ -450,11 +402,8 @@ impl Follower<'_> {
 
     /// Starts the program of this image, unless it runs already.
     fn run(&self, end: usize, image: &str, state: &mut EndState) {
-        if state
-            .running
-            .as_ref()
-            .is_some_and(|(running, _)| running == image)
-        {
+        let running = state.running.as_ref();
+        if running.is_some_and(|(running, _)| running == image) {
             return;
         }
         if let Some((_, mut process)) = state.running.take() {

@@ -22,11 +22,8 @@ fn drained_only_agent_still_takes_new_tunnels(combo: Combo) {
     stack.agents[0].drain();
     stack.assert_serves();
     stack.assert_serves();
-    assert_eq!(
-        stack.agents[0].ready_status(),
-        200,
-        "draining does not end readiness"
-    );
+    let status = stack.agents[0].ready_status();
+    assert_eq!(status, 200, "draining does not end readiness");
 }
 rows!(drained_only_agent_still_takes_new_tunnels: both);
 
@@ -82,12 +79,8 @@ fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
     stack.await_backends(1);
     let report = client.report().good();
     assert_eq!(report.text("body"), "waited\n");
-    assert_eq!(
-        stack
-            .server
-            .metric("ready_backends", &[("proxy_strategy", "default")]),
-        1.0
-    );
+    let default = [("proxy_strategy", "default")];
+    assert_eq!(stack.server.metric("ready_backends", &default), 1.0);
     stack.assert_serves();
 }
 rows!(request_in_flight_survives_a_second_agent_with_the_same_id: both);
@@ -102,10 +95,7 @@ struct Balancer {
 impl Balancer {
     fn start(backends: Vec<u16>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-        let port = listener
-            .local_addr()
-            .expect("a listener has an address")
-            .port();
+        let address = listener.local_addr().expect("a listener has an address");
         let backends = Arc::new(Mutex::new(backends));
         let taken = Arc::new(AtomicUsize::new(0));
         let (shared, count) = (Arc::clone(&backends), Arc::clone(&taken));
@@ -121,7 +111,7 @@ impl Balancer {
             }
         });
         Self {
-            port,
+            port: address.port(),
             backends,
             taken,
         }
@@ -139,10 +129,7 @@ impl Balancer {
 
 /// Copies one direction in a thread. At EOF it closes both sockets, so that the peer notices a killed server.
 fn splice(from: &TcpStream, to: &TcpStream) {
-    let (mut from, mut to) = (
-        from.try_clone().expect("sockets clone"),
-        to.try_clone().expect("sockets clone"),
-    );
+    let [mut from, mut to] = [from, to].map(|socket| socket.try_clone().expect("sockets clone"));
     thread::spawn(move || {
         io::copy(&mut from, &mut to).ok();
         from.shutdown(std::net::Shutdown::Both).ok();
@@ -174,26 +161,19 @@ fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
     let dir = stack.dir.path().to_owned();
     let start = |name: &str| Server::start(combo, name, &dir, &stack.certs, &["--server-count=3"]);
     let (second, mut third) = (start("second"), start("third"));
-    let balancer = Balancer::start(vec![
-        stack.server.agent_port,
-        second.agent_port,
-        third.agent_port,
-    ]);
+    let [first, two, three] = [&stack.server, &second, &third].map(|server| server.agent_port);
+    let balancer = Balancer::start(vec![first, two, three]);
     let agent = agent_behind(&balancer, combo, &dir, &stack.certs);
     stack.agents.push(agent);
     stack.await_agent_metric("open_server_connections", &[], 3.0);
     for name in ["server", "second", "third"] {
         get_through(&stack, name);
     }
-    balancer.replace(vec![stack.server.agent_port, second.agent_port]);
+    balancer.replace(vec![first, two]);
     third.process.kill();
     stack.await_agent_metric("open_server_connections", &[], 2.0);
     let fourth = start("fourth");
-    balancer.replace(vec![
-        stack.server.agent_port,
-        second.agent_port,
-        fourth.agent_port,
-    ]);
+    balancer.replace(vec![first, two, fourth.agent_port]);
     stack.await_agent_metric("open_server_connections", &[], 3.0);
     for name in ["server", "second", "fourth"] {
         get_through(&stack, name);
@@ -224,11 +204,8 @@ fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
         let idle = stack.server.adit_metric("lanes", &[("state", "idle")]);
         (idle >= 4.0).then_some(())
     });
-    let dials = |result| {
-        stack
-            .server
-            .adit_metric("lane_dials_total", &[("result", result)])
-    };
+    let server = &stack.server;
+    let dials = |result| server.adit_metric("lane_dials_total", &[("result", result)]);
     get_through(&stack, "theirs");
     get_through(&stack, "server");
     assert_eq!((dials("hit"), dials("miss")), (1.0, 0.0));
@@ -238,10 +215,8 @@ fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
     let stalled = stalled.start();
     stalled.named_event("stalled", secs(20));
     let before = balancer.taken();
-    assert!(
-        dials("miss") > 0.0,
-        "some of {TUNNELS} tunnels ride the link"
-    );
+    let missed = dials("miss");
+    assert!(missed > 0.0, "some of {TUNNELS} tunnels ride the link");
     let refused = || balancer.taken() - before;
     let stormed = poll(secs(10), || (refused() > REFUSED_MAX).then_some(()));
     assert!(stormed.is_none(), "{} lanes were refused", refused());
@@ -280,15 +255,8 @@ fn custom_alpn_protocol_is_offered_and_selected(combo: Combo) {
         .expect("a port");
     let port = u16::try_from(port).expect("ports fit");
     let flags = ["--alpn-proto=konnectivity-test"];
-    let _agent = Agent::start(
-        combo.agent,
-        "alpn-agent",
-        "a",
-        port,
-        stack.dir.path(),
-        &stack.certs,
-        &flags,
-    );
+    let (dir, certs) = (stack.dir.path(), &stack.certs);
+    let _agent = Agent::start(combo.agent, "alpn-agent", "a", port, dir, certs, &flags);
     let shaken = stub.named_event("handshake", secs(10));
     assert_eq!(shaken["alpn"], "konnectivity-test", "{shaken}");
     assert!(shaken["error"].is_null(), "{shaken}");

@@ -19,6 +19,12 @@ fn raw(stack: &Stack, request: &str) -> UnixStream {
     stream
 }
 
+/// Asks for a tunnel to an address. `more` follows the Host header.
+fn connect(stack: &Stack, target: &str, more: &str) -> UnixStream {
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}");
+    raw(stack, &request)
+}
+
 fn read_all(mut stream: UnixStream) -> String {
     let mut answer = String::new();
     stream
@@ -36,30 +42,38 @@ fn read_some(stream: &mut UnixStream, count: usize) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Asserts the status and the end of an answer.
+#[track_caller]
+fn assert_is(answer: &str, status: &str, end: &str) {
+    let start = format!("HTTP/1.1 {status}\r\n");
+    assert!(
+        answer.starts_with(&start) && answer.ends_with(end),
+        "{answer}"
+    );
+}
+
 const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
+
+/// Asserts that a dial of this target fails with status 502 and the agent's text, and is counted at both ends.
+#[track_caller]
+fn is_a_502(combo: Combo, target: &str, text: &str) {
+    let stack = Stack::start(combo);
+    let report = stack.bad(&format!("dial-fail {target}"));
+    assert_eq!(report.number("status"), 502.0);
+    assert!(report.text("body").contains(text), "{report:?}");
+    stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
+    stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
+}
 
 /// Upstream (dials): With CONNECT an unknown name gives status 502 with `no such host`.
 fn unknown_name_is_a_502_with_the_agents_text(combo: Combo) {
-    let stack = Stack::start(combo);
-    let report = stack.bad("dial-fail no-such-host.invalid:80");
-    assert_eq!(report.number("status"), 502.0);
-    assert!(report.text("body").contains("no such host"), "{report:?}");
-    stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
-    stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
+    is_a_502(combo, "no-such-host.invalid:80", "no such host");
 }
 rows!(unknown_name_is_a_502_with_the_agents_text: connect);
 
 /// Upstream (dials): With CONNECT a closed port gives status 502 with `connection refused` and a complete body.
 fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
-    let stack = Stack::start(combo);
-    let report = stack.bad("dial-fail closed");
-    assert_eq!(report.number("status"), 502.0);
-    assert!(
-        report.text("body").contains("connection refused"),
-        "{report:?}"
-    );
-    stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
-    stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
+    is_a_502(combo, "closed", "connection refused");
 }
 rows!(refused_target_is_a_502_with_the_agents_text: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
     adit_go034_connect adit_go0303_connect go034_adit_connect);
@@ -68,10 +82,7 @@ rows!(refused_target_is_a_502_with_the_agents_text: go_go_connect adit_go_connec
 fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
-    let mut stream = raw(
-        &stack,
-        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: test\r\n\r\n"),
-    );
+    let mut stream = connect(&stack, &target, "User-Agent: test\r\n\r\n");
     assert_eq!(read_some(&mut stream, ESTABLISHED.len()), ESTABLISHED);
     stream.write_all(b"ping").expect("the tunnel takes bytes");
     assert_eq!(read_some(&mut stream, 4), "ping");
@@ -81,10 +92,7 @@ rows!(established_line_is_exact_and_host_is_ignored: connect);
 fn bytes_behind_the_connect_header_reach_the_target(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
-    let mut stream = raw(
-        &stack,
-        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly bird"),
-    );
+    let mut stream = connect(&stack, &target, "\r\nearly bird");
     assert_eq!(read_some(&mut stream, ESTABLISHED.len()), ESTABLISHED);
     assert_eq!(read_some(&mut stream, 10), "early bird");
 }
@@ -92,36 +100,19 @@ rows!(bytes_behind_the_connect_header_reach_the_target: connect);
 
 fn other_methods_get_a_405(combo: Combo) {
     let stack = Stack::start(combo);
-    let answer = read_all(raw(
-        &stack,
-        "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    ));
-    assert!(
-        answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"),
-        "{answer}"
-    );
-    assert!(
-        answer.ends_with("this proxy only supports CONNECT passthrough\n"),
-        "{answer}"
-    );
+    let request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let answer = read_all(raw(&stack, request));
+    let end = "this proxy only supports CONNECT passthrough\n";
+    assert_is(&answer, "405 Method Not Allowed", end);
 }
 rows!(other_methods_get_a_405: go_go_connect adit_go_connect);
 
 /// Without an agent the answer is a 500 with an explanation in its body.
 fn no_agent_is_a_500(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
-    let answer = read_all(raw(
-        &stack,
-        "CONNECT 127.0.0.1:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-    ));
-    assert!(
-        answer.starts_with("HTTP/1.1 500 Internal Server Error\r\n"),
-        "{answer}"
-    );
-    assert!(
-        answer.ends_with("\r\n\r\ncurrently no tunnels available: No agent available"),
-        "{answer}"
-    );
+    let answer = read_all(connect(&stack, "127.0.0.1:80", "\r\n"));
+    let end = "\r\n\r\ncurrently no tunnels available: No agent available";
+    assert_is(&answer, "500 Internal Server Error", end);
 }
 rows!(no_agent_is_a_500: go_go_connect adit_go_connect);
 
@@ -129,19 +120,12 @@ rows!(no_agent_is_a_500: go_go_connect adit_go_connect);
 fn error_answers_close_the_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("closed");
-    let answer = read_all(raw(
-        &stack,
-        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
-    ));
-    assert!(
-        answer.starts_with("HTTP/1.1 502 Bad Gateway\r\n"),
-        "{answer}"
-    );
-    assert!(answer.contains("Connection: close\r\n"), "{answer}");
-    assert!(
-        answer.contains("Content-Type: text/plain; charset=utf-8\r\n"),
-        "{answer}"
-    );
+    let answer = read_all(connect(&stack, &target, "\r\n"));
+    assert_is(&answer, "502 Bad Gateway", "");
+    let plain = "Content-Type: text/plain; charset=utf-8\r\n";
+    for header in ["Connection: close\r\n", plain] {
+        assert!(answer.contains(header), "{answer}");
+    }
     assert!(!answer.contains("Content-Length"), "{answer}");
 }
 rows!(error_answers_close_the_connection: connect);
@@ -153,10 +137,7 @@ fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("banner");
     for _ in 0..100 {
-        let mut stream = raw(
-            &stack,
-            &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
-        );
+        let mut stream = connect(&stack, &target, "\r\n");
         let expected = format!("{ESTABLISHED}220 ready\r\n");
         assert_eq!(read_some(&mut stream, expected.len()), expected);
     }
@@ -176,10 +157,7 @@ rows!(nothing_is_sent_together_with_the_established_line: adit_go_connect adit_a
 fn client_that_closes_frees_the_target(combo: Combo) {
     let stack = Stack::start(combo);
     let target = stack.targets.address("echo");
-    let mut stream = raw(
-        &stack,
-        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
-    );
+    let mut stream = connect(&stack, &target, "\r\n");
     read_some(&mut stream, ESTABLISHED.len());
     stack.await_agent_metric("open_endpoint_connections", &[], 1.0);
     drop(stream);

@@ -84,16 +84,8 @@ impl Stack {
     /// Starts another agent with this id, and waits until it is ready.
     pub(crate) fn add_agent(&mut self, id: &str, flags: &[&str]) -> &Agent {
         let name = format!("agent{}-{id}", self.agents.len());
-        let port = self.server.agent_port;
-        let agent = Agent::start(
-            self.combo.agent,
-            &name,
-            id,
-            port,
-            self.dir.path(),
-            &self.certs,
-            flags,
-        );
+        let (port, dir) = (self.server.agent_port, self.dir.path());
+        let agent = Agent::start(self.combo.agent, &name, id, port, dir, &self.certs, flags);
         agent.await_ready();
         self.agents.push(agent);
         self.agents.last().expect("just pushed")
@@ -187,20 +179,16 @@ impl Stack {
 
     /// Waits until a metric of agent 0 has a value.
     pub(crate) fn await_agent_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
-        until(
-            &format!("agent metric {name}{labels:?} is {want}"),
-            secs(15),
-            || (self.agents[0].metric(name, labels) == want).then_some(()),
-        );
+        let what = format!("agent metric {name}{labels:?} is {want}");
+        let is_it = || (self.agents[0].metric(name, labels) == want).then_some(());
+        until(&what, secs(15), is_it);
     }
 
     /// Waits until a server metric has a value.
     pub(crate) fn await_server_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
-        until(
-            &format!("server metric {name}{labels:?} is {want}"),
-            secs(15),
-            || (self.server.metric(name, labels) == want).then_some(()),
-        );
+        let what = format!("server metric {name}{labels:?} is {want}");
+        let is_it = || (self.server.metric(name, labels) == want).then_some(());
+        until(&what, secs(15), is_it);
     }
 }
 
@@ -268,18 +256,12 @@ impl Server {
 
     /// Value of a metric, named without its prefix. Read from the admin port, because each release exports metrics there.
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        scrape(self.admin_port).map_or(f64::NAN, |scrape| {
-            scrape.value(&format!("{SERVER_SERIES}{name}"), labels)
-        })
+        value(self.admin_port, SERVER_SERIES, name, labels)
     }
-}
 
-impl Server {
     /// Value of one of Adit's own metrics, named without its prefix; 0 if it was never set.
     pub(crate) fn adit_metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        scrape(self.admin_port).map_or(f64::NAN, |scrape| {
-            scrape.value(&format!("adit_{name}"), labels)
-        })
+        value(self.admin_port, "adit_", name, labels)
     }
 }
 
@@ -352,9 +334,7 @@ impl Agent {
 
     /// Value of a metric, named without its prefix.
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        scrape(self.health_port).map_or(f64::NAN, |scrape| {
-            scrape.value(&format!("{AGENT_SERIES}{name}"), labels)
-        })
+        value(self.health_port, AGENT_SERIES, name, labels)
     }
 
     /// Sends the SIGTERM by which Kubernetes drains it.
@@ -393,9 +373,12 @@ impl Targets {
     }
 }
 
-fn scrape(port: u16) -> Option<Scrape> {
-    let answer = get(port, "/metrics").filter(|answer| answer.status == 200)?;
-    Some(Scrape::parse(answer.body()))
+/// A sample of the metrics at a port; not a number without an answer.
+fn value(port: u16, prefix: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let answer = get(port, "/metrics").filter(|answer| answer.status == 200);
+    let scrape = answer.map(|answer| Scrape::parse(answer.body()));
+    let series = format!("{prefix}{name}");
+    scrape.map_or(f64::NAN, |scrape| scrape.value(&series, labels))
 }
 
 /// Requests a path from a port of this host.

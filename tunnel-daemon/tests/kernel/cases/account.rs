@@ -55,14 +55,10 @@ async fn both_ends_of_a_connection_count_what_they_sent_and_received() {
     assert_eq!(accounting.bytes(client, "client"), (70_001, 1_234_567));
     let segments = accounting.of("segments_total", LABELS, "sent", "target");
     assert!(segments > Some(2), "{segments:?}");
-    assert_eq!(
-        accounting.of("rtt_seconds_count", LABELS, "", "target"),
-        Some(1)
-    );
-    assert_eq!(
-        accounting.of("lifetime_seconds_count", LABELS, "", "target"),
-        Some(1)
-    );
+    for family in ["rtt_seconds_count", "lifetime_seconds_count"] {
+        let count = accounting.of(family, LABELS, "", "target");
+        assert_eq!(count, Some(1), "{family}");
+    }
 }
 
 #[tokio::test]

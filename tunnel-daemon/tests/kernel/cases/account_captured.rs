@@ -11,17 +11,18 @@ use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
 use crate::support::world::World;
 
-use super::privileges::linked_agent;
+use super::privileges::{account, linked_agent};
 
 const CONNECTIONS: u32 = 12;
 
 /// Bytes to the target and to the client, as the kernel counts them at the daemon's client sockets. They cover clients of
 /// agent `kernel` with destinations of `class`.
 fn accounted(daemon: &Daemon, class: &str) -> (f64, f64) {
+    let agent = format!("agent=\"kernel\",destination_class=\"{class}\"");
     let bytes = |direction: &str| {
-        daemon.metric(&format!(
-            "adit_ebpf_bytes_total{{agent=\"kernel\",destination_class=\"{class}\",direction=\"{direction}\",role=\"client\",tenant=\"default\"}}"
-        ))
+        let labels =
+            format!("{agent},direction=\"{direction}\",role=\"client\",tenant=\"default\"");
+        daemon.metric(&format!("adit_ebpf_bytes_total{{{labels}}}"))
     };
     (bytes("received"), bytes("sent"))
 }
@@ -30,12 +31,6 @@ fn accounted(daemon: &Daemon, class: &str) -> (f64, f64) {
 fn engine(daemon: &Daemon, family: &str) -> (f64, f64) {
     let bytes = |direction: &str| daemon.metric(&format!("{family}{{direction=\"{direction}\"}}"));
     (bytes("to_target"), bytes("to_client"))
-}
-
-fn ends(daemon: &Daemon, class: &str) -> f64 {
-    daemon.metric(&format!(
-        "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"{class}\",role=\"client\",tenant=\"default\"}}"
-    ))
 }
 
 /// Opens connections with random sizes and returns the bytes in each direction.
@@ -53,7 +48,7 @@ fn drive(client: &mut Client, at: SocketAddr) -> (f64, f64) {
 
 fn equal(daemon: &Daemon, class: &str, family: &str, moved: (f64, f64)) {
     daemon.until("ends of all connections", |daemon| {
-        ends(daemon, class) == f64::from(CONNECTIONS) && engine(daemon, family) == moved
+        daemon.metric(&account(class)) == f64::from(CONNECTIONS) && engine(daemon, family) == moved
     });
     assert_eq!(accounted(daemon, class), moved);
     assert!(moved.1 > moved.0, "the target greets: {moved:?}");
@@ -67,22 +62,14 @@ fn captured_by_the_server(target: SocketAddr, lanes: &str) {
         "--account=on".to_owned(),
         lanes.to_owned(),
     ];
-    let server = Daemon::start(
-        User::Root,
-        "server",
-        &world.server_args(&flags),
-        world.dir(),
-    );
+    let args = world.server_args(&flags);
+    let server = Daemon::start(User::Root, "server", &args, world.dir());
     let _agent = linked_agent(&world, User::Root, &server, &[lanes.to_owned()]);
     let mut client = Client::start(Some(clients.path()));
     let moved = drive(&mut client, target);
     // The destination class is the rule that captured the connections.
-    equal(
-        &server,
-        &target.to_string(),
-        "adit_tunnel_bytes_total",
-        moved,
-    );
+    let class = target.to_string();
+    equal(&server, &class, "adit_tunnel_bytes_total", moved);
 }
 
 #[test]

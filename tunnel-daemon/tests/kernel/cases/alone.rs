@@ -39,12 +39,6 @@ fn listening(redirect: &Redirect, number: u32) -> TcpListener {
     listener
 }
 
-/// Asserts that the client is denied its call.
-fn is_denied(client: &mut Client, target: SocketAddr) {
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
-}
-
 fn calls(redirect: &Redirect, outcome: &str) -> u64 {
     let calls = redirect.calls().unwrap();
     calls.iter().find(|(name, _)| *name == outcome).unwrap().1
@@ -68,7 +62,7 @@ fn a_rule_whose_listener_is_missing_or_gone_leaves_the_call_alone() {
     assert_eq!(calls(&redirect, "listener_gone"), 1);
     // With `RedirectOrDeny` the same call fails.
     only(&redirect, target, Action::RedirectOrDeny(7));
-    is_denied(&mut client, target);
+    client.fails(target, "not permitted");
     assert_eq!(calls(&redirect, "denied"), 1);
     drop(client);
 }
@@ -92,8 +86,7 @@ fn a_caller_in_another_network_namespace_is_left_alone() {
     only(&redirect, target, Action::Redirect(0));
     let mut apart = Client::start_apart(cgroup.path());
     // Loopback is down in that namespace.
-    let error = apart.call(target).unwrap_err();
-    assert!(error.contains("unreachable"), "{error}");
+    apart.fails(target, "unreachable");
     assert_eq!(calls(&redirect, "no_listener"), 1);
     assert_eq!(calls(&redirect, "redirected"), 0);
     drop(apart);
@@ -307,7 +300,7 @@ fn a_call_that_one_program_denies_fails_though_the_others_run() {
             .set_rules(&[rule(service, Action::RedirectOrDeny(0))])
             .unwrap();
         let mut client = Client::start(Some(inner.path()));
-        is_denied(&mut client, service);
+        client.fails(service, "not permitted");
         for (number, redirect) in redirects.iter().enumerate() {
             let outcome = if number == denies {
                 "denied"
@@ -335,7 +328,7 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
     only(&redirect, target, Action::RedirectOrDeny(0));
     let mut client = Client::start(Some(cgroup.path()));
-    is_denied(&mut client, target);
+    client.fails(target, "not permitted");
     let pinned = redirect.pin(cgroup.path());
     std::fs::remove_file(&folder).unwrap();
     assert!(pinned.is_err() && !pins::beside(&folder).exists());
@@ -358,7 +351,7 @@ fn unpinned_programs_deny_nothing_from_that_moment() {
         only(&redirect, target, Action::RedirectOrDeny(0));
         redirect.pin(cgroup.path()).unwrap();
         drop(redirect);
-        is_denied(&mut client, target);
+        client.fails(target, "not permitted");
         unpin(cgroup.path()).unwrap();
         let seen = client.call(target);
         assert!(

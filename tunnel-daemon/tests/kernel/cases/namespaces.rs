@@ -86,9 +86,7 @@ fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
     assert_eq!(scene.server.metric(CAPTURED), 2.0);
     for namespace in [&one, &other] {
         let mut client = Client::start_in(namespace, scene.clients.path());
-        let seen = client.call(asked()).unwrap();
-        assert_eq!(seen.peer, asked());
-        assert!(!seen.is_direct(), "{seen:?}");
+        client.is_captured(asked());
         let seen = client.call_mapped(asked()).unwrap();
         assert_eq!(seen.peer, "[::ffff:198.51.100.7]:9090".parse().unwrap());
         if v6.is_some() {
@@ -97,10 +95,8 @@ fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
         }
     }
     let readyz = scene.server.readyz();
-    assert!(
-        readyz.contains("[+]redirect-netns: 2 other namespaces captured"),
-        "{readyz}"
-    );
+    let line = "[+]redirect-netns: 2 other namespaces captured";
+    assert!(readyz.contains(line), "{readyz}");
 }
 
 /// Limit (redirect): A process in a captured network namespace
@@ -230,8 +226,7 @@ fn without_the_flag_other_namespaces_are_left_alone() {
     };
     let scene = scene(target("127.0.0.1"), None, &[RULE]);
     let mut client = Client::start_in(&namespace, scene.clients.path());
-    let error = client.call(asked()).unwrap_err();
-    assert!(error.contains("unreachable"), "{error}");
+    client.fails(asked(), "unreachable");
     scene.server.metric_is(&calls("no_listener"), 1.0);
     let off = scene
         .server
@@ -267,16 +262,14 @@ pub(super) fn closed_until_captured(
     let readyz = scene.server.readyz();
     assert!(readyz.contains("ip link set lo up"), "{readyz}");
     let mut client = Client::start_in(&namespace, scene.clients.path());
-    let error = client.call(asked).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    client.fails(asked, "not permitted");
     namespace.run("ip link set lo up");
     for error in until_captured(&mut client, &scene, asked) {
         assert!(error.contains("not permitted"), "{error}");
     }
     // Calls also fail after the server was killed.
     scene.server.role.kill();
-    let error = client.call(asked).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    client.fails(asked, "not permitted");
     // Pins would outlive the test.
     drop(client);
     adit_redirect::redirect::unpin(scene.clients.path()).unwrap();
@@ -306,10 +299,8 @@ fn a_killed_helper_is_reported_and_captured_namespaces_stay_captured() {
         .metric_is("adit_redirect_netns_helper{state=\"ended\"}", 1.0);
     assert!(!client.call(asked()).unwrap().is_direct());
     let readyz = scene.server.readyz();
-    assert!(
-        readyz.contains("[-]redirect-netns: 1 other namespaces captured; the helper"),
-        "{readyz}"
-    );
+    let line = "[-]redirect-netns: 1 other namespaces captured; the helper";
+    assert!(readyz.contains(line), "{readyz}");
     // Without the helper no new listener is opened.
     std::os::unix::fs::symlink(other.path(), &link).unwrap();
     let mut late = Client::start_in(&other, scene.clients.path());
@@ -393,12 +384,9 @@ fn without_the_privilege_the_flag_and_the_remedy_are_named_and_the_rest_works() 
     let server = world.server_by(setpriv(&[&program]), None, &flags);
     let _agent = world.agent(&server, None);
     let readyz = server.readyz();
-    assert!(
-        readyz.contains(
-            "[-]redirect-netns: 0 other namespaces captured; --redirect-netns needs CAP_SYS_ADMIN"
-        ),
-        "{readyz}"
-    );
+    let line =
+        "[-]redirect-netns: 0 other namespaces captured; --redirect-netns needs CAP_SYS_ADMIN";
+    assert!(readyz.contains(line), "{readyz}");
     let missing = server.metric("adit_redirect_netns_helper{state=\"missing\"}");
     assert_eq!(missing, 1.0);
     let mut client = Client::start(Some(clients.path()));
@@ -420,45 +408,33 @@ fn an_agents_redirect_reaches_into_other_namespaces() {
     let flags = [cgroup.as_str(), &redirect, &flag(&namespace)];
     let _agent = world.agent_with(&server, None, &flags);
     let mut pod = Client::start_in(&namespace, nodes.path());
-    let seen = pod.call(service).unwrap();
-    assert_eq!(seen.peer, service);
-    assert!(!seen.is_direct(), "{seen:?}");
+    pod.is_captured(service);
 }
 
 /// Limit (redirect): A call in a namespace that has no listener yet, with a node address | served at the agent's node
 /// address
 #[test]
 fn a_pod_without_a_listener_is_sent_to_the_nodes_address() {
-    if let Some([node, pod]) = namespaces("the node's address") {
-        sent_to_the_node(
-            &node,
-            &pod,
-            ["10.77.0.1/24", "10.77.0.2/24"],
-            "198.51.100.1:443",
-        );
-    }
+    let ends = ["10.77.0.1/24", "10.77.0.2/24"];
+    sent_to_the_node("the node's address", ends, "198.51.100.1:443");
 }
 
 /// Limit (redirect): A call in a namespace that has no listener yet, with a node address
 #[test]
 fn a_pod_without_a_listener_is_sent_to_the_nodes_ipv6_address() {
     let test = "the node's IPv6 address";
-    if !ready_v6(test) {
-        return;
-    }
-    if let Some([node, pod]) = namespaces(test) {
-        sent_to_the_node(
-            &node,
-            &pod,
-            ["fd77::1/64", "fd77::2/64"],
-            "[2001:db8::1]:443",
-        );
+    if ready_v6(test) {
+        let ends = ["fd77::1/64", "fd77::2/64"];
+        sent_to_the_node(test, ends, "[2001:db8::1]:443");
     }
 }
 
 /// Calls a Service from a pod whose namespace has no listener. `ends` are the node's and the pod's address.
-fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
-    node.connect(pod, ends[0], ends[1]);
+fn sent_to_the_node(test: &str, ends: [&str; 2], service: &str) {
+    let Some([node, pod]) = namespaces(test) else {
+        return;
+    };
+    node.connect(&pod, ends[0], ends[1]);
     let [node_ip, pod_ip] = ends.map(|end| end.parse::<IpNet>().unwrap().addr());
     let service: SocketAddr = service.parse().unwrap();
     // Server and agent run in the namespace of their thread.
@@ -471,7 +447,7 @@ fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service:
         let flags = [cgroup.as_str(), &redirect, &address];
         let this = Command::new(std::env::current_exe().unwrap());
         let (agent, health) = world.probed_agent_by(this, &server, None, &flags);
-        let mut client = Client::start_in(pod, nodes.path());
+        let mut client = Client::start_in(&pod, nodes.path());
         for _ in 0..3 {
             let seen = client.call(service).unwrap();
             assert_eq!(seen.peer, service);

@@ -47,11 +47,8 @@ fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
         // 2 stands for a seccomp filter.
         assert!(!confined || field(status, "Seccomp") == "2", "{name}");
     }
-    assert!(
-        daemon.log().contains("capabilities given up"),
-        "{}",
-        daemon.log()
-    );
+    let log = daemon.log();
+    assert!(log.contains("capabilities given up"), "{log}");
 }
 
 const THREADS: [&str; 4] = ["adit-log", "adit-admin", "relay-0", "tokio-rt-worker"];
@@ -95,7 +92,8 @@ fn captured(client: &mut Client, at: SocketAddr) {
     });
 }
 
-fn account(class: SocketAddr) -> String {
+/// The series of accounted connections of clients with destinations of this class.
+pub(super) fn account(class: impl std::fmt::Display) -> String {
     format!(
         "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"{class}\",role=\"client\",tenant=\"default\"}}"
     )
@@ -134,30 +132,17 @@ pub(super) fn redirecting_server(user: User) {
     assert_nothing_left(&server, user, &THREADS);
     assert_nothing_left(&agent, user, &THREADS);
     let status = status(&world, "server");
-    let held = if user.is_ambient() {
-        "[]"
-    } else {
-        "CAP_NET_BIND_SERVICE"
+    let (held, name_or_why) = match user.is_ambient() {
+        true => ("[]", "names unknown: they take CAP_SYS_ADMIN"),
+        false => ("CAP_NET_BIND_SERVICE", STRANGER),
     };
-    assert!(
-        status.contains(held) && !status.contains("CAP_BPF\""),
-        "{status}"
-    );
-    assert!(
-        status.contains("\"account\":{\"state\":\"on\",\"reason\":\"eBPF program "),
-        "{status}"
-    );
-    let name_or_why = if user.is_ambient() {
-        "names unknown: they take CAP_SYS_ADMIN"
-    } else {
-        STRANGER
-    };
-    assert!(
-        status.contains(&other) && status.contains(name_or_why),
-        "{status}"
-    );
+    assert!(!status.contains("CAP_BPF\""), "{status}");
+    let accounts = "\"account\":{\"state\":\"on\",\"reason\":\"eBPF program ";
     // The status reports the host's abilities as probed at the start.
-    assert!(status.contains("programs of these kinds load"), "{status}");
+    let probed = "programs of these kinds load";
+    for part in [held, accounts, &other, name_or_why, probed] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
     drop(agent);
     assert_eq!(server.end().code(), Some(0));
     assert!(client.call(target).unwrap().is_direct());
@@ -168,11 +153,8 @@ fn status(world: &World, name: &str) -> String {
     use std::io::{Read as _, Write as _};
     let path = world.dir().join(format!("{name}.sock"));
     let mut stream = std::os::unix::net::UnixStream::connect(path).unwrap();
-    write!(
-        stream,
-        "GET /v1/status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    )
-    .unwrap();
+    let request = b"GET /v1/status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
@@ -184,12 +166,8 @@ pub(super) fn redirecting_agent(user: User) {
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     let nodes = Cgroup::new();
     let world = prepared(user);
-    let server = server(
-        &world,
-        user,
-        "server",
-        &[format!("--allowed-destination={api}")],
-    );
+    let allowed = [format!("--allowed-destination={api}")];
+    let server = server(&world, user, "server", &allowed);
     let flags = [
         nodes.flag(),
         format!("--redirect-apiserver={service}={api}"),
@@ -297,8 +275,7 @@ pub(super) fn closed_on_failure(test: &str, user: User) {
     assert_nothing_left(&closed, user, &THREADS);
     drop(linked);
     assert_eq!(closed.end().code(), Some(0));
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    client.fails(target, "not permitted");
     let open = server(&world, user, "open", &flags("open"));
     assert_eq!(open.end().code(), Some(0));
     assert!(client.call(target).unwrap().is_direct());
@@ -321,8 +298,7 @@ fn with_ambient_capabilities_other_namespaces_are_captured() {
         assert_eq!(server.end().code(), Some(0));
         // Without the server the call reaches that namespace, where nothing listens.
         let mut client = Client::start_in(&namespace, clients.path());
-        let error = client.call(target).unwrap_err();
-        assert!(error.contains("refused"), "{error}");
+        client.fails(target, "refused");
     }
 }
 
@@ -350,13 +326,11 @@ fn with_ambient_capabilities_other_namespaces_are_closed_on_failure() {
     captures_in_namespace(&world, &closed, kept, &namespace, &clients, target);
     assert_eq!(closed.end().code(), Some(0));
     let mut client = Client::start_in(&namespace, clients.path());
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("not permitted"), "{error}");
+    client.fails(target, "not permitted");
     // The pins belong to the same user, which may remove them.
     let open = server(&world, user, "open", &flags("open"));
     assert_eq!(open.end().code(), Some(0));
-    let error = client.call(target).unwrap_err();
-    assert!(error.contains("refused"), "{error}");
+    client.fails(target, "refused");
 }
 
 fn in_namespace(target: SocketAddr, clients: &Cgroup, namespace: &Namespace) -> [String; 3] {

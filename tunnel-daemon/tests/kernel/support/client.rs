@@ -72,6 +72,22 @@ impl Client {
         self.ask("call", address)
     }
 
+    /// Asserts that a call is captured, and that the client sees the address that it called.
+    #[track_caller]
+    pub(crate) fn is_captured(&mut self, address: SocketAddr) {
+        let seen = self.call(address).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(seen.peer, address);
+        assert!(!seen.is_direct(), "{seen:?}");
+    }
+
+    /// Asserts that a call fails with these words.
+    #[track_caller]
+    pub(crate) fn fails(&mut self, address: SocketAddr, words: &str) {
+        let outcome = self.call(address);
+        let fails = matches!(&outcome, Err(error) if error.contains(words));
+        assert!(fails, "{outcome:?}");
+    }
+
     /// Calls until a call goes direct, which must happen within a second.
     pub(crate) fn direct_within_a_second(&mut self, address: SocketAddr) {
         let (since, limit) = (Instant::now(), Duration::from_secs(1));

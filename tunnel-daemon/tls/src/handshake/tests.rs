@@ -108,9 +108,9 @@ async fn shake_once_more(
     host: &str,
 ) -> (Ended, Ended) {
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let limit = TLS_HANDSHAKE_TIMEOUT;
     let serve = async {
-        let mut stream =
-            accept_tls(server_socket, client_address, server, TLS_HANDSHAKE_TIMEOUT).await?;
+        let mut stream = accept_tls(server_socket, client_address, server, limit).await?;
         let of = |error| HandshakeError::of(&error);
         stream.write_all(b"!").await.map_err(of)?;
         stream.flush().await.map_err(of)?;
@@ -118,15 +118,8 @@ async fn shake_once_more(
     };
     let connect = async {
         let name = server_name(host).unwrap();
-        let mut stream = connect_tls(
-            client_socket,
-            server_address,
-            client,
-            name,
-            None,
-            TLS_HANDSHAKE_TIMEOUT,
-        )
-        .await?;
+        let connecting = connect_tls(client_socket, server_address, client, name, None, limit);
+        let mut stream = connecting.await?;
         stream.read_u8().await.map_err(read_failed)?;
         Ok(stream)
     };
@@ -137,18 +130,11 @@ async fn shake_once_more(
 async fn both_sides_with_right_certificates_agree_on_h2_and_know_each_other() {
     let (server, client) = shake(&world(), "localhost").await;
     let (server, client) = (server.unwrap(), client.unwrap());
-    assert_eq!(
-        (server.alpn(), client.alpn()),
-        (Some(b"h2".as_slice()), Some(b"h2".as_slice()))
-    );
-    assert_eq!(
-        server.principal().unwrap().common_name.as_deref(),
-        Some("agent")
-    );
-    assert_eq!(
-        client.principal().unwrap().common_name.as_deref(),
-        Some("server")
-    );
+    for (stream, peer) in [(&server, "agent"), (&client, "server")] {
+        assert_eq!(stream.alpn(), Some(b"h2".as_slice()));
+        let principal = stream.principal().unwrap();
+        assert_eq!(principal.common_name.as_deref(), Some(peer));
+    }
     assert_eq!(server.tls_version(), Some(rustls::ProtocolVersion::TLSv1_3));
     assert!(server.tcp().is_some() && client.tcp().is_some());
 }
@@ -158,10 +144,8 @@ async fn client_without_certificate_is_refused_when_a_ca_is_given() {
     let mut world = world();
     world.client.identity = None;
     let ended = causes(shake(&world, "localhost").await);
-    assert_eq!(
-        ended,
-        [TlsCause::NoCertificate, TlsCause::CertificateRequired]
-    );
+    let expected = [TlsCause::NoCertificate, TlsCause::CertificateRequired];
+    assert_eq!(ended, expected);
 }
 
 #[tokio::test]
@@ -330,20 +314,18 @@ async fn next_handshake_uses_replaced_files_of_both_sides() {
     use crate::reload::{Reload, Reloaded};
     let world = world();
     let (files, sides) = (&world.files, loaded(&world));
-    files
-        .issue("server", Usage::Server, &["renewed.example".to_owned()])
-        .unwrap();
-    files
-        .issue("agent", Usage::Client, &["renewed-agent".to_owned()])
-        .unwrap();
+    for (name, usage, own) in [
+        ("server", Usage::Server, "renewed.example"),
+        ("agent", Usage::Client, "renewed-agent"),
+    ] {
+        files.issue(name, usage, &[own.to_owned()]).unwrap();
+    }
     assert_eq!(sides.0.reload_now().unwrap(), Reloaded::Replaced);
     assert_eq!(sides.1.reload_now().unwrap(), Reloaded::Replaced);
     let (accepted, connected) = handshake(&sides, "renewed.example", None).await;
     connected.unwrap();
-    assert_eq!(
-        accepted.unwrap().principal().unwrap().names,
-        ["dns:renewed-agent"]
-    );
+    let accepted = accepted.unwrap();
+    assert_eq!(accepted.principal().unwrap().names, ["dns:renewed-agent"]);
 }
 
 /// The system's clock, moved forward.
@@ -463,11 +445,8 @@ async fn tls_works_over_unix_sockets() {
     let (server, client) = loaded(&world);
     let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
     let name = server_name("localhost").unwrap();
-    let (ours, theirs, limit) = (
-        Socket::Unix(ours),
-        Socket::Unix(theirs),
-        TLS_HANDSHAKE_TIMEOUT,
-    );
+    let (ours, theirs) = (Socket::Unix(ours), Socket::Unix(theirs));
+    let limit = TLS_HANDSHAKE_TIMEOUT;
     let (accepted, connected) = tokio::join!(
         accept_tls(ours, PeerAddr::Unix, &server, limit),
         connect_tls(theirs, PeerAddr::Unix, &client, name, None, limit),

@@ -37,17 +37,13 @@ struct Said {
 
 impl Said {
     fn new() -> Self {
-        let (mut server, mut agent) = (
-            LaneEnd::new(LaneRole::Server),
-            LaneEnd::new(LaneRole::Agent),
-        );
+        let [mut server, mut agent] = [LaneRole::Server, LaneRole::Agent].map(LaneEnd::new);
         server.open(&request(), 0).unwrap();
         let mut open = Vec::new();
         while let Some(frame) = server.poll_frame() {
             open.extend_from_slice(&frame.to_bytes());
-            agent
-                .handle(Piece::Frame(frame.header, frame.payload))
-                .unwrap();
+            let piece = Piece::Frame(frame.header, frame.payload);
+            agent.handle(piece).unwrap();
         }
         agent.ping(1);
         agent.accept();
@@ -166,9 +162,8 @@ impl World {
             let mut lane = Self::lane(socket, LaneRole::Server, &said, cuts);
             lane.end().open(&request(), 0).unwrap();
             assert!(lane.prepare_raw());
-            std::future::poll_fn(|cx| lane.poll_flush(cx))
-                .await
-                .unwrap();
+            let flushed = std::future::poll_fn(|cx| lane.poll_flush(cx)).await;
+            flushed.unwrap();
             assert_eq!(lane.event().await.unwrap(), LaneEvent::Opened);
             let raw_lane = lane.into_raw(self.metrics.adit()).unwrap();
             let bytes = [early + LATE_BYTES, spoken + LATE_BYTES];
@@ -240,14 +235,9 @@ impl World {
     async fn buffers_fit(&self, from_birth: Option<u16>) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
-        let seen = [
-            socket.as_fd().try_clone_to_owned().unwrap(),
-            near.as_fd().try_clone_to_owned().unwrap(),
-        ];
-        let sizes = || {
-            seen.each_ref()
-                .map(|fd| socket_send_buffer_size(fd).unwrap())
-        };
+        let seen = [socket.as_fd(), near.as_fd()].map(|fd| fd.try_clone_to_owned().unwrap());
+        let size = |fd: &std::os::fd::OwnedFd| socket_send_buffer_size(fd).unwrap();
+        let sizes = || seen.each_ref().map(size);
         let before = sizes();
         let raw_lane = self.agent_pipe(socket).await;
         let near = near.into_std().unwrap().into();
@@ -270,12 +260,8 @@ impl World {
                     assert_eq!(sizes, small);
                 } else {
                     // The host's limit may be below the kernel's own default.
-                    assert!(
-                        sizes
-                            .iter()
-                            .all(|bytes| (small[0] + 1..=bound).contains(bytes)),
-                        "{sizes:?}"
-                    );
+                    let in_bounds = |bytes: &usize| (small[0] + 1..=bound).contains(bytes);
+                    assert!(sizes.iter().all(in_bounds), "{sizes:?}");
                     assert!(from_birth.is_none() || sizes[1] <= before[1], "{sizes:?}");
                 }
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Arg, CommandFactory as _};
 
 use super::super::Cli;
-use super::run;
+use super::{run, says, words};
 use crate::plan::LaneSecurity;
 use crate::{CheckGiven, Command, DemoOptions, TopSort};
 
@@ -45,13 +45,7 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
         lane_security: LaneSecurity::Plaintext,
         redirect: true,
     });
-    let args = [
-        "demo",
-        "--once",
-        "--verbose",
-        "--lane-security=plaintext",
-        "--redirect",
-    ];
+    let args = words("demo --once --verbose --lane-security=plaintext --redirect");
     assert_eq!(run(&args).unwrap().command, demo);
 }
 
@@ -152,7 +146,7 @@ fn status_top_and_check_have_defaults_and_refuse_bad_values() {
         (&["check", "proxy"], "server or agent"),
     ] {
         let error = command(args).unwrap_err();
-        assert!(error.message().contains(part), "{error}");
+        says(&error, part);
     }
 }
 
@@ -164,13 +158,9 @@ fn check_parses_the_command_line_after_it_and_keeps_its_error() {
     };
     let nothing = given(&["check", "--json"]);
     assert!(nothing.json && nothing.given == CheckGiven::Nothing);
-    let agent = given(&[
-        "check",
-        "--connect",
-        "agent",
-        "--ca-cert=/nonexistent/ca.crt",
-        "--proxy-server-host=h",
-    ]);
+    let agent = given(&words(
+        "check --connect agent --ca-cert=/nonexistent/ca.crt --proxy-server-host=h",
+    ));
     let CheckGiven::Refused(error) = &agent.given else {
         panic!("{agent:?}");
     };

@@ -179,7 +179,7 @@ fn all_and_none_are_words_for_permissions() {
         ("allowed-destination", "\"all\"", "needs a port"),
     ] {
         let error = words(flag, word).unwrap_err();
-        assert!(error.message().contains(part), "{flag}: {error}");
+        says(&error, part);
     }
 }
 
@@ -318,7 +318,7 @@ fn errors_name_the_file_or_variable() {
         let variables = [("ADIT_ENABLE_LEASE_CONTROLLER", variable)];
         let error = server(text, &variables, &[]).unwrap_err();
         for part in expected {
-            assert!(error.message().contains(part), "{}", error.message());
+            says(&error, part);
         }
         assert_eq!((error.exit_code(), error.is_json()), (1, false));
     }

@@ -1,6 +1,6 @@
 //! Flags of connections from nodes to the control plane.
 
-use super::{agent, server};
+use super::{agent, server, words};
 
 const CERTIFICATE: [&str; 3] = [
     "--proxy-server-host=h",
@@ -11,11 +11,9 @@ const CERTIFICATE: [&str; 3] = [
 #[test]
 fn listeners_of_an_agent_need_lanes_and_a_certificate() {
     let with = |more: &[&str]| agent(&[&CERTIFICATE[..], more].concat());
-    let plan = with(&[
-        "--target=6443:10.96.0.1:443",
-        "--target=0:[fd00::1]:53",
-        "--bind-address=[::1]",
-    ])
+    let plan = with(&words(
+        "--target=6443:10.96.0.1:443 --target=0:[fd00::1]:53 --bind-address=[::1]",
+    ))
     .unwrap();
     let shown: Vec<String> = plan
         .target_listeners

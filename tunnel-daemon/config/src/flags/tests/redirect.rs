@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{agent, says, server};
+use super::{agent, says, server, words};
 use crate::plan::{AgentCalls, OnFailure};
 
 /// Limit (redirect): Values of `--redirect` and `--redirect-exclude` | 4,096
@@ -13,12 +13,7 @@ fn a_redirect_needs_a_cgroup_and_contradictions_are_refused() {
         args.extend_from_slice(more);
         server(&args)
     };
-    let whole = [
-        "--redirect",
-        "10.0.0.0/8",
-        "--redirect-cgroup",
-        "/sys/fs/cgroup/x",
-    ];
+    let whole = words("--redirect 10.0.0.0/8 --redirect-cgroup /sys/fs/cgroup/x");
     // A redirect needs no further frontend.
     let (plan, _) = with(&whole).unwrap();
     let redirect = plan.transparent.redirect.as_ref().unwrap();
@@ -37,25 +32,20 @@ fn a_redirect_needs_a_cgroup_and_contradictions_are_refused() {
     let mut too_many = vec!["--redirect-cgroup", "/x"];
     too_many.extend(many.iter().map(String::as_str));
     let both = [&whole[..], &["--redirect-exclude", "10.0.0.0/8"]].concat();
+    let ajar = ["--redirect-on-failure", "ajar"];
+    let free = ["--redirect-agents", "free"];
     for (args, said) in [
         (&whole[..2], "--redirect-cgroup"),
         (&whole[2..], "--redirect"),
         (&["--redirect-exclude", "10.0.0.0/8"][..], "--redirect"),
         (&both[..], "both name 10.0.0.0/8"),
-        (
-            &[&whole[..], &["--redirect-on-failure", "ajar"]].concat()[..],
-            "open or closed",
-        ),
-        (
-            &[&whole[..], &["--redirect-agents", "free"]].concat()[..],
-            "exempt or captured",
-        ),
+        (&[&whole[..], &ajar].concat()[..], "open or closed"),
+        (&[&whole[..], &free].concat()[..], "exempt or captured"),
         (&["--redirect-agents", "captured"][..], "--redirect"),
         (&too_many[..], "4097"),
         (&[][..], "no frontend"),
     ] {
-        let error = with(args).unwrap_err();
-        says(&error, said);
+        says(&with(args).unwrap_err(), said);
     }
     assert!(with(&too_many[..4097]).is_ok());
 }
@@ -65,11 +55,9 @@ fn redirect_rules_may_be_in_a_file_and_cover_other_network_namespaces() {
     let base = ["--cluster-ca-cert=PEM", "--redirect-cgroup=/c"];
     let with = |more: &[&str]| server(&[&base[..], more].concat());
     // A rule file suffices.
-    let (plan, _) = with(&[
-        "--redirect-file=/etc/adit/rules",
-        "--redirect-netns=auto",
-        "--redirect-netns=blue",
-    ])
+    let (plan, _) = with(&words(
+        "--redirect-file=/etc/adit/rules --redirect-netns=auto --redirect-netns=blue",
+    ))
     .unwrap();
     let redirect = plan.transparent.redirect.clone().unwrap();
     assert_eq!(redirect.file.as_deref(), Some(Path::new("/etc/adit/rules")));
@@ -88,47 +76,31 @@ fn redirect_rules_may_be_in_a_file_and_cover_other_network_namespaces() {
             "write the whole path",
         ),
     ] {
-        let error = with(args).unwrap_err();
-        assert!(error.message().contains(said), "{}", error.message());
+        says(&with(args).unwrap_err(), said);
     }
 }
 
 #[test]
 fn an_agent_takes_redirect_flags_and_node_addresses() {
-    let base = [
-        "--proxy-server-host=h",
-        "--agent-cert=PEM",
-        "--agent-key=PEM",
-        "--redirect-cgroup=/c",
-    ];
+    let base = words("--proxy-server-host=h --agent-cert=PEM --agent-key=PEM --redirect-cgroup=/c");
     let with = |more: &[&str]| agent(&[&base[..], more].concat());
-    let plan = with(&[
-        "--redirect-file=/rules",
-        "--redirect-netns=/proc/7/ns/net",
-        "--redirect-node-address=10.0.0.7",
-        "--redirect-node-address=fd00::7",
-    ])
+    let plan = with(&words(
+        "--redirect-file=/rules --redirect-netns=/proc/7/ns/net \
+             --redirect-node-address=10.0.0.7 --redirect-node-address=fd00::7",
+    ))
     .unwrap();
     let redirect = plan.redirect.clone().unwrap();
     assert_eq!(redirect.file.as_deref(), Some(Path::new("/rules")));
     assert!(redirect.netns.is_some_and(|netns| !netns.auto));
     assert_eq!(redirect.node_addresses.len(), 2);
+    let (rules, by_name) = ("--redirect-file=/rules", "--redirect-node-address=node");
+    let ip = "--redirect-node-address=10.0.0.7";
+    let another = "--redirect-node-address=10.0.0.8";
     for (args, said) in [
-        (&["--redirect-node-address=10.0.0.7"][..], "--redirect"),
-        (
-            &["--redirect-file=/rules", "--redirect-node-address=node"],
-            "--redirect-node-address",
-        ),
-        (
-            &[
-                "--redirect-file=/rules",
-                "--redirect-node-address=10.0.0.7",
-                "--redirect-node-address=10.0.0.8",
-            ],
-            "two addresses",
-        ),
+        (&[ip][..], "--redirect"),
+        (&[rules, by_name], "--redirect-node-address"),
+        (&[rules, ip, another], "two addresses"),
     ] {
-        let error = with(args).unwrap_err();
-        assert!(error.message().contains(said), "{}", error.message());
+        says(&with(args).unwrap_err(), said);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Files, agent, defaults_beside_shared, run, says};
+use super::{Files, agent, defaults_beside_shared, run, says, words};
 use crate::Command;
 use crate::address::{BindAddress, ServerAddress};
 use crate::legacy::agent::AgentOptions;
@@ -37,26 +37,18 @@ fn a_minimal_agent_keeps_upstreams_behaviour() {
     let files = Files::new();
     let (plan, warnings) = agent(&files, &[]).unwrap();
     assert_eq!(warnings, Vec::<String>::new());
-    assert_eq!(
-        plan.servers,
-        [ServerAddress::Host {
-            host: "127.0.0.1".to_owned(),
-            port: 8091
-        }]
-    );
+    let host = "127.0.0.1".to_owned();
+    let server = ServerAddress::Host { host, port: 8091 };
+    assert_eq!(plan.servers, [server]);
     assert_eq!(plan.health, Some(BindAddress::new("", 8093).unwrap()));
-    assert_eq!(
-        plan.admin,
-        Some(BindAddress::new("127.0.0.1", 8094).unwrap())
-    );
+    let admin = BindAddress::new("127.0.0.1", 8094).unwrap();
+    assert_eq!(plan.admin, Some(admin));
     assert_eq!(plan.shutdown.drain, Drain::UntilSecondSignal);
     assert_eq!(plan.shutdown.second_signal_exit_code, 0);
     assert_eq!(plan.dial_timeout, Duration::from_secs(5));
     assert_eq!(plan.allow_targets, None);
-    assert_eq!(
-        (plan.tls.identity.clone(), plan.token_path.clone()),
-        (None, None)
-    );
+    assert_eq!(plan.tls.identity, None);
+    assert_eq!(plan.token_path, None);
     assert!(plan.compat);
 }
 
@@ -71,19 +63,14 @@ fn invalid_flags_are_refused_with_upstreams_messages() {
     ] {
         for port in [0, -1] {
             let error = agent(&files, &[&format!("--{flag}={port}")]).unwrap_err();
-            assert!(
-                error
-                    .message()
-                    .ends_with(&format!("{name} server port {port} must be greater than 0"))
-            );
+            let text = format!("{name} server port {port} must be greater than 0");
+            assert!(error.message().ends_with(&text), "{error}");
         }
         for port in [1023, 49_152, 65_535] {
             assert!(agent(&files, &[&format!("--{flag}={port}")]).is_ok());
         }
-        says(
-            &agent(&files, &[&format!("--{flag}=65536")]).unwrap_err(),
-            "65536",
-        );
+        let error = agent(&files, &[&format!("--{flag}=65536")]).unwrap_err();
+        says(&error, "65536");
     }
     #[rustfmt::skip] // A table: one case a row.
     let cases = [
@@ -100,18 +87,13 @@ fn invalid_flags_are_refused_with_upstreams_messages() {
     ];
     for (flags, message) in cases {
         let error = agent(&files, &flags).unwrap_err();
-        assert_eq!(
-            error.message(),
-            format!("failed to validate agent options with {message}"),
-            "{flags:?}"
-        );
+        let message = format!("failed to validate agent options with {message}");
+        assert_eq!(error.message(), message, "{flags:?}");
         assert_eq!(error.exit_code(), 1);
     }
     let error = agent(&files, &[&files.flag("agent-cert", "cert")]).unwrap_err();
-    says(
-        &error,
-        "cannot have agent key empty when agent cert is set to",
-    );
+    let text = "cannot have agent key empty when agent cert is set to";
+    says(&error, text);
 }
 
 #[test]
@@ -121,12 +103,8 @@ fn label_selectors_are_checked_as_flags_are_read() {
         assert!(agent(&files, &[&format!("--lease-label-selector={selector}")]).is_ok());
     }
     let error = agent(&files, &["--lease-label-selector=a=b=c"]).unwrap_err();
-    assert!(
-        error
-            .message()
-            .starts_with("invalid argument \"a=b=c\" for \"--lease-label-selector\" flag:"),
-        "{error}"
-    );
+    let text = "invalid argument \"a=b=c\" for \"--lease-label-selector\" flag:";
+    assert!(error.message().starts_with(text), "{error}");
     let (_, warnings) = agent(&files, &["--lease-label=a=b"]).unwrap();
     assert!(warnings[0].contains("--lease-label has been deprecated"));
     assert!(agent(&files, &["--lease-label", "a=="]).is_ok());
@@ -143,34 +121,19 @@ fn the_upstream_harness_command_line_starts_an_agent() {
         files.flag("service-account-token-path", "token"),
     ];
     let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
-    args.extend([
-        "--proxy-server-host=localhost",
-        "--proxy-server-port=34567",
-        "--alpn-proto=[]",
-        "--health-server-host=",
-        "--health-server-port=8093",
-        "--admin-bind-address=127.0.0.1",
-        "--admin-server-port=8094",
-        "--enable-profiling=false",
-        "--enable-contention-profiling=false",
-        "--agent-id=external",
-        "--agent-identifiers=",
-        "--sync-interval=100ms",
-        "--probe-interval=100ms",
-        "--sync-interval-cap=1s",
-        "--keepalive-time=1h0m0s",
-        "--warn-on-channel-limit=false",
-        "--sync-forever=false",
-        "--xfr-channel-size=150",
-        "--app-name=x",
-        "--count-server-leases=false",
-        "--lease-namespace=",
-        "--lease-label=k8s-app=konnectivity-server",
-        "--lease-label-selector=k8s-app=konnectivity-server",
-        "--server-count-source=default",
-        "--kubeconfig=",
-        "--kube-api-content-type=application/vnd.kubernetes.protobuf",
-    ]);
+    args.extend(words(
+        "--proxy-server-host=localhost --proxy-server-port=34567 --alpn-proto=[] \
+             --health-server-host= --health-server-port=8093 --admin-bind-address=127.0.0.1 \
+             --admin-server-port=8094 --enable-profiling=false \
+             --enable-contention-profiling=false --agent-id=external --agent-identifiers= \
+             --sync-interval=100ms --probe-interval=100ms --sync-interval-cap=1s \
+             --keepalive-time=1h0m0s --warn-on-channel-limit=false --sync-forever=false \
+             --xfr-channel-size=150 --app-name=x --count-server-leases=false \
+             --lease-namespace= --lease-label=k8s-app=konnectivity-server \
+             --lease-label-selector=k8s-app=konnectivity-server \
+             --server-count-source=default --kubeconfig= \
+             --kube-api-content-type=application/vnd.kubernetes.protobuf",
+    ));
     args.retain(|arg| !arg.starts_with("--app-name"));
     let parsed = run("/tmp/dir/proxy-agent", &args).unwrap();
     let Command::Agent(plan) = parsed.command else {
@@ -178,10 +141,7 @@ fn the_upstream_harness_command_line_starts_an_agent() {
     };
     assert_eq!(plan.tls.alpn, Vec::<String>::new());
     assert_eq!(plan.sync_interval, Duration::from_millis(100));
-    assert_eq!(
-        plan.token_path.as_deref(),
-        Some(files.path("token").as_ref())
-    );
+    assert_eq!(plan.token_path, Some(files.path("token").into()));
     assert!(plan.tls.identity.is_some());
     assert_eq!(parsed.warnings.len(), 1, "{:?}", parsed.warnings);
 }
@@ -189,22 +149,14 @@ fn the_upstream_harness_command_line_starts_an_agent() {
 #[test]
 fn several_servers_are_comma_separated() {
     let files = Files::new();
-    let (plan, _) = agent(
-        &files,
-        &[
-            "--proxy-server-host",
-            "a.example, [::1]:9,srv:_k._tcp.example",
-        ],
-    )
-    .unwrap();
+    let hosts = "a.example, [::1]:9,srv:_k._tcp.example";
+    let (plan, _) = agent(&files, &["--proxy-server-host", hosts]).unwrap();
     let shown: Vec<String> = plan.servers.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["a.example:8091", "[::1]:9", "srv:_k._tcp.example"]);
     for hosts in ["", "a,,b", "http://a"] {
         let error = agent(&files, &[&format!("--proxy-server-host={hosts}")]).unwrap_err();
-        assert!(
-            error.message().starts_with("--proxy-server-host: "),
-            "{error}"
-        );
+        let message = error.message();
+        assert!(message.starts_with("--proxy-server-host: "), "{message}");
     }
 }
 
@@ -224,46 +176,19 @@ fn agent_command_lines_of_hosted_control_planes_are_accepted() {
     let files = Files::new();
     let token = files.flag("service-account-token-path", "token");
     let host = "--proxy-server-host=control-plane.example";
-    let by_token = [
-        "-v=8",
-        "--logtostderr=true",
-        host,
-        "--proxy-server-port=8132",
-        "--admin-server-port=8133",
-        "--health-server-port=8134",
-        "--sync-forever=true",
-        "--keepalive-time=1m",
-        "--agent-identifiers=host=192.0.2.1",
-        "--agent-id=192.0.2.1",
-        token.as_str(),
-    ];
+    let by_token = format!(
+        "-v=8 --logtostderr=true {host} --proxy-server-port=8132 --admin-server-port=8133 \
+         --health-server-port=8134 --sync-forever=true --keepalive-time=1m \
+         --agent-identifiers=host=192.0.2.1 --agent-id=192.0.2.1 {token}"
+    );
     let (cert, key) = (files.path("cert"), files.path("key"));
-    let by_certificate = [
-        "--logtostderr=true",
-        "--agent-cert",
-        cert.as_str(),
-        "--agent-key",
-        key.as_str(),
-        host,
-        "--proxy-server-port",
-        "443",
-        "--health-server-port",
-        "2041",
-        "--agent-identifiers=default-route=true",
-        "--alpn-proto=konnectivity",
-        "--keepalive-time",
-        "30s",
-        "--probe-interval",
-        "5s",
-        "--sync-interval",
-        "5s",
-        "--sync-interval-cap",
-        "30s",
-        "--v",
-        "3",
-    ];
-    for flags in [&by_token[..], &by_certificate[..]] {
-        let (_plan, warnings) = agent(&files, flags).unwrap();
+    let by_certificate = format!(
+        "--logtostderr=true --agent-cert {cert} --agent-key {key} {host} --proxy-server-port 443 \
+         --health-server-port 2041 --agent-identifiers=default-route=true --alpn-proto=konnectivity \
+         --keepalive-time 30s --probe-interval 5s --sync-interval 5s --sync-interval-cap 30s --v 3"
+    );
+    for flags in [by_token, by_certificate] {
+        let (_plan, warnings) = agent(&files, &words(&flags)).unwrap();
         assert_eq!(warnings, Vec::<String>::new());
     }
 }
@@ -280,16 +205,14 @@ fn leases_are_counted_when_requested_and_a_ca_is_required() {
         let flags = ["--count-server-leases", "--lease-label=a=b", &source];
         let (plan, _warnings) = agent(&files, &flags).unwrap();
         let leases = plan.leases.as_ref().unwrap();
-        assert_eq!(
-            (leases.source, leases.scope.selector.as_str()),
-            (expected, "a=b")
-        );
+        assert_eq!(leases.source, expected);
+        assert_eq!(leases.scope.selector, "a=b");
     }
     assert_eq!(agent(&files, &[]).unwrap().0.leases, None);
     let error = run("proxy-agent", &[]).unwrap_err();
-    assert!(error.message().contains("--ca-cert is required"));
+    says(&error, "--ca-cert is required");
     let error = agent(&files, &["--agent-id=\u{e4}"]).unwrap_err();
-    assert!(error.message().contains("--agent-id"));
+    says(&error, "--agent-id");
 }
 
 #[test]
@@ -305,10 +228,8 @@ fn the_forward_proxy_is_taken_from_the_environment() {
     let Command::Agent(plan) = crate::parse(argv, &env).unwrap().command else {
         panic!("not an agent")
     };
-    assert_eq!(
-        plan.forward_proxy.https_proxy.as_deref(),
-        Some("http://p:1")
-    );
+    let proxy = plan.forward_proxy.https_proxy.as_deref();
+    assert_eq!(proxy, Some("http://p:1"));
     assert_eq!(plan.forward_proxy.no_proxy.as_deref(), Some("localhost"));
     assert_eq!(plan.agent_id.as_str(), "me");
 }
@@ -318,11 +239,7 @@ fn the_forward_proxy_is_taken_from_the_environment() {
 #[test]
 fn allow_target_works_in_compat_mode() {
     let files = Files::new();
-    let flags = [
-        "--allow-target=0.0.0.0/0",
-        "-allow-target",
-        "169.254.20.10:53",
-    ];
+    let flags = words("--allow-target=0.0.0.0/0 -allow-target 169.254.20.10:53");
     let (plan, _warnings) = agent(&files, &flags).unwrap();
     let named = ["0.0.0.0/0", "169.254.20.10:53"].map(str::to_owned);
     assert_eq!(plan.allow_targets, Some(named.to_vec()));
@@ -338,6 +255,6 @@ fn plaintext_lanes_and_a_token_exclude_each_other_in_compat_mode() {
     }
     let error = agent(&files, &[clear, token.as_str()]).expect_err("both are wrong");
     for part in [clear, "--service-account-token-path", "drop one"] {
-        assert!(error.message().contains(part), "{error}");
+        says(&error, part);
     }
 }

@@ -5,7 +5,9 @@ use std::ffi::OsString;
 use proptest::prelude::*;
 
 use super::{Files, agent, no_env, run, server};
+use crate::flags::tests::words;
 use crate::legacy::agent::AgentOptions;
+use crate::legacy::pflag::Flag;
 use crate::legacy::server::ServerOptions;
 use crate::{Command, parse};
 
@@ -116,12 +118,10 @@ fn unknown_flags_suggest_the_nearest_flag() {
 #[test]
 fn flags_of_older_releases_warn_once_and_consume_their_value() {
     let files = Files::new();
-    let args = [
-        "--reconnect-interval",
-        "5s",
-        "--feature-gates=NodeToMasterTraffic=false",
-        "-reconnect-interval=1s",
-    ];
+    let args = words(
+        "--reconnect-interval 5s --feature-gates=NodeToMasterTraffic=false \
+             -reconnect-interval=1s",
+    );
     let (_, warnings) = agent(&files, &args).unwrap();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("--reconnect-interval is ignored"));
@@ -140,58 +140,35 @@ fn the_deprecated_no_op_warns() {
 #[test]
 fn logging_flags_take_underscores() {
     let files = Files::new();
-    assert!(
-        agent(
-            &files,
-            &[
-                "--log_file_max_size=5",
-                "-alsologtostderr",
-                "--one_output=true",
-                "--vmodule=a=1"
-            ]
-        )
-        .is_ok()
-    );
+    let flags = words("--log_file_max_size=5 -alsologtostderr --one_output=true --vmodule=a=1");
+    assert!(agent(&files, &flags).is_ok());
 }
 
 #[test]
 fn every_flag_is_accepted_as_name_equals_default() {
     let files = Files::new();
+    let all = |flags: &[Flag<'_>], is_given: &dyn Fn(&str) -> bool| -> Vec<String> {
+        let flags = flags.iter().filter(|flag| is_given(flag.name));
+        let shown = flags.map(|flag| {
+            let value = sample(flag.value_word(), flag.shown_default());
+            format!("--{}={value}", flag.name)
+        });
+        shown.collect()
+    };
     let mut options = ServerOptions::new("id".to_owned());
-    let all: Vec<String> = options
-        .flags()
-        .iter()
-        .filter(|flag| {
-            // An empty grant is an error: an unset variable must not mean "no grants".
-            !["uds-name", "server-port", "agent-grant"].contains(&flag.name)
-                && !flag.name.starts_with("cluster-")
-        })
-        .map(|flag| {
-            format!(
-                "--{}={}",
-                flag.name,
-                sample(flag.value_word(), flag.shown_default())
-            )
-        })
-        .collect();
-    let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    assert!(server(files.server(), &all).is_ok());
+    let all_of_server = all(&options.flags(), &|name| {
+        // An empty grant is an error: an unset variable must not mean "no grants".
+        !["uds-name", "server-port", "agent-grant"].contains(&name) && !name.starts_with("cluster-")
+    });
+    let flags: Vec<&str> = all_of_server.iter().map(String::as_str).collect();
+    assert!(server(files.server(), &flags).is_ok());
     let mut options = AgentOptions::new("id".to_owned());
     // `allow-target` accepts no sample word, and the sample file of `ca-cert` does not exist.
-    let all: Vec<String> = options
-        .flags()
-        .iter()
-        .filter(|flag| !["allow-target", "ca-cert"].contains(&flag.name))
-        .map(|flag| {
-            format!(
-                "--{}={}",
-                flag.name,
-                sample(flag.value_word(), flag.shown_default())
-            )
-        })
-        .collect();
-    let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    assert!(agent(&files, &all).is_ok());
+    let all_of_agent = all(&options.flags(), &|name| {
+        !["allow-target", "ca-cert"].contains(&name)
+    });
+    let flags: Vec<&str> = all_of_agent.iter().map(String::as_str).collect();
+    assert!(agent(&files, &flags).is_ok());
 }
 
 fn sample(word: Option<&str>, default: Option<String>) -> String {
@@ -207,19 +184,17 @@ fn sample(word: Option<&str>, default: Option<String>) -> String {
 fn the_mode_comes_from_the_program_name_or_the_compat_switch() {
     let files = Files::new();
     let ca = files.flag("ca-cert", "ca");
-    assert!(
-        matches!(run("/usr/bin/konnectivity-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
-    );
-    assert!(
-        matches!(run("/opt/bin/proxy-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
-    );
-    for args in [["agent", "--compat", &ca], ["agent", &ca, "--compat"]] {
-        assert!(matches!(run("adit", &args).unwrap().command, Command::Agent(plan) if plan.compat));
+    let is_compat = |program: &str, args: &[&str]| match run(program, args).unwrap().command {
+        Command::Agent(plan) => plan.compat,
+        other => panic!("not an agent: {other:?}"),
+    };
+    for program in ["/usr/bin/konnectivity-agent", "/opt/bin/proxy-agent"] {
+        assert!(is_compat(program, &[&ca]));
     }
-    assert!(
-        matches!(run("adit", &["agent", &ca, "--proxy-server-host=a"]).unwrap().command,
-        Command::Agent(plan) if !plan.compat)
-    );
+    for args in [["agent", "--compat", &ca], ["agent", &ca, "--compat"]] {
+        assert!(is_compat("adit", &args));
+    }
+    assert!(!is_compat("adit", &["agent", &ca, "--proxy-server-host=a"]));
     let error = run("adit", &["server", "--compat"]).unwrap_err();
     assert_eq!(error.exit_code(), 1);
 }

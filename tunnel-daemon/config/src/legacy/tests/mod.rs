@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::pflag::Flag;
 use super::shared::SharedOptions;
+use crate::flags::tests::{says, words};
 use crate::plan::{AgentPlan, ServerPlan};
 use crate::{Command, ConfigError, Parsed, parse};
 
@@ -20,18 +21,8 @@ pub(super) fn no_env(_name: &str) -> Option<String> {
 }
 
 pub(super) fn run(program: &str, args: &[&str]) -> Result<Parsed, ConfigError> {
-    parse(
-        std::iter::once(program)
-            .chain(args.iter().copied())
-            .map(OsString::from),
-        &no_env,
-    )
-}
-
-/// Asserts that the error's message contains these words.
-#[track_caller]
-pub(super) fn says(error: &ConfigError, words: &str) {
-    assert!(error.message().contains(words), "{words}: {error}");
+    let argv = [&[program][..], args].concat();
+    parse(argv.into_iter().map(OsString::from), &no_env)
 }
 
 /// `name=default` of each flag whose default is not the zero of its type, sorted.

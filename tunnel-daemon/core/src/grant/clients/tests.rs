@@ -112,11 +112,9 @@ fn a_star_allows_every_target_but_guarded_addresses() {
         "[fe80::1%eth0]:80",
     ];
     for address in metadata {
-        assert!(!allows(&all, address), "{address}");
-        assert!(
-            !allows(&anonymous(&["0.0.0.0/0", "::/0"]), address),
-            "{address}"
-        );
+        for targets in [&all, &anonymous(&["0.0.0.0/0", "::/0"])] {
+            assert!(!allows(targets, address), "{address}");
+        }
     }
     let named = anonymous(&["169.254.169.254:80", "fe80::/10", "*"]);
     for address in metadata {
@@ -146,14 +144,8 @@ fn a_rule_applies_to_certificates_with_all_of_its_names() {
         "dns=*.Example,uri=spiffe://example/a,10.0.0.3",
     ]);
     assert!(rules.name_certificates());
-    let both = [
-        "dns:x.example".to_owned(),
-        "uri:spiffe://example/a".to_owned(),
-    ];
-    let other_uri = [
-        "dns:x.example".to_owned(),
-        "uri:spiffe://example/b".to_owned(),
-    ];
+    let both = ["dns:x.example", "uri:spiffe://example/a"].map(str::to_owned);
+    let other_uri = ["dns:x.example", "uri:spiffe://example/b"].map(str::to_owned);
     for (certificate, allowed) in [
         (None, [true, false, false]),
         (Some(names(Some("prometheus-1"), &[])), [true, true, false]),
@@ -187,32 +179,25 @@ fn a_denial_names_target_client_and_flag() {
         targets.check(network, address).unwrap_err().to_string()
     };
     let flag = "--client-allow-target of the server";
-    assert_eq!(
-        denial(None, "tcp", "Web:1"),
-        format!("target web:1 is denied: no {flag} allows it to a client without a certificate")
-    );
-    assert_eq!(
-        denial(Some(names(Some("a\nb"), &[])), "tcp", "[::ffff:1.2.3.4]:1"),
-        format!("target 1.2.3.4:1 is denied: no {flag} allows it to client CN=a\\nb")
-    );
-    let alternative = ["uri:spiffe://x".to_owned()];
-    assert_eq!(
-        denial(Some(names(None, &alternative)), "tcp", "169.254.169.254:80"),
-        format!(
-            "target 169.254.169.254:80 is denied: no {flag} names this metadata or link-local address for client \
-             uri:spiffe://x"
-        )
-    );
-    assert_eq!(
-        denial(None, "tcp", "10.0.0.1"),
-        format!(
-            "target 10.0.0.1 is denied: {flag} needs host:port, and address 10.0.0.1: missing port in address"
-        )
-    );
-    assert_eq!(
-        denial(None, "unix", "10.0.0.1:1"),
-        format!("target 10.0.0.1:1 is denied: {flag} allows TCP, not \"unix\"")
-    );
+    let no_certificate = format!("no {flag} allows it to a client without a certificate");
+    let of_client = format!("no {flag} allows it to client CN=a\\nb");
+    let guarded =
+        format!("no {flag} names this metadata or link-local address for client uri:spiffe://x");
+    let no_port = format!("{flag} needs host:port, and address 10.0.0.1: missing port in address");
+    let unix = format!("{flag} allows TCP, not \"unix\"");
+    let (metadata, alternative) = ("169.254.169.254:80", ["uri:spiffe://x".to_owned()]);
+    let (mapped, named) = ("[::ffff:1.2.3.4]:1", Some(names(Some("a\nb"), &[])));
+    let by_uri = Some(names(None, &alternative));
+    for (certificate, network, address, target, why) in [
+        (None, "tcp", "Web:1", "web:1", no_certificate),
+        (named, "tcp", mapped, "1.2.3.4:1", of_client),
+        (by_uri, "tcp", metadata, metadata, guarded),
+        (None, "tcp", "10.0.0.1", "10.0.0.1", no_port),
+        (None, "unix", "10.0.0.1:1", "10.0.0.1:1", unix),
+    ] {
+        let text = format!("target {target} is denied: {why}");
+        assert_eq!(denial(certificate, network, address), text);
+    }
 }
 
 #[test]
@@ -236,14 +221,10 @@ fn invalid_rule_errors_name_the_entry_and_the_fix() {
         ("*:0", "bad port"),
         ("*.1", "is no address, CIDR or DNS name"),
     ] {
-        let error = ClientRules::parse(&["10.0.0.1", entry])
-            .unwrap_err()
-            .to_string();
+        let error = ClientRules::parse(&["10.0.0.1", entry]).unwrap_err();
+        let error = error.to_string();
         assert!(error.contains(says), "{entry}: {error}");
-        assert!(
-            error.starts_with(&format!("{entry:?}: ")),
-            "{entry}: {error}"
-        );
+        assert!(error.starts_with(&format!("{entry:?}: ")), "{error}");
     }
 }
 

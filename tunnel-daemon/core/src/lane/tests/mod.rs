@@ -34,10 +34,7 @@ const AGENT: usize = 1;
 impl Pair {
     fn new() -> Self {
         Self {
-            ends: [
-                LaneEnd::new(LaneRole::Server),
-                LaneEnd::new(LaneRole::Agent),
-            ],
+            ends: [LaneRole::Server, LaneRole::Agent].map(LaneEnd::new),
             readers: Default::default(),
             wires: Default::default(),
             seen: Default::default(),
@@ -149,10 +146,8 @@ fn tunnels_follow_each_other_on_one_lane_with_half_close_in_both_orders() {
         pair.ends[second].fin();
         pair.settle();
         let data = LaneEvent::Data(Bytes::from_static(b"answer"));
-        assert_eq!(
-            pair.take(first),
-            [data, LaneEvent::PeerFin, LaneEvent::Idle]
-        );
+        let expected = [data, LaneEvent::PeerFin, LaneEvent::Idle];
+        assert_eq!(pair.take(first), expected);
         assert_eq!(pair.take(second), [LaneEvent::Idle]);
         pair.assert_idle();
     }

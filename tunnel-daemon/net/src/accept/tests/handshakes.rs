@@ -71,6 +71,20 @@ fn greeting<I: Incoming>(
     accept_loop(incoming, Some(tls), tasks, events, stop, |_stream| async {})
 }
 
+/// As [`greeting`], for scripted peers until the returned tasks are stopped.
+fn greeting_scripted(
+    script: Script,
+    limits: HandshakeLimits,
+    deadline: Duration,
+    events: Arc<dyn AcceptEvents>,
+) -> Tasks {
+    let tasks = Tasks::new(16);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    tasks
+}
+
 /// A listener with that many handshake slots, and its address.
 struct Served {
     address: SocketAddr,
@@ -88,11 +102,8 @@ impl Served {
     }
 
     fn start_with(limits: HandshakeLimits) -> Self {
-        let listener = Listener::bind_with(
-            &ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
-            |_socket| (),
-        )
-        .unwrap();
+        let any = ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into());
+        let listener = Listener::bind_with(&any, |_socket| ()).unwrap();
         let served = Self {
             address: listener.tcp_addr().unwrap(),
             tasks: Tasks::new(16),
@@ -149,16 +160,14 @@ const OTHER: [u8; 4] = [127, 0, 0, 2];
 #[tokio::test(start_paused = true)]
 async fn excess_silent_peers_are_closed_at_once_and_the_rest_at_the_deadline() {
     let (_theirs, script) = Script::of(Vec::new(), 5);
-    let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
+    let counts = Arc::new(Counts::default());
     let limits = HandshakeLimits {
         silent_max: 3,
         ..LIMITS
     };
     let deadline = Duration::from_secs(10);
-    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
-    let stop = tasks.stopping();
-    let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
-    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let events = Arc::<Counts>::clone(&counts);
+    let _tasks = greeting_scripted(script, limits, deadline, events);
     let started = Instant::now();
     counts.until(&counts.rejected, 2).await;
     assert_eq!(*counts.reasons.lock().unwrap(), [SlotError::CrowdedOut; 2]);
@@ -201,11 +210,9 @@ impl AcceptEvents for RoomForTwo {
 #[tokio::test(start_paused = true)]
 async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
     let (_theirs, script) = Script::of(Vec::new(), 9);
-    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
-    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
-    let stop = tasks.stopping();
-    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
-    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let room = Arc::new(RoomForTwo::default());
+    let events = Arc::<RoomForTwo>::clone(&room);
+    let _tasks = greeting_scripted(script, LIMITS, PATIENCE, events);
     let started = Instant::now();
     while room.accepted.load(Ordering::SeqCst) < 9 {
         room.changed.notified().await;
@@ -224,11 +231,9 @@ async fn without_room_no_just_accepted_peer_is_closed() {
     for peer in &mut theirs {
         peer.write_all(b"no TLS at all").await.unwrap();
     }
-    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
-    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
-    let stop = tasks.stopping();
-    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
-    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let room = Arc::new(RoomForTwo::default());
+    let events = Arc::<RoomForTwo>::clone(&room);
+    let _tasks = greeting_scripted(script, LIMITS, PATIENCE, events);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let counts = [&room.accepted, &room.open, &room.pauses];
     let counts = counts.map(|count| count.load(Ordering::SeqCst));

@@ -62,11 +62,8 @@ impl NameServer {
                 match zone.get(name.as_str()) {
                     Some(Reply::Data(data)) => {
                         for data in data.iter().filter(|data| data.record_type() == kind) {
-                            answer.add_answer(Record::from_rdata(
-                                query.name().clone(),
-                                60,
-                                data.clone(),
-                            ));
+                            let (name, data) = (query.name().clone(), data.clone());
+                            answer.add_answer(Record::from_rdata(name, 60, data));
                         }
                     }
                     Some(Reply::Code(code)) => answer.metadata.response_code = *code,
@@ -80,10 +77,8 @@ impl NameServer {
                 if !delay.is_zero() {
                     tokio::time::sleep(delay).await;
                 }
-                socket
-                    .send_to(&answer.to_vec().unwrap(), from)
-                    .await
-                    .unwrap();
+                let answer = answer.to_vec().unwrap();
+                socket.send_to(&answer, from).await.unwrap();
             }
         });
         Self {
@@ -134,6 +129,16 @@ fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> 
     SystemResolver::from_files(files, Reread::default()).unwrap()
 }
 
+/// A name server with this zone, and a resolver with this configuration, whose files are in the folder.
+async fn start(
+    zone: BTreeMap<&'static str, Reply>,
+    conf: &str,
+) -> (NameServer, TempDir, SystemResolver) {
+    let (server, dir) = (NameServer::start(zone).await, TempDir::new().unwrap());
+    let resolver = resolver(dir.path(), &server, conf, "");
+    (server, dir, resolver)
+}
+
 fn ips(list: &str) -> Vec<IpAddr> {
     list.split_whitespace()
         .map(|ip| ip.parse().unwrap())
@@ -157,32 +162,20 @@ const CONF: &str = "nameserver 127.0.0.1\nsearch ns.svc.test svc.test\noptions n
 
 #[tokio::test]
 async fn search_domains_are_walked_in_order_and_both_families_come_from_one_domain() {
+    let v6 = RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, 1));
     let zone = BTreeMap::from([
-        (
-            "web.svc.test.",
-            Reply::Data(vec![
-                v4(1),
-                RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)),
-            ]),
-        ),
+        ("web.svc.test.", Reply::Data(vec![v4(1), v6])),
         ("web.", Reply::Data(vec![v4(2)])),
         ("outside.example.", Reply::Data(vec![v4(3)])),
     ]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
-    let resolver = resolver(dir.path(), &server, CONF, "");
+    let (server, _dir, resolver) = start(zone, CONF).await;
     assert_eq!(resolver.lookup_ip("WEB").await, Ok(ips("fd00::1 10.0.0.1")));
     let asked = server.asked();
-    assert!(
-        asked.contains("A web.ns.svc.test.") && !asked.contains("A web."),
-        "{asked:?}"
-    );
+    assert!(asked.contains("A web.ns.svc.test."), "{asked:?}");
+    assert!(!asked.contains("A web."), "{asked:?}");
     assert_eq!(resolver.lookup_ip("web.").await, Ok(ips("10.0.0.2")));
-    assert_eq!(
-        resolver.lookup_ip("outside.example").await,
-        Ok(ips("10.0.0.3")),
-        "ndots 5: asked last"
-    );
+    let outside = resolver.lookup_ip("outside.example").await;
+    assert_eq!(outside, Ok(ips("10.0.0.3")), "ndots 5: asked last");
 }
 
 #[tokio::test]
@@ -191,20 +184,13 @@ async fn missing_names_and_failing_servers_are_distinguished() {
         ("nodata.", Reply::Data(vec![])),
         ("broken.svc.test.", Reply::Code(ResponseCode::ServFail)),
     ]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
-    let resolver = resolver(dir.path(), &server, CONF, "");
+    let (_server, _dir, resolver) = start(zone, CONF).await;
     for name in ["gone", "gone.", "nodata.", "fe80::1%eth0", "a b", ""] {
-        assert_eq!(
-            resolver.lookup_ip(name).await,
-            Err(ResolveError::NotFound),
-            "{name:?}"
-        );
+        let found = resolver.lookup_ip(name).await;
+        assert_eq!(found, Err(ResolveError::NotFound), "{name:?}");
     }
-    assert_eq!(
-        resolver.lookup_ip("broken").await,
-        Err(ResolveError::Misbehaving)
-    );
+    let broken = resolver.lookup_ip("broken").await;
+    assert_eq!(broken, Err(ResolveError::Misbehaving));
 }
 
 /// Sockets at 127.0.0.1 and 127.0.0.2 with the same port.
@@ -249,31 +235,28 @@ async fn after_a_failing_or_silent_name_server_the_next_is_queried() {
 
 #[tokio::test]
 async fn the_hosts_file_and_localhost_come_before_dns() {
-    let server = NameServer::start(BTreeMap::from([(
-        "pinned.ns.svc.test.",
-        Reply::Data(vec![v4(1)]),
-    )]))
-    .await;
+    let pinned = Reply::Data(vec![v4(1)]);
+    let server = NameServer::start(BTreeMap::from([("pinned.ns.svc.test.", pinned)])).await;
     let dir = TempDir::new().unwrap();
     let hosts = "10.7.7.7 Pinned alias # note\nfd07::7 pinned\n";
     let resolver = resolver(dir.path(), &server, CONF, hosts);
-    assert_eq!(
-        resolver.lookup_ip("pinned").await,
-        Ok(ips("fd07::7 10.7.7.7"))
-    );
-    assert_eq!(resolver.lookup_ip("ALIAS").await, Ok(ips("10.7.7.7")));
-    assert_eq!(
-        resolver.lookup_ip("localhost").await,
-        Ok(ips("::1 127.0.0.1"))
-    );
+    for (name, found) in [
+        ("pinned", "fd07::7 10.7.7.7"),
+        ("ALIAS", "10.7.7.7"),
+        ("localhost", "::1 127.0.0.1"),
+    ] {
+        assert_eq!(resolver.lookup_ip(name).await, Ok(ips(found)), "{name}");
+    }
     assert_eq!(server.asked(), HashSet::new());
 }
 
 #[tokio::test]
 async fn unanswered_aaaa_queries_cost_less_than_an_attempt() {
-    let server = NameServer::start(BTreeMap::from([("half.", Reply::Silence)])).await;
-    let dir = TempDir::new().unwrap();
-    let resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    let (_server, _dir, resolver) = start(
+        BTreeMap::from([("half.", Reply::Silence)]),
+        "nameserver 127.0.0.1\n",
+    )
+    .await;
     let start = Instant::now();
     assert_eq!(resolver.lookup_ip("half.").await, Ok(ips("10.0.0.9")));
     assert!(start.elapsed() < ATTEMPT_MAX, "{:?}", start.elapsed());
@@ -282,29 +265,18 @@ async fn unanswered_aaaa_queries_cost_less_than_an_attempt() {
 /// The DNS library's own parser rejects these interface names; without name servers 127.0.0.1 would be queried.
 #[tokio::test]
 async fn name_servers_with_zones_are_used() {
-    let server = NameServer::start(BTreeMap::new()).await;
-    let dir = TempDir::new().unwrap();
     let conf = "nameserver fe80::1%eth0.7\nnameserver fe80::1%br-lan\n";
-    let resolver = resolver(dir.path(), &server, conf, "");
+    let (_server, _dir, resolver) = start(BTreeMap::new(), conf).await;
     assert_eq!(resolver.config.active.load().conf.name_servers.len(), 2);
 }
 
 #[tokio::test]
 async fn services_are_found_by_srv() {
     let target = Name::from_ascii("node1.test.").unwrap();
-    let zone = BTreeMap::from([
-        (
-            "_adit._tcp.ns.svc.test.",
-            Reply::Data(vec![RData::SRV(SRV::new(1, 2, 8091, target))]),
-        ),
-        (
-            "_off._tcp.test.",
-            Reply::Data(vec![RData::SRV(SRV::new(0, 0, 0, Name::root()))]),
-        ),
-    ]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
-    let resolver = resolver(dir.path(), &server, CONF, "");
+    let on = Reply::Data(vec![RData::SRV(SRV::new(1, 2, 8091, target))]);
+    let off = Reply::Data(vec![RData::SRV(SRV::new(0, 0, 0, Name::root()))]);
+    let zone = BTreeMap::from([("_adit._tcp.ns.svc.test.", on), ("_off._tcp.test.", off)]);
+    let (_server, _dir, resolver) = start(zone, CONF).await;
     let expected = SrvRecord {
         priority: 1,
         weight: 2,
@@ -312,10 +284,8 @@ async fn services_are_found_by_srv() {
         target: "node1.test.".to_owned(),
     };
     assert_eq!(resolver.lookup_srv("_adit._tcp").await, Ok(vec![expected]));
-    assert_eq!(
-        resolver.lookup_srv("_off._tcp.test.").await,
-        Err(ResolveError::NotFound)
-    );
+    let off = resolver.lookup_srv("_off._tcp.test.").await;
+    assert_eq!(off, Err(ResolveError::NotFound));
 }
 
 #[tokio::test]
@@ -335,10 +305,8 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
 #[tokio::test]
 async fn a_file_without_name_servers_keeps_its_search_domains() {
     let zone = BTreeMap::from([("web.svc.test.", Reply::Data(vec![v4(1)]))]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
     let conf = "search svc.test\nnameserver 127.0.0.300\n";
-    let resolver = resolver(dir.path(), &server, conf, "");
+    let (_server, _dir, resolver) = start(zone, conf).await;
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
 }
 
@@ -360,10 +328,9 @@ async fn with_rotate_each_lookup_begins_at_the_next_name_server() {
 
 #[tokio::test]
 async fn with_use_vc_nothing_is_asked_over_udp() {
-    let server = NameServer::start(BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))])).await;
-    let dir = TempDir::new().unwrap();
     let conf = "nameserver 127.0.0.1\noptions use-vc attempts:1\n";
-    let resolver = resolver(dir.path(), &server, conf, "");
+    let (server, _dir, resolver) =
+        start(BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))]), conf).await;
     let refused = resolver.lookup_ip("web.").await.unwrap_err();
     assert_ne!(refused, ResolveError::NotFound);
     assert_eq!(server.asked(), HashSet::new());
@@ -377,9 +344,7 @@ async fn unanswered_names_do_not_block_other_names() {
         ("known.", Reply::Data(vec![v4(1)])),
         ("good.", Reply::Data(vec![v4(2)])),
     ]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
-    let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    let (server, _dir, mut resolver) = start(zone, "nameserver 127.0.0.1\n").await;
     resolver.limit = Arc::new(YieldingSlots::new(SLOTS));
     *resolver.config.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
     let resolver = Arc::new(resolver);
@@ -390,11 +355,8 @@ async fn unanswered_names_do_not_block_other_names() {
     server.asked_for_dead(SLOTS).await;
     let known = resolver.lookup_ip("Known.").now_or_never();
     assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no slot");
-    let sibling = timeout(
-        Duration::from_millis(400),
-        resolver.sibling().lookup_ip("good."),
-    )
-    .await;
+    let sibling = resolver.sibling();
+    let sibling = timeout(Duration::from_millis(400), sibling.lookup_ip("good.")).await;
     assert_eq!(sibling, Ok(Ok(ips("10.0.0.2"))), "it has slots of its own");
     // Three rounds of dead names come first: 0.5 s each, but at least 2 s each if none yielded.
     let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
@@ -404,9 +366,7 @@ async fn unanswered_names_do_not_block_other_names() {
 #[tokio::test]
 async fn many_lookups_of_one_name_take_one_slot() {
     let zone = BTreeMap::from([("good.", Reply::Data(vec![v4(2)]))]);
-    let server = NameServer::start(zone).await;
-    let dir = TempDir::new().unwrap();
-    let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    let (server, _dir, mut resolver) = start(zone, "nameserver 127.0.0.1\n").await;
     resolver.limit = Arc::new(YieldingSlots::new(2));
     let resolver = Arc::new(resolver);
     let names = (0..100).map(|number| ["one.dead.", "ONE.dead."][number % 2].to_owned());

@@ -20,14 +20,20 @@ use adit_tunnel::DialOutcome;
 /// Enough links that none of them is the limit.
 const LINKS: usize = 64;
 
-fn router(pending_max: usize) -> Arc<Router> {
-    let limits = DialLimits {
+fn limits(pending_max: usize) -> DialLimits {
+    DialLimits {
         pending_max,
         timeout: None,
         dead_after: Duration::from_secs(8),
-    };
-    let strategies = "default".parse().expect("a known strategy");
-    Router::new(Registry::new(strategies), limits)
+    }
+}
+
+fn registry(strategies: &str) -> Registry {
+    Registry::new(strategies.parse().expect("known strategies"))
+}
+
+fn router(pending_max: usize) -> Arc<Router> {
+    Router::new(registry("default"), limits(pending_max))
 }
 
 /// Enters a link of an agent that may have two.
@@ -50,22 +56,13 @@ fn enter(router: &Arc<Router>, agent: &str) -> RegisteredLink {
 #[test]
 fn a_silent_link_whose_end_breaks_the_silence_leaves_no_key() {
     for is_heard in [false, true] {
-        let limits = DialLimits {
-            pending_max: 1,
-            timeout: None,
-            dead_after: Duration::from_secs(8),
-        };
-        let strategies = "destHost,default".parse().expect("known strategies");
-        let router = Router::new(Registry::new(strategies), limits);
+        let router = Router::new(registry("destHost,default"), limits(1));
         let mut info = LinkInfo::clone(&enter(&router, "silent").handle.info);
         info.identifiers = Identifiers::parse("host=a").expect("an identifier");
         let mut silent = router.register(info, 2, None).expect("there is room");
         let other = enter(&router, "other");
-        assert!(
-            router
-                .set_silence(silent.handle.id, Duration::from_secs(4))
-                .is_some()
-        );
+        let silence = router.set_silence(silent.handle.id, Duration::from_secs(4));
+        assert!(silence.is_some());
         if is_heard {
             silent.guard.heard();
         }
@@ -145,14 +142,8 @@ async fn an_oversized_destination_is_sent_to_no_agent() {
 /// Limit (memory): Tunnels while `--process-budget` is in use
 #[tokio::test]
 async fn no_tunnel_is_opened_while_memory_is_full() {
-    let limits = DialLimits {
-        pending_max: 1000,
-        timeout: None,
-        dead_after: Duration::from_secs(8),
-    };
     let budget = Arc::new(ProcessBudget::new(1000));
-    let strategies = "default".parse().expect("a known strategy");
-    let router = Router::within(Registry::new(strategies), limits, Arc::clone(&budget));
+    let router = Router::within(registry("default"), limits(1000), Arc::clone(&budget));
     let mut only = enter(&router, "agent");
     budget.hold(999);
     let mut fits = Box::pin(dial(&router, 1));

@@ -69,10 +69,8 @@ async fn sides_without_a_common_version_refuse_each_other() {
     let mut world = world();
     world.server.policy = TlsPolicy::parse("VersionTLS13", &[], &mut Vec::new()).unwrap();
     let (server, client) = shake(&world, "localhost").await;
-    assert_eq!(
-        server.unwrap().tls_version(),
-        Some(rustls::ProtocolVersion::TLSv1_3)
-    );
+    let version = server.unwrap().tls_version();
+    assert_eq!(version, Some(rustls::ProtocolVersion::TLSv1_3));
     client.unwrap();
     let (accepted, connected) = with_old_client(&world).await;
     assert!(accepted.is_err() && connected.is_err());
@@ -86,36 +84,25 @@ async fn tls12_uses_the_suite_that_was_chosen() {
     world.server.policy = TlsPolicy::parse("", &suites, &mut Vec::new()).unwrap();
     world.server.client_ca = None;
     let (accepted, connected) = with_old_client(&world).await;
-    assert_eq!(
-        accepted.unwrap().tls_version(),
-        Some(rustls::ProtocolVersion::TLSv1_2)
-    );
-    let suite = connected
-        .unwrap()
-        .get_ref()
-        .1
-        .negotiated_cipher_suite()
-        .unwrap()
-        .suite();
-    assert_eq!(
-        suite,
-        rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
-    );
+    let version = accepted.unwrap().tls_version();
+    assert_eq!(version, Some(rustls::ProtocolVersion::TLSv1_2));
+    let suite = connected.unwrap().get_ref().1.negotiated_cipher_suite();
+    let chosen = rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256;
+    assert_eq!(suite.unwrap().suite(), chosen);
 }
 
 /// A handshake with a client that supports TLS 1.2 at most.
 async fn with_old_client(world: &World) -> (Ended, io::Result<TlsStream<Socket>>) {
     use rustls_pki_types::{CertificateDer, pem::PemObject};
     let mut roots = rustls::RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_file(world.files.ca_file()).unwrap())
-        .unwrap();
-    let mut config =
-        rustls::ClientConfig::builder_with_provider(crate::cipher::provider(&TlsPolicy::default()))
-            .with_protocol_versions(&[&rustls::version::TLS12])
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+    let authority = CertificateDer::from_pem_file(world.files.ca_file()).unwrap();
+    roots.add(authority).unwrap();
+    let provider = crate::cipher::provider(&TlsPolicy::default());
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
     let (server, _client) = loaded(world);
     let ((ours, _), (theirs, peer)) = sockets().await;
