@@ -43,7 +43,7 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
     let task = json!({
         "program": program,
         "called": end.called,
-        "health": end.health,
+        "health": end.health(),
         "flags": end.flags,
         "files": files.dir(),
         "dir": dir,

@@ -136,7 +136,7 @@ impl Connection {
 
     /// A peer with the certificate of this name.
     pub(crate) async fn agent_as(world: &World, name: &str) -> Self {
-        Self::over(welcomed(world, name).await).await
+        Self::over(welcomed_at(world, world.server().agents, name).await).await
     }
 
     /// An agent whose window lets the server send nothing, until another window is sent through the channel.
@@ -203,10 +203,6 @@ impl Connection {
         assert!(answer.contains_key("serverid"), "refused: {answer:?}");
         call
     }
-}
-
-async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
-    welcomed_at(world, world.server().agents, name).await
 }
 
 async fn welcomed_at(world: &World, agents: SocketAddr, name: &str) -> TlsStream<TcpStream> {
@@ -285,6 +281,23 @@ impl Call {
         self.packet(PacketType::DialRsp, Payload::DialResponse(answer));
     }
 
+    /// Accepts the next dial of a link under this connection id. Returns the dial's id.
+    pub(crate) async fn answer(&mut self, conn: i64) -> i64 {
+        let random = self.dialed().await.random;
+        self.dial_response(random, conn);
+        random
+    }
+
+    /// Queues a CLOSE_REQ.
+    pub(crate) fn close(&mut self, conn: i64) {
+        self.packet(PacketType::CloseReq, close_request(conn));
+    }
+
+    /// Queues a CLOSE_RSP without an error.
+    pub(crate) fn confirm_close(&mut self, conn: i64) {
+        self.packet(PacketType::CloseRsp, close_response(conn, ""));
+    }
+
     pub(crate) fn finish(&mut self) {
         let _call_over = self.send.send_data(Bytes::new(), true);
     }
@@ -349,11 +362,7 @@ impl Call {
 
     /// Dials, and returns the connection id.
     pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
-        self.dial(random, address);
-        match self.payload().await {
-            Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
-            other => panic!("dialing {address}: {other:?}"),
-        }
+        self.open_with_window(random, address, 0).await
     }
 
     /// As [`Self::open`], with credit for the target's side; Go peers ignore it.
@@ -417,6 +426,22 @@ pub(crate) fn dial_request(random: i64, address: &str) -> Payload {
         address: address.to_owned(),
         random,
         window: 0,
+    })
+}
+
+/// The end of a dial with this id.
+pub(crate) fn close_dial(random: i64) -> Payload {
+    Payload::CloseDial(wire::CloseDial { random })
+}
+
+pub(crate) fn close_request(conn: i64) -> Payload {
+    Payload::CloseRequest(wire::CloseRequest { connect_id: conn })
+}
+
+pub(crate) fn close_response(conn: i64, error: &str) -> Payload {
+    Payload::CloseResponse(wire::CloseResponse {
+        connect_id: conn,
+        error: error.to_owned(),
     })
 }
 

@@ -7,6 +7,7 @@ use adit::agent::{self, RunningAgent};
 use adit::demo::grpc_client::{self, GrpcTunnel};
 use adit::server::{self, RunningServer};
 use adit_config::plan::{ConnectPlan, IsolationPlan};
+use adit_telemetry::Scrape;
 use adit_testkit::args;
 pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, server_plan};
 pub(crate) use adit_testkit::scrape::sample;
@@ -86,6 +87,26 @@ impl World {
         (world, agent)
     }
 
+    /// As [`World::linked`], with tunnels on lanes that wait for them, or on the link.
+    pub(crate) async fn on(lanes: bool, flags: &[&str]) -> (Self, RunningAgent) {
+        if lanes {
+            return Self::warm(flags, &[]).await;
+        }
+        Self::linked(&[&["--lanes-per-link=0"], flags].concat(), &[]).await
+    }
+
+    /// As [`World::server_args`], for another server beside this one. Its sockets end in `suffix` in place of `.sock`.
+    pub(crate) fn other_args(&self, agent_port: &str, suffix: &str) -> Vec<String> {
+        let args = self.server_args(agent_port).into_iter();
+        args.map(|arg| arg.replace(".sock", suffix)).collect()
+    }
+
+    /// Starts another server; see [`World::other_args`].
+    pub(crate) async fn other_server(&self, suffix: &str) -> RunningServer {
+        let plan = server_plan(&self.other_args("0", suffix)).expect("flags are right");
+        server::start(&plan).await.expect("the server starts")
+    }
+
     /// The command line of this world's server, program name included.
     pub(crate) fn server_args(&self, agent_port: &str) -> Vec<String> {
         let mut args = args::server(&self.files, "127.0.0.1", agent_port);
@@ -153,9 +174,21 @@ impl World {
 
     /// Waits until a series of the server has this value. `series` includes its labels, as exported.
     pub(crate) async fn server_metric(&self, series: &str, value: f64) {
-        let scrape = self.server().metrics.scrape();
-        let what = format!("{series} = {value}");
-        until(&what, || sample(&scrape.text(), series) == Some(value)).await;
+        scraped(&self.server().metrics.scrape(), series, value).await;
+    }
+
+    /// Waits until this many tunnels of the server have ended for this reason.
+    pub(crate) async fn ended(&self, reason: &str, tunnels: f64) {
+        self.server_metric(&super::lanes::ended(reason), tunnels)
+            .await;
+    }
+
+    /// Asserts that the server has lost no lane.
+    pub(crate) fn assert_no_lane_lost(&self) {
+        assert_eq!(
+            super::lanes::value(self, &super::lanes::closed("lost")),
+            0.0
+        );
     }
 
     pub(crate) fn grpc(&self) -> PathBuf {
@@ -222,7 +255,12 @@ pub(crate) async fn endpoints_left(agent: &RunningAgent, count: i64) {
 
 /// Waits until a series of the agent has this value.
 pub(crate) async fn agent_metric(agent: &RunningAgent, series: &str, value: f64) {
-    let (scrape, what) = (agent.metrics.scrape(), format!("{series} = {value}"));
+    scraped(&agent.metrics.scrape(), series, value).await;
+}
+
+/// Waits until a series has this value.
+pub(crate) async fn scraped(scrape: &Scrape, series: &str, value: f64) {
+    let what = format!("{series} = {value}");
     until(&what, || sample(&scrape.text(), series) == Some(value)).await;
 }
 

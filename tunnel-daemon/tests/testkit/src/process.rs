@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use super::blocking;
 use super::scrape::sample;
 pub use super::scrape::sum;
-use super::wait::{until, within};
+use super::wait::{eventually, until, within};
 
 /// Time for a process to start on a busy machine.
 const START: Duration = Duration::from_secs(20);
@@ -439,10 +439,8 @@ pub async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
 
 /// Waits until a process holds not a single descriptor more than before, lanes and pipes aside.
 pub async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
-    within("not one descriptor is left", async {
-        while own_descriptors(process, health).await > before {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually("not one descriptor is left", async || {
+        own_descriptors(process, health).await <= before
     })
     .await;
 }
@@ -458,20 +456,16 @@ async fn own_descriptors(process: &Process, health: SocketAddr) -> f64 {
 pub async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     /// For lanes that open or close at this moment, and for the scrape's own connection.
     const SLACK: f64 = 5.0;
-    within("no descriptor is left", async {
-        while descriptors_without_lanes(process, health).await > before + SLACK {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    eventually("no descriptor is left", async || {
+        descriptors_without_lanes(process, health).await <= before + SLACK
     })
     .await;
 }
 
 /// Waits until a series of a process has this value.
 pub async fn metric(health: SocketAddr, series: &str, value: f64) {
-    within(&format!("{series} = {value}"), async {
-        while sample(&scrape(health).await, series) != Some(value) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    eventually(&format!("{series} = {value}"), async || {
+        sample(&scrape(health).await, series) == Some(value)
     })
     .await;
 }
@@ -492,16 +486,13 @@ pub async fn sum_is(health: SocketAddr, family: &str, value: f64) {
 
 /// The value of a series of a process, which must exist.
 pub async fn value(health: SocketAddr, series: &str) -> f64 {
-    let text = scrape(health).await;
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+    super::scrape::value(&scrape(health).await, series)
 }
 
 /// Waits until a series of a process has at least this value.
 pub async fn at_least(health: SocketAddr, series: &str, least: f64) {
-    within(&format!("{series} >= {least}"), async {
-        while value(health, series).await < least {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually(&format!("{series} >= {least}"), async || {
+        value(health, series).await >= least
     })
     .await;
 }
