@@ -48,16 +48,12 @@ impl Kind {
     }
 
     async fn connect(self, world: &World, frontend: Option<SocketAddr>) -> Box<dyn Io> {
-        let files = &world.files;
         let frontend = || frontend.expect("a frontend on TCP");
         match self {
             Self::Unix => Box::new(UnixStream::connect(world.connect()).await.expect("welcome")),
             Self::Tcp => Box::new(TcpStream::connect(frontend()).await.expect("welcome")),
             Self::Tls => {
-                let (cert, key) = (files.cert("client"), files.key("client"));
-                let identity = Some((cert.as_path(), key.as_path()));
-                let ca = files.ca_file();
-                let dial = tls::dial_as(b"http/1.1", frontend(), &ca, identity).await;
+                let dial = tls::dial_to(world, b"http/1.1", frontend(), Some("client")).await;
                 Box::new(dial.expect("welcome"))
             }
         }

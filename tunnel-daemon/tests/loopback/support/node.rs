@@ -70,6 +70,13 @@ pub(crate) async fn assert_reset(address: SocketAddr) {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
 }
 
+/// Asserts that this connection is reset, and that no byte comes before.
+pub(crate) async fn assert_is_reset(stream: &mut TcpStream) {
+    let read = within("the connection's end", stream.read_u8()).await;
+    let error = read.expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+}
+
 /// The value of an agent's series, which must exist.
 pub(crate) fn value(agent: &RunningAgent, series: &str) -> f64 {
     scrape::value(&agent.metrics.scrape().text(), series)

@@ -206,9 +206,7 @@ impl Connection {
 }
 
 async fn welcomed_at(world: &World, agents: SocketAddr, name: &str) -> TlsStream<TcpStream> {
-    let (cert, key) = (world.files.cert(name), world.files.key(name));
-    let ca = world.files.ca_file();
-    let dial = tls::dial(agents, &ca, Some((&cert, &key)));
+    let dial = tls::dial_to(world, b"h2", agents, Some(name));
     within("a TLS handshake", dial).await.expect("welcome")
 }
 
@@ -365,6 +363,14 @@ impl Call {
         self.open_with_window(random, address, 0).await
     }
 
+    /// The error of the next packet, which must be an answer to a dial.
+    pub(crate) async fn dial_error(&mut self) -> String {
+        match self.payload().await {
+            Some(Payload::DialResponse(answer)) => answer.error,
+            other => panic!("no answer to a dial but {other:?}"),
+        }
+    }
+
     /// As [`Self::open`], with credit for the target's side; Go peers ignore it.
     pub(crate) async fn open_with_window(
         &mut self,
@@ -400,6 +406,15 @@ impl Call {
         }
         assert_eq!(back, text);
     }
+}
+
+/// Status and message of an answer without a body.
+pub(crate) fn grpc_status(answer: &HeaderMap) -> (String, String) {
+    let text = |name| {
+        let value = answer.get(name).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    };
+    (text("grpc-status"), text("grpc-message"))
 }
 
 /// A message with its gRPC prefix.

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use adit_core::ids::LinkId;
 use adit_core::lane::{
-    ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
-    PROOF_BYTES, Piece, Proof, Want, proof_input,
+    ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
+    OutFrame, PROOF_BYTES, Piece, Proof, Want, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
@@ -48,6 +48,17 @@ pub(crate) async fn grant(call: &mut Call) -> Option<LaneGrant> {
         .iter()
         .map(|(name, value)| (name.as_str(), value.to_str().expect("ASCII")));
     ServerHello::from_headers(pairs).ok()?.lane_grant
+}
+
+/// A frame without flags, valid or not.
+pub(crate) fn frame(kind: FrameType, sequence: u16, payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        kind,
+        flags: 0,
+        sequence,
+        length: u32::try_from(payload.len()).expect("small"),
+    };
+    [&header.to_bytes()[..], payload].concat()
 }
 
 /// The BIND of an agent that supports no lanes but those with TLS.
@@ -206,7 +217,10 @@ impl Stub {
 
     /// Accepts the next tunnel.
     pub(crate) async fn accept(&mut self) {
-        while !matches!(self.event().await, Some(LaneEvent::Open(_))) {}
+        while !matches!(
+            self.event().await.expect("the lane lives"),
+            LaneEvent::Open(_)
+        ) {}
         self.end.accept();
         self.flush().await;
     }

@@ -7,6 +7,7 @@ use adit::agent::{self, RunningAgent};
 use adit::demo::grpc_client::{self, GrpcTunnel};
 use adit::server::{self, RunningServer};
 use adit_config::plan::{ConnectPlan, IsolationPlan};
+use adit_net::tasks::Tasks;
 use adit_telemetry::Scrape;
 use adit_testkit::args;
 pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, server_plan};
@@ -70,6 +71,13 @@ impl World {
     /// A world with one linked agent, `agent-1`.
     pub(crate) async fn with_agent() -> (Self, RunningAgent) {
         Self::linked(&[], &[]).await
+    }
+
+    /// As [`World::with_agent`], with a target that echoes.
+    pub(crate) async fn with_echo() -> (Self, RunningAgent, String, Tasks) {
+        let (world, agent) = Self::with_agent().await;
+        let (target, echo) = super::targets::local_echo().await;
+        (world, agent, target, echo)
     }
 
     /// As [`World::with_agent`], with flags for the server and for the agent.
@@ -161,6 +169,12 @@ impl World {
         self.agent_of(port, id, flags).await
     }
 
+    /// Starts an agent with these identifiers.
+    pub(crate) async fn agent_for(&self, id: &str, identifiers: &str) -> RunningAgent {
+        let flag = format!("--agent-identifiers={identifiers}");
+        self.agent(id, &[&flag]).await
+    }
+
     /// Starts an agent of the server at this port of the host.
     pub(crate) async fn agent_of(&self, port: u16, id: &str, flags: &[&str]) -> RunningAgent {
         let plan = agent_plan(&self.agent_args(id, port, flags)).expect("flags are right");
@@ -189,6 +203,11 @@ impl World {
             super::lanes::value(self, &super::lanes::closed("lost")),
             0.0
         );
+    }
+
+    /// The admin socket of a server with the flag `--admin-socket={certs}/admin.sock`.
+    pub(crate) fn admin_socket(&self) -> PathBuf {
+        self.files.dir().join("admin.sock")
     }
 
     pub(crate) fn grpc(&self) -> PathBuf {

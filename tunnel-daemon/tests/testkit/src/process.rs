@@ -11,7 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, setrlimit,
+    waitid,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -28,6 +31,28 @@ const PROGRAM: &str = "ADIT_PROGRAM";
 
 /// Log lines shown for each process of a failed test.
 const LOG_LINES_SHOWN: usize = 40;
+
+/// A child process that is killed when dropped.
+pub struct KillOnDrop(pub Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // Both fail if the child has already ended.
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+/// Raises this process's limit on descriptors as the programs raise theirs, and returns it; `None` for no limit.
+pub fn raise_descriptor_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
+    limit.maximum
+}
 
 /// A running program; dropping it kills it.
 pub struct Process {
